@@ -1,0 +1,34 @@
+"""What every command is: a parser, a run that returns a document, and a way to show that document to a person."""
+
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """What a command found or did: `document` is the JSON of --json, `exit_status` the process's."""
+
+    document: dict[str, Any]
+    exit_status: int = 0
+
+
+class Command(ABC):
+    """One command of the ``iotwin`` command line."""
+
+    name: str
+    help: str
+    epilog: str = ""  # an example or two, shown under the options
+
+    @abstractmethod
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the command's own arguments; --json, --quiet and --debug are added for every command."""
+
+    @abstractmethod
+    def run(self, args: Namespace) -> Outcome:
+        """Do the work; raise IotwinError for what the user can mend."""
+
+    @abstractmethod
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the document to stdout for a person; not called under --json or --quiet."""

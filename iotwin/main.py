@@ -1,0 +1,99 @@
+"""The ``iotwin`` command line: parse, run one command, turn errors into one line and an exit status."""
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from iotwin import __version__
+from iotwin.command import Command
+from tracing_tools.trace.errors import IotwinError, nearest
+from tracing_tools.trace.progress import set_quiet
+
+# Module and class of each command, in the order a newcomer needs them.
+_COMMANDS = (
+    ("doctor", "Doctor"), ("demo", "Demo"), ("generate", "Generate"), ("trace", "Record"), ("info", "Info"), ("recover", "Recover"),
+    ("fit", "Fit"), ("emulate", "Emulate"), ("compare", "Compare"), ("plot", "Plot"), ("report", "Report"),
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends a usage error in one line that says what to do, instead of repeating the whole usage."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"iotwin: {message}; see: {self.prog} --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _commands() -> list[Command]:
+    return [getattr(importlib.import_module(f"iotwin.commands.{module}"), cls)() for module, cls in _COMMANDS]
+
+
+def _build_parser(commands: list[Command]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="iotwin", description="Trace a training job's I/O, build its twin, run the twin, prove how alike they are.")
+    parser.add_argument("--version", action="version", version=f"iotwin {__version__}")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for command in commands:
+        child = sub.add_parser(
+            command.name, help=command.help, description=command.help, epilog=command.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        command.prepare_parser(child)
+        child.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
+        child.add_argument("--quiet", action="store_true", help="print nothing but errors")
+        child.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = {command.name: command for command in _commands()}
+    parser = _build_parser(list(commands.values()))
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        print(f"iotwin: unknown command '{arguments[0]}'{nearest(arguments[0], list(commands))}; see: iotwin --help", file=sys.stderr)
+        return 2
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    # A polite kill unwinds like Ctrl-C does, so that nothing half-written or attached stays behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    set_quiet(args.quiet or args.json)
+    return _run(commands[args.command], args)
+
+
+def _run(command: Command, args: argparse.Namespace) -> int:
+    try:
+        outcome = command.run(args)
+        if args.json:
+            print(json.dumps(outcome.document))
+        elif not args.quiet:
+            command.show(outcome.document)
+        sys.stdout.flush()
+        return outcome.exit_status
+    except IotwinError as error:
+        if args.debug:
+            raise
+        print(f"iotwin {command.name}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"iotwin {command.name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (a pager, head); that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if args.debug:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"iotwin {command.name}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Made-up traces of made-up training jobs, for tests that need a trace but not a traced program."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
+from tracing_tools.trace.writer import write_trace
+
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Job:
+    """A training job as its trace would show it: loaders read one file per sample, the rank computes and writes checkpoints."""
+
+    files: int = 24
+    file_bytes: int = 4 << 20
+    read_bytes: int = 1 << 20
+    batch: int = 2
+    loaders: int = 2
+    epochs: int = 3
+    compute_ns: int = 60 * MILLISECOND
+    read_ns: int = MILLISECOND
+    checkpoint_every: int = 1  # epochs
+    checkpoint_writes: tuple[int, ...] = (4096, 1 << 20, 1 << 20, 128)
+    shuffle: bool = True
+    evaluation_files: int = 4
+    seed: int = 1
+    pid: int = 1000
+    root: str = "/data"
+    start_ns: int = 5 * SECOND
+    lost: dict[str, int] = field(default_factory=dict)
+
+
+def event_table(rows: list[tuple]) -> pa.Table:
+    """Rows of (start_ns, duration_ns, op, pid, tid, file_id, fd, offset, requested, result, flags, cpu) as a sorted table."""
+    rows = sorted(rows)
+    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in schema.EVENTS]
+    return pa.table([pa.array(c, type=f.type if not pa.types.is_dictionary(f.type) else pa.string())
+                     for c, f in zip(columns, schema.EVENTS, strict=True)], names=schema.EVENTS.names).cast(schema.EVENTS)  # fmt: skip
+
+
+def write_job(path: Path, job: Job | None = None) -> Path:
+    """Write the trace of `job` at `path` and return the path."""
+    job = job or Job()
+    rng = np.random.default_rng(job.seed)
+    rows: list[tuple] = []
+    phases: list[tuple] = []
+    total = job.files + job.evaluation_files
+    paths = [f"{job.root}/case_{i:05d}_x.npy" for i in range(total)]
+    now = job.start_ns + SECOND
+    phases.append(("init", job.start_ns, now, 0, None, None))
+    processes = [(job.pid, 1, "python", f"python train.py --data {job.root}", "rank", job.start_ns, None)]
+    checkpoints: list[str] = []
+    for epoch in range(job.epochs):
+        workers = [job.pid + 1 + epoch * job.loaders + w for w in range(max(job.loaders, 1))] if job.loaders else [job.pid]
+        processes += [(p, job.pid, "pt_data_worker", "python train.py", "loader", now, None) for p in workers if p != job.pid]
+        order = rng.permutation(job.files) if job.shuffle else np.arange(job.files)
+        end = _read_pass(rows, job, order, workers, now, rng, job.batch)
+        phases.append(("epoch", now, end, 0, epoch + 1, None))
+        now = end
+        if job.evaluation_files:
+            end = _read_pass(rows, job, np.arange(job.files, total), workers, now, rng, 1)
+            phases.append(("evaluation", now, end, 0, epoch + 1, None))
+            now = end
+        if job.checkpoint_every and (epoch + 1) % job.checkpoint_every == 0:
+            file_id = total + len(checkpoints)
+            checkpoints.append(f"{job.root}/out/epoch_{epoch + 1}.pt")
+            end = _checkpoint(rows, job, file_id, now)
+            phases.append(("checkpoint", now, end, 0, epoch + 1, None))
+            now = end
+    _write(path, job, rows, phases, processes, paths, checkpoints, now)
+    return path
+
+
+def _read_pass(rows, job, order, workers, now, rng, batch):
+    busy = dict.fromkeys(workers, now)
+    step_end = now
+    for number, begin in enumerate(range(0, len(order), batch)):
+        pid = workers[number % len(workers)]
+        t = busy[pid]
+        for file_id in order[begin : begin + batch]:
+            t = _read_file(rows, job, int(file_id), pid, t, rng)
+        busy[pid] = t
+        step_end = max(step_end, t) + int(job.compute_ns * rng.uniform(0.95, 1.05))
+    return step_end
+
+
+def _read_file(rows, job, file_id, pid, t, rng):
+    cpu = pid % 2
+    rows.append((t, 5000, "openat", pid, pid, file_id, 5, None, None, 5, 0, cpu))
+    t += 20_000
+    for offset in range(0, job.file_bytes, job.read_bytes):
+        size = min(job.read_bytes, job.file_bytes - offset)
+        duration = int(job.read_ns * rng.uniform(0.8, 1.25))
+        rows.append((t, duration, "read", pid, pid, file_id, 5, offset, job.read_bytes, size, 0, cpu))
+        t += duration + 10_000
+    rows.append((t, 2000, "close", pid, pid, file_id, 5, None, None, 0, 0, cpu))
+    return t + 10_000
+
+
+def _checkpoint(rows, job, file_id, t):
+    pid = job.pid
+    rows.append((t, 9000, "openat", pid, pid, file_id, 7, None, None, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE, 0))
+    offset = 0
+    for size in job.checkpoint_writes:
+        t += 100_000
+        rows.append((t, 50_000, "write", pid, pid, file_id, 7, offset, size, size, schema.FLAG_WRITABLE, 0))
+        offset += size
+    rows.append((t + 200_000, 5 * MILLISECOND, "fsync", pid, pid, file_id, 7, None, None, 0, schema.FLAG_WRITABLE, 0))
+    rows.append((t + 6 * MILLISECOND, 2000, "close", pid, pid, file_id, 7, None, None, 0, 0, 0))
+    return t + 10 * MILLISECOND
+
+
+def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
+    names = paths + checkpoints
+    kinds = ["dataset"] * len(paths) + ["checkpoint"] * len(checkpoints)
+    events = event_table(rows)
+    ops, numbers = np.unique(np.asarray(events["op"].to_pylist(), dtype=str), return_counts=True)
+    manifest = Manifest(
+        status="complete", backend="synthetic", tool_version="test",
+        host=Host("testhost", "6.1.0", 2, 8 << 30, "x86_64", "ext4"), target=Target(command=["python", "train.py"], root_pid=job.pid),
+        clock=[ClockPair(job.start_ns, 1_700_000_000 * SECOND, 100), ClockPair(end_ns, 1_700_000_000 * SECOND + end_ns - job.start_ns, 100)],
+        start_ns=job.start_ns, end_ns=end_ns, counts={str(o): int(n) for o, n in zip(ops, numbers, strict=True)}, lost=job.lost, exit_status=0,
+    )  # fmt: skip
+    n = len(names)
+    files = {
+        "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n, "path": names,
+        "container": [None] * n, "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints), "kind": kinds,
+    }  # fmt: skip
+    names_p = ("pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_status")
+    proc = dict(zip(names_p, map(list, zip(*processes, strict=True)), strict=True))
+    proc |= {"namespace_pid": proc["pid"], "exit_ns": [end_ns] * len(processes), "container": [None] * len(processes)}
+    phase = dict(zip(schema.PHASES.names, map(list, zip(*phases, strict=True)), strict=True))
+    samples = {"cpu": _cpu_samples(job, end_ns)}
+    write_trace(path, manifest, [events], _encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES),
+                {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()})  # fmt: skip
+
+
+def _cpu_samples(job, end_ns):
+    times = np.arange(job.start_ns + SECOND // 10, end_ns, SECOND // 10)
+    user = 0.5 + 0.3 * np.sin(times / SECOND)
+    return {
+        "time_ns": times, "interval_ns": np.full(len(times), SECOND // 10), "user": user, "system": user * 0.1,
+        "iowait": user * 0, "idle": 1 - 1.1 * user, "job_cpus": user * 2,
+    }  # fmt: skip
+
+
+def _encode(columns, expected):
+    return pa.table({f.name: pa.array(columns[f.name], type=pa.string() if pa.types.is_dictionary(f.type) else f.type)
+                     for f in expected}).cast(expected)  # fmt: skip

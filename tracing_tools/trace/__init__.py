@@ -1,0 +1,1 @@
+"""The trace store: schema, writer, reader and crash recovery. Imports no other room."""

@@ -1,0 +1,98 @@
+"""Reading a finished trace: streaming Arrow batches or pandas frames, filters pushed down to Parquet."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow.compute import Expression
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.manifest import Manifest, read_manifest
+
+_BATCH_ROWS = 1 << 17
+
+
+class Trace:
+    """A finished trace on disk. Cheap to open: only the manifest and the Parquet footers are read.
+
+    Tables come as pandas frames with the columns of `schema`; nullable integers are floats with NaN there, as pandas has it.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Open the trace at `path`; IotwinError when it is missing, unfinished, truncated or not a trace."""
+        self.path = Path(path)
+        self.manifest: Manifest = read_manifest(self.path)
+        if self.manifest.status == "recording":
+            raise IotwinError(f"{self.path} is still recording or was cut off; finish it with: iotwin recover {self.path}")
+        self._events = self._open_events()
+
+    def _open_events(self) -> ds.Dataset:
+        directory = self.path / "events.parquet"
+        parts = sorted(directory.glob("*.parquet"))
+        rows = 0
+        for part in parts:
+            rows += _footer(part).num_rows
+        if rows != self.manifest.events:
+            raise IotwinError(
+                f"{directory} holds {rows} events but the manifest says {self.manifest.events}: parts are missing; copy the trace again"
+            )
+        return ds.dataset([str(part) for part in parts], schema=schema.EVENTS, format="parquet")
+
+    def events(
+        self, columns: Sequence[str] | None = None, where: Expression | None = None, batch_rows: int = _BATCH_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the events in order of start as Arrow batches of at most `batch_rows` rows.
+
+        `where` is a pyarrow expression, e.g. ``pc.field("op") == "read"``; it is pushed down to Parquet.
+        """
+        wanted = list(columns) if columns is not None else None
+        # One thread and a short readahead keep the order and bound the memory to a few batches.
+        yield from self._events.to_batches(
+            columns=wanted, filter=where, batch_size=batch_rows, use_threads=False, batch_readahead=2, fragment_readahead=1
+        )
+
+    def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
+        """Return the events as one frame, in order of start; `op` is categorical. For traces that fit in memory."""
+        wanted = list(columns) if columns is not None else None
+        table: pa.Table = self._events.to_table(columns=wanted, filter=where)
+        return table.unify_dictionaries().to_pandas()
+
+    def files(self) -> pd.DataFrame:
+        """Return the files table, one row per file, indexed 0..n-1 by file_id."""
+        return self._table("files.parquet", schema.FILES)
+
+    def processes(self) -> pd.DataFrame:
+        """Return the processes table, one row per process, in order of start."""
+        return self._table("processes.parquet", schema.PROCESSES)
+
+    def phases(self) -> pd.DataFrame:
+        """Return the phases table in order of start; empty when the job logged none."""
+        return self._table("phases.parquet", schema.PHASES)
+
+    def samples(self, kind: str) -> pd.DataFrame | None:
+        """Return the samples of 'cpu', 'memory', 'disk' or 'gpu', or None when they were not taken."""
+        name = f"samples/{kind}.parquet"
+        return self._table(name, schema.SAMPLES[kind]) if (self.path / name).exists() else None
+
+    def _table(self, name: str, expected: pa.Schema) -> pd.DataFrame:
+        path = self.path / name
+        if not path.exists():
+            return expected.empty_table().to_pandas()
+        _footer(path)
+        return pq.read_table(path, schema=expected).to_pandas()
+
+
+def _footer(path: Path) -> pq.FileMetaData:
+    """Return the Parquet footer, or fail with the one line that says what is wrong with the file."""
+    try:
+        if path.stat().st_size == 0:
+            raise IotwinError(f"{path} is empty (zero bytes): the trace is damaged; copy it again or run: iotwin recover")
+        return pq.read_metadata(path)
+    except pa.ArrowInvalid:
+        raise IotwinError(f"{path} is truncated or not a Parquet file: the trace is damaged; copy it again") from None
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,128 @@
+"""The trace schema: the only place that knows the tables, their columns and units.
+
+Times are CLOCK_MONOTONIC nanoseconds, offsets and sizes are bytes, results are the system call's return value (-errno on failure).
+docs/trace.md describes the same for readers outside Python.
+"""
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+_op = pa.dictionary(pa.int16(), pa.string())
+_label = pa.dictionary(pa.int16(), pa.string())
+
+EVENTS = pa.schema([
+    ("start_ns", pa.int64()),
+    ("duration_ns", pa.int64()),
+    ("op", _op),  # the system call's name: read, pread64, openat, ...
+    ("pid", pa.int32()),
+    ("tid", pa.int32()),
+    ("file_id", pa.int32()),  # row of files.parquet; null when the call names no file
+    ("fd", pa.int32()),  # -1 when the call has none
+    ("offset", pa.int64()),  # null for pipes, sockets and calls without a position
+    ("requested", pa.int64()),  # bytes asked for; null for calls without a size
+    ("result", pa.int64()),
+    ("flags", pa.int32()),  # bits of the FLAG_* constants below
+    ("cpu", pa.int16()),
+])  # fmt: skip
+
+FLAG_DIRECT = 1  # the file is open with O_DIRECT
+FLAG_APPEND = 2  # the file is open with O_APPEND
+FLAG_CREATE = 4  # openat: O_CREAT was asked for
+FLAG_TRUNCATE = 8  # openat: O_TRUNC was asked for
+FLAG_WRITABLE = 16  # the file is open for writing
+
+FILES = pa.schema([
+    ("file_id", pa.int32()),
+    ("device", pa.int64()),  # as os.stat().st_dev
+    ("inode", pa.int64()),
+    ("generation", pa.int64()),  # tells a reused inode number from the file that had it before
+    ("path", pa.string()),  # absolute, as the job sees it; bytes that are not UTF-8 appear as \xNN
+    ("container", pa.string()),
+    ("size_bytes", pa.int64()),  # when first opened; null if never seen
+    ("kind", _label),  # one of FILE_KINDS
+])  # fmt: skip
+
+FILE_KINDS = (
+    "dataset", "checkpoint", "log", "library", "temporary", "directory", "pipe", "socket", "device", "system", "missing", "other",
+)  # fmt: skip
+
+PROCESSES = pa.schema([
+    ("pid", pa.int32()),
+    ("ppid", pa.int32()),
+    ("namespace_pid", pa.int32()),
+    ("comm", pa.string()),
+    ("command_line", pa.string()),
+    ("role", _label),  # one of PROCESS_ROLES
+    ("start_ns", pa.int64()),  # null when it ran before the trace began
+    ("exit_ns", pa.int64()),  # null when it outlived the trace
+    ("exit_status", pa.int32()),  # 0-255, or -signal
+    ("container", pa.string()),
+])  # fmt: skip
+
+PROCESS_ROLES = ("rank", "loader", "helper")
+
+PHASES = pa.schema([
+    ("phase", _label),  # one of PHASE_NAMES
+    ("start_ns", pa.int64()),
+    ("end_ns", pa.int64()),
+    ("rank", pa.int32()),
+    ("epoch", pa.int32()),
+    ("step", pa.int32()),
+])  # fmt: skip
+
+# init: before training; epoch: one training epoch without its evaluation and checkpoint; block: several training steps
+PHASE_NAMES = ("init", "epoch", "block", "evaluation", "checkpoint", "step")
+
+CPU_SAMPLES = pa.schema([
+    ("time_ns", pa.int64()),  # end of the interval
+    ("interval_ns", pa.int64()),
+    ("user", pa.float32()),  # user .. idle: share of all CPUs, 0..1
+    ("system", pa.float32()),
+    ("iowait", pa.float32()),
+    ("idle", pa.float32()),
+    ("job_cpus", pa.float32()),  # CPUs' worth of time the traced job used; null when not known
+])  # fmt: skip
+
+MEMORY_SAMPLES = pa.schema([
+    ("time_ns", pa.int64()),
+    ("available_bytes", pa.int64()),
+    ("page_cache_bytes", pa.int64()),
+    ("dirty_bytes", pa.int64()),
+])  # fmt: skip
+
+DISK_SAMPLES = pa.schema([
+    ("time_ns", pa.int64()),
+    ("interval_ns", pa.int64()),
+    ("device", pa.string()),
+    ("read_bytes", pa.int64()),  # within the interval
+    ("written_bytes", pa.int64()),
+    ("reads", pa.int64()),
+    ("writes", pa.int64()),
+    ("busy", pa.float32()),  # share of the interval with a request in flight, 0..1
+])  # fmt: skip
+
+GPU_SAMPLES = pa.schema([
+    ("time_ns", pa.int64()),
+    ("device", pa.int32()),
+    ("sm_percent", pa.float32()),
+    ("memory_percent", pa.float32()),
+    ("memory_used_bytes", pa.int64()),
+])  # fmt: skip
+
+SAMPLES = {"cpu": CPU_SAMPLES, "memory": MEMORY_SAMPLES, "disk": DISK_SAMPLES, "gpu": GPU_SAMPLES}
+
+# Names of one idea under several system calls, for whoever groups by meaning.
+READ_OPS = ("read", "pread64", "readv", "preadv", "preadv2")
+WRITE_OPS = ("write", "pwrite64", "writev", "pwritev", "pwritev2")
+OPEN_OPS = ("open", "openat", "openat2", "creat")
+SYNC_OPS = ("fsync", "fdatasync")
+CLOSE_OPS = ("close",)
+MAP_OPS = ("mmap",)
+NAME_OPS = ("unlink", "unlinkat", "rename", "renameat", "renameat2")
+WAIT_OPS = ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait")
+OP_GROUPS = {
+    "read": READ_OPS, "write": WRITE_OPS, "open": OPEN_OPS, "sync": SYNC_OPS,
+    "close": CLOSE_OPS, "map": MAP_OPS, "name": NAME_OPS, "wait": WAIT_OPS,
+}  # fmt: skip
+GROUP_OF_OP = {op: group for group, ops in OP_GROUPS.items() for op in ops}
