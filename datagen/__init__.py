@@ -1,0 +1,1 @@
+"""Synthetic data sets, byte-compatible with what the real workloads read."""

@@ -1,0 +1,87 @@
+"""What a data set's directory says about itself: manifest.json when it is whole, a journal while it is being written.
+
+The manifest holds no times and no machine, so that the same request gives the same bytes everywhere.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from datagen.files import Piece
+from tracing_tools.trace.errors import IotwinError
+
+MANIFEST_NAME = "manifest.json"
+JOURNAL_NAME = ".iotwin-generate.jsonl"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What was asked for: everything that decides the data set's bytes."""
+
+    workload: str
+    layout: dict[str, Any]
+    samples: int
+    seed: int
+    generator: int = 1  # raised whenever the same request would give other bytes
+
+
+class DataSetManifest(msgspec.Struct, frozen=True):
+    """A finished data set."""
+
+    request: Request
+    size_bytes: int
+    pieces: list[Piece]  # by file name and offset
+    kind: str = "iotwin data set"
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """One finished unit of work; its pieces are on disk."""
+
+    unit: int
+    pieces: list[Piece]
+
+
+def write_manifest(directory: Path, manifest: DataSetManifest) -> None:
+    """Write the manifest so that a reader sees the old one or the new one, never half of either."""
+    temporary = directory / (MANIFEST_NAME + ".partial")
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / MANIFEST_NAME)
+
+
+def read_manifest(directory: Path) -> DataSetManifest:
+    """Return the manifest of the data set in `directory`; IotwinError when there is none or it is not one of ours."""
+    path = directory / MANIFEST_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DataSetManifest)
+    except (FileNotFoundError, NotADirectoryError):
+        raise IotwinError(f"{directory} is not a finished iotwin data set: it has no {MANIFEST_NAME}") from None
+    except msgspec.DecodeError as error:
+        raise IotwinError(f"{path} is not the manifest of an iotwin data set: {error}") from None
+
+
+def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
+    """Return the unfinished request in `directory` (None if there is none) and the pieces of its finished units.
+
+    A torn last line, left by a kill, is dropped: its unit is written again.
+    """
+    try:
+        lines = (directory / JOURNAL_NAME).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return None, {}
+    try:
+        request = msgspec.json.decode(lines[0], type=Request)
+    except msgspec.DecodeError:
+        return None, {}
+    entries = [msgspec.json.decode(line, type=JournalEntry) for line in lines[1:-1]]
+    return request, {entry.unit: entry.pieces for entry in entries}
+
+
+def start_journal(directory: Path, request: Request) -> None:
+    """Begin the journal of `request`, replacing any other."""
+    temporary = directory / (JOURNAL_NAME + ".partial")
+    temporary.write_bytes(msgspec.json.encode(request) + b"\n")
+    temporary.replace(directory / JOURNAL_NAME)
