@@ -23,13 +23,16 @@ class Job:
     read_bytes: int = 1 << 20
     batch: int = 2
     loaders: int = 2
+    prefetch: int = 2  # batches each loader may have read ahead, as in a PyTorch DataLoader
     epochs: int = 3
     compute_ns: int = 60 * MILLISECOND
     read_ns: int = MILLISECOND
+    read_from_end: bool = False  # of each file, last request first
     checkpoint_every: int = 1  # epochs
     checkpoint_writes: tuple[int, ...] = (4096, 1 << 20, 1 << 20, 128)
     shuffle: bool = True
     evaluation_files: int = 4
+    log_phases: bool = True
     seed: int = 1
     pid: int = 1000
     root: str = "/data"
@@ -74,20 +77,23 @@ def write_job(path: Path, job: Job | None = None) -> Path:
             end = _checkpoint(rows, job, file_id, now)
             phases.append(("checkpoint", now, end, 0, epoch + 1, None))
             now = end
-    _write(path, job, rows, phases, processes, paths, checkpoints, now)
+    _write(path, job, rows, phases if job.log_phases else [], processes, paths, checkpoints, now)
     return path
 
 
 def _read_pass(rows, job, order, workers, now, rng, batch):
     busy = dict.fromkeys(workers, now)
     step_end = now
+    taken = []  # when the rank took each batch, which lets its loader begin another
+    ahead = job.prefetch * len(workers) if job.loaders else 1
     for number, begin in enumerate(range(0, len(order), batch)):
         pid = workers[number % len(workers)]
-        t = busy[pid]
+        t = busy[pid] if number < ahead else max(busy[pid], taken[number - ahead] if job.loaders else step_end)
         for file_id in order[begin : begin + batch]:
             t = _read_file(rows, job, int(file_id), pid, t, rng)
         busy[pid] = t
-        step_end = max(step_end, t) + int(job.compute_ns * rng.uniform(0.95, 1.05))
+        taken.append(max(step_end, t))
+        step_end = taken[-1] + int(job.compute_ns * rng.uniform(0.95, 1.05))
     return step_end
 
 
@@ -95,7 +101,8 @@ def _read_file(rows, job, file_id, pid, t, rng):
     cpu = pid % 2
     rows.append((t, 5000, "openat", pid, pid, file_id, 5, None, None, 5, 0, cpu))
     t += 20_000
-    for offset in range(0, job.file_bytes, job.read_bytes):
+    offsets = range(0, job.file_bytes, job.read_bytes)
+    for offset in reversed(offsets) if job.read_from_end else offsets:
         size = min(job.read_bytes, job.file_bytes - offset)
         duration = int(job.read_ns * rng.uniform(0.8, 1.25))
         rows.append((t, duration, "read", pid, pid, file_id, 5, offset, job.read_bytes, size, 0, cpu))
@@ -130,13 +137,13 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     )  # fmt: skip
     n = len(names)
     files = {
-        "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n, "path": names,
+        "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n, "path": names, "renamed_to": [None] * n,
         "container": [None] * n, "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints), "kind": kinds,
     }  # fmt: skip
     names_p = ("pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_status")
     proc = dict(zip(names_p, map(list, zip(*processes, strict=True)), strict=True))
     proc |= {"namespace_pid": proc["pid"], "exit_ns": [end_ns] * len(processes), "container": [None] * len(processes)}
-    phase = dict(zip(schema.PHASES.names, map(list, zip(*phases, strict=True)), strict=True))
+    phase = {name: [row[i] for row in phases] for i, name in enumerate(schema.PHASES.names)}
     samples = {"cpu": _cpu_samples(job, end_ns)}
     write_trace(path, manifest, [events], _encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES),
                 {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()})  # fmt: skip
