@@ -1,0 +1,59 @@
+"""Checkpoints of model, optimizer and position: when, written whole or not at all, and read back."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracing_tools.trace.errors import IotwinError
+
+LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
+State = dict[str, Any]  # epoch, best_score, network, model, optimizer
+
+
+class EveryEpochs:
+    """The checkpoint policy: after every `interval`-th epoch; never when `interval` is 0."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+
+    def should_checkpoint(self, epoch: int) -> bool:
+        """Return whether to write one after `epoch`, counted from 1."""
+        return self._interval > 0 and epoch % self._interval == 0
+
+
+def save(state: State, path: Path) -> None:
+    """Write `state` at `path` so that a crash at any instant leaves the old file or the new one; IotwinError when it cannot."""
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its zip writer
+        reason = str(error).splitlines()[0]
+        raise IotwinError(f"{path}: the checkpoint cannot be written ({reason}); free space or choose another --output") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: Path, device: torch.device, network: dict[str, int]) -> State:
+    """Return the state saved at `path`, its tensors on `device`.
+
+    Only tensors and plain values are read, never pickled objects. Raises IotwinError when the file is not a checkpoint or is one
+    of another network than `network` (base_channels and depth).
+    """
+    try:
+        state: State = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise IotwinError(f"{path}: no such checkpoint; give --resume a file that this job wrote") from None
+    except Exception:  # torch has no common type for what a damaged or foreign file raises
+        raise IotwinError(f"{path} is not a readable checkpoint: damaged, or not written by this job") from None
+    if not isinstance(state, dict) or not {"epoch", "best_score", "network", "model", "optimizer"} <= state.keys():
+        raise IotwinError(f"{path} is not a checkpoint of this job: it lacks the epoch, the model or the optimizer")
+    if state["network"] != network:
+        found = " and ".join(f"--{key.replace('_', '-')} {value}" for key, value in state["network"].items())
+        raise IotwinError(f"{path} holds another network; resume it with {found}")
+    return state

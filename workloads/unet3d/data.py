@@ -1,0 +1,119 @@
+"""The cases on disk as PyTorch data sets and loaders: whole-volume numpy reads, shuffled as DistributedSampler does."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from datagen.layouts import Case
+from tracing_tools.trace.errors import IotwinError
+from workloads.unet3d.config import Config, Size
+from workloads.unet3d.ranks import Ranks
+from workloads.unet3d.transforms import Image, Label, augment, pad_to
+
+Sample = tuple[Tensor, Tensor]
+
+
+def read_case(case: Case) -> tuple[Image, Label]:
+    """Return the image and the mask of `case`, each read whole by one np.load; IotwinError when they are damaged."""
+    image, label = _read_volume(case.image), _read_volume(case.mask)
+    if image.shape != label.shape:
+        raise IotwinError(f"{case.image} has shape {image.shape} but its mask {label.shape}; generate the data set again")
+    return image.astype(np.float32, copy=False), label.astype(np.uint8, copy=False)
+
+
+def _read_volume(path: Path) -> NDArray[np.generic]:
+    try:
+        volume: NDArray[np.generic] = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise IotwinError(f"{path} is not a whole .npy file ({error}); generate the data set again") from None
+    if volume.ndim != 4 or volume.shape[0] != 1 or 0 in volume.shape:
+        raise IotwinError(f"{path} has shape {volume.shape} instead of (1, D, H, W); generate the data set again")
+    return volume
+
+
+class TrainingCases(Dataset):
+    """Augmented crops; an item's key is (epoch, index), so that what is drawn depends on neither rank nor worker."""
+
+    def __init__(self, cases: Sequence[Case], crop: Size, seed: int) -> None:
+        self._cases, self._crop, self._seed = cases, crop, seed
+
+    def __len__(self) -> int:
+        """Return the number of cases."""
+        return len(self._cases)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        """Return the image [1, *crop] (float32) and the mask [1, *crop] (uint8) of one case."""
+        epoch, index = key
+        image, label = read_case(self._cases[index])
+        rng = np.random.default_rng((self._seed, epoch, index))
+        image, label = augment(image, label, self._crop, rng)
+        return torch.from_numpy(image), torch.from_numpy(label)
+
+
+class EvaluationCases(Dataset):
+    """Whole volumes, padded to hold at least one window."""
+
+    def __init__(self, cases: Sequence[Case], window: Size) -> None:
+        self._cases, self._window = cases, window
+
+    def __len__(self) -> int:
+        """Return the number of cases."""
+        return len(self._cases)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Return the image [1, D, H, W] (float32) and the mask [1, D, H, W] (uint8) of one case."""
+        image, label = pad_to(*read_case(self._cases[index]), self._window)
+        return torch.from_numpy(image), torch.from_numpy(label)
+
+
+class EpochSampler(DistributedSampler):
+    """torch's DistributedSampler whose items also carry the epoch that set_epoch announced."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield (epoch, index) in the order of torch's DistributedSampler for this rank, seed and epoch."""
+        return ((self.epoch, index) for index in super().__iter__())
+
+
+def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tuple[DataLoader, EpochSampler]:
+    """Return the loader of this rank's batches and its sampler; IotwinError when a rank's cases do not fill one batch."""
+    if len(cases) // ranks.world_size < config.batch_size:
+        raise IotwinError(
+            f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
+            f"{ranks.world_size} ranks; generate more data or lower --batch-size"
+        )
+    dataset = TrainingCases(cases, config.crop, config.seed)
+    sampler = EpochSampler(dataset, ranks.world_size, ranks.rank, shuffle=True, seed=config.seed, drop_last=True)
+    return _loader(dataset, config, ranks, batch_size=config.batch_size, sampler=sampler, drop_last=True), sampler
+
+
+def evaluation_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> DataLoader:
+    """Return the loader of this rank's share of the evaluation cases, in order, one at a time."""
+    dataset = EvaluationCases(cases[ranks.rank :: ranks.world_size], config.crop)
+    return _loader(dataset, config, ranks, batch_size=1)
+
+
+def _loader(dataset: Dataset, config: Config, ranks: Ranks, **options: object) -> DataLoader:
+    return DataLoader(
+        dataset,
+        num_workers=config.workers,
+        worker_init_fn=_leave_signals_to_rank,
+        prefetch_factor=config.prefetch if config.workers else None,
+        persistent_workers=config.persistent_workers and config.workers > 0,
+        pin_memory=ranks.device.type == "cuda",
+        **options,
+    )
+
+
+def _leave_signals_to_rank(worker: int) -> None:
+    """Let Ctrl-C end the rank, which then ends its loaders quietly, instead of each loader printing a traceback of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,38 @@
+"""What training minimises and evaluation reports: soft Dice plus cross-entropy, and the Dice score of a segmentation."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_SMOOTH = 1e-6  # keeps the ratio defined for a class that neither side contains
+
+
+def _dice(prediction: Tensor, truth: Tensor, sample_axes: tuple[int, ...]) -> Tensor:
+    """Return 2|P∩T| / (|P|+|T|) (Dice, 1945) summed over `sample_axes`."""
+    overlap = (prediction * truth).sum(sample_axes)
+    return (2 * overlap + _SMOOTH) / (prediction.sum(sample_axes) + truth.sum(sample_axes) + _SMOOTH)
+
+
+def _one_hot(label: Tensor, classes: int) -> Tensor:
+    return functional.one_hot(label, classes).movedim(-1, 1).float()
+
+
+def dice_cross_entropy(scores: Tensor, label: Tensor) -> Tensor:
+    """Return the mean of soft Dice loss and cross-entropy as a scalar.
+
+    `scores` are logits [N, C, D, H, W], `label` holds class numbers [N, D, H, W] (int64). The Dice part (Milletari et al., 2016)
+    averages over samples and foreground classes; background has no part in it, as it would drown the organs.
+    """
+    truth = _one_hot(label, scores.shape[1])
+    dice = _dice(torch.softmax(scores, 1), truth, (2, 3, 4))[:, 1:]
+    return (1 - dice.mean() + functional.cross_entropy(scores, label)) / 2
+
+
+def dice_score(scores: Tensor, label: Tensor) -> float:
+    """Return the Dice score in [0, 1] of one segmentation, averaged over the foreground classes.
+
+    `scores` are logits [1, C, D, H, W], `label` class numbers [1, D, H, W]. A class absent from both counts as 1.
+    """
+    classes = scores.shape[1]
+    found = _one_hot(scores.argmax(1), classes)
+    return float(_dice(found, _one_hot(label, classes), (0, 2, 3, 4))[1:].mean())

@@ -1,0 +1,52 @@
+"""Where this process stands among its fellows: rank, world size and device, from the environment that torchrun sets."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+from tracing_tools.trace.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's rank, the number of ranks and the device that it computes on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def sum(self, *values: float) -> list[float]:
+        """Return each value summed over all ranks; every rank must call it."""
+        if self.world_size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(total)
+        return list(total.tolist())
+
+
+@contextmanager
+def join_ranks() -> Iterator[Ranks]:
+    """Join the process group that RANK and WORLD_SIZE name (none: a single process) and leave it when the block ends."""
+    rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", _from_environment("LOCAL_RANK", 0) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
+    try:
+        yield Ranks(rank, world_size, device)
+    finally:
+        if world_size > 1:
+            distributed.destroy_process_group()
+
+
+def _from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"the environment's {name} is '{text}', not a number; start several ranks with torchrun")
+    return int(text)
