@@ -1,0 +1,1 @@
+"""Pictures of traces: the timeline figure and the self-contained HTML report."""

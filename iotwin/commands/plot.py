@@ -1,0 +1,57 @@
+"""``iotwin plot``: pictures of traces as files for a paper or a ticket."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Plot(Command):
+    """Draws one or more traces as a picture."""
+
+    name = "plot"
+    help = "draw timelines of traces as PNG, SVG or PDF"
+    epilog = (
+        "examples:\n  iotwin plot timeline real.trace twin.trace -o timeline.pdf\n"
+        "  iotwin plot timeline real.trace -o epoch.png --zoom epoch:1 --group rank"
+    )
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the kind of picture, the traces and what to show of them."""
+        parser.add_argument(
+            "kind", choices=["timeline"], help="timeline: phases, CPU, GPU, calls and throughput on one time axis"
+        )
+        parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace to draw; several are drawn aligned")
+        parser.add_argument(
+            "-o", "--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .svg or .pdf"
+        )
+        parser.add_argument(
+            "--zoom", metavar="WHAT",
+            help="show only init, epoch:N, block:N, eval:N, checkpoint:N, the first 30s of training, or FROM..TO in seconds "
+            "from the zero of the time axis",
+        )  # fmt: skip
+        parser.add_argument(
+            "--group", choices=["all", "rank", "process"], default="all", help="one set of rows for all, per rank or per process"
+        )
+
+    def run(self, args: Namespace) -> Outcome:
+        """Draw the picture."""
+        from trace_visuals.timeline import plot_timeline
+
+        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group)
+        return Outcome({
+            "kind": args.kind, "output": str(args.output),
+            "traces": [
+                {"label": block.label, "lost": block.manifest.lost_events, "from_s": block.window.seconds()[0],
+                 "to_s": block.window.seconds()[1], "calls_drawn": int(block.lanes.calls.sum())}
+                for block in blocks
+            ],
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print where the picture is and what a reader of it must know."""
+        print(f"{document['output']}: timeline of {', '.join(trace['label'] for trace in document['traces'])}")
+        for trace in document["traces"]:
+            if trace["lost"]:
+                print(f"{trace['label']}: {trace['lost']:,} events were lost, so its rates are too low; the picture says so")

@@ -1,0 +1,78 @@
+"""Everything the report says about one trace, from two passes over its calls: a survey, then all analyses side by side."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from trace_visuals.bins import Grid, LaneBins, Lanes
+from trace_visuals.calls import READ, WRITE, CallReader, Calls, Ints
+from trace_visuals.heatmap import Heat, HeatMap
+from trace_visuals.lanes import LaneName, LanePlan
+from trace_visuals.picks import EveryCall, SlowestCalls
+from trace_visuals.survey import Survey, survey
+from trace_visuals.tables import FileTable, OperationTable, ProcessTable
+from trace_visuals.windows import leading_phases
+from tracing_tools.trace.progress import Advance
+from tracing_tools.trace.reader import Trace
+
+_SLOWEST = 50
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How finely a report shows a trace: what keeps the page's size bounded."""
+
+    bins: int  # along the whole trace
+    most_calls: int  # with at most this many calls on the timeline, each is on the page
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One trace, analysed."""
+
+    label: str
+    trace: Trace
+    zero_ns: int
+    survey: Survey
+    lane_names: list[LaneName]
+    lanes: Lanes
+    processes_left_out: int  # of the timeline's rows
+    every_call: tuple[Calls, Ints] | None  # with the lane of each; None when there are too many
+    ops: list[str]
+    operations: OperationTable
+    files: pd.DataFrame  # as FileTable.frame
+    processes: pd.DataFrame  # as ProcessTable.frame
+    slowest: pd.DataFrame
+    reads_heat: Heat | None  # of data-set files
+    writes_heat: Heat | None  # of checkpoint files
+    phases: pd.DataFrame  # of the lowest rank
+
+
+def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Advance) -> Analysis:
+    """Return the analysis of a trace; `advance` is told twice of each event."""
+    surveyed = survey(trace, advance)
+    begin, end = surveyed.begin_ns, surveyed.end_ns
+    files, processes = trace.files(), trace.processes()
+    plan = LanePlan(processes, surveyed.busiest)
+    bins = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names))
+    every = EveryCall() if surveyed.calls <= detail.most_calls else None
+    operations = OperationTable()
+    file_table, process_table = FileTable(files, surveyed.extent_bytes), ProcessTable(processes, surveyed.pids)
+    reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
+    writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
+    slowest = SlowestCalls(_SLOWEST)
+    reader = CallReader(trace)
+    for calls in reader:
+        for analysis in (operations, file_table, process_table, reads, writes, slowest):
+            analysis.add(calls)
+        lane = plan.by_operation(calls)
+        bins.add(calls, lane)
+        bins.add(calls, plan.by_process(calls))
+        if every is not None:
+            every.add(calls, lane)
+        advance(len(calls))
+    return Analysis(
+        label, trace, zero_ns, surveyed, plan.names, bins.result(), plan.left_out, every.result() if every else None, reader.ops,
+        operations, file_table.frame(), process_table.frame(), slowest.frame(reader.ops, files), reads.result(), writes.result(),
+        leading_phases(trace),
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Which processes share a set of rows: all together, each rank with its loaders, or each process apart."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.calls import Ints
+from tracing_tools.trace.reader import Trace
+
+GROUPINGS = ("all", "rank", "process")
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups of processes; `title` is empty when there is only one group, of everything."""
+
+    titles: list[str]
+    note: str  # what was left out, for the caption; empty when nothing
+    _pids: Ints  # sorted
+    _groups: Ints  # group of each of _pids
+
+    def of(self, pid: Ints) -> Ints:
+        """Return the group of each process id, -1 for one that belongs to none."""
+        if not self.titles[0]:
+            return np.zeros(len(pid), dtype=np.int64)
+        place = np.minimum(np.searchsorted(self._pids, pid), len(self._pids) - 1)
+        return np.where(self._pids[place] == pid, self._groups[place], -1)
+
+
+_ALL = Grouping([""], "", np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> Grouping:
+    """Return the grouping `how` (one of GROUPINGS) of at most `limit` groups.
+
+    `busiest` lists the processes with storage calls, most time in calls first; only those can have a row.
+    """
+    if how == "all" or not busiest:
+        return _ALL
+    processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
+    parent = dict(zip(processes.index.tolist(), processes["ppid"].tolist(), strict=True))
+    ranks = set(processes.index[processes["role"] == "rank"].tolist())
+    owner = {pid: (_rank_of(pid, parent, ranks) if how == "rank" else pid) for pid in busiest}
+    owners = list(dict.fromkeys(owner.values()))
+    shown = sorted(owners[:limit], key=lambda pid: (_started(processes, pid), pid))
+    note = f"{len(owners) - limit} more with less time in calls are left out" if len(owners) > limit else ""
+    members = sorted((pid, shown.index(group)) for pid, group in owner.items() if group in shown)
+    titles = [_title(processes, pid, how) for pid in shown]
+    return Grouping(titles, note, *(np.array(column, dtype=np.int64) for column in zip(*members, strict=True)))
+
+
+def _started(processes: pd.DataFrame, pid: int) -> float:
+    started = processes["start_ns"].get(pid)
+    return 0.0 if started is None or pd.isna(started) else float(started)
+
+
+def _rank_of(pid: int, parent: dict[int, int], ranks: set[int]) -> int:
+    """Return the nearest rank among the process and its ancestors, or the process itself."""
+    seen: set[int] = set()
+    current = pid
+    while current in parent and current not in seen:
+        if current in ranks:
+            return current
+        seen.add(current)
+        current = parent[current]
+    return pid
+
+
+def _title(processes: pd.DataFrame, pid: int, how: str) -> str:
+    if pid not in processes.index:
+        return f"pid {pid}"
+    role = processes.at[pid, "role"]
+    role = role if isinstance(role, str) else "process"
+    return f"{role} {pid} with its processes" if how == "rank" and role == "rank" else f"{role} {pid}"

@@ -1,0 +1,52 @@
+"""Where in its files, and when, a job reads or writes: bytes by time and address."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.bins import Floats, Grid, Spread
+from trace_visuals.calls import Calls, Ints
+
+_COLUMNS, _ROWS = 1024, 160
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Bytes moved per cell, with the files that make up the address axis."""
+
+    size_bytes: Floats  # shape (columns of time, rows of address)
+    time: Grid
+    address: Grid
+    file_ids: Ints  # in the order of the address axis
+    bases: Ints  # first address of each file
+
+
+class HeatMap:
+    """Accumulates the transfers of one kind of file; its files lie end to end on one address axis, in order of path."""
+
+    def __init__(self, files: pd.DataFrame, extent_bytes: Ints, kind: str, group: int, begin_ns: int, end_ns: int) -> None:
+        mine = files[files["kind"] == kind].sort_values("path")
+        self._file_ids = mine["file_id"].to_numpy(dtype=np.int64)
+        sizes = extent_bytes[self._file_ids]
+        self._bases = np.cumsum(sizes) - sizes
+        self._base_of = np.full(len(files), -1, dtype=np.int64)
+        self._base_of[self._file_ids] = self._bases
+        self._group = group
+        self._time = Grid.covering(begin_ns, end_ns, _COLUMNS)
+        self._address = Grid.covering(0, int(sizes.sum()), _ROWS)
+        self._spread = Spread(self._address, _COLUMNS)
+
+    def add(self, calls: Calls) -> None:
+        """Add a batch; each transfer counts at its start, over all the addresses it covers."""
+        mine = calls.pick((calls.group == self._group) & calls.storage & (calls.offset >= 0) & (calls.size_bytes > 0))
+        base = self._base_of[mine.file_id]
+        mine, base = mine.pick(base >= 0), base[base >= 0]
+        column = np.clip((mine.start_ns - self._time.origin) // self._time.width, 0, _COLUMNS - 1)
+        start = base + mine.offset
+        self._spread.add(column, start, start + mine.size_bytes, 1.0)
+
+    def result(self) -> Heat | None:
+        """Return the map, or None when nothing of the kind was moved."""
+        sums = self._spread.sums()
+        return Heat(sums, self._time, self._address, self._file_ids, self._bases) if sums.any() else None

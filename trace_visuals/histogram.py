@@ -1,0 +1,60 @@
+"""Histograms with logarithmic buckets: percentiles of any number of values in little memory, within a known error."""
+
+import numpy as np
+
+from trace_visuals.bins import Floats
+from trace_visuals.calls import Ints
+
+BUCKETS_PER_OCTAVE = 16
+# A percentile is the geometric middle of its bucket, so it is off by at most half a bucket.
+RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_PER_OCTAVE) - 1
+_BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 holds the zeros; the others reach to 2**64
+
+
+class LogHistogram:
+    """One histogram per row of whole numbers from 0; rows are added as they are met."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((0, _BUCKETS), dtype=np.int64)
+        self.sums = np.zeros(0, dtype=np.int64)
+        self._least = np.zeros(0, dtype=np.int64)
+        self._most = np.zeros(0, dtype=np.int64)
+
+    def add(self, row: Ints, value: Ints) -> None:
+        """Count each value in its row."""
+        if not len(row):
+            return
+        self._grow(int(row.max()) + 1)
+        bucket = np.where(value > 0, np.floor(np.log2(np.maximum(value, 1)) * BUCKETS_PER_OCTAVE).astype(np.int64) + 1, 0)
+        self.counts += np.bincount(row * _BUCKETS + bucket, minlength=self.counts.size).reshape(self.counts.shape)
+        np.add.at(self.sums, row, value)
+        np.minimum.at(self._least, row, value)
+        np.maximum.at(self._most, row, value)
+
+    def _grow(self, rows: int) -> None:
+        more = rows - len(self.counts)
+        if more > 0:
+            self.counts = np.pad(self.counts, ((0, more), (0, 0)))
+            self.sums, self._most = np.pad(self.sums, (0, more)), np.pad(self._most, (0, more))
+            self._least = np.pad(self._least, (0, more), constant_values=np.iinfo(np.int64).max)
+
+    def percentile(self, rows: list[int], share: float) -> float:
+        """Return the value below which `share` (0..1) of the rows' values lie, within RELATIVE_ERROR; NaN for empty rows."""
+        counts = self.counts[rows].sum(axis=0)
+        total = int(counts.sum())
+        if not total:
+            return float("nan")
+        bucket = int(np.searchsorted(np.cumsum(counts), max(1, np.ceil(share * total))))
+        middle = 2 ** ((bucket - 0.5) / BUCKETS_PER_OCTAVE) if bucket else 0.0
+        return float(np.clip(middle, self._least[rows].min(), self._most[rows].max()))
+
+    def most(self, rows: list[int]) -> int:
+        """Return the greatest value of the rows, 0 when they are empty."""
+        return int(self._most[rows].max()) if rows else 0
+
+    def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
+        """Return counts and lower edges of the rows together in `per_octave` buckets an octave, zeros in a bucket [0, 1) of their own."""
+        counts = self.counts[rows].sum(axis=0)
+        wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
+        edges = 2.0 ** (np.arange(len(wide)) / per_octave)
+        return np.concatenate(([counts[0]], wide)), np.concatenate(([0.0], edges))

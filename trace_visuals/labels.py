@@ -1,0 +1,51 @@
+"""The words under and over a picture: which trace, which machine, what was lost."""
+
+from pathlib import Path
+
+from tracing_tools.trace.manifest import Manifest
+from tracing_tools.trace.units import format_duration, format_size
+
+
+def trace_labels(paths: list[Path]) -> list[str]:
+    """Return one short name per trace: the directory's, with as many parents as it takes to tell them apart."""
+    resolved = [path.resolve() for path in paths]
+    for depth in range(1, 8):
+        names = ["/".join(path.parts[-depth:]) for path in resolved]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def plain(text: str, most: int) -> str:
+    """Return `text` for one line of a picture: at most `most` characters, the middle cut, control characters shown as '?'."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+
+
+def machine_line(manifest: Manifest) -> str:
+    """Return where and how the trace was taken: host, kernel, CPUs, memory, file system, backend."""
+    host = manifest.host
+    parts = [host.hostname, f"Linux {host.kernel}", f"{host.cpus} CPUs", f"{format_size(host.memory_bytes)} memory",
+             host.file_system, f"backend {manifest.backend}"]  # fmt: skip
+    return ", ".join(part for part in parts if part)
+
+
+def loss_line(manifest: Manifest) -> str:
+    """Return what is missing from the trace, or an empty string when nothing is known to be."""
+    parts = []
+    if manifest.lost_events:
+        share = manifest.lost_events / (manifest.lost_events + manifest.events)
+        sources = ", ".join(f"{count:,} {source}" for source, count in manifest.lost.items() if count)
+        parts.append(f"{manifest.lost_events:,} events LOST ({share:.2%}: {sources}): rates and busy shares are too low")
+    if manifest.status == "recovered":
+        parts.append("recovered after the recording was cut off: the end is missing")
+    return "; ".join(parts)
+
+
+def tracing_cost_line(manifest: Manifest) -> str:
+    """Return what tracing cost, or an empty string when it was not measured."""
+    cost = manifest.cost
+    if not cost.wall_ns:
+        return ""
+    cpu, wall = format_duration(cost.tracer_cpu_ns), format_duration(cost.wall_ns)
+    return f"tracer CPU {cpu} over {wall}, {cost.events_per_s:,.0f} events/s"

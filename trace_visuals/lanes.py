@@ -1,0 +1,66 @@
+"""The rows of the report's timeline: storage, what the ranks wait for, other files, and the busiest processes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.calls import GROUPS, OPEN, OTHER, READ, SYNC, WAIT, WRITE, Calls, Ints
+
+_STORAGE = (READ, WRITE, OPEN, SYNC)
+_ELSEWHERE = (READ, WRITE, OPEN, OTHER)
+_MOST_PROCESSES = 12
+
+
+@dataclass(frozen=True)
+class LaneName:
+    """What a lane of the report is called: its section on the page, its operation group's name and its title."""
+
+    section: str  # storage | wait | other | process
+    group: str
+    title: str
+
+
+class LanePlan:
+    """Assigns calls to the report's lanes; a call on storage is in its operation's lane and in its process's."""
+
+    def __init__(self, processes: pd.DataFrame, busiest: list[int]) -> None:
+        known = processes.drop_duplicates("pid", keep="last").set_index("pid")
+        self._ranks = np.array(sorted(known.index[known["role"] == "rank"]), dtype=np.int64)
+        started = known["start_ns"].to_dict()
+        # Null starts (processes older than the trace) come first.
+        self._shown = np.array(
+            sorted(busiest[:_MOST_PROCESSES], key=lambda p: (np.nan_to_num(started.get(p, 0)), p)), dtype=np.int64
+        )
+        self.left_out = max(0, len(busiest) - _MOST_PROCESSES)
+        self.names = [LaneName("storage", GROUPS[group], GROUPS[group]) for group in _STORAGE]
+        self.names.append(LaneName("wait", GROUPS[WAIT], "rank waits (poll, select, epoll)"))
+        self.names += [LaneName("other", GROUPS[group], f"other files: {GROUPS[group]}") for group in _ELSEWHERE]
+        roles = known["role"].to_dict()
+        self.names += [LaneName("process", "", f"{roles.get(pid) or 'process'} {pid}") for pid in self._shown.tolist()]
+
+    @property
+    def process_base(self) -> int:
+        """The first process lane."""
+        return len(_STORAGE) + 1 + len(_ELSEWHERE)
+
+    def by_operation(self, calls: Calls) -> Ints:
+        """Return the operation lane of each call, -1 for calls in none."""
+        lane = np.full(len(calls), -1, dtype=np.int64)
+        for place, group in enumerate(_STORAGE):
+            lane[calls.storage & (calls.group == group)] = place
+        lane[(calls.group == WAIT) & np.isin(calls.pid, self._ranks)] = len(_STORAGE)
+        elsewhere = ~calls.storage & (calls.group != WAIT)
+        for place, group in enumerate(_ELSEWHERE):
+            mine = calls.group == group if group != OTHER else ~np.isin(calls.group, _ELSEWHERE[:-1])
+            lane[elsewhere & mine] = len(_STORAGE) + 1 + place
+        return lane
+
+    def by_process(self, calls: Calls) -> Ints:
+        """Return the process lane of each call on storage, -1 for other calls and processes without a lane."""
+        if not len(self._shown):
+            return np.full(len(calls), -1, dtype=np.int64)
+        order = np.argsort(self._shown)
+        place = np.minimum(np.searchsorted(self._shown[order], calls.pid), len(order) - 1)
+        mine = calls.storage & (self._shown[order][place] == calls.pid)
+        return np.where(mine, self.process_base + order[place], -1)

@@ -1,0 +1,31 @@
+"""Writing a picture's file: refused early when it cannot work, never half-written under its final name."""
+
+import os
+from pathlib import Path
+
+from tracing_tools.trace.errors import IotwinError, UsageError
+
+
+def check_output(path: Path, known: tuple[str, ...]) -> None:
+    """Raise before any work is done: UsageError for a type not in `known` (such as '.png'), IotwinError for a bad directory."""
+    if path.suffix.lower() not in known:
+        raise UsageError(f"{path} has no known file type; end its name in {' or '.join(known)}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give the name of a file in it")
+    directory = path.parent
+    if not directory.is_dir():
+        raise IotwinError(f"{directory} is not a directory, so {path.name} cannot be written there; make it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise IotwinError(f"{directory} is not writable, so {path.name} cannot be written there; choose another place")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` under a temporary name in the same directory, then rename it to `path`; IotwinError when that fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)

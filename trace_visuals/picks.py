@@ -1,0 +1,55 @@
+"""Single calls worth keeping: all of them where they are few, and always the slowest."""
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.calls import Calls, Ints
+
+_FIELDS = ("start_ns", "end_ns", "op", "group", "pid", "file_id", "offset", "result", "size_bytes", "storage")
+
+
+def _joined(batches: list[Calls]) -> Calls:
+    return Calls(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in _FIELDS))
+
+
+class SlowestCalls:
+    """Keeps the `most` longest calls on storage."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: Calls | None = None
+
+    def add(self, calls: Calls) -> None:
+        """Add a batch."""
+        mine = calls.pick(calls.storage)
+        mine = mine if self._kept is None else _joined([self._kept, mine])
+        if len(mine) > self._most:
+            mine = mine.pick(np.argpartition(-mine.duration_ns, self._most)[: self._most])
+        self._kept = mine
+
+    def frame(self, ops: list[str], files: pd.DataFrame) -> pd.DataFrame:
+        """Return the calls, longest first, with operation and path by name."""
+        if self._kept is None:
+            return pd.DataFrame(columns=["start_ns", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result"])
+        kept = self._kept.pick(np.argsort(-self._kept.duration_ns, kind="stable"))
+        return pd.DataFrame({
+            "start_ns": kept.start_ns, "duration_ns": kept.duration_ns, "op": [ops[code] for code in kept.op], "pid": kept.pid,
+            "path": files["path"].to_numpy()[kept.file_id], "offset": kept.offset, "size_bytes": kept.size_bytes, "result": kept.result,
+        })  # fmt: skip
+
+
+class EveryCall:
+    """Keeps the calls that belong to a lane, with their lane, for pages that can hold them all."""
+
+    def __init__(self) -> None:
+        self._batches: list[Calls] = []
+        self._lanes: list[Ints] = []
+
+    def add(self, calls: Calls, lane: Ints) -> None:
+        """Add a batch; `lane` is negative for calls that belong to none."""
+        self._batches.append(calls.pick(lane >= 0))
+        self._lanes.append(lane[lane >= 0])
+
+    def result(self) -> tuple[Calls, Ints] | None:
+        """Return all calls in order of start and their lanes, or None when there are none."""
+        return (_joined(self._batches), np.concatenate(self._lanes)) if self._batches else None

@@ -1,0 +1,76 @@
+"""Everything one trace's block of a timeline shows, computed in one pass over its calls."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.bins import Grid, LaneBins, Lanes
+from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints
+from trace_visuals.grouping import Grouping, group_processes
+from trace_visuals.windows import Window, leading_phases
+from tracing_tools.trace.manifest import Manifest
+from tracing_tools.trace.progress import Advance
+from tracing_tools.trace.reader import Trace
+
+# The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
+ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
+_MOST_GROUPS = 12
+
+
+@dataclass(frozen=True)
+class TraceTimeline:
+    """One trace's part of a timeline."""
+
+    label: str
+    manifest: Manifest
+    window: Window
+    groups: Grouping
+    lanes: Lanes
+    phases: pd.DataFrame
+    cpu: pd.DataFrame | None
+    gpu: pd.DataFrame | None
+
+
+def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str, advance: Advance) -> TraceTimeline:
+    """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` is told of events read."""
+    busiest = busiest_processes(trace) if how != "all" else []
+    groups = group_processes(trace, how, busiest, _MOST_GROUPS)
+    accumulated = LaneBins(Grid.covering(window.begin_ns, window.end_ns, bins), len(groups.titles) * len(ROW_GROUPS))
+    row_of_group = _row_of_group()
+    for calls in CallReader(trace).until(window.end_ns):
+        row = row_of_group[calls.group]
+        group = groups.of(calls.pid)
+        lane = np.where((row >= 0) & (group >= 0) & calls.storage, group * len(ROW_GROUPS) + row, -1)
+        accumulated.add(calls, lane)
+        advance(len(calls))
+    return TraceTimeline(
+        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace),
+        _in_window(trace.samples("cpu"), window), _in_window(trace.samples("gpu"), window),
+    )  # fmt: skip
+
+
+def _row_of_group() -> Ints:
+    rows = np.full(len(GROUPS), -1, dtype=np.int64)
+    rows[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
+    return rows
+
+
+def busiest_processes(trace: Trace) -> list[int]:
+    """Return the ids of processes with storage calls, the one with the most time in them first."""
+    total: dict[int, int] = {}
+    for calls in CallReader(trace):
+        mine = calls.pick(calls.storage)
+        pids, place = np.unique(mine.pid, return_inverse=True)
+        for pid, time_ns in zip(pids, np.bincount(place, weights=mine.duration_ns), strict=True):
+            total[int(pid)] = total.get(int(pid), 0) + int(time_ns)
+    return sorted(total, key=lambda pid: (-total[pid], pid))
+
+
+def _in_window(samples: pd.DataFrame | None, window: Window) -> pd.DataFrame | None:
+    """Return the samples within the window and the first after it, whose interval may reach into it; None when there are none."""
+    if samples is None:
+        return None
+    after = samples["time_ns"] > window.end_ns
+    keep = (samples["time_ns"] >= window.begin_ns) & (~after | (after.cumsum() == 1))
+    return samples[keep] if keep.any() else None
