@@ -1,0 +1,1 @@
+"""Utilisation of the machine, one row per interval, read from /proc, sysfs and NVML without subprocesses."""

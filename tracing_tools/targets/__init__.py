@@ -1,0 +1,1 @@
+"""What is traced: so far a command and its descendants."""

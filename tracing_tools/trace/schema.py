@@ -37,7 +37,8 @@ FILES = pa.schema([
     ("device", pa.int64()),  # as os.stat().st_dev
     ("inode", pa.int64()),
     ("generation", pa.int64()),  # tells a reused inode number from the file that had it before
-    ("path", pa.string()),  # absolute, as the job sees it; bytes that are not UTF-8 appear as \xNN
+    ("path", pa.string()),  # absolute, as the job sees it when first opened; bytes that are not UTF-8 appear as \xNN
+    ("renamed_to", pa.string()),  # its last name, if the job renamed it; null otherwise
     ("container", pa.string()),
     ("size_bytes", pa.int64()),  # when first opened; null if never seen
     ("kind", _label),  # one of FILE_KINDS

@@ -1,0 +1,48 @@
+"""What every way to capture offers, so that the recorder need not know which one it has."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tracing_tools.trace.recording import Recording
+
+
+@dataclass
+class Ledger:
+    """The kernel's own counts: every event seen was either recorded or lost to one of the sources."""
+
+    seen: int | None = None  # None: the backend cannot count independently of what it records
+    lost: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Scope:
+    """Which tasks to trace: those in a cgroup (given by id and depth in its hierarchy) or, without one, a process tree."""
+
+    cgroup_id: int = 0
+    cgroup_level: int = 0
+
+
+class Backend(Protocol):
+    """A way to capture. Calls come in this order: start, follow, drain..., stop."""
+
+    name: str
+    probes: list[str]
+
+    def wrap(self, command: list[str], raw: Path) -> list[str]:
+        """Return the command line to start instead of `command`; `raw` is where it may write records of its own."""
+
+    def start(self, scope: Scope) -> None:
+        """Begin to capture the tasks of `scope`; IotwinError when that is not possible."""
+
+    def follow(self, pid: int) -> None:
+        """Capture the process `pid`, which waits for its first instruction, and all its descendants."""
+
+    def drain(self, recording: Recording) -> bool:
+        """Move what is pending into the recording; return whether there was so much that more is due at once."""
+
+    def ledger(self) -> Ledger:
+        """Return the counts so far."""
+
+    def stop(self, recording: Recording) -> None:
+        """Detach from everything and move what is left into the recording."""

@@ -1,0 +1,138 @@
+"""A compiled eBPF object, loaded through ctypes on libbpf.so.1: no compiled helper, no Python package."""
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracing_tools.trace.errors import IotwinError
+
+_FUNCTIONS: dict[str, tuple[type, list[type]]] = {
+    "bpf_object__open_file": (c_void_p, [c_char_p, c_void_p]),
+    "bpf_object__load": (c_int, [c_void_p]),
+    "bpf_object__close": (c_int, [c_void_p]),
+    "bpf_object__find_map_by_name": (c_void_p, [c_void_p, c_char_p]),
+    "bpf_object__next_program": (c_void_p, [c_void_p, c_void_p]),
+    "bpf_map__fd": (c_int, [c_void_p]),
+    "bpf_map__initial_value": (c_void_p, [c_void_p, POINTER(c_size_t)]),
+    "bpf_map__set_max_entries": (c_int, [c_void_p, ctypes.c_uint32]),
+    "bpf_map_lookup_elem": (c_int, [c_int, c_void_p, c_void_p]),
+    "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, c_uint64]),
+    "bpf_program__attach": (c_void_p, [c_void_p]),
+    "bpf_program__name": (c_char_p, [c_void_p]),
+    "bpf_link__destroy": (c_int, [c_void_p]),
+    "libbpf_num_possible_cpus": (c_int, []),
+    "libbpf_set_print": (c_void_p, [c_void_p]),
+}
+_PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    except OSError:
+        raise IotwinError("libbpf.so.1 is not installed; install the package libbpf1") from None
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    # libbpf prints pages about a program that fails to load; the caller says the one line that matters.
+    library.libbpf_set_print(None)
+    return library
+
+
+def libbpf_available() -> bool:
+    """Whether libbpf.so.1 can be loaded."""
+    try:
+        _library()
+    except IotwinError:
+        return False
+    return True
+
+
+class BpfObject:
+    """An eBPF object file: set its constants, load it, attach its programs, use its maps. Close it to detach everything."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the object file at `path`; IotwinError when it is not one."""
+        self._lib = _library()
+        self._links: list[int] = []
+        self._object: int | None = self._lib.bpf_object__open_file(os.fsencode(path), None)
+        if not self._object or self._object > 2**63:  # libbpf 1.x returns NULL; older ones an error pointer
+            raise IotwinError(f"{path} is not a loadable eBPF object: {os.strerror(ctypes.get_errno())}")
+
+    def __enter__(self) -> "BpfObject":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def set_constants(self, values: bytes) -> None:
+        """Overwrite the program's read-only data (its ``const volatile`` variables, in order of declaration); before load."""
+        size = c_size_t()
+        address = self._lib.bpf_map__initial_value(self._map(".rodata"), byref(size))
+        if not address or len(values) > size.value:
+            raise IotwinError(f"the eBPF object has {size.value} bytes of constants, {len(values)} were given; compile it again")
+        ctypes.memmove(address, values, len(values))
+
+    def set_max_entries(self, name: str, entries: int) -> None:
+        """Set the size of a map (bytes for a ring buffer); before load."""
+        self._lib.bpf_map__set_max_entries(self._map(name), entries)
+
+    def load(self) -> None:
+        """Load maps and programs into the kernel; IotwinError with the kernel's reason when it refuses."""
+        error = self._lib.bpf_object__load(self._object)
+        if error:
+            raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")
+
+    def attach(self) -> None:
+        """Attach every program to its tracepoint."""
+        program: int | None = None
+        while program := self._lib.bpf_object__next_program(self._object, program):
+            link = self._lib.bpf_program__attach(program)
+            if not link:
+                name = self._lib.bpf_program__name(program).decode()
+                raise IotwinError(f"cannot attach the eBPF program {name}: {os.strerror(ctypes.get_errno())}")
+            self._links.append(link)
+
+    def detach(self) -> None:
+        """Detach every program; the maps stay readable."""
+        while self._links:
+            self._lib.bpf_link__destroy(self._links.pop())
+
+    def close(self) -> None:
+        """Detach every program and free the object."""
+        self.detach()
+        if self._object:
+            self._lib.bpf_object__close(self._object)
+            self._object = None
+
+    def map_fd(self, name: str) -> int:
+        """Return the file descriptor of a map, valid until close."""
+        return int(self._lib.bpf_map__fd(self._map(name)))
+
+    def update(self, name: str, key: int, value: int) -> None:
+        """Set one entry of a map with a 32-bit key and an 8-bit value."""
+        key_c, value_c = ctypes.c_uint32(key), ctypes.c_uint8(value)
+        if self._lib.bpf_map_update_elem(self.map_fd(name), byref(key_c), byref(value_c), 0):
+            raise IotwinError(f"cannot update the eBPF map {name}: {os.strerror(ctypes.get_errno())}")
+
+    def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:
+        """Return entry 0 of a per-CPU array of `fields` 64-bit counters, summed over the CPUs; shape (fields,)."""
+        cpus = self._lib.libbpf_num_possible_cpus()
+        buffer = (c_uint64 * (fields * cpus))()
+        key = ctypes.c_uint32(0)
+        self._lib.bpf_map_lookup_elem(self.map_fd(name), byref(key), buffer)
+        counters: NDArray[np.uint64] = np.frombuffer(buffer, np.uint64).reshape(cpus, fields).sum(axis=0, dtype=np.uint64)
+        return counters
+
+    def _map(self, name: str) -> int:
+        found = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
+        if not found:
+            raise IotwinError(f"the eBPF object has no map {name}; compile it again")
+        return int(found)

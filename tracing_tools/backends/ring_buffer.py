@@ -1,0 +1,65 @@
+"""A BPF ring buffer mapped into this process and taken over in bulk: no Python code runs per record.
+
+Layout (kernel/bpf/ringbuf.c): one page with the consumer position, one with the producer position, then the data, mapped twice in
+a row so that a record that wraps lies in one piece. Each record follows an 8-byte header whose first word is its length with a busy
+bit (still being written) and a discard bit. x86-64 keeps the order of loads that this relies on; weaker memory orders would need
+acquire loads.
+"""
+
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BUSY = 1 << 31
+_DISCARD = 1 << 30
+_HEADER_BYTES = 8
+
+
+class RingBuffer:
+    """Reader of one ring buffer of `size_bytes` (a power of two), given by the file descriptor of its map."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        page = mmap.PAGESIZE
+        self.size_bytes = size_bytes
+        self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
+        self._data_map = mmap.mmap(fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer = np.frombuffer(self._consumer_map, np.uint64, 1)
+        self._producer = np.frombuffer(self._data_map, np.uint64, 1)
+        self._data = np.frombuffer(self._data_map, np.uint8, offset=page)
+
+    def pending_bytes(self) -> int:
+        """Bytes between consumer and producer, headers included."""
+        return int(self._producer[0]) - int(self._consumer[0])
+
+    def fixed_records(self, record: np.dtype[np.void]) -> NDArray[np.void]:
+        """Return a view of the finished records of type `record` (header included); call `consume` once they are saved."""
+        begin = int(self._consumer[0]) & (self.size_bytes - 1)
+        count = self.pending_bytes() // record.itemsize
+        records = self._data[begin : begin + count * record.itemsize].view(record)
+        unfinished = records["header"] != record.itemsize - _HEADER_BYTES
+        return records[: int(unfinished.argmax())] if unfinished.any() else records
+
+    def variable_records(self) -> NDArray[np.uint8]:
+        """Return a view of the bytes of the finished records, each with its header and padded to 8 bytes.
+
+        A loop over headers: these records are rare.
+        """
+        begin = int(self._consumer[0]) & (self.size_bytes - 1)
+        end, limit = begin, begin + self.pending_bytes()
+        while end < limit:
+            header = int(self._data[end : end + 4].view(np.uint32)[0])
+            if header & _BUSY:
+                break
+            end += _HEADER_BYTES + ((header & ~_DISCARD) + 7) // 8 * 8
+        return self._data[begin:end]
+
+    def consume(self, size_bytes: int) -> None:
+        """Give `size_bytes` back to the kernel; views handed out before become invalid."""
+        self._consumer[0] += np.uint64(size_bytes)
+
+    def close(self) -> None:
+        """Unmap the buffer; views handed out before become invalid."""
+        del self._consumer, self._producer, self._data
+        self._consumer_map.close()
+        self._data_map.close()

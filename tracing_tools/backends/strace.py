@@ -1,0 +1,243 @@
+"""The fallback without root or eBPF: strace, exact and slow. Also the oracle of the tests.
+
+strace writes text while the job runs; when the job has ended, the text becomes the same records that the eBPF programs give. Offsets
+follow each open file's position; device and inode are looked up from the path afterwards, as strace does not know them.
+"""
+
+import os
+import re
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tracing_tools.backends import strace_text as text
+from tracing_tools.backends.base import Ledger, Scope
+from tracing_tools.trace import records
+from tracing_tools.trace.recording import RAW, Recording, read_clocks
+from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
+
+# Not events of the trace, but needed to follow positions, descriptors and processes.
+_FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", "clone", "clone3", "fork", "vfork", "execve")
+_FORKS = ("clone", "clone3", "fork", "vfork")
+
+
+def unavailable_reason() -> str | None:
+    """Return why this machine cannot capture this way, or None when it can."""
+    return None if shutil.which("strace") else "strace is not installed; install the package strace"
+
+
+class StraceBackend:
+    """Captures by ptrace. Every traced call stops the job twice: its times are the job's under strace."""
+
+    name = "strace"
+
+    def __init__(self) -> None:
+        self.probes = ["ptrace"]
+
+    def wrap(self, command: list[str], raw: Path) -> list[str]:
+        """Return the command line that runs `command` under strace, one text file per thread."""
+        calls = ",".join((*CALLS, *_FOLLOWED))
+        return [
+            "strace", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
+            "-e", "signal=none", "-e", f"trace={calls}", "-o", str(raw / "strace"), "--", *command,
+        ]  # fmt: skip
+
+    def start(self, scope: Scope) -> None:
+        """Nothing to do: strace starts with the command."""
+
+    def follow(self, pid: int) -> None:
+        """Nothing to do: strace follows its own child."""
+
+    def drain(self, recording: Recording) -> bool:
+        """Nothing to do until the end: strace writes its own files."""
+        return False
+
+    def ledger(self) -> Ledger:
+        """strace loses nothing, and does not count apart from what it writes."""
+        return Ledger()
+
+    def stop(self, recording: Recording) -> None:
+        """Turn strace's text into records."""
+        raw = recording.directory / RAW
+        calls = sorted(
+            (call for path in raw.glob("strace.*") for call in text.parse_lines(int(path.suffix[1:]), path.open("rb"))),
+            key=lambda call: (call.start_ns, call.name == "exit"),
+        )
+        clock = read_clocks()
+        replay = _Replay(clock.monotonic_ns - clock.realtime_ns)
+        events = [event for call in calls for event in replay.apply(call)]
+        recording.append_names(b"".join(replay.names))
+        recording.append_events(np.array(events, records.EVENT) if events else np.zeros(0, records.EVENT))
+        recording.manifest.notes.append("captured by strace: inode numbers were looked up after the run, calls took longer than untraced")
+
+
+class _Replay:
+    """Follows processes, descriptors and positions through the calls in order of time, giving records."""
+
+    def __init__(self, to_monotonic_ns: int) -> None:
+        self._to_monotonic_ns = to_monotonic_ns
+        self.names: list[bytes] = []
+        self._pid_of: dict[int, int] = {}
+        self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> shared position
+        self._identities: dict[bytes, tuple[int, int, int, int]] = {}
+
+    def apply(self, call: text.Call) -> Iterator[tuple[int, ...]]:
+        """Yield the event record of a traced call, if it is one."""
+        pid = self._pid_of.setdefault(call.tid, call.tid)
+        time_ns = call.start_ns + self._to_monotonic_ns
+        if call.name in _FORKS:
+            self._fork(call, pid, time_ns)
+        elif call.name == "execve" and call.result == 0:
+            self._name(records.NAME_EXEC, time_ns, pid, call.tid, b"\0".join(_command_line(call.arguments)), result=pid)
+        elif call.name == "exit" and call.tid == pid:
+            self._name(records.NAME_EXIT, time_ns, pid, call.tid, b"", result=call.result)
+        elif call.name in CALLS:
+            event = self._event(call, pid, time_ns)
+            if event is not None:
+                yield event
+        elif call.result >= 0:
+            self._follow_descriptor(call, pid)
+
+    def _fork(self, call: text.Call, pid: int, time_ns: int) -> None:
+        if call.result <= 0:
+            return
+        if b"CLONE_THREAD" in call.arguments:
+            self._pid_of[call.result] = pid
+            return
+        self._pid_of[call.result] = call.result
+        for (owner, fd), position in list(self._positions.items()):
+            if owner == pid:
+                self._positions[call.result, fd] = position
+        self._name(records.NAME_FORK, time_ns, call.result, call.result, b"", parent=pid, result=call.result)
+
+    def _follow_descriptor(self, call: text.Call, pid: int) -> None:
+        fd, _ = text.descriptor(call.arguments)
+        if call.name == "lseek":
+            self._position(pid, fd)[0] = call.result
+        elif call.name != "fcntl" or b"F_DUPFD" in call.arguments:
+            if call.name in ("dup", "dup2", "dup3", "fcntl"):
+                self._positions[pid, call.result] = self._position(pid, fd)
+
+    def _position(self, pid: int, fd: int) -> list[int]:
+        return self._positions.setdefault((pid, fd), [0])
+
+    def _event(self, call: text.Call, pid: int, time_ns: int) -> tuple[int, ...] | None:
+        number, kind = CALLS[call.name]
+        fd, path, offset, requested, flag_bits = -1, None, -1, 0, 0
+        if kind in OPEN_KINDS:
+            fd, path, requested = self._open(call, kind, pid, time_ns)
+            flag_bits = _open_flag_bits(requested)
+        elif kind is Kind.MAP:
+            match = re.search(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$", call.arguments)
+            if match is None or b"MAP_ANONYMOUS" in call.arguments:
+                return None
+            (fd, path), offset = text.descriptor(match[1]), int(match[2], 0)
+            requested = int(call.arguments.split(b", ")[1])
+        elif kind in (Kind.NAME, Kind.NAME_AT, Kind.RENAME, Kind.RENAME_AT):
+            self._given(call, kind, pid, time_ns)
+        elif kind is not Kind.WAIT:
+            fd, path = text.descriptor(call.arguments)
+            offset, requested = self._transfer(call, kind, pid, fd)
+        inode, device, generation, file_type = self._identify(path)
+        if file_type and file_type != records.TYPE_REGULAR and kind is not Kind.MAP:
+            offset = -1
+        packed = records.pack_call(number, file_type | flag_bits)
+        head = 0, 0, time_ns, call.duration_ns, call.result, offset, requested, inode
+        return (*head, pid, call.tid, device, generation, fd, packed)
+
+    def _open(self, call: text.Call, kind: Kind, pid: int, time_ns: int) -> tuple[int, bytes | None, int]:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if kind is Kind.CREATE else text.flags(call.arguments, b"O_")
+        if call.result < 0:
+            self._given(call, kind, pid, time_ns)
+            return -1, None, flags
+        self._positions[pid, call.result] = [0]
+        path = call.result_path or b""
+        inode, device, generation, file_type = self._identify(path)
+        size = _size(path) if file_type == records.TYPE_REGULAR and not flags & os.O_TRUNC else 0
+        self._name(
+            records.NAME_OPENED, time_ns, pid, call.tid, path, inode=inode, device=device, generation=generation, size=size, mode=file_type << 12
+        )  # fmt: skip
+        return call.result, path, flags
+
+    def _transfer(self, call: text.Call, kind: Kind, pid: int, fd: int) -> tuple[int, int]:
+        """Return (offset, bytes asked for) of a read, write or sync, and move the file's position."""
+        if kind in (Kind.DESCRIPTOR, Kind.CLOSE):
+            if kind is Kind.CLOSE:
+                self._positions.pop((pid, fd), None)
+            return -1, 0
+        if kind is Kind.POSITIONED:
+            requested, offset = text.numbers_at_end(call.arguments, 2)
+            return offset, requested
+        if kind is Kind.POSITIONED_VECTOR:
+            return text.numbers_at_end(call.arguments, 1)[0], _vector_bytes(call.arguments)
+        requested = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
+        position = self._position(pid, fd)
+        offset = position[0]
+        position[0] += max(call.result, 0)
+        return offset, requested
+
+    def _given(self, call: text.Call, kind: Kind, pid: int, time_ns: int) -> None:
+        names = text.strings(call.arguments)
+        directories = re.findall(rb"(?:AT_FDCWD|\d+)<([^>]*)>", call.arguments) if kind in _RELATIVE else []
+        for i, name in enumerate(names[: 2 if kind in (Kind.RENAME, Kind.RENAME_AT) else 1]):
+            base = text.unescape(directories[min(i, len(directories) - 1)]) if directories else os.fsencode(Path.cwd())
+            path = name if name.startswith(b"/") else base.rstrip(b"/") + b"/" + name
+            self._name(records.NAME_GIVEN, time_ns, pid, call.tid, path, result=max(call.result, -(2**31)))
+
+    def _identify(self, path: bytes | None) -> tuple[int, int, int, int]:
+        """Return (inode, device, generation, file type) for a path; a file that is gone gets a number made from its path."""
+        if path is None:
+            return 0, 0, 0, 0
+        if path not in self._identities:
+            self._identities[path] = _look_up(path)
+        return self._identities[path]
+
+    def _name(self, type_: int, time_ns: int, pid: int, tid: int, content: bytes, **fields: int) -> None:
+        values = dict.fromkeys(("parent", "result", "inode", "device", "generation", "mode", "size"), 0) | fields
+        self.names.append(records.pack_name(records.NameRecord(time_ns=time_ns, type=type_, pid=pid, tid=tid, text=content, **values)))
+
+
+_RELATIVE = (Kind.OPEN_AT, Kind.OPEN_AT2, Kind.NAME_AT, Kind.RENAME_AT)
+_ANONYMOUS = {b"pipe:": records.TYPE_PIPE, b"socket:": records.TYPE_SOCKET, b"anon_inode:": 0}
+
+
+def _look_up(path: bytes) -> tuple[int, int, int, int]:
+    for prefix, file_type in _ANONYMOUS.items():
+        if path.startswith(prefix):
+            digits = re.search(rb"\d+", path)
+            return int(digits[0]) if digits else zlib.crc32(path), 1, 0, file_type
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return zlib.crc32(path), 0, 1, records.TYPE_REGULAR
+    device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
+    return status.st_ino, device, 0, stat.S_IFMT(status.st_mode) >> 12
+
+
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):
+        return 0
+
+
+def _open_flag_bits(flags: int) -> int:
+    return (
+        (records.RAW_FLAG_DIRECT if flags & os.O_DIRECT else 0)
+        | (records.RAW_FLAG_APPEND if flags & os.O_APPEND else 0)
+        | (records.RAW_FLAG_WRITABLE if flags & os.O_ACCMODE else 0)
+    )
+
+
+def _vector_bytes(arguments: bytes) -> int:
+    return sum(int(length) for length in re.findall(rb"iov_len=(\d+)", arguments))
+
+
+def _command_line(arguments: bytes) -> list[bytes]:
+    """The argument vector of an execve: the strings after the program's path."""
+    listed = arguments.partition(b", [")[2].partition(b"], ")[0]
+    return text.strings(listed)

@@ -1,0 +1,113 @@
+"""strace's text, one call a line (options -f -ff -y, times in nanoseconds), parsed into calls."""
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_LINE = re.compile(
+    rb"(?P<s>\d+)\.(?P<ns>\d{9}) (?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>\?|-?\d+|0x[0-9a-f]+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
+    rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{9})>)?$"
+)
+_EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{9}) \+\+\+ (?:exited with (?P<status>\d+)|killed by (?P<signal>SIG\w+))")
+_DESCRIPTOR = re.compile(rb"(?P<fd>AT_FDCWD|-?\d+)(?:<(?P<path>[^>]*)>)?")
+_STRING = re.compile(rb'"(?P<text>(?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-f]{2}|.)")
+_SIMPLE_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"v": b"\v", b"f": b"\f"}
+_KERNEL_ONLY_ERRORS = {"ERESTARTSYS": 512, "ERESTARTNOINTR": 513, "ERESTARTNOHAND": 514, "ERESTART_RESTARTBLOCK": 516}
+
+
+@dataclass
+class Call:
+    """One finished call, or the end of a process (name 'exit', result a wait status)."""
+
+    tid: int
+    start_ns: int  # UNIX time
+    duration_ns: int
+    name: str
+    arguments: bytes
+    result: int
+    result_path: bytes | None  # of the descriptor that the call returned
+
+
+def unescape(text: bytes) -> bytes:
+    """Return the bytes that strace's C-style escapes stand for."""
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        if code[:1].isdigit():
+            return bytes([int(code, 8) & 255])
+        if code[:1] == b"x" and len(code) == 3:
+            return bytes([int(code[1:], 16)])
+        return _SIMPLE_ESCAPES.get(code, code)
+
+    return _ESCAPE.sub(replace, text)
+
+
+def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
+    """Yield the calls in the text of one thread; lines that are neither calls nor exits are left out."""
+    for line in lines:
+        match = _LINE.match(line)
+        if match is not None:
+            call = _call(tid, match)
+            if call is not None:
+                yield call
+        elif ended := _EXITED.match(line):
+            signal_number = _signal_number(ended["signal"]) if ended["signal"] else 0
+            status = signal_number or int(ended["status"]) << 8
+            yield Call(tid, int(ended["s"]) * 10**9 + int(ended["ns"]), 0, "exit", b"", status, None)
+
+
+def _call(tid: int, match: re.Match[bytes]) -> Call | None:
+    error = (match["error"] or b"").decode()
+    if match["result"] in (b"?", b"-1") and error:
+        number = _KERNEL_ONLY_ERRORS.get(error) or getattr(errno, error, 0)
+        result = -number
+    elif match["result"] == b"?":
+        return None  # the process ended within the call
+    else:
+        result = int(match["result"], 0)
+    start_ns = int(match["s"]) * 10**9 + int(match["ns"])
+    duration_ns = int(match["took_s"]) * 10**9 + int(match["took_ns"]) if match["took_s"] else 0
+    path = None if match["path"] is None else unescape(match["path"])
+    return Call(tid, start_ns, duration_ns, match["name"].decode(), match["arguments"], result, path)
+
+
+def _signal_number(name: bytes) -> int:
+    import signal
+
+    return int(getattr(signal, name.decode(), 0))
+
+
+def descriptor(argument: bytes) -> tuple[int, bytes | None]:
+    """Return (fd, path) of the descriptor at the start of `argument`; -100 and the directory for AT_FDCWD."""
+    match = _DESCRIPTOR.match(argument)
+    if match is None:
+        return -1, None
+    path = None if match["path"] is None else unescape(match["path"])
+    return (-100 if match["fd"] == b"AT_FDCWD" else int(match["fd"])), path
+
+
+def strings(arguments: bytes) -> list[bytes]:
+    """Return the quoted strings among the arguments, unescaped."""
+    return [unescape(match["text"]) for match in _STRING.finditer(arguments)]
+
+
+def numbers_at_end(arguments: bytes, count: int) -> list[int]:
+    """Return the last `count` arguments as integers (-1 for what is none)."""
+    values = []
+    for part in arguments.rsplit(b", ", count)[-count:]:
+        try:
+            values.append(int(part.split(b"<")[0], 0))
+        except ValueError:
+            values.append(-1)
+    return values
+
+
+def flags(argument: bytes, prefix: bytes) -> int:
+    """Return the bits of the open flags (O_...) named in `argument`."""
+    bits = 0
+    for name in re.findall(prefix + rb"[A-Z0-9_]+", argument):
+        bits |= getattr(os, name.decode(), 0)
+    return bits

@@ -1,0 +1,91 @@
+/* The few kernel types and BPF helpers the probes use, declared by hand.
+ *
+ * preserve_access_index makes every field access relocatable (CO-RE): libbpf looks the real offsets up in the running
+ * kernel's BTF at load time. So no kernel headers, no bpftool and no libbpf headers are needed to compile.
+ */
+#ifndef IOTWIN_KERNEL_TYPES_H
+#define IOTWIN_KERNEL_TYPES_H
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int s32;
+typedef long long s64;
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+/* A function of its own to the verifier, for what is long and rarely runs. */
+#define CALLED static __attribute__((noinline))
+#define NULL ((void *)0)
+
+#define MAP_UINT(name, value) int(*name)[value]
+#define MAP_TYPE(name, value) typeof(value) *name
+
+enum {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_RINGBUF = 27,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+enum { BPF_F_NO_PREALLOC = 1, BPF_LOCAL_STORAGE_GET_F_CREATE = 1, BPF_RB_NO_WAKEUP = 1 };
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct pt_regs { unsigned long di, si, dx, r10, r8, r9, ax, orig_ax; };
+struct qstr { const unsigned char *name; };
+struct super_block { u32 s_dev; };
+struct inode { u16 i_mode; struct super_block *i_sb; unsigned long i_ino; s64 i_size; u32 i_generation; };
+struct dentry { struct dentry *d_parent; struct qstr d_name; };
+struct vfsmount { struct dentry *mnt_root; };
+struct mount { struct mount *mnt_parent; struct dentry *mnt_mountpoint; struct vfsmount mnt; };
+struct path { struct vfsmount *mnt; struct dentry *dentry; };
+struct file { struct path f_path; struct inode *f_inode; u32 f_flags; s64 f_pos; };
+struct fdtable { u32 max_fds; struct file **fd; };
+struct files_struct { struct fdtable *fdt; };
+struct fs_struct { struct path root, pwd; };
+struct mm_struct { unsigned long arg_start, arg_end; };
+struct upid { int nr; };
+struct pid { u32 level; struct upid numbers[1]; };
+struct task_struct {
+	s32 pid, tgid;
+	int exit_code;
+	char comm[16];
+	struct task_struct *real_parent;
+	struct pid *thread_pid;
+	struct mm_struct *mm;
+	struct files_struct *files;
+	struct fs_struct *fs;
+};
+struct iovec { void *iov_base; unsigned long iov_len; };
+struct linux_binprm;
+
+#pragma clang attribute pop
+
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
+static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
+static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
+static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*bpf_probe_read_user_str)(void *to, u32 size, const void *from) = (void *)114;
+static long (*bpf_probe_read_kernel_str)(void *to, u32 size, const void *from) = (void *)115;
+static u64 (*bpf_get_current_ancestor_cgroup_id)(int level) = (void *)123;
+static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
+static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
+static void (*bpf_ringbuf_submit)(void *data, u64 flags) = (void *)132;
+static void *(*bpf_task_storage_get)(void *map, struct task_struct *task, void *value, u64 flags) = (void *)156;
+static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
+static long (*bpf_loop)(u32 iterations, void *callback, void *context, u64 flags) = (void *)181;
+
+/* Casts a kernel address to a typed, fault-tolerant pointer, so that fields are plain loads. Kernel 6.2 and later. */
+extern void *bpf_rdonly_cast(const void *object, u32 btf_id) __attribute__((section(".ksyms"), weak));
+
+#define KERNEL_TYPE_ID(type) __builtin_btf_type_id(*(typeof(type) *)0, 1)
+#define FIELD_OFFSET(type, field) __builtin_preserve_field_info(((type *)0)->field, 0)
+#define KERNEL_READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), &(from))
+
+#endif

@@ -1,0 +1,77 @@
+"""What a file is to the job (data set, checkpoint, library, ...) and what a process is (rank, loader, helper)."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracing_tools.trace.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_PIPE, TYPE_SOCKET
+
+_TYPES = {TYPE_PIPE: "pipe", TYPE_SOCKET: "socket", TYPE_CHARACTER: "device", TYPE_BLOCK: "device", TYPE_DIRECTORY: "directory"}
+_SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
+_TEMPORARY = ("/dev/shm/", "/memfd:")  # noqa: S108 - names to recognise, not files to make
+_LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
+_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/")
+_LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".pth", ".egg-link"}
+_LOG_SUFFIXES = {".log", ".out", ".err"}
+_CHECKPOINT_SUFFIXES = {".pt", ".ckpt", ".safetensors", ".pkl", ".meta", ".index"}
+_SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".txt", ".md"}
+_SETTINGS_LIMIT_BYTES = 1 << 20  # a text file larger than this is data, whatever its name
+_CHECKPOINT_MINIMUM_BYTES = 1 << 16
+
+
+def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool) -> str:
+    """Return the kind (one of schema.FILE_KINDS) of one file.
+
+    `file_type` is S_IFMT >> 12, 0 when the file was never open; the byte counts are the job's own reads (or mappings) and writes.
+    """
+    if is_log:
+        return "log"
+    if file_type in _TYPES:
+        return _TYPES[file_type]
+    if path.startswith(_TEMPORARY):
+        return "temporary"
+    if path.startswith(_SYSTEM) or path.startswith("/dev/"):
+        return "system"
+    suffix = PurePosixPath(path).suffix
+    if written_bytes:
+        return _kind_of_written(suffix, written_bytes)
+    in_library = path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS)
+    if in_library or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg"):
+        return "library"
+    if file_type == 0:
+        return "missing"
+    if suffix in _CHECKPOINT_SUFFIXES:
+        return "checkpoint"
+    if read_bytes == 0 or (suffix in _SETTINGS_SUFFIXES and read_bytes < _SETTINGS_LIMIT_BYTES):
+        return "other"
+    return "dataset"
+
+
+def _kind_of_written(suffix: str, written_bytes: int) -> str:
+    if suffix in _LOG_SUFFIXES:
+        return "log"
+    if suffix == ".pyc":
+        return "library"
+    large = written_bytes >= _CHECKPOINT_MINIMUM_BYTES
+    return "checkpoint" if suffix in _CHECKPOINT_SUFFIXES or large else "other"
+
+
+def process_roles(
+    pids: Sequence[int], parents: Sequence[int], has_executed: Sequence[bool], dataset_bytes: NDArray[np.int64]
+) -> list[str]:
+    """Return the role of each process: loaders are forks (no exec) that read the data set for a parent, ranks are those parents.
+
+    Without loaders a process that reads the data set itself is a rank; everything else is a helper. All four have one entry a process.
+    """
+    known = set(pids)
+    loader = [
+        not ran and parent in known and bool(size)
+        for parent, ran, size in zip(parents, has_executed, dataset_bytes.tolist(), strict=True)
+    ]
+    fed = {parent for parent, is_loader in zip(parents, loader, strict=True) if is_loader}
+    roles = []
+    for pid, is_loader, size in zip(pids, loader, dataset_bytes.tolist(), strict=True):
+        roles.append("loader" if is_loader else "rank" if pid in fed or size else "helper")
+    return roles

@@ -1,0 +1,161 @@
+"""The files of a trace: which file each event worked on, under which path, and what kind of file it is."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.classify import file_kind
+from tracing_tools.trace.records import FILE_TYPE_MASK, NAME_GIVEN, NAME_OPENED, NameRecord
+from tracing_tools.trace.syscalls import CALLS
+
+_IDENTITY = np.dtype([("inode", "<u8"), ("device", "<u4"), ("generation", "<u4")])
+_READING = np.array([CALLS[op][0] for op in (*schema.READ_OPS, *schema.MAP_OPS)])
+_WRITING = np.array([CALLS[op][0] for op in schema.WRITE_OPS])
+_READS_MAPPED = np.array([CALLS[op][0] for op in schema.MAP_OPS])
+_RENAMING = np.array([CALLS[op][0] for op in ("rename", "renameat", "renameat2")])
+
+
+def readable(path: bytes) -> str:
+    """Return a path as text; bytes that are not UTF-8 appear as \\xNN."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+class FileTable:
+    """Assigns file ids to events chunk by chunk, and gathers what the files table needs on the way.
+
+    A file is its (device, inode, generation), so that a reused inode number is another file. Names that never led to an open file
+    (failed opens) are files of kind 'missing' with no device.
+    """
+
+    def __init__(self, names: list[NameRecord], log_paths: set[bytes]) -> None:
+        self._ids: dict[bytes, int] = {}  # identity bytes -> file_id
+        self._by_path: dict[bytes, int] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._log_paths = log_paths
+        self._given: dict[tuple[int, int], list[NameRecord]] = {}
+        self._pid_file_bytes: dict[tuple[int, int], int] = {}
+        opened: dict[bytes, NameRecord] = {}
+        for record in names:
+            if record.type == NAME_OPENED:
+                identity = np.array([(record.inode, record.device, record.generation)], _IDENTITY)
+                opened.setdefault(identity.tobytes(), record)
+            elif record.type == NAME_GIVEN:
+                self._given.setdefault((record.tid, record.time_ns), []).append(record)
+        self._opened = opened
+
+    def assign(self, chunk: NDArray[np.void], number: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """Return the file_id of each event of the chunk (-1: none), in the order given; chunks must come in order of start."""
+        identity = np.empty(len(chunk), _IDENTITY)
+        for name in _IDENTITY.names or ():
+            identity[name] = chunk[name]
+        codes, firsts = _factorize(identity)
+        file_type = (chunk["call_flags_cpu"] >> 10) & FILE_TYPE_MASK
+        ids = np.array([self._id_of(identity[i], int(file_type[i])) for i in firsts.tolist()], np.int32)
+        file_id = ids[codes]
+        self._assign_given(chunk, number, file_id)
+        self._account(chunk, number, file_id)
+        return file_id
+
+    def _id_of(self, identity: Any, file_type: int) -> int:
+        if not identity["inode"] and not identity["device"]:
+            return -1
+        key = identity.tobytes()
+        known = self._ids.get(key)
+        if known is None:
+            record = self._opened.get(key)
+            kernel_device = int(identity["device"])
+            device = os.makedev(kernel_device >> 20, kernel_device & 0xFFFFF)
+            path = record.text if record else b"%s:[%d]" % (b"unnamed", int(identity["inode"]))
+            known = self._add(path, device, int(identity["inode"]), int(identity["generation"]), record.size if record else None, file_type)
+            self._ids[key] = known
+        return known
+
+    def _add(
+        self, path: bytes, device: int | None, inode: int | None, generation: int | None, size: int | None, file_type: int
+    ) -> int:
+        file_id = len(self._rows)
+        self._rows.append({
+            "file_id": file_id, "device": device, "inode": inode, "generation": generation, "path": path, "renamed_to": None,
+            "container": None, "size_bytes": size, "file_type": file_type, "read_bytes": 0, "written_bytes": 0,
+        })  # fmt: skip
+        self._by_path[path] = file_id
+        return file_id
+
+    def _assign_given(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
+        """Fill in the files of calls that name a path: failed opens, unlinks and renames. A loop, as these are few."""
+        if not self._given:
+            return
+        for i in np.flatnonzero(file_id < 0).tolist():
+            given = self._given.get((int(chunk["tid"][i]), int(chunk["start_ns"][i])))
+            if not given:
+                continue
+            path = given[0].text
+            if path not in self._by_path:
+                self._add(path, None, None, None, None, 0)
+            file_id[i] = found = self._by_path[path]
+            if number[i] in _RENAMING and given[0].result == 0 and len(given) > 1:
+                target = given[1].text
+                self._rows[found]["renamed_to"] = target
+                self._by_path[target] = self._by_path.pop(path)
+
+    def _account(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
+        moved = np.where(np.isin(number, _READS_MAPPED), chunk["requested"].astype(np.int64), chunk["result"])
+        moved = np.where((chunk["result"] > 0) & (file_id >= 0), moved, 0)
+        for field, calls in (("read_bytes", _READING), ("written_bytes", _WRITING)):
+            rows = np.flatnonzero(np.isin(number, calls) & (moved > 0))
+            totals = np.bincount(file_id[rows], weights=moved[rows].astype(np.float64), minlength=len(self._rows))
+            for i in np.flatnonzero(totals).tolist():
+                self._rows[i][field] += int(totals[i])
+            if field == "read_bytes":
+                frame = pd.DataFrame({"pid": chunk["pid"][rows], "file": file_id[rows], "bytes": moved[rows]})
+                for (pid, file), size in frame.groupby(["pid", "file"])["bytes"].sum().items():
+                    key = (int(pid), int(file))
+                    self._pid_file_bytes[key] = self._pid_file_bytes.get(key, 0) + int(size)
+
+    def _kind(self, row: dict[str, Any]) -> str:
+        return file_kind(readable(row["path"]), row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths)
+
+    def dataset_bytes_by_pid(self) -> dict[int, int]:
+        """Return the bytes of data-set files that each process read; call after the last chunk."""
+        is_dataset = [self._kind(row) == "dataset" for row in self._rows]
+        totals: dict[int, int] = {}
+        for (pid, file), size in self._pid_file_bytes.items():
+            if is_dataset[file]:
+                totals[pid] = totals.get(pid, 0) + size
+        return totals
+
+    def table(self) -> pa.Table:
+        """Return the files table (schema.FILES); call after the last chunk."""
+        rows = [
+            {
+                **row,
+                "path": readable(row["path"]),
+                "renamed_to": None if row["renamed_to"] is None else readable(row["renamed_to"]),
+                "kind": self._kind(row),
+            }
+            for row in self._rows
+        ]
+        return pa.Table.from_pylist([{name: row[name] for name in schema.FILES.names} for row in rows], schema=schema.FILES)
+
+
+def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each row's code, and for each code the first row that has it.
+
+    Rows are compared by a 64-bit hash, which is far faster than comparing them whole; the result is checked against the rows, and
+    another hash is taken in the (never seen) case of a collision.
+    """
+    for multiplier in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9):
+        with np.errstate(over="ignore"):
+            mixed = (identity["device"].astype(np.uint64) << np.uint64(32)) | identity["generation"]
+            hashed = identity["inode"] * np.uint64(multiplier) ^ mixed * np.uint64(multiplier ^ 0x2545F4914F6CDD1D)
+        codes, uniques = pd.factorize(hashed)
+        firsts = np.zeros(len(uniques), np.int64)
+        firsts[codes[::-1]] = np.arange(len(codes))[::-1]
+        if (identity[firsts][codes] == identity).all():
+            return codes, firsts
+    raise AssertionError("three different hashes collided")

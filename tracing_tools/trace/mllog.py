@@ -1,0 +1,85 @@
+"""Phases from the MLLOG lines that training jobs print (`:::MLLOG {json}`, mlcommons/logging).
+
+Our own workloads and emulator add `time_ns` (UNIX nanoseconds) beside the standard `time_ms`, which is coarse for short phases.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+_LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
+
+# MLLOG key (without _start, _stop) to phase. EPOCH, BLOCK and TRAINING are all training of one kind or another.
+_PHASE_OF_KEY = {
+    "init": "init", "epoch": "epoch", "block": "block", "training": "block",
+    "eval": "evaluation", "evaluation": "evaluation", "checkpoint": "checkpoint", "step": "step",
+}  # fmt: skip
+
+PhaseRow = dict[str, Any]
+
+
+def read_phases(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int]) -> tuple[list[PhaseRow], int]:
+    """Return the phases (rows of schema.PHASES, sorted by start) that the log files tell, and how many MLLOG lines were torn."""
+    rows: list[PhaseRow] = []
+    torn = 0
+    for log in logs:
+        open_phases: dict[tuple[str, int], PhaseRow] = {}
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if ":::MLLOG" not in line:
+                    continue
+                event = _parse(line)
+                if event is None:
+                    torn += 1
+                else:
+                    _apply(event, open_phases, rows, to_monotonic_ns)
+    rows.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
+    return rows, torn
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    try:
+        event = json.loads(match["json"])
+        event["_rank"] = int(match["rank"] or event.get("metadata", {}).get("rank") or 0)
+        event["_time_ns"] = int(event["time_ns"]) if "time_ns" in event else int(event["time_ms"]) * 1_000_000
+        event["_key"] = str(event["key"]).lower()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
+    """The phase that the event starts (True) or ends (False), by event type or by the key's ending."""
+    key: str = event["_key"]
+    base, _, ending = key.rpartition("_")
+    kind = event.get("event_type")
+    if ending in ("start", "stop", "end") and base in _PHASE_OF_KEY:
+        return _PHASE_OF_KEY[base], ending == "start"
+    if key in _PHASE_OF_KEY and kind in ("INTERVAL_START", "INTERVAL_END"):
+        return _PHASE_OF_KEY[key], kind == "INTERVAL_START"
+    return None
+
+
+def _apply(event: dict[str, Any], open_phases: dict[tuple[str, int], PhaseRow], rows: list[PhaseRow], clock: Callable[[int], int]) -> None:
+    edge = _edge(event)
+    if edge is None:
+        return
+    phase, starts = edge
+    time_ns = clock(event["_time_ns"])
+    where = (phase, event["_rank"])
+    if starts:
+        metadata = event.get("metadata") or {}
+        epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
+        open_phases[where] = {
+            "phase": phase, "start_ns": time_ns, "end_ns": time_ns, "rank": event["_rank"],
+            "epoch": None if epoch is None else int(epoch), "step": None if step is None else int(step),
+        }  # fmt: skip
+    elif where in open_phases:
+        row = open_phases.pop(where)
+        row["end_ns"] = max(time_ns, row["start_ns"])
+        rows.append(row)

@@ -1,0 +1,101 @@
+"""The fixed binary records that a capture appends while it runs, and that finishing turns into tables.
+
+Mirror of struct event and struct name in tracing_tools/probes/syscalls.bpf.c, as they lie in a BPF ring buffer: each record
+follows an 8-byte header (length with busy and discard bits, page offset). They are kept on disk as they lie there, so that
+taking them over is one copy. Little endian, x86-64.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+RING_HEADER_BYTES = 8
+
+EVENT = np.dtype([
+    ("header", "<u4"), ("page", "<u4"),
+    ("start_ns", "<i8"), ("duration_ns", "<i8"), ("result", "<i8"), ("offset", "<i8"), ("requested", "<u8"), ("inode", "<u8"),
+    ("pid", "<u4"), ("tid", "<u4"), ("device", "<u4"), ("generation", "<u4"), ("fd", "<i4"), ("call_flags_cpu", "<u4"),
+])  # fmt: skip
+
+_NAME_HEAD = np.dtype([
+    ("header", "<u4"), ("page", "<u4"),
+    ("time_ns", "<i8"), ("inode", "<u8"), ("size", "<i8"),
+    ("type", "<u4"), ("pid", "<u4"), ("tid", "<u4"), ("device", "<u4"), ("generation", "<u4"), ("mode", "<u4"),
+    ("parent", "<i4"), ("result", "<i4"), ("given_length", "<u4"), ("length", "<u4"),
+])  # fmt: skip
+
+FILE_TYPE_MASK = 15  # S_IFMT >> 12
+RAW_FLAG_DIRECT, RAW_FLAG_APPEND, RAW_FLAG_WRITABLE = 16, 32, 64
+TYPE_PIPE, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_BLOCK, TYPE_REGULAR, TYPE_SOCKET = 1, 2, 4, 6, 8, 12
+
+NAME_OPENED, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT = 1, 2, 3, 4, 5
+
+
+def pack_call(number: int, flags: int = 0, cpu: int = 0) -> int:
+    """Return the packed call_flags_cpu field of one event."""
+    return number | flags << 10 | cpu << 18
+
+
+@dataclass
+class NameRecord:
+    """A path seen at an open, a name given to a call, or a step in a process's life."""
+
+    time_ns: int
+    type: int
+    pid: int
+    tid: int
+    parent: int  # pid of the parent; fork, exec and exit
+    result: int  # given: the call's result; fork, exec: pid in the process's own namespace; exit: the wait status
+    inode: int
+    device: int
+    generation: int
+    mode: int
+    size: int
+    text: bytes  # absolute path; arguments separated by NUL; or comm
+
+
+def _join(components: bytes) -> bytes:
+    return b"/" + b"/".join(reversed([part for part in components.split(b"\0") if part]))
+
+
+def _text(type_: int, data: bytes, given_length: int) -> bytes:
+    if type_ == NAME_OPENED:
+        return _join(data)
+    if type_ == NAME_GIVEN:
+        given = data[:given_length].split(b"\0")[0]
+        return given if given.startswith(b"/") else _join(data[given_length:]).rstrip(b"/") + b"/" + given
+    return data.rstrip(b"\0") if type_ == NAME_EXEC else data.split(b"\0")[0]
+
+
+def read_names(content: bytes) -> Iterator[NameRecord]:
+    """Yield the records of a names segment; a torn record at the end is left out."""
+    position = 0
+    while position + _NAME_HEAD.itemsize <= len(content):
+        head = np.frombuffer(content, _NAME_HEAD, 1, position)[0]
+        size = int(head["header"]) & 0x3FFFFFFF
+        end = position + RING_HEADER_BYTES + size
+        if end > len(content) or size < _NAME_HEAD.itemsize - RING_HEADER_BYTES:
+            return
+        begin = position + _NAME_HEAD.itemsize
+        data = content[begin : begin + int(head["length"])]
+        yield NameRecord(
+            time_ns=int(head["time_ns"]), type=int(head["type"]), pid=int(head["pid"]), tid=int(head["tid"]),
+            parent=int(head["parent"]), result=int(head["result"]), inode=int(head["inode"]), device=int(head["device"]),
+            generation=int(head["generation"]), mode=int(head["mode"]), size=int(head["size"]),
+            text=_text(int(head["type"]), data, int(head["given_length"])),
+        )  # fmt: skip
+        position += RING_HEADER_BYTES + (size + 7) // 8 * 8
+
+
+def pack_name(record: NameRecord) -> bytes:
+    """Return the bytes of a record, as `read_names` reads them; for backends that do not get them from the kernel."""
+    content = record.text
+    if record.type == NAME_OPENED:
+        content = b"".join(part + b"\0" for part in reversed(record.text.split(b"/")) if part)
+    head = np.zeros(1, _NAME_HEAD)
+    for field in ("time_ns", "type", "pid", "tid", "parent", "result", "inode", "device", "generation", "mode", "size"):
+        head[field] = getattr(record, field)
+    head["length"] = head["given_length"] = len(content)
+    head["header"] = _NAME_HEAD.itemsize - RING_HEADER_BYTES + len(content)
+    return head.tobytes() + content + bytes(-len(content) % 8)
