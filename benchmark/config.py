@@ -95,7 +95,7 @@ class Train(_Section):
     total_training_steps: Annotated[
         int, msgspec.Meta(ge=-1)
     ] = -1  # at most this many steps in each epoch, as DLIO has it; -1: all
-    seed: Count = 123
+    seed: Count = 123  # of order, drawn times and checkpoint content
     seed_change_epoch: bool = True  # a fresh order each epoch; False: the same order in all
 
 

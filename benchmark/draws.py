@@ -1,0 +1,67 @@
+"""Random draws keyed by what they are for: a rerun draws the same, whatever the workers and whatever was drawn before."""
+
+from enum import IntEnum
+from statistics import NormalDist
+
+import numpy as np
+
+from benchmark.config import Duration, Normal, Quantiles
+
+_LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+class Purpose(IntEnum):
+    """What a draw is for. The numbers are part of the key: changing one changes every run."""
+
+    ORDER = 1
+    TRAIN_STEP = 2
+    EVALUATION_STEP = 3
+    TRAIN_SAMPLE = 4
+    EVALUATION_SAMPLE = 5
+    INIT = 6
+    FIRST_STEP = 7
+    SERIALIZATION = 8
+    CHECKPOINT_CONTENT = 9
+
+
+def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:
+    """Return the generator of one draw: Philox4x64 (Salmon et al., 2011) keyed by seed and purpose, its counter by the rest."""
+    # The lowest counter word is the one that advances while numbers are drawn.
+    return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, rank, epoch, step]))
+
+
+def inverse_cdf(duration: Duration, probability: float) -> float:
+    """Return the seconds below which `duration` falls with `probability` (0..1).
+
+    Quantiles are interpolated linearly between equally spaced probabilities. A normal curve is truncated at zero: the
+    probability counts the part above it, so that no mass piles up at zero and none is folded over.
+    """
+    match duration:
+        case Quantiles(values):
+            place = probability * (len(values) - 1)
+            low = min(int(place), len(values) - 1)
+            high = min(low + 1, len(values) - 1)
+            return values[low] + (place - low) * (values[high] - values[low])
+        case Normal(mean, stdev) if stdev > 0:
+            curve = NormalDist(mean, stdev)
+            below_zero = curve.cdf(0.0)
+            # inv_cdf takes neither 0 nor 1, and a draw may round to either.
+            place = min(max(below_zero + probability * (1 - below_zero), 5e-324), _LARGEST_BELOW_ONE)
+            return max(0.0, curve.inv_cdf(place))
+        case Normal(mean):
+            return mean
+        case _:
+            return float(duration)
+
+
+class DrawnTime:
+    """A duration that is drawn anew, by inverse transform, for every (rank, epoch, step)."""
+
+    def __init__(self, duration: Duration, seed: int, purpose: Purpose) -> None:
+        self._duration, self._seed, self._purpose = duration, seed, purpose
+
+    def seconds(self, rank: int, epoch: int, step: int) -> float:
+        """Return the seconds of this step (or sample, or file); the same at every call."""
+        if isinstance(self._duration, float | int):
+            return float(self._duration)
+        return inverse_cdf(self._duration, float(generator(self._seed, self._purpose, rank, epoch, step).random()))
