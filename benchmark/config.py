@@ -322,7 +322,9 @@ def _convert(raw: dict[str, Any], path: Path) -> Config:
     except msgspec.ValidationError as error:
         problem, _, at = str(error).partition(" - at `$")
         key = at.strip("`").lstrip(".")
-        problem = problem.replace("`", "").replace("object", "section")
+        problem = problem.replace("`", "").replace("Object", "section").replace("object", "section")
+        if allowed := _allowed(key):
+            problem = f"{problem.removeprefix('Invalid enum value ')} is not supported; use {' or '.join(allowed)}"
         raise UsageError(f"{path}: {key + ': ' if key else ''}{problem[0].lower()}{problem[1:]}") from None
 
 
@@ -343,6 +345,15 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, s
             yield at, key, known
         elif key in fields:
             yield from _unknown_keys(item, fields[key], f"{at}.{key}" if at else key)
+
+
+def _allowed(key: str) -> list[str]:
+    """Return the words that the field at `key`, such as ``reader.data_loader``, may hold; none when it holds something else."""
+    annotation: Any = Config
+    for part in key.split("."):
+        fields = {field.name: field.type for struct in _structs(annotation) for field in msgspec.structs.fields(struct)}
+        annotation = fields.get(part.partition("[")[0])
+    return [str(word) for word in typing.get_args(annotation)] if typing.get_origin(annotation) is Literal else []
 
 
 def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:

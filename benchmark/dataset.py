@@ -28,12 +28,14 @@ class Samples(NamedTuple):
         """
         for path in self.files[index]:
             try:
-                np.load(path, allow_pickle=False)
+                whole = isinstance(np.load(path, allow_pickle=False), np.ndarray)
             except OSError as error:
                 raise IotwinError(f"{path}: cannot be read: {error.strerror or error}") from None
             except (ValueError, EOFError) as error:
                 reason = " ".join(str(error).split())
                 raise IotwinError(f"{path}: not a whole .npy file ({reason}); generate the data set again") from None
+            if not whole:
+                raise IotwinError(f"{path}: is an archive, not a .npy file; generate the data set again")
         return self.size_bytes[index]
 
 
@@ -67,11 +69,12 @@ def open_dataset(config: Config) -> DataSet:
 def _unet3d(folder: Path, config: Config) -> tuple[list[tuple[Path, ...]], list[tuple[Path, ...]]]:
     cases = Unet3dLayout.discover(folder)
     pairs: dict[str, tuple[Path, ...]] = {case.image.name.removesuffix("_x.npy"): (case.image, case.mask) for case in cases}
-    train, evaluation = Unet3dLayout.split(cases)
-    return (
-        _named(config.twin.train_files, pairs, folder) or [(case.image, case.mask) for case in train],
-        _named(config.twin.eval_files, pairs, folder) or [(case.image, case.mask) for case in evaluation],
-    )
+    train, evaluation = ([case.image.name.removesuffix("_x.npy") for case in part] for part in Unet3dLayout.split(cases))
+    given_train, given_evaluation = config.twin.train_files or [], config.twin.eval_files or []
+    # Where only one of the lists is given, no case serves both.
+    train = given_train or [name for name in train if name not in set(given_evaluation)]
+    evaluation = given_evaluation or [name for name in evaluation if name not in set(given_train)]
+    return _named(train, pairs, folder), _named(evaluation, pairs, folder)
 
 
 def _npy(folder: Path, config: Config) -> tuple[list[tuple[Path, ...]], list[tuple[Path, ...]]]:
@@ -84,11 +87,11 @@ def _npy(folder: Path, config: Config) -> tuple[list[tuple[Path, ...]], list[tup
     )
 
 
-def _named(names: list[str] | None, pairs: dict[str, tuple[Path, ...]], folder: Path) -> list[tuple[Path, ...]]:
-    for name in names or ():
+def _named(names: list[str], pairs: dict[str, tuple[Path, ...]], folder: Path) -> list[tuple[Path, ...]]:
+    for name in names:
         if name not in pairs:
             raise IotwinError(f"{folder / name}_x.npy: no such case{nearest(name, list(pairs))}; generate the data set again")
-    return [pairs[name] for name in names or ()]
+    return [pairs[name] for name in names]
 
 
 def _first(found: list[tuple[Path, ...]], count: int | None, folder: Path, kind: str, key: str) -> list[tuple[Path, ...]]:
