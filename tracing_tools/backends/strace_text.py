@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _LINE = re.compile(
-    rb"(?P<s>\d+)\.(?P<ns>\d{9}) (?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>\?|-?\d+|0x[0-9a-f]+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
+    rb"(?P<s>\d+)\.(?P<ns>\d{9}) (?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>\?|0x[0-9a-f]+|-?\d+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
     rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{9})>)?$"
 )
 _EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{9}) \+\+\+ (?:exited with (?P<status>\d+)|killed by (?P<signal>SIG\w+))")

@@ -42,16 +42,16 @@ def process_table(names: list[NameRecord], dataset_bytes: dict[int, int], root_p
         lives, process_roles([row["pid"] for row in lives], parents, [id(row) in own_program for row in lives], sizes), strict=True
     ):
         row["role"] = role
-    if root_pid in latest and not any(row["role"] == "rank" for row in lives):
-        latest[root_pid]["role"] = "rank"
     lives.sort(key=lambda row: row["start_ns"] or 0)
+    if lives and not any(row["role"] == "rank" for row in lives):
+        latest.get(root_pid or 0, lives[0])["role"] = "rank"
     return pa.Table.from_pylist([{name: row[name] for name in schema.PROCESSES.names} for row in lives], schema=schema.PROCESSES)
 
 
 def _ended(row: dict[str, Any], record: NameRecord) -> None:
     signal, status = record.result & 0x7F, record.result >> 8 & 0xFF
     row["exit_ns"] = record.time_ns
-    row["comm"] = readable(record.text)
+    row["comm"] = readable(record.text) or row["comm"]
     row["exit_status"] = -signal if signal else status
 
 

@@ -1,0 +1,69 @@
+"""``iotwin info``: what a trace holds, in a screenful."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Info(Command):
+    """Describe a trace."""
+
+    name = "info"
+    help = "say what a trace holds: the job, the machine, calls and bytes, files, phases, losses"
+    epilog = "example: iotwin info run.trace"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the trace."""
+        parser.add_argument("trace", type=Path, metavar="TRACE")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Summarise in one pass over the events."""
+        import msgspec
+
+        from tracing_tools.trace.reader import Trace
+        from tracing_tools.trace.summary import summarise
+
+        trace = Trace(args.trace)
+        summary = summarise(trace)
+        return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), **summary})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the summary as a few tables."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        from tracing_tools.trace.units import format_duration, format_size
+
+        manifest, console = document["manifest"], Console()
+        host, lost = manifest["host"], sum(manifest["lost"].values())
+        console.print(Text(f"{document['trace']}: {' '.join(manifest['target']['command'])}", style="bold"))
+        console.print(Text(
+            f"{manifest['status']}, by {manifest['backend']} on {host['hostname']} (Linux {host['kernel']}, {host['cpus']} CPUs, "
+            f"{format_size(host['memory_bytes'])}, {host['file_system']})"
+        ))  # fmt: skip
+        duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
+        losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
+        console.print(f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}")
+
+        table = Table("operation", *(["calls", "errors", "bytes", "time", "median", "99 %"]), title="operations", title_justify="left")
+        for row in document["operations"]:
+            times = (format_duration(row[key]) for key in ("total_ns", "p50_ns", "p99_ns"))
+            table.add_row(row["op"], str(row["calls"]), str(row["errors"]), format_size(row["bytes"]), *times)
+        console.print(table)
+        table = Table("kind", "files", "calls", "read", "written", title="files", title_justify="left")
+        for row in document["files"]:
+            sizes = (format_size(row[key]) for key in ("read_bytes", "written_bytes"))
+            table.add_row(row["kind"], str(row["files"]), str(row["calls"]), *sizes)
+        console.print(table)
+        if document["phases"]:
+            table = Table("phase", "times", "mean", "total", title="phases", title_justify="left")
+            for row in document["phases"]:
+                table.add_row(row["phase"], str(row["count"]), format_duration(row["mean_ns"]), format_duration(row["total_ns"]))
+            console.print(table)
+        processes = ", ".join(f"{count} {role}" for role, count in document["processes"].items())
+        console.print(f"processes: {processes}")
+        for note in manifest["notes"]:
+            console.print(Text(f"note: {note}"))

@@ -1,0 +1,33 @@
+"""``iotwin recover``: finish a recording that was cut off."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Recover(Command):
+    """Recover a trace."""
+
+    name = "recover"
+    help = "finish a recording that was cut off (tracer killed, disk full)"
+    epilog = "example: iotwin recover run.trace"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the trace."""
+        parser.add_argument("trace", type=Path, metavar="TRACE")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Recover up to the last whole record."""
+        from tracing_tools.targets.cgroup import remove_stale_cgroups
+        from tracing_tools.trace.finish import recover_trace
+
+        manifest = recover_trace(args.trace)
+        removed = remove_stale_cgroups()
+        return Outcome({"trace": str(args.trace), "events": manifest.events, "lost": manifest.lost, "cgroups_removed": removed})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Say what was saved."""
+        lost = sum(document["lost"].values())
+        print(f"{document['trace']}: recovered {document['events']} events" + (f", {lost} lost" if lost else ", none known to be lost"))
