@@ -1,15 +1,20 @@
 """Evaluation: segment whole volumes window by window and score them."""
 
 import itertools
+from collections.abc import Iterator
 from functools import cache
+from operator import add
+from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from workloads.unet3d.config import Size
+from workloads.unet3d.config import Config, Size
 from workloads.unet3d.loss import dice_score
 from workloads.unet3d.model import CLASSES
+
+Box = tuple[EllipsisType | slice, ...]  # indexes a window's voxels in [..., D, H, W]
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
@@ -26,29 +31,39 @@ def _importance(window: Size) -> Tensor:
     return axes[0][:, None, None] * axes[1][None, :, None] * axes[2][None, None, :]
 
 
-def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap: float) -> Tensor:
+def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap: float, windows_at_once: int) -> Tensor:
     """Return class scores [1, C, D, H, W] of `image` [1, 1, D, H, W], at least a window large: overlapping windows, averaged.
 
-    Voxels near a window's edge count less, because the network sees less around them (Isensee et al., nnU-Net, 2021). The average
-    is left unnormalised: the weights of a voxel are common to all its classes, so the highest class is the same.
+    `windows_at_once` of them make a batch of the network. Voxels near a window's edge count less, because the network sees less
+    around them (Isensee et al., nnU-Net, 2021). The average is left unnormalised: the weights of a voxel are common to all its
+    classes, so the highest class is the same.
     """
-    weight = _importance(window).to(image.device)
+    weight = _importance(window).to(image.device)[None]
     scores = torch.zeros((1, CLASSES, *image.shape[2:]), device=image.device)
     starts = [window_starts(length, size, overlap) for length, size in zip(image.shape[2:], window, strict=True)]
-    for corner in itertools.product(*starts):
-        box = (..., *(slice(start, start + size) for start, size in zip(corner, window, strict=True)))
-        scores[box] += torch.softmax(model(image[box]).float(), 1) * weight
+    boxes: list[Box] = [(..., *map(slice, corner, map(add, corner, window))) for corner in itertools.product(*starts)]
+    for some in _even_chunks(boxes, windows_at_once):
+        found = torch.softmax(model(torch.cat([image[box] for box in some])), 1) * weight
+        for box, window_scores in zip(some, found, strict=True):
+            scores[box] += window_scores
     return scores
 
 
-def evaluate(model: nn.Module, cases: DataLoader, window: Size, overlap: float, device: torch.device) -> tuple[float, int]:
+def _even_chunks(boxes: list[Box], largest: int) -> Iterator[list[Box]]:
+    """Yield `boxes` in the fewest chunks of at most `largest`, of nearly equal length: a lone last window would cost most."""
+    chunks = -(-len(boxes) // largest)
+    for number in range(chunks):
+        yield boxes[number * len(boxes) // chunks : (number + 1) * len(boxes) // chunks]
+
+
+def evaluate(model: nn.Module, cases: DataLoader, config: Config, device: torch.device) -> tuple[float, int]:
     """Return the sum of the Dice scores of `cases` (batches of one whole case) and how many there were."""
     model.eval()
     total, count = 0.0, 0
     with torch.inference_mode():
         for image, label in cases:
             image, label = image.to(device), label.to(device)
-            scores = sliding_window_scores(model, image, window, overlap)
+            scores = sliding_window_scores(model, image, config.crop, config.overlap, config.batch_size)
             total += dice_score(scores, label[:, 0].long())
             count += 1
     model.train()

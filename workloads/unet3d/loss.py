@@ -34,5 +34,5 @@ def dice_score(scores: Tensor, label: Tensor) -> float:
     `scores` are logits [1, C, D, H, W], `label` class numbers [1, D, H, W]. A class absent from both counts as 1.
     """
     classes = scores.shape[1]
-    found = _one_hot(scores.argmax(1), classes)
+    found = _one_hot(scores.max(1).indices, classes)  # argmax gives the same, ten times slower on a CPU
     return float(_dice(found, _one_hot(label, classes), (0, 2, 3, 4))[1:].mean())

@@ -47,7 +47,7 @@ class Job:
         self._evaluation = evaluation_loader(evaluation, config, ranks)
         if config.eval_every and not evaluation:
             raise IotwinError(f"{config.data} has no case left for evaluation; generate more data or give --eval-every 0")
-        self._network = UNet3d(config.base_channels, config.depth).to(ranks.device)
+        self._network = UNet3d(config.base_channels, config.depth).to(ranks.device, memory_format=torch.channels_last_3d)
         self._model: nn.Module = DistributedDataParallel(self._network) if ranks.world_size > 1 else self._network
         self._optimizer = torch.optim.SGD(self._network.parameters(), config.learning_rate, momentum=_MOMENTUM, nesterov=True)
         self._policy = checkpoint.EveryEpochs(config.checkpoint_every)
@@ -113,7 +113,7 @@ class Job:
     def _evaluate(self) -> None:
         with self._log.interval("eval", epoch_num=self.epoch):
             # Not the distributed wrapper: ranks may have unequal numbers of windows, and nothing is to be synchronised.
-            total, count = evaluate(self._network, self._evaluation, self._config.crop, self._config.overlap, self._ranks.device)
+            total, count = evaluate(self._network, self._evaluation, self._config, self._ranks.device)
             total, cases = self._ranks.sum(total, count)
         score = total / cases
         self.history.evaluations.append({"epoch": self.epoch, "mean_dice": score})
