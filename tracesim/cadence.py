@@ -1,0 +1,72 @@
+"""The rhythm in which each thread reads the data set: its pauses, and the bytes it reads between them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracesim.calls import WRITE, Calls
+from tracesim.logbins import BINS, log_bin, table
+
+SHORTEST_PAUSE_NS = 1_000_000  # a call that follows sooner continues the run of calls before it
+_BURST_SHARE = 0.25  # a pause of a quarter of the typical one ends a burst
+
+
+class Cadence:
+    """Collects runs of calls by one thread on the data set: what each run moved and how long the pause before it was.
+
+    A run never crosses from one occurrence into another; what lies between those is no pause.
+    """
+
+    def __init__(self, occurrences: int) -> None:
+        self._n = occurrences
+        self._end = np.empty(0, dtype=np.int64)  # of each thread's last call
+        self._occurrence = np.empty(0, dtype=np.int64)
+        self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none), bytes
+        self.busy_ns = np.zeros(occurrences)  # in calls, or in pauses too short to count
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        used = np.flatnonzero((calls.kind == 0) & (calls.group != WRITE))
+        if len(used) == 0:
+            return
+        used = used[np.argsort(calls.thread[used], kind="stable")]
+        calls, occurrence = calls.where(used), occurrence[used]
+        self._grow(int(calls.thread[-1]) + 1)
+        end = calls.start_ns + calls.duration_ns
+        is_first = np.concatenate(([True], calls.thread[1:] != calls.thread[:-1]))
+        is_last = np.concatenate((is_first[1:], [True]))
+        before_end, before_occurrence = np.roll(end, 1), np.roll(occurrence, 1)
+        before_end[is_first] = self._end[calls.thread[is_first]]
+        before_occurrence[is_first] = self._occurrence[calls.thread[is_first]]
+        self._end[calls.thread[is_last]] = end[is_last]
+        self._occurrence[calls.thread[is_last]] = occurrence[is_last]
+        pause = np.where(before_occurrence == occurrence, np.maximum(calls.start_ns - before_end, 0), -1)
+        begin = np.flatnonzero(is_first | (pause < 0) | (pause >= SHORTEST_PAUSE_NS))
+        moved = np.add.reduceat(calls.moved_bytes, begin)
+        self._runs.append(np.stack([calls.thread[begin], occurrence[begin], pause[begin], moved]))
+        busy = calls.duration_ns + np.where(pause < SHORTEST_PAUSE_NS, np.maximum(pause, 0), 0)
+        self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
+
+    def _grow(self, threads: int) -> None:
+        missing = max(threads - len(self._end), 0)
+        self._end = np.concatenate((self._end, np.zeros(missing, dtype=np.int64)))
+        self._occurrence = np.concatenate((self._occurrence, np.full(missing, -1, dtype=np.int64)))
+
+    def pauses_and_bursts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return histograms of shape (occurrences, BINS): time in pauses by their length, and bytes read in bursts by their size.
+
+        A burst ends at a pause of a quarter of the typical one. Typical is the pause such that half of all pausing time
+        is spent in pauses at least as long.
+        """
+        runs = np.concatenate(self._runs, axis=1) if self._runs else np.empty((4, 0), dtype=np.int64)
+        thread, occurrence, pause, moved = runs[:, np.argsort(runs[0], kind="stable")]
+        paused = pause >= SHORTEST_PAUSE_NS
+        pauses = table(occurrence[paused], log_bin(pause[paused]), pause[paused], self._n, BINS)
+        longest_first = np.sort(pause[paused])[::-1]
+        limit = SHORTEST_PAUSE_NS
+        if len(longest_first):
+            time = np.cumsum(longest_first)
+            limit = max(limit, int(longest_first[np.searchsorted(time, time[-1] / 2)] * _BURST_SHARE))
+        changes = np.concatenate(([True], thread[1:] != thread[:-1]))[: len(thread)]
+        begin = np.flatnonzero(changes | (pause < 0) | (pause >= limit))
+        burst = np.add.reduceat(moved, begin) if len(begin) else moved
+        return pauses, table(occurrence[begin], log_bin(burst), burst, self._n, BINS)

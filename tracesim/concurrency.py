@@ -1,0 +1,75 @@
+"""How much happens at once: calls in flight, and threads that read the data set."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracesim.calls import READ, Calls
+from tracesim.logbins import BINS_PER_OCTAVE, log_bin, table
+from tracesim.phases import Occurrences
+
+LEVEL_BINS = 12 * BINS_PER_OCTAVE + 1  # up to 4096 at once
+WINDOWS = 8  # of equal length, in each occurrence of a phase
+
+
+def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.minimum(log_bin(level), LEVEL_BINS - 1)
+
+
+class InFlight:
+    """Time with so many calls in flight, per occurrence: `time_ns`, (occurrences, LEVEL_BINS). Time with none is left out."""
+
+    def __init__(self, occurrences: Occurrences) -> None:
+        self._occurrences = occurrences
+        self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
+        self._pending = np.empty(0, dtype=np.int64)  # ends of calls in flight, after the last start seen
+        self._horizon = 0  # that start
+
+    def add(self, calls: Calls) -> None:
+        """Add one batch, which starts no earlier than the one before it did."""
+        ends = np.concatenate((self._pending, calls.start_ns + calls.duration_ns))
+        horizon = calls.start_ns[-1]
+        self._sweep(len(self._pending), calls.start_ns, ends[ends <= horizon], horizon)
+        self._pending = ends[ends > horizon]
+
+    def finish(self) -> None:
+        """Count the calls still in flight to their ends."""
+        if len(self._pending):
+            self._sweep(len(self._pending), self._pending[:0], self._pending, self._pending.max())
+
+    def _sweep(self, level: int, starts: NDArray[np.int64], ends: NDArray[np.int64], horizon: int) -> None:
+        times = np.concatenate((ends, starts))
+        changes = np.concatenate((np.full(len(ends), -1), np.ones(len(starts), dtype=np.int64)))
+        order = np.argsort(times, kind="stable")
+        times = times[order]
+        levels = level + np.cumsum(changes[order])
+        # Between the last sweep and the first change in this one, the level is the carried one.
+        times, levels = np.concatenate(([self._horizon], times)), np.concatenate(([level], levels))
+        self._horizon = int(horizon)
+        lengths = np.diff(times, append=horizon)
+        used = (levels > 0) & (lengths > 0)
+        cell = _level_bin(levels[used])
+        self.time_ns += table(self._occurrences.at(times[used]), cell, lengths[used], self._occurrences.number, LEVEL_BINS)
+
+
+class Readers:
+    """Which threads read the data set in each occurrence, and in each of WINDOWS equal windows of it."""
+
+    def __init__(self, occurrences: Occurrences) -> None:
+        self._occurrences = occurrences
+        self._seen: list[NDArray[np.int64]] = []  # (occurrence * WINDOWS + window) << 32 | thread
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        used = (calls.group == READ) & (calls.kind == 0) & (calls.moved_bytes > 0)
+        occurrence = occurrence[used]
+        window = self._occurrences.position(calls.start_ns[used], occurrence, WINDOWS)
+        self._seen.append(np.unique((occurrence * WINDOWS + window) << 32 | calls.thread[used]))
+
+    def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the readers of each occurrence, (occurrences,), and windows by number of readers, (occurrences, LEVEL_BINS)."""
+        n = self._occurrences.number
+        seen = np.unique(np.concatenate(self._seen)) if self._seen else np.empty(0, dtype=np.int64)
+        window, readers = np.unique(seen >> 32, return_counts=True)
+        windows = table(window // WINDOWS, _level_bin(readers), None, n, LEVEL_BINS)
+        by_thread = np.unique((seen >> 32) // WINDOWS << 32 | seen & 0xFFFFFFFF)
+        return np.bincount(by_thread >> 32, minlength=n).astype(float), windows

@@ -1,0 +1,231 @@
+"""The dimensions of likeness: how each is scored from two summaries, and the curve of each that a plot shows.
+
+docs/similarity.md gives the formulas and the reasons; the weights are here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tracesim import measures
+from tracesim.calls import FILE_KINDS, GROUPS, READ, SYNC, WRITE
+from tracesim.concurrency import LEVEL_BINS
+from tracesim.logbins import BINS_PER_OCTAVE, LOWER_EDGES
+from tracesim.measures import Floats, overlap, ratio, shared_mass, shares, weighted_mean
+from tracesim.order import STEPS
+from tracesim.phases import PHASES, TIMED
+from tracesim.profile import Summary
+from tracesim.tallies import ACTIVITY_BINS
+
+HALF_WIDTH = 2 * BINS_PER_OCTAVE  # sizes, times and counts a factor of 16 apart have nothing in common
+_CHECKPOINT_FILE = FILE_KINDS.index("checkpoint")
+_CHANCE_DEVIATIONS = 2.0  # orders of files that differ by less than this many standard deviations of a shuffle do not differ
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve or, where `labels` names the entries, a bar chart; `x` and `y` have the same shape (n,)."""
+
+    x: Floats
+    y: Floats
+    labels: tuple[str, ...] = ()
+
+
+class Score(NamedTuple):
+    """A score in [0, 1] and the parts it is made of."""
+
+    total: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One dimension: its share of the overall score, how two summaries are scored and what is drawn of each.
+
+    `score` returns None when neither trace has what the dimension is about. `latency_bound` dimensions also tell of the storage's
+    speed, not only of what the job asks of it.
+    """
+
+    name: str
+    weight: float
+    score: Callable[[Summary, Summary], Score | None]
+    curve: Callable[[Summary], Curve]
+    x_unit: str
+    unit: str
+    latency_bound: bool = False
+
+
+def _mean(parts: dict[str, tuple[float, float]]) -> Score:
+    """Parts as (score, weight)."""
+    scores, weights = [s for s, _ in parts.values()], [w for _, w in parts.values()]
+    return Score(weighted_mean(scores, weights), {name: score for name, (score, _) in parts.items()})
+
+
+def _phase_bytes(a: Summary, b: Summary) -> Floats:
+    """Mean share of the bytes that each phase moves in the two, shape (phases,)."""
+    return (shares(a.bytes.sum(axis=(1, 2))) + shares(b.bytes.sum(axis=(1, 2)))) / 2
+
+
+def _volume(a: Summary, b: Summary) -> Score:
+    calls, moved = measures.cell_ratios(a.calls.ravel(), b.calls.ravel()), measures.cell_ratios(a.bytes.ravel(), b.bytes.ravel())
+    return _mean({"calls": (calls, 0.5), "bytes": (moved, 0.5)})
+
+
+def _volume_curve(s: Summary) -> Curve:
+    used = [p for p in range(len(PHASES)) if s.occurrences[p]]
+    labels = tuple(f"{PHASES[p]} {group}" for p in used for group in GROUPS)
+    return Curve(np.arange(len(labels), dtype=float), s.calls.sum(axis=1)[used].ravel(), labels)
+
+
+def _operation_mix(a: Summary, b: Summary) -> Score:
+    total = measures.hellinger(a.calls.sum(axis=(0, 1)), b.calls.sum(axis=(0, 1)))
+    return Score(total, {"calls": total})
+
+
+def _operation_mix_curve(s: Summary) -> Curve:
+    return Curve(np.arange(len(GROUPS), dtype=float), shares(s.calls.sum(axis=(0, 1))), GROUPS)
+
+
+def _sizes_overlap(a: Summary, b: Summary, kinds: slice, group: int) -> float:
+    calls = overlap(a.size_calls[kinds, group].sum(axis=0), b.size_calls[kinds, group].sum(axis=0), HALF_WIDTH)
+    moved = overlap(a.size_bytes[kinds, group].sum(axis=0), b.size_bytes[kinds, group].sum(axis=0), HALF_WIDTH)
+    return (calls + moved) / 2
+
+
+def _request_size(a: Summary, b: Summary) -> Score:
+    weights = np.sqrt((shares(a.size_bytes.sum(axis=(0, 2))) + shares(b.size_bytes.sum(axis=(0, 2)))) / 2)
+    every = slice(None)
+    return _mean({
+        "reads": (_sizes_overlap(a, b, every, READ), float(weights[READ])),
+        "writes": (_sizes_overlap(a, b, every, WRITE), float(weights[WRITE])),
+    })  # fmt: skip
+
+
+def _request_size_curve(s: Summary) -> Curve:
+    return Curve(LOWER_EDGES, np.cumsum(shares(s.size_bytes.sum(axis=(0, 1)))))
+
+
+def _order_likeness(a: Floats, a_variance: Floats, b: Floats, b_variance: Floats, weights: Floats) -> float:
+    """Likeness of two order statistics by phase, apart from what the chance in a shuffle explains."""
+    known = ~(np.isnan(a) | np.isnan(b))
+    a, b = a[known], b[known]
+    # A perfect order (0) leaves nothing to chance, a random one (1) everything.
+    chance = np.sqrt(a_variance[known] * a + b_variance[known] * b)
+    likeness = 1.0 - np.maximum(np.abs(a - b) - _CHANCE_DEVIATIONS * chance, 0.0)
+    return weighted_mean(likeness.tolist(), weights[known].tolist())
+
+
+def _access_order(a: Summary, b: Summary) -> Score:
+    weights = np.sqrt(_phase_bytes(a, b))
+    parts = {
+        "within_file": (shared_mass(a.step_calls, b.step_calls) + shared_mass(a.step_bytes, b.step_bytes)) / 2,
+        "file_order": _order_likeness(a.scatter, a.scatter_variance, b.scatter, b.scatter_variance, weights),
+        "file_order_by_epoch": _order_likeness(a.drift, a.drift_variance, b.drift, b.drift_variance, weights),
+        "reuse": overlap(a.rereads, b.rereads, HALF_WIDTH),
+    }
+    # A product, since a wrong order in any one sense is a wrong order; the two senses of the order of files often fall together.
+    total = parts["within_file"] * min(parts["file_order"], parts["file_order_by_epoch"]) * parts["reuse"]
+    return Score(total, parts)
+
+
+def _access_order_curve(s: Summary) -> Curve:
+    labels = tuple(f"{group} {step}" for group in GROUPS[: WRITE + 1] for step in STEPS)
+    return Curve(np.arange(len(labels), dtype=float), shares(s.step_calls.ravel()), labels)
+
+
+def _activity(a: Summary, b: Summary) -> float:
+    likeness, weights = [], []
+    for phase, weight in zip(TIMED, _phase_bytes(a, b)[list(TIMED)], strict=True):
+        if a.activity[phase].any() and b.activity[phase].any():
+            apart = np.cumsum(shares(a.activity[phase])) - np.cumsum(shares(b.activity[phase]))
+            likeness.append(max(0.0, 1.0 - 2.0 * float(np.abs(apart).mean())))
+            weights.append(float(weight))
+    return weighted_mean(likeness, weights)
+
+
+def _thread_time(s: Summary) -> Floats:
+    return np.concatenate(([s.busy_ns], measures.blurred(s.pause_ns, HALF_WIDTH)))
+
+
+def _timing(a: Summary, b: Summary) -> Score:
+    timed = list(TIMED)
+    return _mean({
+        "duration": (measures.ruzicka(a.duration_ns[timed], b.duration_ns[timed]), 0.5),
+        "activity": (_activity(a, b), 0.2),
+        "pauses": (shared_mass(_thread_time(a), _thread_time(b)), 0.15),
+        "bursts": (overlap(a.burst_bytes, b.burst_bytes, HALF_WIDTH), 0.15),
+    })  # fmt: skip
+
+
+def _timing_curve(s: Summary) -> Curve:
+    seconds = np.repeat(s.duration_ns / 1e9 / ACTIVITY_BINS, ACTIVITY_BINS)
+    x, y = np.cumsum(seconds), np.cumsum(s.activity.ravel())
+    return Curve(np.concatenate(([0.0], x)), np.concatenate(([0.0], y)))
+
+
+def _concurrency(a: Summary, b: Summary) -> Score:
+    likeness = [ratio(float(x), float(y)) for x, y in zip(a.readers, b.readers, strict=True)]
+    weights = _phase_bytes(a, b) * ((a.readers + b.readers) > 0)
+    return _mean({
+        "readers": (weighted_mean(likeness, weights.tolist()), 0.5),
+        "readers_at_once": (overlap(a.windows, b.windows, HALF_WIDTH), 0.25),
+        "calls_in_flight": (overlap(a.in_flight_ns, b.in_flight_ns, HALF_WIDTH), 0.25),
+    })  # fmt: skip
+
+
+def _concurrency_curve(s: Summary) -> Curve:
+    return Curve(LOWER_EDGES[:LEVEL_BINS], np.cumsum(shares(s.in_flight_ns)))
+
+
+def _files(a: Summary, b: Summary) -> Score:
+    counts_a, counts_b = a.file_sizes.sum(axis=1), b.file_sizes.sum(axis=1)
+    weights = np.sqrt((shares(counts_a) + shares(counts_b)) / 2)
+    sizes = [overlap(x, y, HALF_WIDTH) for x, y in zip(a.file_sizes, b.file_sizes, strict=True)]
+    return _mean(
+        {"count": (measures.cell_ratios(counts_a, counts_b), 0.5), "size": (weighted_mean(sizes, weights.tolist()), 0.5)}
+    )
+
+
+def _files_curve(s: Summary) -> Curve:
+    return Curve(LOWER_EDGES, np.cumsum(shares(s.file_sizes.sum(axis=0))))
+
+
+def _checkpoint(a: Summary, b: Summary) -> Score | None:
+    if not a.written_files and not b.written_files:
+        return None
+    moved_a, moved_b = checkpoint_bytes(a), checkpoint_bytes(b)
+    syncs = [float(s.calls[:, _CHECKPOINT_FILE, SYNC].sum() / max(s.written_files, 1)) for s in (a, b)]
+    sizes = _sizes_overlap(a, b, slice(_CHECKPOINT_FILE, None), WRITE)
+    count = ratio(a.written_files, b.written_files)
+    # Without a single checkpoint there is no sync behaviour to be like.
+    sync = ratio(*syncs) if count else 0.0
+    return _mean(
+        {"count": (count, 1.0), "bytes": (ratio(moved_a, moved_b), 1.0), "write_sizes": (sizes, 1.0), "syncs": (sync, 1.0)}
+    )
+
+
+def checkpoint_bytes(s: Summary) -> float:
+    """Return the mean bytes written to a checkpoint file each time one is written; 0 without."""
+    return float(s.bytes[:, _CHECKPOINT_FILE, WRITE].sum() / max(s.written_files, 1))
+
+
+def _checkpoint_curve(s: Summary) -> Curve:
+    return Curve(LOWER_EDGES, np.cumsum(shares(s.size_bytes[_CHECKPOINT_FILE, WRITE])))
+
+
+DEFINITIONS = (
+    Definition("volume", 0.15, _volume, _volume_curve, "phase and operation", "calls"),
+    Definition("operation_mix", 0.05, _operation_mix, _operation_mix_curve, "operation", "share of calls"),
+    Definition(
+        "request_size", 0.15, _request_size, _request_size_curve, "bytes per call", "share of bytes in calls up to that size"
+    ),
+    Definition("access_order", 0.15, _access_order, _access_order_curve, "step from call to call in a file", "share of calls"),
+    Definition("timing", 0.25, _timing, _timing_curve, "seconds of training, evaluation, checkpoint", "bytes until then", True),
+    Definition(
+        "concurrency", 0.15, _concurrency, _concurrency_curve, "calls in flight", "share of busy time with up to that many", True
+    ),
+    Definition("files", 0.05, _files, _files_curve, "bytes per file", "share of files up to that size"),
+    Definition("checkpoint", 0.05, _checkpoint, _checkpoint_curve, "bytes per write", "share of bytes in writes up to that size"),
+)

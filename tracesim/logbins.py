@@ -1,0 +1,30 @@
+"""Histograms of sizes, times and counts on one logarithmic axis: four bins an octave, from 1 to 2**42."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS_PER_OCTAVE = 4
+BINS = 42 * BINS_PER_OCTAVE + 1
+
+LOWER_EDGES: NDArray[np.float64] = 2.0 ** (np.arange(BINS) / BINS_PER_OCTAVE)
+
+
+def log_bin(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the bin of each value, same shape; values below 1 count as 1, those beyond the last bin as in it."""
+    bins: NDArray[np.int64] = np.minimum(np.log2(np.maximum(values, 1)) * BINS_PER_OCTAVE, BINS - 1).astype(np.int64)
+    return bins
+
+
+def table(
+    row: NDArray[np.int64], column: NDArray[np.int64], weight: NDArray[np.int64] | None, rows: int, columns: int
+) -> NDArray[np.float64]:
+    """Return an array of shape (rows, columns) that holds the sum of the weights (or the number) of the entries of each cell."""
+    return np.bincount(row * columns + column, weights=weight, minlength=rows * columns).reshape(rows, columns).astype(float)
+
+
+def quantile(histogram: NDArray[np.float64], share: float) -> float | None:
+    """Return the value below which `share` of the histogram's mass lies, to a quarter of an octave; None when it is empty."""
+    if histogram.sum() <= 0:
+        return None
+    cumulative = np.cumsum(histogram)
+    return float(LOWER_EDGES[np.searchsorted(cumulative, share * cumulative[-1])])

@@ -1,0 +1,81 @@
+"""Likeness of two amounts, mixes and distributions: each in [0, 1], symmetric, and exactly 1 for equal input.
+
+All of them treat "neither has any" as alike (1) and "only one has any" as wholly unlike (0).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+def ratio(a: float, b: float) -> float:
+    """Return min/max of two amounts that are not negative."""
+    larger = max(a, b)
+    return min(a, b) / larger if larger > 0 else 1.0
+
+
+def ruzicka(a: ArrayLike, b: ArrayLike) -> float:
+    """Return the sum of the cell-wise minima over the sum of the maxima (weighted Jaccard index; Ruzicka 1958)."""
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    larger = float(np.maximum(a, b).sum())
+    return float(np.minimum(a, b).sum()) / larger if larger > 0 else 1.0
+
+
+def cell_ratios(a: Floats, b: Floats) -> float:
+    """Return the mean over cells of min/max, each cell weighted by the square root of its mean share in the two.
+
+    The square root keeps a rare cell from vanishing: one with 1 % of the amount still has a tenth of the
+    weight of one with all of it.
+    """
+    larger = np.maximum(a, b)
+    used = larger > 0
+    if not used.any():
+        return 1.0
+    weights = np.sqrt((shares(a) + shares(b)) / 2)[used]
+    return float(np.sum(weights * (np.minimum(a, b)[used] / larger[used])) / np.sum(weights))
+
+
+def shares(amounts: Floats) -> Floats:
+    """Return `amounts` divided by their sum; all zero when that is zero."""
+    total = float(amounts.sum())
+    return amounts / total if total > 0 else np.zeros_like(amounts, dtype=float)
+
+
+def shared_mass(a: Floats, b: Floats) -> float:
+    """Return one minus the total variation distance of two mixes: the share of the one that is found in the other."""
+    if a.sum() <= 0 or b.sum() <= 0:
+        return float(a.sum() <= 0 and b.sum() <= 0)
+    return max(0.0, 1.0 - 0.5 * float(np.abs(shares(a) - shares(b)).sum()))
+
+
+def hellinger(a: Floats, b: Floats) -> float:
+    """Return one minus the Hellinger distance of two mixes; unlike `shared_mass`, it notices that a rare part is missing."""
+    if a.sum() <= 0 or b.sum() <= 0:
+        return float(a.sum() <= 0 and b.sum() <= 0)
+    difference = np.sqrt(shares(a)) - np.sqrt(shares(b))
+    return max(0.0, 1.0 - float(np.sqrt(0.5 * np.sum(difference**2))))
+
+
+def overlap(a: Floats, b: Floats, half_width: int) -> float:
+    """Return the shared mass of two histograms (bins along the last axis) after blurring both by a triangle.
+
+    `half_width` is the triangle's, in bins. Mass further apart than twice that has nothing in common; the nearer, the more,
+    smoothly up to all. On a logarithmic axis and with a half-width of h octaves, values that all differ by a factor of f,
+    wherever they are on the axis, share about (1 - log2(f) / 2h)**2 of their mass.
+    """
+    return shared_mass(blurred(a, half_width), blurred(b, half_width))
+
+
+def blurred(histogram: Floats, half_width: int) -> Floats:
+    """Return the histogram (bins along the last axis) convolved with a triangle; longer by 2 * half_width - 2 bins."""
+    kernel = half_width - np.abs(np.arange(1 - half_width, half_width, dtype=float))
+    return np.apply_along_axis(np.convolve, -1, histogram, kernel / kernel.sum())
+
+
+def weighted_mean(scores: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted mean, exactly 1 when every score is; 1 when no weight is above zero."""
+    total = sum(weights)
+    return sum(s * w for s, w in zip(scores, weights, strict=True)) / total if total > 0 else 1.0

@@ -1,0 +1,150 @@
+"""In which order a job goes through its files, and through the bytes of each file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracesim.calls import OPEN, READ, WRITE, Calls
+from tracesim.logbins import table
+
+STEPS = ("first", "sequential", "forward", "backward", "again")
+_FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
+_SLOT_BITS = 20
+_FEWEST_FILES = 8  # the order of fewer says little
+
+
+class Steps:
+    """Counts from which offset to which the reads and writes of a file by one thread go, per occurrence.
+
+    `first` after an open, `sequential` where the one before ended, `again` where that began, else `forward` or `backward`.
+    """
+
+    def __init__(self, occurrences: int, files: int) -> None:
+        self._n, self._files = occurrences, max(files, 1)
+        self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # by read or write, step
+        self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
+        # Where each (thread, file) was last, in a table of fixed size: a pair that another pushed out counts as first again.
+        self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
+        self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
+        self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        used = np.flatnonzero((calls.group == OPEN) | ((calls.group <= WRITE) & (calls.offset >= 0)))
+        if len(used) == 0:
+            return
+        key = calls.thread[used] * self._files + calls.file[used]
+        order = used[np.argsort(key, kind="stable")]
+        step = self._steps(calls.where(order))
+        moving = calls.group[order] != OPEN
+        rows = order[moving]
+        cell = calls.group[rows] * len(STEPS) + step[moving]
+        self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
+        self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
+
+    def _steps(self, calls: Calls) -> NDArray[np.int64]:
+        """The step of each call; the calls are sorted by thread and file, then by time."""
+        key = calls.thread * self._files + calls.file
+        opening = calls.group == OPEN
+        begin = np.where(opening, -1, calls.offset)
+        end = np.where(opening, -1, calls.offset + calls.moved_bytes)
+        is_first = np.concatenate(([True], key[1:] != key[:-1]))
+        slot = _slot(key[is_first])
+        known = self._key[slot] == key[is_first]
+        before_begin, before_end = np.roll(begin, 1), np.roll(end, 1)
+        before_begin[is_first] = np.where(known, self._begin[slot], -1)
+        before_end[is_first] = np.where(known, self._end[slot], -1)
+        is_last = np.concatenate((is_first[1:], [True]))
+        self._key[slot], self._begin[slot], self._end[slot] = key[is_last], begin[is_last], end[is_last]
+        conditions = [before_end < 0, begin == before_end, begin == before_begin, begin > before_end]
+        return np.select(conditions, [_FIRST, _SEQUENTIAL, _AGAIN, _FORWARD], default=_BACKWARD)
+
+
+def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Fibonacci hashing (Knuth, volume 3, 6.4): the top bits of the product with 2**64 over the golden ratio."""
+    product = key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    slot: NDArray[np.int64] = (product >> np.uint64(64 - _SLOT_BITS)).astype(np.int64)
+    return slot
+
+
+class Visits:
+    """The files whose data each occurrence reads, in the order in which it comes to them; and how many it writes."""
+
+    def __init__(self, occurrences: int, files: int) -> None:
+        self._files = max(files, 1)
+        self._last = {READ: np.full(self._files, -1, dtype=np.int64), WRITE: np.full(self._files, -1, dtype=np.int64)}
+        self._visited: list[NDArray[np.int64]] = []  # occurrence * files + file
+        self.written_files = np.zeros(occurrences)
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        self._visited.append(self._new(READ, 0, calls, occurrence))
+        written = self._new(WRITE, 1, calls, occurrence) // self._files
+        self.written_files += np.bincount(written, minlength=len(self.written_files))
+
+    def _new(self, group: int, kind: int, calls: Calls, occurrence: NDArray[np.int64]) -> NDArray[np.int64]:
+        used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)
+        key, first = np.unique(occurrence[used] * self._files + calls.file[used], return_index=True)
+        key = key[np.argsort(first)]
+        last = self._last[group]
+        fresh: NDArray[np.int64] = key[last[key % self._files] != key // self._files]
+        last[fresh % self._files] = fresh // self._files
+        return fresh
+
+    def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
+        """Return the file_ids that each occurrence reads, in order of its first read of each."""
+        visited = np.concatenate(self._visited) if self._visited else np.empty(0, dtype=np.int64)
+        visited = visited[np.argsort(visited // self._files, kind="stable")]
+        cuts = np.searchsorted(visited // self._files, np.arange(1, occurrences))
+        return [part % self._files for part in np.split(visited, cuts)]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Statistics of the order of files, one entry an occurrence: 0 perfect, 1 as a random one, NaN if too few files.
+
+    `scatter`: mean distance, in the order of names, between a file and the next, over its expectation (n + 1) / 3 under a
+    random order, both less the 1 of a perfect order. `drift`: mean distance between a file's place in this occurrence and
+    in the one before it of the same phase, over its expectation (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
+    `_variance`: what each would have under a random order.
+    """
+
+    scatter: NDArray[np.float64]
+    scatter_variance: NDArray[np.float64]
+    drift: NDArray[np.float64]
+    drift_variance: NDArray[np.float64]
+
+
+def order_of(visits: Sequence[NDArray[np.int64]], phase: NDArray[np.int64], name_rank: NDArray[np.int64]) -> Order:
+    """Return the order statistics of the files in `visits` (one array an occurrence), given each file's rank by name."""
+    result = np.full((4, len(visits)), np.nan)
+    before: dict[int, NDArray[np.int64]] = {}
+    for number, files in enumerate(visits):
+        if len(files) >= _FEWEST_FILES:
+            result[:2, number] = _scatter(name_rank[files])
+            if phase[number] in before:
+                result[2:, number] = _drift(files, before[phase[number]])
+            before[phase[number]] = files
+    return Order(*result)
+
+
+def _scatter(rank: NDArray[np.int64]) -> tuple[float, float]:
+    n = len(rank)
+    place = np.empty(n)
+    place[np.argsort(rank)] = np.arange(n)
+    scale = (n + 1) / 3 - 1
+    # The distance of one random step has variance (n + 1)(n - 2) / 18; the n - 1 steps are taken as independent.
+    variance = (n + 1) * (n - 2) / 18 / (n - 1) / scale**2
+    return min((float(np.abs(np.diff(place)).mean()) - 1) / scale, 1.0), variance
+
+
+def _drift(files: NDArray[np.int64], before: NDArray[np.int64]) -> tuple[float, float]:
+    common, here, there = np.intersect1d(files, before, assume_unique=True, return_indices=True)
+    n = len(common)
+    if n < _FEWEST_FILES:
+        return np.nan, np.nan
+    moved = np.abs(np.argsort(np.argsort(here)) - np.argsort(np.argsort(there)))
+    expected = (n * n - 1) / 3
+    return min(float(moved.sum()) / expected, 1.0), (n + 1) * (2 * n * n + 7) / 45 / expected**2

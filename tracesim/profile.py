@@ -1,0 +1,192 @@
+"""What a comparison needs to know of one trace: a summary of bounded size, made in one pass over its calls."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tracesim.cadence import Cadence
+from tracesim.calls import FILE_KINDS, GROUPS, storage_calls
+from tracesim.concurrency import InFlight, Readers
+from tracesim.logbins import BINS, BINS_PER_OCTAVE, log_bin
+from tracesim.order import STEPS, Order, Steps, Visits, order_of
+from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
+from tracesim.tallies import Tallies
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.reader import Trace
+
+Floats = NDArray[np.float64]
+REREAD_ONE = 20 * BINS_PER_OCTAVE  # the bin of files whose bytes were read once
+
+
+@dataclass(frozen=True)
+class PerOccurrence:
+    """Arrays whose first axis is the occurrences of phases."""
+
+    duration_ns: Floats  # (n,)
+    calls: Floats  # (n, kinds * groups)
+    bytes: Floats  # (n, kinds * groups)
+    size_calls: Floats  # (n, kinds * 2 * BINS)
+    size_bytes: Floats
+    step_calls: Floats  # (n, 2 * STEPS)
+    step_bytes: Floats
+    activity: Floats  # (n, ACTIVITY_BINS): bytes
+    busy_ns: Floats  # (n,)
+    pause_ns: Floats  # (n, BINS): by length
+    burst_bytes: Floats  # (n, BINS): by size
+    in_flight_ns: Floats  # (n, LEVEL_BINS)
+    readers: Floats  # (n,)
+    windows: Floats  # (n, LEVEL_BINS): by readers at once
+    written_files: Floats  # (n,)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One trace, ready to be compared: what happened in each occurrence of each phase, and what only the whole run tells."""
+
+    path: str
+    occurrences: Occurrences
+    each: PerOccurrence
+    order: Order
+    file_sizes: Floats  # (kinds, BINS): files used, by size in bytes
+    rereads: Floats  # (BINS,): data-set files by bytes read over size, bin REREAD_ONE standing for 1
+    latency: Floats  # (groups, BINS): calls by duration in ns
+
+    @property
+    def trainings(self) -> int:
+        """Occurrences of training."""
+        return int((self.occurrences.phase == PHASES.index("training")).sum())
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A profile added up by phase; first axis PHASES where a field has it. See PerOccurrence for units."""
+
+    occurrences: Floats  # (phases,)
+    duration_ns: Floats  # (phases,)
+    calls: Floats  # (phases, kinds, groups)
+    bytes: Floats
+    size_calls: Floats  # (kinds, 2, BINS)
+    size_bytes: Floats
+    step_calls: Floats  # (2, STEPS)
+    step_bytes: Floats
+    activity: Floats  # (phases, ACTIVITY_BINS)
+    busy_ns: float
+    pause_ns: Floats  # (BINS,)
+    burst_bytes: Floats  # (BINS,)
+    in_flight_ns: Floats  # (LEVEL_BINS,)
+    readers: Floats  # (phases,): mean of the occurrences
+    windows: Floats  # (LEVEL_BINS,)
+    written_files: float
+    scatter: Floats  # (phases,): mean, NaN where the order cannot be told
+    scatter_variance: Floats  # of that mean, under a random order
+    drift: Floats
+    drift_variance: Floats
+    file_sizes: Floats
+    rereads: Floats
+
+
+def has_phases(trace: Trace) -> bool:
+    """Return whether the job logged when it trained."""
+    return not phases_of(trace.phases()).empty
+
+
+def profile_of(trace: Trace, by_phase: bool, groups: frozenset[str] = frozenset(GROUPS)) -> Profile:
+    """Return the profile of `trace` from its calls of `groups`, by phase or as one whole run.
+
+    Raises IotwinError when it has no call on a file of FILE_KINDS.
+    """
+    files = trace.files()
+    when = occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(trace))
+    n = when.number
+    tallies, steps, visits = Tallies(when, len(files)), Steps(n, len(files)), Visits(n, len(files))
+    cadence, in_flight, readers = Cadence(n), InFlight(when), Readers(when)
+    for calls in storage_calls(trace, groups):
+        occurrence = when.at(calls.start_ns)
+        for collector in (tallies, steps, visits, cadence, readers):
+            collector.add(calls, occurrence)
+        in_flight.add(calls)
+    in_flight.finish()
+    if not tallies.calls.any():
+        kinds = " or ".join(FILE_KINDS)
+        raise IotwinError(f"{trace.path} has no call on a {kinds} file: nothing to compare; see: iotwin info {trace.path}")
+    pauses, bursts = cadence.pauses_and_bursts()
+    readers_each, windows = readers.counts()
+    each = PerOccurrence(
+        duration_ns=when.duration_ns.astype(float), calls=tallies.calls, bytes=tallies.bytes, size_calls=tallies.size_calls,
+        size_bytes=tallies.size_bytes, step_calls=steps.calls, step_bytes=steps.bytes, activity=tallies.activity,
+        busy_ns=cadence.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=in_flight.time_ns, readers=readers_each,
+        windows=windows, written_files=visits.written_files,
+    )  # fmt: skip
+    order = order_of(visits.of_each(n), when.phase, _name_ranks(files))
+    sizes, rereads = _file_figures(files, tallies)
+    return Profile(str(trace.path), when, each, order, sizes, rereads, tallies.latency)
+
+
+def _extent(trace: Trace) -> tuple[int, int]:
+    first, last = None, 0
+    for calls in storage_calls(trace):
+        first = int(calls.start_ns[0]) if first is None else first
+        last = max(last, int((calls.start_ns + calls.duration_ns).max()))
+    return first or 0, last
+
+
+def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
+    """Return each file's rank by path, numbers within names counting as numbers."""
+    data = np.flatnonzero((files["kind"] == FILE_KINDS[0]).to_numpy())
+    paths = files["path"].astype(str).to_numpy()
+    keys = [[int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", paths[i]))] for i in data]
+    ranks = np.zeros(len(files), dtype=np.int64)
+    for rank, position in enumerate(sorted(range(len(data)), key=keys.__getitem__)):
+        ranks[data[position]] = rank
+    return ranks
+
+
+def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats]:
+    """Return the histograms of file sizes by kind and of how often a data-set file's bytes were read."""
+    read, written = tallies.file_read_bytes, tallies.file_written_bytes
+    size = np.maximum(files["size_bytes"].fillna(0).to_numpy(np.float64), tallies.file_extent_bytes)
+    kinds = files["kind"].astype(object).to_numpy()
+    used = (read + written) > 0
+    sizes = [np.bincount(log_bin(size[used & (kinds == kind)]), minlength=BINS) for kind in FILE_KINDS]
+    reading = (read > 0) & (kinds == FILE_KINDS[0])
+    times = read[reading] / np.maximum(size[reading], 1) * 2.0 ** (REREAD_ONE / BINS_PER_OCTAVE)
+    return np.stack(sizes).astype(float), np.bincount(log_bin(times), minlength=BINS).astype(float)
+
+
+def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
+    """Add up the profile by phase, each occurrence counted `weight` times (shape (occurrences,); default once)."""
+    each, when = profile.each, profile.occurrences
+    weight = np.ones(when.number) if weight is None else weight
+    by_phase = (when.phase == np.arange(len(PHASES))[:, None]) * weight
+    timed = np.where(when.phase == PHASES.index("startup"), 0.0, weight)
+    counts = by_phase.sum(axis=1)
+    kinds, groups, steps = len(FILE_KINDS), len(GROUPS), len(STEPS)
+    sizes, jumps = (kinds, 2, BINS), (2, steps)
+    return Summary(
+        occurrences=counts, duration_ns=by_phase @ each.duration_ns,
+        calls=(by_phase @ each.calls).reshape(-1, kinds, groups), bytes=(by_phase @ each.bytes).reshape(-1, kinds, groups),
+        size_calls=(weight @ each.size_calls).reshape(sizes), size_bytes=(weight @ each.size_bytes).reshape(sizes),
+        step_calls=(weight @ each.step_calls).reshape(jumps), step_bytes=(weight @ each.step_bytes).reshape(jumps),
+        activity=by_phase @ each.activity, busy_ns=float(timed @ each.busy_ns), pause_ns=timed @ each.pause_ns,
+        burst_bytes=timed @ each.burst_bytes, in_flight_ns=timed @ each.in_flight_ns,
+        readers=by_phase @ each.readers / np.maximum(counts, 1), windows=timed @ each.windows,
+        written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
+        **_order_by_phase(profile.order, by_phase),
+    )  # fmt: skip
+
+
+def _order_by_phase(order: Order, by_phase: Floats) -> dict[str, Floats]:
+    result = {}
+    for name, values, variances in (
+        ("scatter", order.scatter, order.scatter_variance),
+        ("drift", order.drift, order.drift_variance),
+    ):
+        weights = by_phase * ~np.isnan(values)
+        total = weights.sum(axis=1)
+        known = np.where(total > 0, total, np.nan)
+        result[name] = weights @ np.nan_to_num(values) / known
+        result[f"{name}_variance"] = weights**2 @ np.nan_to_num(variances) / known**2
+    return result

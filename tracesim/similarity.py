@@ -1,0 +1,173 @@
+"""How alike two traces are: dimensions, overall score, noise floor from repeats, and a verdict in words."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracesim.dimensions import DEFINITIONS, Curve
+from tracesim.interval import confidence_interval
+from tracesim.latency import latency
+from tracesim.measures import weighted_mean
+from tracesim.profile import Profile, Summary, has_phases, profile_of, summarise
+from tracesim.trust import MOST_LOST, common_groups, lost_share, warnings_about
+from tracesim.words import differences
+from tracing_tools.trace.progress import progress
+from tracing_tools.trace.reader import Trace
+
+ALIKE_OVERALL = 0.90
+ALIKE_DIMENSION = 0.75
+_WORDS_IN_VERDICT = 3  # sentences
+_WORTH_WORDS = 0.99  # a dimension that scores this or more is not explained
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension's score in [0, 1], its weight in the overall score, the parts of the score, and what a plot of it needs.
+
+    `unit` is that of the curves' y, `x_unit` that of their x. `differences` are sentences, the weightiest first. `latency_bound`
+    dimensions depend on the speed of the storage too.
+    """
+
+    name: str
+    score: float
+    weight: float
+    parts: dict[str, float]
+    curve_a: Curve
+    curve_b: Curve
+    x_unit: str
+    unit: str
+    latency_bound: bool
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """How alike trace A and trace B are; see docs/similarity.md for what each figure means.
+
+    `overall` is None (withheld) when a trace lost more than 1 % of its events. `storage_independent` is the score without the
+    latency-bound dimensions. `noise_floor` is the lowest overall score among A and its repeats, None without repeats.
+    """
+
+    path_a: str
+    path_b: str
+    overall: float | None
+    storage_independent: float | None
+    dimensions: tuple[Dimension, ...]
+    noise_floor: float | None
+    noise_floor_dimensions: dict[str, float]
+    confidence_interval: tuple[float, float] | None
+    verdict: str
+    differences: tuple[str, ...]
+    warnings: tuple[str, ...]
+    latency: dict[str, dict[str, Any]]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the document of `iotwin compare --json`; without the curves."""
+        interval = self.confidence_interval
+        return {
+            "a": self.path_a, "b": self.path_b, "overall": self.overall,
+            "dimensions": {d.name: d.score for d in self.dimensions},
+            "noise_floor": self.noise_floor, "verdict": self.verdict,
+            "confidence_interval": list(interval) if interval else None, "storage_independent": self.storage_independent,
+            "noise_floor_dimensions": self.noise_floor_dimensions, "weights": {d.name: d.weight for d in self.dimensions},
+            "parts": {d.name: d.parts for d in self.dimensions}, "differences": list(self.differences),
+            "warnings": list(self.warnings), "latency": self.latency,
+        }  # fmt: skip
+
+
+def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = ()) -> Similarity:
+    """Return how alike `a` and `b` are; `repeats` are further runs of the job of `a`, which tell how alike reruns of it are.
+
+    Raises IotwinError when a trace has nothing to compare or is damaged.
+    """
+    traces = [a, b, *repeats]
+    names = ["A", "B", *(f"repeat {number}" for number in range(1, len(repeats) + 1))]
+    without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
+    warnings = warnings_about(traces, names, without_phases)
+    profiles = _profiles(traces, by_phase=not without_phases)
+    dimensions = _dimensions(profiles[0], profiles[1])
+    overall = _overall_of({d.name: d.score for d in dimensions})
+    floors = _noise_floors([profiles[0], *profiles[2:]])
+    floor = floors.pop("overall", None)
+    if floor is not None and floor < ALIKE_OVERALL:
+        warnings.append(
+            f"the repeats are not like A ({floor:.2f}): are they the same job? The verdict does not use the noise floor"
+        )
+    lost = max(lost_share(trace) for trace in traces)
+    told = tuple(sentence for d in sorted(dimensions, key=lambda d: -d.weight * (1.0 - d.score)) for sentence in d.differences)
+    withheld = lost > MOST_LOST
+    return Similarity(
+        path_a=str(a.path), path_b=str(b.path), overall=None if withheld else overall,
+        storage_independent=None if withheld else _overall_of({d.name: d.score for d in dimensions if not d.latency_bound}),
+        dimensions=dimensions, noise_floor=None if withheld else floor, noise_floor_dimensions=floors,
+        confidence_interval=None if withheld else _interval(profiles[0], profiles[1], overall, lost),
+        verdict=_withheld(lost) if withheld else _verdict(overall - lost, floor, dimensions, told),
+        differences=told, warnings=tuple(warnings), latency=latency(profiles[0], profiles[1]),
+    )  # fmt: skip
+
+
+def _profiles(traces: Sequence[Trace], by_phase: bool) -> list[Profile]:
+    groups = common_groups(traces)
+    profiles = []
+    with progress("reading traces", sum(trace.manifest.events for trace in traces), "events") as advance:
+        for trace in traces:
+            profiles.append(profile_of(trace, by_phase, groups))
+            advance(trace.manifest.events)
+    return profiles
+
+
+def _scores(a: Summary, b: Summary) -> dict[str, float]:
+    scores = {definition.name: definition.score(a, b) for definition in DEFINITIONS}
+    return {name: score.total for name, score in scores.items() if score is not None}
+
+
+def _overall_of(scores: dict[str, float]) -> float:
+    """The weighted mean of the dimensions that are there."""
+    weights = {definition.name: definition.weight for definition in DEFINITIONS}
+    return weighted_mean(list(scores.values()), [weights[name] for name in scores])
+
+
+def _dimensions(a: Profile, b: Profile) -> tuple[Dimension, ...]:
+    of_a, of_b = summarise(a), summarise(b)
+    scored = [(definition, definition.score(of_a, of_b)) for definition in DEFINITIONS]
+    return tuple(
+        Dimension(
+            definition.name, score.total, definition.weight, score.parts, definition.curve(of_a), definition.curve(of_b),
+            definition.x_unit, definition.unit, definition.latency_bound,
+            differences(definition.name, of_a, of_b) if score.total < _WORTH_WORDS else (),
+        )
+        for definition, score in scored if score is not None
+    )  # fmt: skip
+
+
+def _noise_floors(runs: Sequence[Profile]) -> dict[str, float]:
+    """The lowest score of each dimension, and of "overall", among all pairs of runs; empty for a single run."""
+    summaries = [summarise(run) for run in runs]
+    floors: dict[str, float] = {}
+    for one, other in itertools.combinations(summaries, 2):
+        scores = _scores(one, other)
+        for name, score in {**scores, "overall": _overall_of(scores)}.items():
+            floors[name] = min(score, floors.get(name, 1.0))
+    return floors
+
+
+def _interval(a: Profile, b: Profile, overall: float, lost: float) -> tuple[float, float] | None:
+    """The bootstrap interval, widened on either side by the share of events that were lost, which may have been any."""
+    interval = confidence_interval(a, b, lambda one, other: _overall_of(_scores(one, other)))
+    if interval is None:
+        interval = (overall, overall) if lost else None
+    return (max(interval[0] - lost, 0.0), min(interval[1] + lost, 1.0)) if interval else None
+
+
+def _withheld(lost: float) -> str:
+    return f"withheld: a trace lost {lost * 100:.2g} % of its events, more than {MOST_LOST * 100:.0f} %; record it again"
+
+
+def _verdict(overall: float, floor: float | None, dimensions: Sequence[Dimension], told: Sequence[str]) -> str:
+    if floor is not None and floor >= ALIKE_OVERALL and overall >= floor:
+        return "indistinguishable from a rerun"
+    worst = min(dimensions, key=lambda d: d.score)
+    if overall >= ALIKE_OVERALL and worst.score >= ALIKE_DIMENSION:
+        return "alike"
+    return f"different: {'; '.join(told[:_WORDS_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"

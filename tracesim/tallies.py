@@ -1,0 +1,50 @@
+"""Sums over calls that need no order: calls and bytes, request sizes, activity over a phase, file extents and latencies."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracesim.calls import FILE_KINDS, GROUPS, WRITE, Calls
+from tracesim.logbins import BINS, log_bin, table
+from tracesim.phases import Occurrences
+
+ACTIVITY_BINS = 64
+_KINDS, _GROUPS = len(FILE_KINDS), len(GROUPS)
+
+
+class Tallies:
+    """Per occurrence: calls and bytes by file kind and operation, request sizes, bytes over normalised time. Per file: bytes."""
+
+    def __init__(self, occurrences: Occurrences, files: int) -> None:
+        n = occurrences.number
+        self._occurrences, self._n, self._files = occurrences, n, files
+        self.calls = np.zeros((n, _KINDS * _GROUPS))
+        self.bytes = np.zeros((n, _KINDS * _GROUPS))
+        self.size_calls = np.zeros((n, _KINDS * 2 * BINS))  # by file kind, read or write, size
+        self.size_bytes = np.zeros((n, _KINDS * 2 * BINS))
+        self.activity = np.zeros((n, ACTIVITY_BINS))  # bytes
+        self.latency = np.zeros((_GROUPS, BINS))  # calls by duration in ns
+        self.file_read_bytes = np.zeros(files)
+        self.file_written_bytes = np.zeros(files)
+        self.file_extent_bytes = np.zeros(files, dtype=np.int64)  # end of the furthest access
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        cell = calls.kind * _GROUPS + calls.group
+        self.calls += table(occurrence, cell, None, self._n, _KINDS * _GROUPS)
+        self.bytes += table(occurrence, cell, calls.moved_bytes, self._n, _KINDS * _GROUPS)
+        self.latency += table(calls.group, log_bin(calls.duration_ns), None, _GROUPS, BINS)
+        moving = calls.moved_bytes > 0
+        self._add_moving(calls.where(moving), occurrence[moving])
+
+    def _add_moving(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        moved = calls.moved_bytes
+        cell = (calls.kind * 2 + calls.group) * BINS + log_bin(moved)
+        columns = _KINDS * 2 * BINS
+        self.size_calls += table(occurrence, cell, None, self._n, columns)
+        self.size_bytes += table(occurrence, cell, moved, self._n, columns)
+        position = self._occurrences.position(calls.start_ns, occurrence, ACTIVITY_BINS)
+        self.activity += table(occurrence, position, moved, self._n, ACTIVITY_BINS)
+        writing = calls.group == WRITE
+        self.file_read_bytes += np.bincount(calls.file, weights=np.where(writing, 0, moved), minlength=self._files)
+        self.file_written_bytes += np.bincount(calls.file, weights=np.where(writing, moved, 0), minlength=self._files)
+        np.maximum.at(self.file_extent_bytes, calls.file, calls.offset + moved)

@@ -1,0 +1,46 @@
+"""What may be wrong with the traces themselves: losses, different capture, missing phases. Nothing of it passes silently."""
+
+from collections.abc import Sequence
+
+from tracesim.calls import GROUPS
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.schema import GROUP_OF_OP
+
+MOST_LOST = 0.01  # share of a trace's events; with more than that lost there is no score
+
+
+def lost_share(trace: Trace) -> float:
+    """Return the share of the trace's events that the tracer lost, in [0, 1]."""
+    lost = trace.manifest.lost_events
+    return lost / (lost + trace.manifest.events) if lost else 0.0
+
+
+def common_groups(traces: Sequence[Trace]) -> frozenset[str]:
+    """Return the operations of calls.GROUPS that every trace was set to capture; one that does not say counts as all."""
+    common = frozenset(GROUPS)
+    for trace in traces:
+        common &= _captured(trace) or common
+    return common
+
+
+def _captured(trace: Trace) -> frozenset[str]:
+    return frozenset(GROUP_OF_OP[op] for op in trace.manifest.probes if op in GROUP_OF_OP)
+
+
+def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases: Sequence[str]) -> list[str]:
+    """Return one sentence for each thing that makes the comparison of these traces less sure."""
+    found = []
+    for trace, name in zip(traces, names, strict=True):
+        if share := lost_share(trace):
+            found.append(f"{name} lost {trace.manifest.lost_events} events ({share * 100:.2g} % of all)")
+        if trace.manifest.status == "recovered":
+            found.append(f"{name} was recovered from a recording that was cut off; its end may be missing")
+    missing = sorted(frozenset(GROUPS) - common_groups(traces))
+    if missing:
+        found.append(f"not every trace captured {', '.join(missing)} calls; they are left out of all")
+    if len({trace.manifest.backend for trace in traces}) > 1:
+        backends = ", ".join(f"{name} {trace.manifest.backend}" for trace, name in zip(traces, names, strict=True))
+        found.append(f"captured by different backends ({backends})")
+    if without_phases:
+        found.append(f"{', '.join(without_phases)} did not log phases; the runs are compared as one phase each")
+    return found
