@@ -220,6 +220,17 @@ class _Yaml12(yaml.SafeLoader):
     """YAML 1.2's scalars: ``off`` and ``no`` are words and ``1e-3`` is a number, where PyYAML follows YAML 1.1."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes lists of numbers on one line and quotes whatever YAML 1.1 or 1.2 could take for something else than text."""
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        numeric = all(isinstance(item, int | float | list | tuple) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=numeric)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 _Yaml12.yaml_implicit_resolvers = {}
 
 for _tag, _pattern, _first in (
@@ -228,7 +239,8 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
 ):
-    _Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+    for _class in (_Yaml12, _Dumper):  # the dumper keeps YAML 1.1's as well
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -249,7 +261,10 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise UsageError(f"{path}: is not a workload: it should hold sections such as dataset: and train:")
     for override in overrides:
         _override(raw, override)
-    config = _convert(raw, path)
+    try:
+        config = _convert(raw, path)
+    except RecursionError:
+        raise UsageError(f"{path}: an alias in it refers to itself; write the value out") from None
     _check(config, path)
     return config
 
@@ -267,17 +282,6 @@ def dump(config: Config, path: Path | str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes lists of numbers on one line and quotes whatever YAML 1.1 or 1.2 could take for something else than text."""
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        numeric = all(isinstance(item, int | float | list | tuple) for item in sequence)
-        return super().represent_sequence(tag, sequence, flow_style=numeric)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def _without_none(value: Any) -> Any:
