@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.calls import READ, WRITE, CallReader, Calls, Ints
+from trace_visuals.calls import READ, STORAGE_KINDS, WRITE, CallReader, Calls, Ints
 from trace_visuals.heatmap import Heat, HeatMap
 from trace_visuals.lanes import LaneName, LanePlan
 from trace_visuals.picks import EveryCall, SlowestCalls
@@ -46,6 +46,17 @@ class Analysis:
     reads_heat: Heat | None  # of data-set files
     writes_heat: Heat | None  # of checkpoint files
     phases: pd.DataFrame  # of the lowest rank
+
+    @property
+    def storage_files(self) -> pd.DataFrame:
+        """The rows of `files` that are the job's storage."""
+        return self.files[self.files["kind"].isin(STORAGE_KINDS)]
+
+    @property
+    def checkpoints(self) -> pd.DataFrame:
+        """The rows of `files` that are checkpoints written in this run, in order of time."""
+        written = self.files[(self.files["kind"] == "checkpoint") & (self.files["written_bytes"] > 0)]
+        return written.sort_values("first_ns", ignore_index=True)
 
 
 def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Advance) -> Analysis:

@@ -5,9 +5,9 @@ import numpy as np
 from trace_visuals.bins import Floats
 from trace_visuals.calls import Ints
 
-BUCKETS_PER_OCTAVE = 16
-# A percentile is the geometric middle of its bucket, so it is off by at most half a bucket.
-RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_PER_OCTAVE) - 1
+BUCKETS_PER_OCTAVE = 32
+# A percentile is the mean of the values in its bucket: exact where they are equal, else off by less than the bucket's width.
+RELATIVE_ERROR = 2 ** (1 / BUCKETS_PER_OCTAVE) - 1
 _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 holds the zeros; the others reach to 2**64
 
 
@@ -16,8 +16,7 @@ class LogHistogram:
 
     def __init__(self) -> None:
         self.counts = np.zeros((0, _BUCKETS), dtype=np.int64)
-        self.sums = np.zeros(0, dtype=np.int64)
-        self._least = np.zeros(0, dtype=np.int64)
+        self._totals = np.zeros((0, _BUCKETS))  # of the values in each bucket
         self._most = np.zeros(0, dtype=np.int64)
 
     def add(self, row: Ints, value: Ints) -> None:
@@ -26,17 +25,17 @@ class LogHistogram:
             return
         self._grow(int(row.max()) + 1)
         bucket = np.where(value > 0, np.floor(np.log2(np.maximum(value, 1)) * BUCKETS_PER_OCTAVE).astype(np.int64) + 1, 0)
-        self.counts += np.bincount(row * _BUCKETS + bucket, minlength=self.counts.size).reshape(self.counts.shape)
-        np.add.at(self.sums, row, value)
-        np.minimum.at(self._least, row, value)
+        cell = row * _BUCKETS + bucket
+        self.counts += np.bincount(cell, minlength=self.counts.size).reshape(self.counts.shape)
+        self._totals += np.bincount(cell, weights=value, minlength=self.counts.size).reshape(self.counts.shape)
         np.maximum.at(self._most, row, value)
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self.counts)
         if more > 0:
             self.counts = np.pad(self.counts, ((0, more), (0, 0)))
-            self.sums, self._most = np.pad(self.sums, (0, more)), np.pad(self._most, (0, more))
-            self._least = np.pad(self._least, (0, more), constant_values=np.iinfo(np.int64).max)
+            self._totals = np.pad(self._totals, ((0, more), (0, 0)))
+            self._most = np.pad(self._most, (0, more))
 
     def percentile(self, rows: list[int], share: float) -> float:
         """Return the value below which `share` (0..1) of the rows' values lie, within RELATIVE_ERROR; NaN for empty rows."""
@@ -45,15 +44,18 @@ class LogHistogram:
         if not total:
             return float("nan")
         bucket = int(np.searchsorted(np.cumsum(counts), max(1, np.ceil(share * total))))
-        middle = 2 ** ((bucket - 0.5) / BUCKETS_PER_OCTAVE) if bucket else 0.0
-        return float(np.clip(middle, self._least[rows].min(), self._most[rows].max()))
+        return float(self._totals[rows, bucket].sum() / counts[bucket])
+
+    def total(self, rows: list[int]) -> int:
+        """Return the sum of the rows' values."""
+        return int(self._totals[[row for row in rows if row < len(self._totals)]].sum())
 
     def most(self, rows: list[int]) -> int:
         """Return the greatest value of the rows, 0 when they are empty."""
         return int(self._most[rows].max()) if rows else 0
 
     def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
-        """Return counts and lower edges of the rows together in `per_octave` buckets an octave, zeros in a bucket [0, 1) of their own."""
+        """Return counts and lower edges of the rows together, in `per_octave` buckets an octave; zeros have a bucket [0, 1)."""
         counts = self.counts[rows].sum(axis=0)
         wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
         edges = 2.0 ** (np.arange(len(wide)) / per_octave)

@@ -30,12 +30,11 @@ class SlowestCalls:
     def frame(self, ops: list[str], files: pd.DataFrame) -> pd.DataFrame:
         """Return the calls, longest first, with operation and path by name."""
         if self._kept is None:
-            return pd.DataFrame(columns=["start_ns", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result"])
+            return pd.DataFrame(columns=["start_ns", "duration_ns", "pid", "offset", "size_bytes", "result", "op", "path"])
         kept = self._kept.pick(np.argsort(-self._kept.duration_ns, kind="stable"))
-        return pd.DataFrame({
-            "start_ns": kept.start_ns, "duration_ns": kept.duration_ns, "op": [ops[code] for code in kept.op], "pid": kept.pid,
-            "path": files["path"].to_numpy()[kept.file_id], "offset": kept.offset, "size_bytes": kept.size_bytes, "result": kept.result,
-        })  # fmt: skip
+        columns = ("start_ns", "duration_ns", "pid", "offset", "size_bytes", "result")
+        names = {"op": [ops[code] for code in kept.op], "path": files["path"].to_numpy()[kept.file_id]}
+        return pd.DataFrame({name: getattr(kept, name) for name in columns} | names)
 
 
 class EveryCall:

@@ -1,5 +1,7 @@
 """Tables of a trace by operation, by file and by process, accumulated batch by batch into data frames."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -8,6 +10,7 @@ from trace_visuals.calls import OPEN, READ, SYNC, WAIT, WRITE, Calls, Ints
 from trace_visuals.histogram import LogHistogram
 
 PERCENTILES = (0.5, 0.9, 0.99, 0.999)
+_PERCENTILE_NAMES = ("p50_ns", "p90_ns", "p99_ns", "p99.9_ns")
 
 
 class OperationTable:
@@ -36,18 +39,17 @@ class OperationTable:
 
     def frame(self, ops: list[str]) -> pd.DataFrame:
         """Return one row per operation and place, most time first; times in ns, percentiles within histogram.RELATIVE_ERROR."""
-        table = []
-        for row, group in self._group.items():
-            sizes = row < len(self.size_bytes.sums) and group in (READ, WRITE)
-            table.append({
-                "op": ops[row // 2], "storage": row % 2 == 0, "group": group, "calls": int(self.latency_ns.counts[row].sum()),
-                "failures": int(self._failures[row]) if row < len(self._failures) else 0,
-                "size_bytes": int(self.size_bytes.sums[row]) if sizes else 0, "time_ns": int(self.latency_ns.sums[row]),
-                **{f"p{share * 100:g}_ns": self.latency_ns.percentile([row], share) for share in PERCENTILES},
-                "most_ns": self.latency_ns.most([row]),
-                "p50_bytes": self.size_bytes.percentile([row], 0.5) if sizes else float("nan"),
-            })  # fmt: skip
-        return pd.DataFrame(table).sort_values("time_ns", ascending=False, ignore_index=True) if table else pd.DataFrame(table)
+        names = ["op", "storage", "calls", "failures", "size_bytes", "p50_bytes", "time_ns", *_PERCENTILE_NAMES, "most_ns"]
+        table = pd.DataFrame([self._row(row, ops) for row in self._group], columns=names)
+        return table.sort_values("time_ns", ascending=False, ignore_index=True)
+
+    def _row(self, row: int, ops: list[str]) -> tuple[Any, ...]:
+        latency, sizes = self.latency_ns, self.size_bytes
+        middle = sizes.percentile([row], 0.5) if self._group[row] in (READ, WRITE) else float("nan")
+        failures = int(self._failures[row]) if row < len(self._failures) else 0
+        percentiles = (latency.percentile([row], share) for share in PERCENTILES)
+        return (ops[row // 2], row % 2 == 0, int(latency.counts[row].sum()), failures, sizes.total([row]), middle,
+                latency.total([row]), *percentiles, latency.most([row]))  # fmt: skip
 
 
 class _Sums:

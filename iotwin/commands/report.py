@@ -1,0 +1,47 @@
+"""``iotwin report``: one HTML file about one or more traces."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Report(Command):
+    """Writes a page that a person can explore in a browser, without a network."""
+
+    name = "report"
+    help = "write one self-contained HTML page about traces"
+    epilog = "examples:\n  iotwin report real.trace -o report.html\n  iotwin report real.trace twin.trace -o comparison.html"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the traces and the page."""
+        parser.add_argument(
+            "traces", nargs="+", type=Path, metavar="TRACE", help="trace to report; several are compared with the first"
+        )
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="page to write")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Write the page."""
+        from trace_visuals.report import write_report
+        from trace_visuals.words import describe
+
+        analyses = write_report(args.traces, args.output)
+        return Outcome({
+            "output": str(args.output), "size_bytes": args.output.stat().st_size,
+            "traces": [
+                {"label": analysis.label, "lost": analysis.trace.manifest.lost_events, "calls": analysis.survey.calls,
+                 "findings": {finding.topic: finding.text for finding in describe(analysis)}}
+                for analysis in analyses
+            ],
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print where the page is and what it says first."""
+        from tracing_tools.trace.units import format_size
+
+        print(f"{document['output']}: {format_size(document['size_bytes'])}, open it in a browser")
+        for trace in document["traces"]:
+            print(f"\n{trace['label']}" + (f" ({trace['lost']:,} events were lost)" if trace["lost"] else ""))
+            for topic, text in trace["findings"].items():
+                print(f"  {topic}: {text}")

@@ -1,0 +1,59 @@
+"""How alike the report's traces are: tracesim's scores and the two curves behind each."""
+
+from typing import Any
+
+import numpy as np
+
+from tracesim.dimensions import Curve
+from tracesim.similarity import Dimension, compare
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.reader import Trace
+
+_MOST_POINTS = 400
+
+
+def comparison_documents(traces: list[Trace], labels: list[str]) -> list[dict[str, Any]]:
+    """Return the comparison of the first trace with each other one; one that cannot be made says why in its verdict."""
+    pairs = list(zip(traces[1:], labels[1:], strict=True))
+    return [{"a": labels[0], "b": label} | _document(traces[0], trace) for trace, label in pairs]
+
+
+def _document(a: Trace, b: Trace) -> dict[str, Any]:
+    try:
+        similarity = compare(a, b)
+    except IotwinError as error:
+        return {"overall": None, "verdict": f"not compared: {error}", "differences": [], "warnings": [], "dimensions": []}
+    return {
+        "overall": similarity.overall, "verdict": similarity.verdict, "differences": list(similarity.differences),
+        "warnings": list(similarity.warnings), "dimensions": [_dimension(dimension) for dimension in similarity.dimensions],
+    }  # fmt: skip
+
+
+def _dimension(dimension: Dimension) -> dict[str, Any]:
+    document = {
+        "name": dimension.name, "score": dimension.score, "weight": dimension.weight, "parts": dimension.parts,
+        "x_unit": dimension.x_unit, "unit": dimension.unit, "differences": list(dimension.differences),
+    }  # fmt: skip
+    curves = (dimension.curve_a, dimension.curve_b)
+    if curves[0].labels or curves[1].labels:
+        return document | {"bars": _bars(*curves)}
+    return document | {"curves": [_points(curve) for curve in curves]}
+
+
+def _bars(a: Curve, b: Curve) -> list[list[Any]]:
+    """Return [label, a's value, b's value] of every label that either has a value for."""
+    values = [dict(zip(curve.labels, map(float, curve.y), strict=True)) for curve in (a, b)]
+    labels = dict.fromkeys((*a.labels, *b.labels))
+    rows = [[label, values[0].get(label, 0.0), values[1].get(label, 0.0)] for label in labels]
+    return [row for row in rows if row[1] or row[2]]
+
+
+def _points(curve: Curve) -> dict[str, Any]:
+    """Return the curve where it moves, and at most some hundred points of it: more than that no chart shows."""
+    x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
+    if not len(y):
+        return {"x": [], "y": []}
+    moves = np.flatnonzero(np.diff(y))
+    first, last = (moves[0], min(moves[-1] + 2, len(y) - 1)) if len(moves) else (0, len(y) - 1)
+    kept = np.unique(np.linspace(first, last, _MOST_POINTS).astype(int))
+    return {"x": x[kept].tolist(), "y": y[kept].tolist()}

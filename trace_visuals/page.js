@@ -1,0 +1,135 @@
+// Puts the page together from its data.
+
+async function main() {
+  const raw = JSON.parse(document.getElementById("data").textContent);
+  const traces = await Promise.all(raw.traces.map(loadTrace));
+  const page = { colours: raw.colours, traces };
+  document.querySelector("main").hidden = false;
+  document.getElementById("subtitle").textContent = `${traces.map((trace) => trace.label).join(", ")} · time in ${raw.axis}`;
+  addFindings(page);
+  const timeline = new Timeline(page, traces);
+  addZoomButtons(timeline, traces[0]);
+  wireToggles(timeline, traces);
+  addHeatMaps(page, timeline);
+  addHistograms(document.getElementById("charts"), page);
+  addTables(traces, timeline);
+  addComparisons(page, raw.comparisons);
+  document.getElementById("loading").remove();
+  document.body.dataset.ready = "yes";
+}
+
+function heading(traces, trace) { return traces.length > 1 ? [element("h3", {}, trace.label)] : []; }
+
+function addFindings(page) {
+  const place = document.getElementById("findings");
+  for (const trace of page.traces) {
+    const list = element("dl");
+    for (const finding of trace.findings) list.append(element("dt", {}, finding.topic), element("dd", {}, finding.text));
+    const loss = trace.loss ? [element("p", { class: "loss" }, trace.loss)] : [];
+    place.append(element("div", { class: "summary" }, element("h3", {}, trace.label), element("p", { class: "machine" }, trace.command),
+      element("p", { class: "machine" }, trace.machine), ...loss, list));
+  }
+}
+
+// Buttons for the whole run and for the first of each kind of phase; the first trace's phases set the place.
+function addZoomButtons(timeline, trace) {
+  const place = document.getElementById("zoom-buttons");
+  const add = (text, from, to) => {
+    const button = element("button", {}, text);
+    button.addEventListener("click", () => timeline.setView(from, to));
+    place.append(button);
+  };
+  add("everything", timeline.whole.from, timeline.whole.to);
+  for (const [name, text] of [["init", "init"], ["epoch", "first epoch"], ["block", "first block"], ["evaluation", "first evaluation"],
+    ["checkpoint", "first checkpoint"]]) {
+    const phase = trace.phases.find((candidate) => candidate[0] === name);
+    if (phase) add(text, phase[3] - (phase[4] - phase[3]) * 0.03, phase[4] + (phase[4] - phase[3]) * 0.03);
+  }
+}
+
+function wireToggles(timeline, traces) {
+  for (const section of ["processes", "other"]) {
+    const box = document.getElementById(`show-${section}`), name = section === "processes" ? "process" : section;
+    box.addEventListener("change", () => {
+      if (box.checked) timeline.sections.add(name); else timeline.sections.delete(name);
+      timeline.layout();
+    });
+  }
+  const note = document.getElementById("detail-note"), filter = document.getElementById("timeline-filter");
+  const complete = traces.every((trace) => trace.calls), finest = Math.max(...traces.map((trace) => trace.lanes[0].levels[0].width));
+  const left = Math.max(...traces.map((trace) => trace.processes_left_out));
+  note.textContent = complete ? "Every call is on this page: zoom in to see each one."
+    : `The page holds bins of ${formatDuration(finest * 1e9)}, not every call: finer than that, bars show a bin's mean.`;
+  if (left) note.textContent += ` Of the processes, the busiest are shown; ${left} more have calls on storage.`;
+  if (!complete) {
+    filter.disabled = true;
+    filter.title = "This trace has too many calls for the page to hold each one, so they cannot be told apart by file here.";
+  }
+  filter.addEventListener("input", () => { timeline.filterFiles(filter.value); });
+}
+
+function addHeatMaps(page, timeline) {
+  const maps = [];
+  for (const trace of page.traces) {
+    const who = page.traces.length > 1 ? `${trace.label}: ` : "";
+    if (trace.readsHeat) maps.push(new HeatMap(page, timeline, trace, trace.readsHeat, `${who}reads of the data set`));
+    if (trace.writesHeat) maps.push(new HeatMap(page, timeline, trace, trace.writesHeat, `${who}writes of checkpoints`));
+  }
+  document.getElementById("heat").hidden = !maps.length;
+  document.getElementById("heatmaps").append(...maps.map((map) => map.place));
+  for (const map of maps) map.draw();
+}
+
+function addTables(traces, timeline) {
+  const show = (trace) => (row) => {
+    const start = row[0], seconds = row[1] / 1e9;
+    timeline.setView(start - Math.max(seconds, 1e-6), start + 2 * Math.max(seconds, 1e-6));
+    document.getElementById("timeline").scrollIntoView({ behavior: "auto" });
+  };
+  for (const trace of traces) {
+    for (const [name, table, options] of [["operation", trace.operations, {}], ["slowest", trace.slowest, { onRow: show(trace) }],
+      ["file", trace.files, {}], ["process", trace.processes, {}], ["checkpoint", trace.checkpoints, {}]]) {
+      if (!table.rows.length) continue;
+      const place = document.getElementById(`${name}-tables`);
+      place.append(...heading(traces, trace));
+      addTable(place, table, options);
+      if (name === "checkpoint") document.getElementById("checkpoint").hidden = false;
+    }
+    document.getElementById("facts").append(...heading(traces, trace));
+    addTable(document.getElementById("facts"), { columns: ["name", "value"], rows: trace.facts, total: trace.facts.length });
+  }
+}
+
+function addComparisons(page, comparisons) {
+  const place = document.getElementById("comparisons");
+  document.getElementById("comparison").hidden = !comparisons.length;
+  for (const comparison of comparisons) {
+    const overall = comparison.overall === null ? "" : `Similarity ${comparison.overall.toFixed(3)} of 1: `;
+    place.append(element("h3", {}, `A: ${comparison.a}, B: ${comparison.b}`), element("p", { class: "verdict" }, overall + comparison.verdict));
+    for (const warning of comparison.warnings) place.append(element("p", { class: "loss" }, warning));
+    if (comparison.differences.length) place.append(element("ul", {}, ...comparison.differences.map((text) => element("li", {}, text))));
+    const scores = { columns: ["name", "score", "weight", "value"], total: comparison.dimensions.length, rows: comparison.dimensions.map((one) =>
+      [words(one.name), one.score, one.weight, Object.entries(one.parts).map(([part, score]) => `${words(part)} ${score.toFixed(3)}`).join(", ")]) };
+    if (scores.total) addTable(place, scores);
+    place.append(element("div", { class: "grid" }, ...comparison.dimensions.map((dimension) => dimensionChart(page, comparison, dimension))));
+  }
+}
+
+function words(name) { return name.replaceAll("_", " "); }
+
+function dimensionChart(page, comparison, dimension) {
+  const colours = page.colours.traces.slice(0, 2), names = [`A: ${comparison.a}`, `B: ${comparison.b}`];
+  const share = dimension.unit.startsWith("share"), bytes = dimension.unit.startsWith("bytes");
+  const formatY = share ? formatShare : bytes ? formatSize : formatCount;
+  const chart = dimension.bars ? barChart(dimension.bars, colours, formatY)
+    : lineChart(dimension.curves.map((curve, number) => ({ ...curve, colour: colours[number] })), {
+      log: dimension.x_unit.startsWith("bytes"), base: 16, binary: bytes, formatY, axis: dimension.x_unit,
+      formatX: dimension.x_unit.startsWith("bytes") ? formatSize : significant });
+  return element("div", { class: "chart" }, element("h3", {}, `${words(dimension.name)}: ${dimension.score.toFixed(3)}`),
+    element("p", { class: "note" }, dimension.unit), chart, legend(names.map((name, number) => [colours[number], name])));
+}
+
+main().catch((error) => {
+  document.getElementById("loading").textContent = `This page cannot be shown: ${error.message}`;
+  throw error;
+});

@@ -1,0 +1,255 @@
+"""One analysed trace as the document that the report's scripts read: numbers packed, names as plain text."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.analysis import Analysis
+from trace_visuals.bins import occupied
+from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, Calls, Ints
+from trace_visuals.heatmap import Heat
+from trace_visuals.histogram import LogHistogram
+from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
+from trace_visuals.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from trace_visuals.words import describe
+
+_MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
+_MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
+_PER_OCTAVE = 4
+_SECOND = 1e9
+
+_OPERATION_COLUMNS = (
+    "op", "where", "calls", "failures", "size_bytes", "p50_bytes", "time_ns", "p50_ns", "p90_ns", "p99_ns", "p99.9_ns", "most_ns",
+)  # fmt: skip
+_FILE_COLUMNS = (
+    "path", "kind", "extent_bytes", "reads", "read_bytes", "sequential_share", "writes", "written_bytes", "opens", "syncs", "time_ns",
+    "first_s", "last_s",
+)  # fmt: skip
+_PROCESS_COLUMNS = (
+    "pid", "role", "comm", "command_line", "storage_calls", "read_bytes", "written_bytes", "storage_ns", "wait_ns", "calls", "start_s",
+    "exit_s", "exit_status",
+)  # fmt: skip
+_CHECKPOINT_COLUMNS = ("path", "first_s", "took_ns", "written_bytes", "writes", "bytes_per_s", "opens", "syncs", "sync_ns")
+_SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result")
+
+
+def trace_document(analysis: Analysis) -> dict[str, Any]:
+    """Return the document of one trace; every time in it is in seconds from the page's zero unless its name says otherwise."""
+    manifest = analysis.trace.manifest
+    return {
+        "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
+        "machine": machine_line(manifest), "loss": loss_line(manifest), "facts": _facts(analysis),
+        "span_s": [_second(analysis, analysis.survey.begin_ns), _second(analysis, analysis.survey.end_ns)],
+        "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
+        "phases": _phases(analysis), "samples": _samples(analysis), "lanes": _lanes(analysis), "calls": _calls(analysis),
+        "processes_left_out": analysis.processes_left_out,
+        "operations": _table(_operations(analysis), _OPERATION_COLUMNS, _MOST_FILES),
+        "files": _table(_files(analysis), _FILE_COLUMNS, _MOST_FILES),
+        "processes": _table(_processes(analysis), _PROCESS_COLUMNS, _MOST_PROCESSES),
+        "checkpoints": _table(_checkpoints(analysis), _CHECKPOINT_COLUMNS, _MOST_FILES),
+        "slowest": _table(analysis.slowest.assign(start_s=_seconds(analysis, analysis.slowest["start_ns"])), _SLOW_COLUMNS, 1000),
+        "histograms": _histograms(analysis), "reads_heat": _heat(analysis, analysis.reads_heat),
+        "writes_heat": _heat(analysis, analysis.writes_heat),
+    }  # fmt: skip
+
+
+def _second(analysis: Analysis, time_ns: int) -> float:
+    return (time_ns - analysis.zero_ns) / _SECOND
+
+
+def _seconds(analysis: Analysis, times_ns: "pd.Series[Any]") -> "pd.Series[Any]":
+    return (times_ns - analysis.zero_ns) / _SECOND
+
+
+def _facts(analysis: Analysis) -> list[list[str]]:
+    manifest = analysis.trace.manifest
+    facts = {
+        "command": " ".join(manifest.target.command), "workload": manifest.workload or "",
+        "exit status": "" if manifest.exit_status is None else str(manifest.exit_status),
+        "machine": machine_line(manifest), "architecture": manifest.host.architecture,
+        "container": manifest.target.container or "", "image": manifest.target.image or "",
+        "trace": f"{analysis.survey.calls:,} calls, status {manifest.status}, by iotwin {manifest.tool_version}, "
+        f"schema {manifest.schema_version}",
+        "lost": loss_line(manifest) or "nothing known to be lost", "cost of tracing": tracing_cost_line(manifest),
+        "parameters": ", ".join(f"{key}={value}" for key, value in manifest.parameters.items()),
+        "notes": "; ".join(manifest.notes),
+    }  # fmt: skip
+    return [[name, value] for name, value in facts.items() if value]
+
+
+def _phases(analysis: Analysis) -> list[list[Any]]:
+    """Return [name, epoch, step, begin, end] of each phase of the lowest rank; of too many, the longest."""
+    phases = analysis.phases
+    if len(phases) > _MOST_PHASES:
+        phases = phases.loc[(phases["end_ns"] - phases["start_ns"]).nlargest(_MOST_PHASES).index].sort_index()
+    begin, end = _seconds(analysis, phases["start_ns"]), _seconds(analysis, phases["end_ns"])
+    columns = (phases["phase"].astype(str), phases["epoch"], phases["step"], begin, end)
+    return [list(map(_plain, row)) for row in zip(*columns, strict=True)]
+
+
+def _samples(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the graphs of the samplers: each with a time axis and its curves as shares in 0..1."""
+    graphs = []
+    cpu = analysis.trace.samples("cpu")
+    if cpu is not None and len(cpu):
+        cpu = cpu.assign(job=cpu["job_cpus"] / max(analysis.trace.manifest.host.cpus, 1))
+        graphs.append(_graph(analysis, f"CPU ({analysis.trace.manifest.host.cpus})", cpu, ("user", "system", "iowait"), ("job",)))
+    disk = analysis.trace.samples("disk")
+    if disk is not None:
+        graphs += [_graph(analysis, f"disk {device}", mine, (), ("busy",)) for device, mine in disk.groupby("device")]
+    gpu = analysis.trace.samples("gpu")
+    if gpu is not None:
+        gpu = gpu.assign(SM=gpu["sm_percent"] / 100, memory=gpu["memory_percent"] / 100)
+        graphs += [_graph(analysis, f"GPU {device}", mine, (), ("SM", "memory")) for device, mine in gpu.groupby("device")]
+    return graphs
+
+
+def _graph(
+    analysis: Analysis, title: str, samples: pd.DataFrame, stacked: tuple[str, ...], lines: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return one graph; neighbouring samples are averaged until at most _MOST_SAMPLES are left."""
+    together = -(-len(samples) // _MOST_SAMPLES)
+    starts = np.arange(0, len(samples), together)
+    counts = np.diff(np.append(starts, len(samples)))
+    ends = samples["time_ns"].to_numpy()[starts + counts - 1]
+
+    def mean(name: str) -> dict[str, Any]:
+        values = np.nan_to_num(samples[name].to_numpy(dtype=np.float64))
+        return pack_share((np.add.reduceat(values, starts) / counts).clip(0, 1))
+
+    time_s = ((ends - analysis.zero_ns) / _SECOND).astype(np.float64)
+    known = [name for name in (*stacked, *lines) if samples[name].notna().any()]
+    return {"title": title, "time_s": pack(time_s), "stacked": [name for name in stacked if name in known],
+            "lines": [name for name in lines if name in known], "curves": {name: mean(name) for name in known}}  # fmt: skip
+
+
+def _lanes(analysis: Analysis) -> dict[str, Any]:
+    """Return the lanes shown; the arrays hold lane after lane."""
+    lanes, shown = analysis.lanes, _lanes_shown(analysis)
+    names = [analysis.lane_names[lane] for lane in shown]
+    return {
+        "names": [{"section": name.section, "group": name.group, "title": name.title} for name in names],
+        "origin_s": _second(analysis, lanes.grid.origin), "width_s": lanes.grid.width / _SECOND, "count": lanes.grid.count,
+        "calls": pack_whole(lanes.calls[shown]), "busy": pack_share(lanes.busy[shown]),
+        "in_flight": pack_amount(lanes.in_flight[shown]), "size_bytes": pack_whole(lanes.size_bytes[shown]),
+    }  # fmt: skip
+
+
+def _lanes_shown(analysis: Analysis) -> list[int]:
+    """Return the lanes with a call, and those of reads, writes and opens of storage even without: that too is an answer."""
+    used = np.flatnonzero(occupied(analysis.lanes).any(axis=1))
+    always = (GROUPS[READ], GROUPS[WRITE], GROUPS[OPEN])
+    names = enumerate(analysis.lane_names)
+    return [lane for lane, name in names if lane in used or (name.section == "storage" and name.group in always)]
+
+
+def _calls(analysis: Analysis) -> dict[str, Any] | None:
+    """Return every call of the operation lanes, or None where the page has only bins."""
+    if analysis.every_call is None:
+        return None
+    calls, lane = analysis.every_call
+    shown = np.full(len(analysis.lane_names), -1, dtype=np.int64)
+    used = _lanes_shown(analysis)
+    shown[used] = np.arange(len(used))
+    names, place = _file_names(analysis, calls)
+    pids, pid = np.unique(calls.pid, return_inverse=True)
+    return {
+        "origin_s": _second(analysis, analysis.survey.begin_ns), "start": pack_rising(calls.start_ns - analysis.survey.begin_ns),
+        "duration": pack_whole(calls.duration_ns), "lane": pack(shown[lane].astype(np.uint8)),
+        "op": pack(calls.op.astype(np.uint16)),
+        "ops": analysis.ops, "pid": pack(pid.astype(np.uint32)), "pids": pids.tolist(),
+        "file": pack(place.astype(np.int32)), "files": names, "offset": pack(calls.offset.astype(np.float64)),
+        "result": pack(calls.result.astype(np.float64)),
+    }  # fmt: skip
+
+
+def _file_names(analysis: Analysis, calls: Calls) -> tuple[list[str], Ints]:
+    """Return the paths of the files with the most calls, and each call's index into them: -1 for no file, -2 for another."""
+    ids, place, count = np.unique(calls.file_id, return_inverse=True, return_counts=True)
+    count[ids < 0] = 0
+    named = np.argsort(-count, kind="stable")[:_MOST_NAMES]
+    named = named[count[named] > 0]
+    index = np.full(len(ids), -2, dtype=np.int64)
+    index[ids < 0] = -1
+    index[named] = np.arange(len(named))
+    path_of = dict(zip(analysis.files["file_id"], analysis.files["path"], strict=True))
+    return [_text(path_of.get(ids[i])) for i in named], index[place]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _operations(analysis: Analysis) -> pd.DataFrame:
+    table = analysis.operations.frame(analysis.ops)
+    return table.assign(where=table["storage"].map({True: "storage", False: "other files"}))
+
+
+def _files(analysis: Analysis) -> pd.DataFrame:
+    table = analysis.files
+    return table.assign(
+        first_s=_seconds(analysis, table["first_ns"]), last_s=_seconds(analysis, table["last_ns"]),
+        sequential_share=table["sequential_reads"] / table["reads"].where(table["reads"] > 0),
+    )  # fmt: skip
+
+
+def _processes(analysis: Analysis) -> pd.DataFrame:
+    table = analysis.processes
+    return table.assign(start_s=_seconds(analysis, table["start_ns"]), exit_s=_seconds(analysis, table["exit_ns"]))
+
+
+def _checkpoints(analysis: Analysis) -> pd.DataFrame:
+    table = analysis.checkpoints
+    took = table["last_ns"] - table["first_ns"]
+    rate = table["written_bytes"] / took.clip(lower=1) * _SECOND
+    return table.assign(first_s=_seconds(analysis, table["first_ns"]), took_ns=took, bytes_per_s=rate)
+
+
+def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:
+    """Return the first `most` rows, and how many there are in all."""
+    rows = [list(map(_plain, row)) for row in frame.head(most)[list(columns)].itertuples(index=False)]
+    return {"columns": list(columns), "rows": rows, "total": len(frame)}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and NaT as null, whole numbers without a fraction."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    number = float(value)
+    if not np.isfinite(number):
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _histograms(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return sizes of reads and writes and latencies of all four operations on storage."""
+    operations = analysis.operations
+    wanted = [(group, "size", operations.size_bytes) for group in (READ, WRITE)]
+    wanted += [(group, "latency", operations.latency_ns) for group in (READ, WRITE, OPEN, SYNC)]
+    found = ((group, what, histogram, operations.rows_of(group)) for group, what, histogram in wanted)
+    return [_histogram(GROUPS[group], what, histogram, rows) for group, what, histogram, rows in found if rows]
+
+
+def _histogram(group: str, what: str, histogram: LogHistogram, rows: list[int]) -> dict[str, Any]:
+    counts, edges = histogram.coarse(rows, _PER_OCTAVE)
+    used = np.flatnonzero(counts)
+    first, last = int(used[0]), int(used[-1]) + 1
+    percentiles = {f"p{share * 100:g}": histogram.percentile(rows, share) for share in (0.5, 0.9, 0.99)}
+    return {"group": group, "what": what, "edges": edges[first : last + 1].tolist(), "counts": counts[first:last].tolist(),
+            "percentiles": percentiles, "most": histogram.most(rows)}  # fmt: skip
+
+
+def _heat(analysis: Analysis, heat: Heat | None) -> dict[str, Any] | None:
+    if heat is None:
+        return None
+    path_of = dict(zip(analysis.files["file_id"], analysis.files["path"], strict=True))
+    few = len(heat.file_ids) <= _MOST_NAMES
+    return {
+        "origin_s": _second(analysis, heat.time.origin), "width_s": heat.time.width / _SECOND, "columns": heat.time.count,
+        "row_bytes": heat.address.width, "rows": heat.address.count, "cells": pack_amount(heat.size_bytes),
+        "files": [_text(path_of.get(file_id)) for file_id in heat.file_ids] if few else [],
+        "bases": heat.bases.tolist() if few else [], "file_count": len(heat.file_ids),
+    }  # fmt: skip

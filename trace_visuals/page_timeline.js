@@ -1,0 +1,391 @@
+// The zoomable timeline: one canvas, rows for every trace on one time axis.
+
+const LEFT = 148, RIGHT = 132, AXIS = 26;
+const HEIGHTS = { head: 30, phases: 20, graph: 42, rate: 46, lane: 22 }, GAP = 4;
+const MOST_STEP_MARKS = 400;
+
+class Timeline {
+  constructor(page, traces) {
+    this.page = page;
+    this.traces = traces;
+    this.canvas = document.getElementById("timeline-canvas");
+    this.box = document.getElementById("canvas-box");
+    this.tooltip = document.getElementById("tooltip");
+    this.sections = new Set(["storage", "wait"]);
+    this.keep = null; // per trace: which files' calls count, or null for all
+    const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));
+    const margin = Math.max((to - from) * 0.004, 1e-9);
+    this.whole = { from: from - margin, to: to + margin };
+    this.view = { ...this.whole };
+    this.listeners = [];
+    this.listen();
+    this.layout();
+  }
+
+  // The rows from top to bottom, with their places.
+  layout() {
+    this.rows = [];
+    let top = 4;
+    const add = (kind, trace, extra) => {
+      this.rows.push({ kind, trace, top, height: HEIGHTS[kind], ...extra });
+      top += HEIGHTS[kind] + GAP;
+    };
+    for (const trace of this.traces) {
+      add("head", trace, {});
+      add("phases", trace, {});
+      for (const graph of trace.graphs) add("graph", trace, { graph });
+      const shown = trace.lanes.filter((lane) => this.sections.has(lane.section));
+      const before = shown.filter((lane) => lane.section === "storage");
+      for (const lane of before) add("lane", trace, { lane });
+      add("rate", trace, { lanes: before.filter((lane) => lane.group === "read" || lane.group === "write") });
+      for (const lane of shown.filter((other) => other.section !== "storage")) add("lane", trace, { lane });
+      top += 8;
+    }
+    this.height = top + AXIS;
+    this.canvas.style.height = this.height + "px";
+    this.draw();
+  }
+
+  setView(from, to) {
+    const least = 1e-6, whole = this.whole.to - this.whole.from;
+    const span = Math.min(Math.max(to - from, least), whole);
+    from = Math.min(Math.max(from, this.whole.from), this.whole.to - span);
+    this.view = { from, to: from + span };
+    this.draw();
+    for (const listener of this.listeners) listener();
+  }
+
+  draw() {
+    if (this.pending) return;
+    this.pending = requestAnimationFrame(() => { this.pending = 0; this.paint(); });
+  }
+
+  paint() {
+    const ratio = window.devicePixelRatio || 1, width = this.box.clientWidth;
+    this.width = width;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(this.height * ratio);
+    const g = this.canvas.getContext("2d");
+    g.scale(ratio, ratio);
+    g.clearRect(0, 0, width, this.height);
+    this.plot = Math.max(50, width - LEFT - RIGHT);
+    this.pixelCache = new Map();
+    this.peak = this.peakRate();
+    this.paintAxis(g);
+    for (const row of this.rows) this["paint_" + row.kind](g, row);
+    const span = this.view.to - this.view.from, range = document.getElementById("range");
+    range.textContent = `${formatMoment(this.view.from, span)} to ${formatMoment(this.view.to, span)} (${formatDuration(span * 1e9)})`;
+    range.dataset.from = this.view.from;
+    range.dataset.to = this.view.to;
+  }
+
+  x(seconds) { return LEFT + (seconds - this.view.from) / (this.view.to - this.view.from) * this.plot; }
+
+  seconds(x) { return this.view.from + (x - LEFT) / this.plot * (this.view.to - this.view.from); }
+
+  // Bins where they are at least as fine as the pixels, else the calls themselves where the page has them.
+  pixels(trace, lane) {
+    if (!this.pixelCache.has(lane)) {
+      const { from, to } = this.view, count = Math.round(this.plot);
+      const keep = this.keep && this.keep.get(trace);
+      const coarse = lane.levels[0].width > (to - from) / count;
+      const pixels = lane.calls && (coarse || keep)
+        ? pixelsFromCalls(lane, trace.calls, from, to, count, keep) : pixelsFromBins(lane, from, to, count);
+      this.pixelCache.set(lane, pixels);
+    }
+    return this.pixelCache.get(lane);
+  }
+
+  peakRate() {
+    const pixel = (this.view.to - this.view.from) / Math.round(this.plot);
+    let most = 0;
+    for (const row of this.rows) {
+      if (row.kind !== "rate") continue;
+      for (const lane of row.lanes) for (const bytes of this.pixels(row.trace, lane).bytes) most = Math.max(most, bytes / pixel);
+    }
+    return most;
+  }
+
+  paintAxis(g) {
+    const y = this.height - AXIS, span = this.view.to - this.view.from;
+    g.font = "12px system-ui, sans-serif";
+    g.textAlign = "center";
+    g.textBaseline = "top";
+    const ticks = roundTicks(this.view.from, this.view.to, this.plot / 110), texts = formatTicks(ticks);
+    for (const [place, tick] of ticks.entries()) {
+      const x = Math.round(this.x(tick)) + 0.5;
+      g.strokeStyle = Math.abs(tick) < span * 1e-9 ? "#999" : "#ececec";
+      line(g, x, 0, x, y);
+      g.fillStyle = "#444";
+      g.fillText(`${texts[place]} s`, x, y + 5);
+    }
+    g.strokeStyle = "#888";
+    line(g, LEFT, y + 0.5, LEFT + this.plot, y + 0.5);
+  }
+
+  paint_head(g, row) {
+    g.textAlign = "left";
+    g.textBaseline = "middle";
+    g.fillStyle = "#fff";
+    g.fillRect(0, row.top, this.width, row.height);
+    g.font = "bold 14px system-ui, sans-serif";
+    g.fillStyle = "#1a1a1a";
+    g.fillText(row.trace.label, 8, row.top + 16);
+    let left = 16 + g.measureText(row.trace.label).width;
+    for (const [text, colour, weight] of [[row.trace.loss, "#b34700", "bold "], [row.trace.machine, "#666", ""]]) {
+      g.font = weight + "12px system-ui, sans-serif";
+      g.fillStyle = colour;
+      if (text && left < this.width - 60) g.fillText(text, left, row.top + 16, this.width - left - 8);
+      left += text ? g.measureText(text).width + 12 : 0;
+    }
+  }
+
+  nameRow(g, row, name, right) {
+    const middle = row.top + row.height / 2;
+    g.textBaseline = "middle";
+    g.font = "12.5px system-ui, sans-serif";
+    g.fillStyle = "#222";
+    g.textAlign = "right";
+    g.fillText(name, LEFT - 8, middle, LEFT - 14);
+    g.font = "11.5px system-ui, sans-serif";
+    g.fillStyle = "#555";
+    g.textAlign = "left";
+    right.forEach((text, place) => g.fillText(text, LEFT + this.plot + 7, middle + (place - (right.length - 1) / 2) * 14, RIGHT - 9));
+  }
+
+  // Where a trace has nothing because it has not begun or has ended, the row is grey.
+  paintFloor(g, row) {
+    const [begin, end] = row.trace.span_s.map((moment) => Math.min(Math.max(this.x(moment), LEFT), LEFT + this.plot));
+    g.fillStyle = "#f0f0f0";
+    if (begin > LEFT + 1) g.fillRect(LEFT, row.top, begin - LEFT, row.height);
+    if (end < LEFT + this.plot - 1) g.fillRect(end, row.top, LEFT + this.plot - end, row.height);
+    g.strokeStyle = "#bbb";
+    line(g, LEFT, row.top + row.height + 0.5, LEFT + this.plot, row.top + row.height + 0.5);
+  }
+
+  paint_phases(g, row) {
+    this.nameRow(g, row, "phases", row.trace.phases.length ? [] : ["none logged"]);
+    const inView = row.trace.phases.filter((phase) => phase[4] > this.view.from && phase[3] < this.view.to);
+    const steps = inView.filter((phase) => phase[0] === "step");
+    g.save();
+    g.beginPath();
+    g.rect(LEFT, row.top, this.plot, row.height);
+    g.clip();
+    for (const [name, epoch, , begin, end] of inView) {
+      if (name === "step") continue;
+      const x = this.x(begin), wide = Math.max(this.x(end) - x, 1);
+      g.fillStyle = this.page.colours.phases[name] || "#ddd";
+      g.fillRect(x, row.top, Math.max(wide - 0.7, 0.7), row.height);
+      this.labelPhase(g, row, name, epoch, Math.max(x, LEFT), Math.min(x + wide, LEFT + this.plot));
+    }
+    g.strokeStyle = "#555";
+    if (steps.length <= MOST_STEP_MARKS) for (const step of steps) line(g, this.x(step[3]), row.top + row.height - 5, this.x(step[3]), row.top + row.height);
+    g.restore();
+  }
+
+  labelPhase(g, row, name, epoch, left, right) {
+    g.font = "11.5px system-ui, sans-serif";
+    g.fillStyle = "#222";
+    g.textAlign = "center";
+    g.textBaseline = "middle";
+    const short = { evaluation: "eval", checkpoint: "ckpt" }[name] || name;
+    const text = [epoch === null ? name : `${name} ${epoch}`, name, short].find((words) => g.measureText(words).width + 6 < right - left);
+    if (text) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
+  }
+
+  paint_graph(g, row) {
+    this.paintFloor(g, row);
+    const { graph } = row, colours = { ...this.page.colours.cpu, job: "#000", busy: "#0072B2", SM: "#009E73", memory: "#CC79A7" };
+    const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1), last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
+    const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
+    const edges = Array.from({ length: last - first }, (_, i) => {
+      const at = first + i, before = at ? graph.time[at - 1] : graph.time[0] - ((graph.time[1] || graph.time[0] + 1) - graph.time[0]);
+      return [Math.max(this.x(before), LEFT), Math.min(this.x(graph.time[at]), LEFT + this.plot)];
+    });
+    const base = new Float64Array(last - first);
+    for (const name of graph.stacked) {
+      g.fillStyle = colours[name];
+      edges.forEach(([left, right], i) => {
+        const share = graph.curves[name][first + i];
+        if (right > left) g.fillRect(left, y(base[i] + share), right - left + 0.4, y(base[i]) - y(base[i] + share));
+        base[i] += share;
+      });
+    }
+    for (const name of graph.lines) {
+      g.strokeStyle = colours[name];
+      g.beginPath();
+      edges.forEach(([left, right], i) => { const at = y(graph.curves[name][first + i]); g.lineTo(left, at); g.lineTo(right, at); });
+      g.stroke();
+    }
+    this.nameRow(g, row, graph.title, [graph.stacked.join(", ") || graph.lines.join(", "), graph.stacked.length && graph.lines.length ? "line: this job" : "0 to 100 %"]);
+  }
+
+  paint_lane(g, row) {
+    this.paintFloor(g, row);
+    const { lane } = row, pixels = this.pixels(row.trace, lane);
+    const colour = this.page.colours.groups[lane.group] || "#444444";
+    let most = 1, calls = 0, bytes = 0;
+    for (let x = 0; x < pixels.calls.length; x += 1) { most = Math.max(most, pixels.calls[x]); calls += pixels.calls[x]; bytes += pixels.bytes[x]; }
+    g.fillStyle = colour;
+    for (let x = 0; x < pixels.calls.length; x += 1) {
+      if (pixels.calls[x] <= 0 && pixels.inFlight[x] <= 0) continue;
+      g.globalAlpha = 0.14 + 0.3 * Math.log1p(pixels.calls[x]) / Math.log1p(most);
+      g.fillRect(LEFT + x, row.top, 1, row.height);
+      const high = Math.min(1, pixels.busy[x]) * row.height;
+      g.globalAlpha = 1;
+      if (high > 0.25) g.fillRect(LEFT + x, row.top + row.height - high, 1, high);
+    }
+    g.globalAlpha = 1;
+    const amount = `${formatCount(calls)} call${Math.round(calls) === 1 ? "" : "s"}`;
+    this.nameRow(g, row, lane.title, [bytes >= 1 ? `${amount}, ${formatSize(bytes)}` : amount]);
+  }
+
+  paint_rate(g, row) {
+    this.paintFloor(g, row);
+    const pixel = (this.view.to - this.view.from) / Math.round(this.plot);
+    for (const lane of row.lanes) {
+      const { bytes } = this.pixels(row.trace, lane);
+      g.strokeStyle = this.page.colours.groups[lane.group];
+      g.beginPath();
+      bytes.forEach((amount, x) => {
+        const y = row.top + row.height * (1 - (this.peak ? amount / pixel / this.peak : 0));
+        g.lineTo(LEFT + x, y);
+        g.lineTo(LEFT + x + 1, y);
+      });
+      g.stroke();
+    }
+    this.nameRow(g, row, "bytes per second", [`top: ${formatSize(this.peak)}/s`, `mean of ${formatDuration(pixel * 1e9)}`]);
+  }
+
+  listen() {
+    const canvas = this.canvas;
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const factor = Math.exp(Math.max(-1, Math.min(1, (event.deltaY || event.deltaX) / 300)));
+      this.zoomAt(this.seconds(Math.max(event.offsetX, LEFT)), factor);
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => this.startDrag(event));
+    canvas.addEventListener("pointermove", (event) => (this.drag ? this.moveDrag(event) : this.showTooltip(event)));
+    canvas.addEventListener("pointerup", (event) => this.endDrag(event));
+    canvas.addEventListener("pointerleave", () => { this.tooltip.hidden = true; });
+    canvas.addEventListener("dblclick", () => this.setView(this.whole.from, this.whole.to));
+    this.box.addEventListener("keydown", (event) => this.onKey(event));
+    window.addEventListener("resize", () => this.setView(this.view.from, this.view.to));
+  }
+
+  zoomAt(moment, factor) {
+    this.setView(moment - (moment - this.view.from) * factor, moment + (this.view.to - moment) * factor);
+  }
+
+  startDrag(event) {
+    this.tooltip.hidden = true;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.canvas.classList.add("dragging");
+    this.drag = { x: event.offsetX, at: event.offsetX, view: { ...this.view }, select: event.shiftKey };
+  }
+
+  moveDrag(event) {
+    this.drag.at = event.offsetX;
+    if (this.drag.select) {
+      this.paint();
+      const g = this.canvas.getContext("2d");
+      g.fillStyle = "rgba(0, 114, 178, 0.18)";
+      g.fillRect(Math.min(this.drag.x, this.drag.at), 0, Math.abs(this.drag.at - this.drag.x), this.height);
+    } else {
+      const { from, to } = this.drag.view, shift = (this.drag.x - event.offsetX) / this.plot * (to - from);
+      this.setView(from + shift, to + shift);
+    }
+  }
+
+  endDrag() {
+    const { drag } = this;
+    this.drag = null;
+    this.canvas.classList.remove("dragging");
+    if (drag && drag.select && Math.abs(drag.at - drag.x) > 3) {
+      this.setView(this.seconds(Math.min(drag.x, drag.at)), this.seconds(Math.max(drag.x, drag.at)));
+    } else this.draw();
+  }
+
+  onKey(event) {
+    const { from, to } = this.view, step = (to - from) / 5, middle = (from + to) / 2;
+    if (event.key === "ArrowLeft") this.setView(from - step, to - step);
+    else if (event.key === "ArrowRight") this.setView(from + step, to + step);
+    else if (event.key === "+" || event.key === "=") this.zoomAt(middle, 0.6);
+    else if (event.key === "-") this.zoomAt(middle, 1 / 0.6);
+    else if (event.key === "Home") this.setView(this.whole.from, this.whole.to);
+    else return;
+    event.preventDefault();
+  }
+
+  showTooltip(event) {
+    const row = this.rows.find((candidate) => event.offsetY >= candidate.top && event.offsetY <= candidate.top + candidate.height);
+    const text = row && event.offsetX >= LEFT && event.offsetX < LEFT + this.plot ? this.describe(row, event.offsetX) : "";
+    this.tooltip.hidden = !text;
+    if (!text) return;
+    this.tooltip.textContent = text;
+    this.tooltip.style.left = Math.min(event.offsetX + 14, this.width - Math.min(this.tooltip.offsetWidth, 520) - 4) + "px";
+    this.tooltip.style.top = event.offsetY + 16 + "px";
+  }
+
+  describe(row, x) {
+    const moment = this.seconds(x), span = this.view.to - this.view.from, time = formatMoment(moment, span / 100);
+    if (row.kind === "lane") return `${time}, ${row.lane.title}\n${this.describePixel(row, x)}${this.describeCall(row, moment, span / this.plot)}`;
+    if (row.kind === "phases") {
+      const under = row.trace.phases.filter((phase) => phase[3] <= moment && phase[4] >= moment);
+      return [time, ...under.map(([name, epoch, step, begin, end]) =>
+        `${name}${epoch === null ? "" : `, epoch ${epoch}`}${step === null ? "" : `, step ${step}`}: ${formatDuration((end - begin) * 1e9)}`)].join("\n");
+    }
+    if (row.kind === "graph") {
+      const at = firstAbove(row.graph.time, moment);
+      if (at >= row.graph.time.length) return "";
+      return [time, ...Object.entries(row.graph.curves).map(([name, curve]) => `${name} ${formatShare(curve[at])}`)].join("\n");
+    }
+    return "";
+  }
+
+  describePixel(row, x) {
+    const pixels = this.pixels(row.trace, row.lane), at = Math.min(pixels.calls.length - 1, Math.floor(x - LEFT));
+    if (pixels.calls[at] <= 0 && pixels.inFlight[at] <= 0) return "no call";
+    const bytes = pixels.bytes[at] >= 1 ? `, ${formatSize(pixels.bytes[at])}` : "";
+    const starts = pixels.calls[at] < 0.5 ? "no call starts" : `about ${formatCount(pixels.calls[at])} calls start`;
+    return `this pixel: ${starts}, busy ${formatShare(pixels.busy[at])}, ${significant(pixels.inFlight[at])} in flight on average${bytes}`;
+  }
+
+  // The call nearest to the pointer among those within two pixels.
+  describeCall(row, moment, pixel) {
+    const { calls } = row.trace, keep = this.keep && this.keep.get(row.trace);
+    if (!calls || !row.lane.calls) return "";
+    const { indices, reaches } = row.lane.calls;
+    let best = -1, least = 2 * pixel;
+    for (let place = firstAbove(reaches, moment - 2 * pixel); place < indices.length; place += 1) {
+      const i = indices[place], end = calls.start[i] + calls.duration[i] / 1e9;
+      if (calls.start[i] > moment + 2 * pixel) break;
+      const away = Math.max(calls.start[i] - moment, moment - end, 0);
+      if (away < least && !(keep && !(calls.file[i] >= 0 && keep[calls.file[i]]))) { least = away; best = i; }
+    }
+    if (best < 0) return "";
+    const file = calls.file[best] >= 0 ? calls.files[calls.file[best]] : "", offset = calls.offset[best];
+    const result = calls.result[best] < 0 ? `failed, errno ${-calls.result[best]}` : `returned ${formatCount(calls.result[best])}`;
+    return `\n${calls.ops[calls.op[best]]} ${formatDuration(calls.duration[best])}, ${result}` +
+      `${offset >= 0 ? `, at ${formatSize(offset)}` : ""}, pid ${calls.pids[calls.pid[best]]}${file ? `\n${file}` : ""}`;
+  }
+
+  // Shows only calls on files whose path contains `words`; returns how many files match.
+  filterFiles(words) {
+    let matches = 0;
+    this.keep = words ? new Map(this.traces.map((trace) => {
+      const keep = (trace.calls ? trace.calls.files : []).map((path) => path.toLowerCase().includes(words.toLowerCase()));
+      matches += keep.filter(Boolean).length;
+      return [trace, keep];
+    })) : null;
+    this.draw();
+    return matches;
+  }
+}
+
+function line(g, x0, y0, x1, y1) {
+  g.beginPath();
+  g.moveTo(x0, y0);
+  g.lineTo(x1, y1);
+  g.stroke();
+}

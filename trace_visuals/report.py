@@ -1,0 +1,84 @@
+"""The report: one HTML file that holds its data, its scripts and its style, and fetches nothing."""
+
+import base64
+import hashlib
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trace_visuals import style
+from trace_visuals.analysis import Analysis, Detail, analyse
+from trace_visuals.comparison import comparison_documents
+from trace_visuals.labels import trace_labels
+from trace_visuals.output import check_output, write_whole
+from trace_visuals.page_data import trace_document
+from trace_visuals.windows import choose_view
+from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.progress import progress
+from tracing_tools.trace.reader import Trace
+
+# In the order they are run; each is a file beside this one.
+_SCRIPTS = ("page_units.js", "page_data.js", "page_timeline.js", "page_tables.js", "page_charts.js", "page_heatmap.js", "page.js")
+_BINS, _CALLS = 32_768, 160_000  # of all traces of a page together
+_MOST_TRACES = 8
+
+
+def write_report(paths: list[Path], output: Path) -> list[Analysis]:
+    """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
+
+    Raises UsageError for another file type or too many traces, IotwinError for an unreadable trace or an unwritable directory.
+    """
+    check_output(output, (".html", ".htm"))
+    if len(paths) > _MOST_TRACES:
+        raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
+    traces = [Trace(path) for path in paths]
+    view = choose_view(traces, None)
+    detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=_CALLS // len(traces))
+    analyses = []
+    # Each trace is read twice.
+    with progress("report: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
+        for trace, label, window in zip(traces, trace_labels(paths), view.windows, strict=True):
+            analyses.append(analyse(trace, label, window.zero_ns, detail, advance))
+    document = {
+        "axis": view.axis_label,
+        "colours": {
+            "groups": style.GROUP_COLOURS,
+            "phases": style.PHASE_COLOURS,
+            "cpu": style.CPU_COLOURS,
+            "traces": style.TRACE_COLOURS,
+        },
+        "traces": [trace_document(analysis) for analysis in analyses],
+        "comparisons": comparison_documents(traces, [analysis.label for analysis in analyses]),
+    }
+    write_whole(output, page(document).encode("utf-8"))
+    return analyses
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the whole page around the document."""
+    files = resources.files("trace_visuals")
+    css = (files / "report.css").read_text("utf-8")
+    script = '"use strict";\n' + "\n".join((files / name).read_text("utf-8") for name in _SCRIPTS)
+    title = "iotwin report: " + ", ".join(trace["label"] for trace in document["traces"])
+    allowed = f"script-src '{_digest(script)}'; style-src '{_digest(css)}'"
+    parts = {
+        "policy": f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'",
+        "title": html.escape(title), "css": css, "script": script, "data": _inert_json(document),
+    }  # fmt: skip
+    template = (files / "report.html").read_text("utf-8")
+    # One pass over the template: text that is put in is never searched for placeholders.
+    pieces = template.split("@@")
+    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def _digest(text: str) -> str:
+    """Return the hash by which the page's content security policy knows its own script and style, and no others."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _inert_json(document: dict[str, Any]) -> str:
+    """Return JSON that no HTML parser takes for markup: names from a trace may hold any characters, '</script>' among them."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

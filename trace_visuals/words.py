@@ -1,0 +1,195 @@
+"""What a trace says, in words: every sentence carries its numbers, and none claims more than they show."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trace_visuals.analysis import Analysis
+from trace_visuals.calls import OPEN, READ, SYNC, WRITE
+from tracing_tools.trace.units import format_duration, format_size
+
+_SECOND = 1e9
+_SMALL_BYTES = 64 * 1024  # below this, a device's request rate rather than its bandwidth usually sets the pace
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know, under a short topic."""
+
+    topic: str
+    text: str
+
+
+def describe(analysis: Analysis) -> list[Finding]:
+    """Return the findings about one trace, the most general first; topics that the trace says nothing about are left out."""
+    candidates = (_overview, _dominant, _waits, _phases, _reads, _reuse, _concurrency, _latency, _checkpoints, _failures)
+    return [Finding(topic, text) for topic, text in (candidate(analysis) for candidate in candidates) if text]
+
+
+def _overview(analysis: Analysis) -> tuple[str, str]:
+    span = analysis.survey.end_ns - analysis.survey.begin_ns
+    read, written = (int(analysis.storage_files[name].sum()) for name in ("read_bytes", "written_bytes"))
+    text = f"{_count(analysis.survey.storage_calls, 'call')} on storage in {format_duration(span)}"
+    text += f" ({analysis.survey.calls:,} calls recorded in all): {format_size(read)} read, {format_size(written)} written"
+    others = int(analysis.files["moved_bytes"].sum()) - read - written
+    return "The run", text + (f"; {format_size(others)} more moved through other files." if others else ".")
+
+
+def _dominant(analysis: Analysis) -> tuple[str, str]:
+    spent = {group: _group_time(analysis, group) for group in (READ, WRITE, OPEN, SYNC)}
+    total = sum(spent.values())
+    if not total:
+        return "", ""
+    top = max(spent, key=lambda group: spent[group])
+    words = {READ: "Reads", WRITE: "Writes", OPEN: "Opens", SYNC: "Syncs"}
+    rest = ", ".join(f"{words[g].lower()} {spent[g] / total:.1%}" for g in spent if g != top and spent[g])
+    text = f"{words[top]} take {spent[top] / total:.1%} of the time spent in storage calls"
+    hint = {
+        READ: "read bandwidth and read latency are what to size for",
+        WRITE: "write bandwidth is what to size for",
+        OPEN: "metadata latency is what to size for: fewer, larger files would help more than a faster device",
+        SYNC: "the time to make writes durable is what to size for",
+    }[top]
+    return "What dominates", f"{text}{f' ({rest})' if rest else ''}: {hint}."
+
+
+def _waits(analysis: Analysis) -> tuple[str, str]:
+    waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
+    text = f"A read of storage is in flight during {reading:.1%} of the time from the start of training to the end"
+    text += "; where it is not, faster storage cannot help."
+    if waiting > 0:
+        text += f" A rank is in poll, select or epoll during {waiting:.1%} of it, waiting for its loaders among other things."
+        if waiting < 0.05:
+            text += " The job hardly waits for data: the accelerator or the CPU sets the pace."
+        elif reading < 0.5 * waiting:
+            text += " Storage is idle for much of that: look at the loaders' CPU work before buying faster storage."
+        else:
+            text += " Storage is busy for much of that: faster storage or more loaders should shorten it."
+    return "Where the job waits", text
+
+
+def _phases(analysis: Analysis) -> tuple[str, str]:
+    phases = analysis.phases[analysis.phases["phase"] != "step"]
+    if phases.empty:
+        return "Phases", "The job logged no phases, so time zero is the start of the trace."
+    span = analysis.survey.end_ns - analysis.survey.begin_ns
+    spent = (phases["end_ns"] - phases["start_ns"]).groupby(phases["phase"].astype(str)).agg(["sum", "count"])
+    spent = spent.sort_values("sum", ascending=False)
+    parts = [f"{name} {total / span:.1%} in {count}" for name, total, count in spent.itertuples()]
+    return "Phases", f"Share of the run's time by the job's own log: {', '.join(parts)}."
+
+
+def _reads(analysis: Analysis) -> tuple[str, str]:
+    files = analysis.storage_files
+    reads = int(files["reads"].sum())
+    rows = analysis.operations.rows_of(READ)
+    if not reads or not rows:
+        return "", ""
+    sizes = analysis.operations.size_bytes
+    middle, sequential = sizes.percentile(rows, 0.5), int(files["sequential_reads"].sum()) / reads
+    small = float(_calls_below(analysis, rows, _SMALL_BYTES)) / reads
+    text = f"Half of the reads return {format_size(middle)} or less, the largest {format_size(sizes.most(rows))}; "
+    text += f"{sequential:.0%} continue where the last read of the same file ended or start a file"
+    nature = "bandwidth" if middle >= _SMALL_BYTES else "request rate (IOPS) and latency"
+    return "Request sizes", f"{text}. {small:.0%} return less than {format_size(_SMALL_BYTES)}: {nature} matters most to them."
+
+
+def _calls_below(analysis: Analysis, rows: list[int], limit_bytes: int) -> int:
+    counts, edges = analysis.operations.size_bytes.coarse(rows, 1)
+    return int(counts[edges < limit_bytes].sum())
+
+
+def _reuse(analysis: Analysis) -> tuple[str, str]:
+    data = analysis.files[(analysis.files["kind"] == "dataset") & (analysis.files["reads"] > 0)]
+    footprint, read = int(data["extent_bytes"].sum()), int(data["read_bytes"].sum())
+    memory = analysis.trace.manifest.host.memory_bytes
+    if not footprint or not read:
+        return "", ""
+    text = (
+        f"{_count(len(data), 'data-set file')}, {format_size(footprint)} in all; bytes read are {read / footprint:.2f} times that"
+    )
+    if memory <= 0:
+        return "Working set", text + "."
+    if footprint < 0.8 * memory:
+        fit = "It fits in memory, so later passes may have come from the page cache: these latencies need not be the device's"
+    else:
+        fit = "It does not fit in memory, so every pass must go to storage"
+    return "Working set", f"{text}, and the machine has {format_size(memory)} of memory. {fit}."
+
+
+def _concurrency(analysis: Analysis) -> tuple[str, str]:
+    place = _lane(analysis, "read")
+    busy, flight = analysis.lanes.busy[place], analysis.lanes.in_flight[place]
+    if not busy.sum():
+        return "", ""
+    grid = analysis.lanes.grid
+    moved = analysis.lanes.size_bytes[place]
+    per_s = max(1, round(0.1 * _SECOND / grid.width))
+    windows = np.add.reduceat(moved, np.arange(0, len(moved), per_s)) / (per_s * grid.width / _SECOND)
+    rate = moved.sum() / (busy.sum() * grid.width / _SECOND)
+    text = f"While reading, {flight.sum() / busy.sum():.1f} reads are in flight on average and get {format_size(rate)}/s together"
+    window = format_duration(per_s * grid.width)
+    return "Bandwidth", f"{text}; the busiest {window} of the run read at {format_size(float(windows.max()))}/s."
+
+
+def _latency(analysis: Analysis) -> tuple[str, str]:
+    rows = analysis.operations.rows_of(READ)
+    if not rows:
+        return "", ""
+    latency = analysis.operations.latency_ns
+    p50, p99, most = latency.percentile(rows, 0.5), latency.percentile(rows, 0.99), latency.most(rows)
+    text = f"Median {format_duration(p50)}, 99th percentile {format_duration(p99)}, at most {format_duration(most)}"
+    tail = p99 / max(p50, 1)
+    return "Read latency", text + (
+        f": a tail of {tail:.0f} times the median stalls every step that meets it." if tail > 10 else "."
+    )
+
+
+def _checkpoints(analysis: Analysis) -> tuple[str, str]:
+    written = analysis.checkpoints
+    if written.empty:
+        return "", ""
+    size, writes = int(written["written_bytes"].sum()), int(written["writes"].sum())
+    took = int((written["last_ns"] - written["first_ns"]).sum())
+    text = (
+        f"{_count(len(written), 'checkpoint file')}, {format_size(size)} in {_count(writes, 'write')}; from first to last call "
+    )
+    text += f"{format_duration(took)} in all, {format_size(size / max(took, 1) * _SECOND)}/s"
+    syncs, sync_ns = int(written["syncs"].sum()), int(written["sync_ns"].sum())
+    if syncs:
+        return (
+            "Checkpoints",
+            f"{text}; {_count(syncs, 'sync')} took {format_duration(sync_ns)}, {sync_ns / max(took, 1):.0%} of that.",
+        )
+    return "Checkpoints", text + "; none was synced, so a crash may lose a checkpoint that the job believes written."
+
+
+def _failures(analysis: Analysis) -> tuple[str, str]:
+    table = analysis.operations.frame(analysis.ops)
+    failing = table[table["storage"].astype(bool) & (table["failures"] > 0)]
+    if failing.empty:
+        return "", ""
+    parts = [
+        f"{op} {failures:,} of {calls:,}" for op, failures, calls in failing[["op", "failures", "calls"]].itertuples(index=False)
+    ]
+    return "Failures", f"Calls on storage that failed: {', '.join(parts)}."
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _group_time(analysis: Analysis, group: int) -> int:
+    return analysis.operations.latency_ns.total(analysis.operations.rows_of(group))
+
+
+def _lane(analysis: Analysis, group: str) -> int:
+    return next(i for i, lane in enumerate(analysis.lane_names) if lane.group == group and lane.section in ("storage", "wait"))
+
+
+def _share_of_training(analysis: Analysis, group: str) -> float:
+    """Return the share of the time from zero to the end with a call of the storage or wait lane in flight."""
+    grid, end = analysis.lanes.grid, analysis.survey.end_ns
+    first = min(max(0, (analysis.zero_ns - grid.origin) // grid.width), grid.count - 1)
+    busy_ns = analysis.lanes.busy[_lane(analysis, group)][first:].sum() * grid.width
+    return float(min(1.0, busy_ns / max(end - (grid.origin + first * grid.width), 1)))
