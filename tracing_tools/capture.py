@@ -19,6 +19,7 @@ from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.finish import finish_trace
 from tracing_tools.trace.manifest import Host, Manifest, Target, write_manifest
 from tracing_tools.trace.progress import note
+from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
 
 _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.02
@@ -101,6 +102,7 @@ class _Session:
             if self._cgroup:
                 self._cgroup.add(command.pid)
             self._backend.follow(command.pid)
+            self._recording.append_names(_inherited_files(command.pid))
         except BaseException:
             command.abandon()
             raise
@@ -210,6 +212,23 @@ class _Session:
                 self._turn(command)
             if self._status is not None:
                 return
+
+
+def _inherited_files(pid: int) -> bytes:
+    """Name records of the files that the command finds open: its standard streams."""
+    content = b""
+    for descriptor in (0, 1, 2):
+        link = f"/proc/{pid}/fd/{descriptor}"
+        try:
+            status, path = os.stat(link), os.fsencode(os.readlink(link))
+        except OSError:
+            continue  # closed
+        device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
+        content += pack_name(NameRecord(
+            time_ns=0, type=NAME_INHERITED, pid=pid, tid=pid, parent=0, result=0, inode=status.st_ino, device=device, generation=0,
+            mode=status.st_mode, size=status.st_size, text=path,
+        ))  # fmt: skip
+    return content
 
 
 class _Tail:

@@ -1,6 +1,7 @@
 """The files of a trace: which file each event worked on, under which path, and what kind of file it is."""
 
 import os
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import file_kind
-from tracing_tools.trace.records import FILE_TYPE_MASK, NAME_GIVEN, NAME_OPENED, NameRecord
+from tracing_tools.trace.records import FILE_TYPE_MASK, NAME_GIVEN, NAME_INHERITED, NAME_OPENED, NameRecord
 from tracing_tools.trace.syscalls import CALLS
 
 _IDENTITY = np.dtype([("inode", "<u8"), ("device", "<u4"), ("generation", "<u4")])
@@ -18,6 +19,7 @@ _READING = np.array([CALLS[op][0] for op in (*schema.READ_OPS, *schema.MAP_OPS)]
 _WRITING = np.array([CALLS[op][0] for op in schema.WRITE_OPS])
 _READS_MAPPED = np.array([CALLS[op][0] for op in schema.MAP_OPS])
 _RENAMING = np.array([CALLS[op][0] for op in ("rename", "renameat", "renameat2")])
+_PLAIN = pa.schema([(field.name, pa.string() if field.name == "kind" else field.type) for field in schema.FILES])
 
 
 def readable(path: bytes) -> str:
@@ -34,19 +36,23 @@ class FileTable:
 
     def __init__(self, names: list[NameRecord], log_paths: set[bytes]) -> None:
         self._ids: dict[bytes, int] = {}  # identity bytes -> file_id
-        self._by_path: dict[bytes, int] = {}
         self._rows: list[dict[str, Any]] = []
         self._log_paths = log_paths
-        self._given: dict[tuple[int, int], list[NameRecord]] = {}
         self._pid_file_bytes: dict[tuple[int, int], int] = {}
-        opened: dict[bytes, NameRecord] = {}
-        for record in names:
+        self._opened: dict[bytes, NameRecord] = {}
+        self._inherited: dict[tuple[int, int], NameRecord] = {}
+        self._given: dict[tuple[int, int], list[NameRecord]] = {}
+        # Which file a path led to over time: (since when, identity or file_id), in order of time.
+        self._history: dict[bytes, list[tuple[int, bytes | int]]] = {}
+        for record in sorted(names, key=lambda record: record.time_ns):
             if record.type == NAME_OPENED:
-                identity = np.array([(record.inode, record.device, record.generation)], _IDENTITY)
-                opened.setdefault(identity.tobytes(), record)
+                identity = np.array([(record.inode, record.device, record.generation)], _IDENTITY).tobytes()
+                self._opened.setdefault(identity, record)
+                self._history.setdefault(record.text, []).append((record.time_ns, identity))
             elif record.type == NAME_GIVEN:
                 self._given.setdefault((record.tid, record.time_ns), []).append(record)
-        self._opened = opened
+            elif record.type == NAME_INHERITED:
+                self._inherited[record.inode, record.device] = record
 
     def assign(self, chunk: NDArray[np.void], number: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Return the file_id of each event of the chunk (-1: none), in the order given; chunks must come in order of start."""
@@ -67,41 +73,50 @@ class FileTable:
         key = identity.tobytes()
         known = self._ids.get(key)
         if known is None:
-            record = self._opened.get(key)
-            kernel_device = int(identity["device"])
-            device = os.makedev(kernel_device >> 20, kernel_device & 0xFFFFF)
-            path = record.text if record else b"%s:[%d]" % (b"unnamed", int(identity["inode"]))
-            known = self._add(path, device, int(identity["inode"]), int(identity["generation"]), record.size if record else None, file_type)
+            inode, device = int(identity["inode"]), int(identity["device"])
+            record = self._opened.get(key) or self._inherited.get((inode, device))
+            path = record.text if record else b"unnamed:[%d]" % inode
+            known = self._add(path, file_type, record.size if record else None)
+            self._rows[known] |= {
+                "device": os.makedev(device >> 20, device & 0xFFFFF), "inode": inode, "generation": int(identity["generation"]),
+            }  # fmt: skip
             self._ids[key] = known
         return known
 
-    def _add(
-        self, path: bytes, device: int | None, inode: int | None, generation: int | None, size: int | None, file_type: int
-    ) -> int:
+    def _add(self, path: bytes, file_type: int, size: int | None) -> int:
+        row = dict.fromkeys((*schema.FILES.names, "read_bytes", "written_bytes"))
         file_id = len(self._rows)
-        self._rows.append({
-            "file_id": file_id, "device": device, "inode": inode, "generation": generation, "path": path, "renamed_to": None,
-            "container": None, "size_bytes": size, "file_type": file_type, "read_bytes": 0, "written_bytes": 0,
+        self._rows.append(row | {
+            "file_id": file_id, "path": path, "size_bytes": size, "file_type": file_type, "read_bytes": 0, "written_bytes": 0,
         })  # fmt: skip
-        self._by_path[path] = file_id
         return file_id
+
+    def _file_at(self, path: bytes, time_ns: int) -> int:
+        """Return the file that `path` led to at `time_ns`; a file of its own when no open ever told."""
+        history = self._history.setdefault(path, [])
+        position = bisect_right(history, time_ns, key=lambda entry: entry[0])
+        found = history[position - 1][1] if position else None
+        if isinstance(found, bytes):
+            found = self._ids.get(found)
+        if found is None:
+            found = self._add(path, 0, None)
+            history.insert(0, (0, found))
+        return found
 
     def _assign_given(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
         """Fill in the files of calls that name a path: failed opens, unlinks and renames. A loop, as these are few."""
         if not self._given:
             return
         for i in np.flatnonzero(file_id < 0).tolist():
-            given = self._given.get((int(chunk["tid"][i]), int(chunk["start_ns"][i])))
+            start_ns = int(chunk["start_ns"][i])
+            given = self._given.get((int(chunk["tid"][i]), start_ns))
             if not given:
                 continue
-            path = given[0].text
-            if path not in self._by_path:
-                self._add(path, None, None, None, None, 0)
-            file_id[i] = found = self._by_path[path]
+            file_id[i] = found = self._file_at(given[0].text, start_ns)
             if number[i] in _RENAMING and given[0].result == 0 and len(given) > 1:
-                target = given[1].text
-                self._rows[found]["renamed_to"] = target
-                self._by_path[target] = self._by_path.pop(path)
+                self._rows[found]["renamed_to"] = given[1].text
+                target = self._history.setdefault(given[1].text, [])
+                target.insert(bisect_right(target, start_ns, key=lambda entry: entry[0]), (start_ns, found))
 
     def _account(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
         moved = np.where(np.isin(number, _READS_MAPPED), chunk["requested"].astype(np.int64), chunk["result"])
@@ -140,7 +155,7 @@ class FileTable:
             }
             for row in self._rows
         ]
-        return pa.Table.from_pylist([{name: row[name] for name in schema.FILES.names} for row in rows], schema=schema.FILES)
+        return pa.table({name: [row[name] for row in rows] for name in schema.FILES.names}, schema=_PLAIN).cast(schema.FILES)
 
 
 def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -56,7 +56,7 @@ def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") 
     _apply_journal(manifest, journal)
 
     order = np.argsort(events["start_ns"], kind="stable")
-    files = FileTable(names, log_paths={os.fsencode(path) for path in (directory / "logs").iterdir()})
+    files = FileTable(names, log_paths={os.fsencode(path.resolve()) for path in (directory / "logs").iterdir()})
     write_events(directory / "events.parquet", _event_tables(events, order, files, manifest))
     write_table(directory / "files.parquet", schema.FILES, files.table())
     write_table(

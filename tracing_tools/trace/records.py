@@ -30,6 +30,7 @@ RAW_FLAG_DIRECT, RAW_FLAG_APPEND, RAW_FLAG_WRITABLE = 16, 32, 64
 TYPE_PIPE, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_BLOCK, TYPE_REGULAR, TYPE_SOCKET = 1, 2, 4, 6, 8, 12
 
 NAME_OPENED, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT = 1, 2, 3, 4, 5
+NAME_INHERITED = 6  # not from the kernel: a file that was open when the trace began, so its generation is not known
 
 
 def pack_call(number: int, flags: int = 0, cpu: int = 0) -> int:
@@ -62,6 +63,8 @@ def _join(components: bytes) -> bytes:
 def _text(type_: int, data: bytes, given_length: int) -> bytes:
     if type_ == NAME_OPENED:
         return _join(data)
+    if type_ == NAME_INHERITED:
+        return data
     if type_ == NAME_GIVEN:
         given = data[:given_length].split(b"\0")[0]
         return given if given.startswith(b"/") else _join(data[given_length:]).rstrip(b"/") + b"/" + given
