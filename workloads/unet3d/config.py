@@ -57,7 +57,7 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--depth", type=int, default=5, metavar="L", help="times the resolution is halved (default %(default)s)")
     add("--crop", default="128", metavar="D[,H,W]", help="voxels of a training crop and evaluation window (default %(default)s)")
     add("--overlap", type=float, default=0.5, help="share of a window that the next one covers too (default %(default)s)")
-    add("--learning-rate", type=float, default=0.1, help="of SGD with Nesterov momentum 0.9 (default %(default)s)")
+    add("--learning-rate", type=float, default=0.3, help="of SGD with Nesterov momentum 0.9 (default %(default)s)")
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
     add("--seed", type=int, default=1, help="of weights, order and augmentation (default %(default)s)")
     add("--resume", type=Path, metavar="CHECKPOINT", help="continue after the epoch that this checkpoint ended")
