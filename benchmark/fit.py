@@ -1,0 +1,232 @@
+"""From a trace to its twin: what the job did to storage, found in the events, as a workload YAML that the emulator runs.
+
+Phases that the job logged sharpen the answer but are not needed for training itself. What the trace cannot tell, the YAML lists
+under ``twin.assumptions``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from benchmark import config as c
+from benchmark.fit_checkpoints import SeenCheckpoint, find_checkpoints
+from benchmark.fit_passes import Pass, find_passes
+from benchmark.fit_samples import Samples, find_samples
+from benchmark.fit_times import pass_times, quantiles
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.reader import Trace
+
+
+@dataclass
+class Fitted:
+    """A twin, and for each value that matters where it comes from (for the person who must trust it)."""
+
+    config: c.Config
+    evidence: dict[str, str]
+
+
+def fit(trace: Trace) -> Fitted:
+    """Return the twin of the traced job; IotwinError, saying why, when the trace shows no training that can be emulated."""
+    samples = find_samples(trace)
+    passes = find_passes(trace, samples)
+    training = [part for part in passes if part.phase == "epoch"]
+    evaluations = [part for part in passes if part.phase == "evaluation"]
+    if not training:
+        raise IotwinError(f"{trace.path}: no training epoch reads the data set; is this the trace of a training job?")
+    assumptions = _losses(trace)
+    checkpoints = find_checkpoints(trace)
+    config = c.Config(
+        model=c.Model(name=trace.manifest.workload or PurePosixPath(samples.folder).name),
+        workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints)),
+        dataset=_dataset(samples, training, evaluations),
+        reader=_reader(trace, training, evaluations, assumptions),
+        train=_train(trace, training, assumptions),
+        evaluation=_evaluation(trace, evaluations, assumptions),
+        checkpoint=_checkpoint(checkpoints),
+        twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
+    )
+    return Fitted(config, _evidence(samples, training, evaluations, checkpoints))
+
+
+def _losses(trace: Trace) -> list[str]:
+    if not trace.manifest.lost_events:
+        return []
+    return [f"the trace lost {trace.manifest.lost_events} events ({trace.manifest.lost}); counts may be too low"]
+
+
+def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> c.Dataset:
+    sizes = samples.size_bytes[np.unique(np.concatenate([part.samples for part in training]))]
+    return c.Dataset(
+        data_folder=samples.folder,
+        num_files_train=len(_members(training)),
+        num_files_eval=len(_members(evaluations)) if evaluations else None,
+        record_length_bytes=round(float(sizes.mean())),
+        record_length_bytes_stdev=round(float(sizes.std()), 1),
+    )
+
+
+def _members(passes: Sequence[Pass]) -> list[int]:
+    """The samples that the passes read, each once, ascending."""
+    return np.unique(np.concatenate([part.samples for part in passes])).tolist() if passes else []
+
+
+def _most_common(values: Sequence[int]) -> int:
+    found, counts = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
+    return int(found[counts.argmax()])
+
+
+def _reader(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]) -> c.Reader:
+    shuffled = _is_shuffled(training)
+    if shuffled is None:
+        assumptions.append("one epoch only: whether its order was shuffled is judged by how far it is from sorted")
+        shuffled = _looks_shuffled(training[0].samples)
+    times = pass_times(trace, training)
+    if not len(times.preprocess_s):
+        assumptions.append("preprocessing time could not be seen and is taken as zero")
+    workers = _most_common([part.workers for part in training])
+    return c.Reader(
+        batch_size=_most_common([size for part in training for size in part.batch_sizes]),
+        batch_size_eval=_most_common([size for part in evaluations for size in part.batch_sizes]) if evaluations else 1,
+        read_threads=workers,
+        prefetch_size=_prefetch(training, workers, assumptions),
+        sample_shuffle="seed" if shuffled else "off",
+        preprocess_time=quantiles(times.preprocess_s),
+    )
+
+
+def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) -> int | None:
+    depths = [part.batches_ahead for part in training if part.batches_ahead is not None]
+    if not workers:
+        return None
+    if not depths:
+        assumptions.append("how many batches are loaded ahead could not be seen; two per loader process, as PyTorch does")
+        return 2 * workers
+    return _most_common(depths)
+
+
+def _looks_shuffled(order: np.ndarray) -> bool:
+    """Few of the neighbours in a shuffled order are neighbours in the sorted one."""
+    return bool(len(order) > 2 and np.mean(np.diff(order) == 1) < 0.5)
+
+
+def _is_shuffled(training: Sequence[Pass]) -> bool | None:
+    """Whether epochs differ in their order; None with a single epoch."""
+    if len(training) < 2:
+        return None
+    first = training[0].samples
+    return not all(np.array_equal(part.samples, first) for part in training[1:]) or _looks_shuffled(first)
+
+
+def _train(trace: Trace, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
+    times = pass_times(trace, training)
+    if times.waits_unseen:
+        assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
+    same_order = len(training) > 1 and all(np.array_equal(part.samples, training[0].samples) for part in training[1:])
+    return c.Train(
+        epochs=len(training),
+        computation_time=quantiles(times.compute_s),
+        seed_change_epoch=not (same_order and _looks_shuffled(training[0].samples)),
+    )
+
+
+def _cadence(epochs: Sequence[int]) -> tuple[int, int]:
+    """(first epoch, epochs between): the most common distance stands for the cadence."""
+    distances = np.diff(sorted(set(epochs)))
+    first = min(epochs)
+    return first, _most_common(distances.tolist()) if len(distances) else first
+
+
+def _evaluation(trace: Trace, evaluations: Sequence[Pass], assumptions: list[str]) -> c.Evaluation:
+    if not evaluations:
+        return c.Evaluation()
+    first, between = _cadence([part.epoch for part in evaluations])
+    if len(evaluations) == 1:
+        assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
+    return c.Evaluation(
+        eval_time=quantiles(pass_times(trace, evaluations).compute_s), eval_after_epoch=first, epochs_between_evals=between
+    )
+
+
+def _checkpoint(checkpoints: Sequence[SeenCheckpoint]) -> c.Checkpoint:
+    if not checkpoints:
+        return c.Checkpoint()
+    first, between = _cadence([checkpoint.epoch for checkpoint in checkpoints])
+    folder = PurePosixPath(checkpoints[0].files[0].path).parent
+    return c.Checkpoint(checkpoint_folder=str(folder), checkpoint_after_epoch=first, epochs_between_checkpoints=between)
+
+
+def _twin(
+    trace: Trace, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint],
+    assumptions: list[str],
+) -> c.Twin:  # fmt: skip
+    twin = c.Twin(
+        source=trace.path.name, host=trace.manifest.host.hostname, layout=samples.layout,
+        train_files=[samples.names[i] for i in _members(training)],
+        eval_files=[samples.names[i] for i in _members(evaluations)] or None,
+        persistent_workers=_are_persistent(training),
+    )  # fmt: skip
+    twin.startup_time, twin.init_time = _start_times(trace, training, assumptions)
+    if evaluations:
+        times = pass_times(trace, evaluations)
+        workers = _most_common([part.workers for part in evaluations])
+        twin.evaluation = c.TwinEvaluation(read_threads=workers, preprocess_time=quantiles(times.preprocess_s))
+    if checkpoints:
+        files = checkpoint_files(checkpoints)
+        twin.checkpoint = c.TwinCheckpoint(
+            files=files, serialization_time=quantiles(np.array([file.serialization_s for point in checkpoints for file in point.files]))
+        )
+        if len(checkpoints) == 1:
+            assumptions.append("one checkpoint only: its cadence is taken from the epoch it came after")
+    assumptions.append("the order within an epoch is a fresh permutation of the twin's own, not the job's own permutation")
+    twin.assumptions = assumptions
+    return twin
+
+
+def checkpoint_files(checkpoints: Sequence[SeenCheckpoint]) -> list[c.CheckpointFile]:
+    """One entry per file name; a file that only some checkpoints wrote says at which epochs."""
+    names = dict.fromkeys(file.name for point in checkpoints for file in point.files)
+    every = {point.epoch for point in checkpoints}
+    found = []
+    for name in names:
+        seen = [(point.epoch, file) for point in checkpoints for file in point.files if file.name == name]
+        epochs, last = [epoch for epoch, _ in seen], seen[-1][1]
+        found.append(c.CheckpointFile(
+            name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed,
+            epochs=None if set(epochs) == every else sorted(epochs),
+        ))  # fmt: skip
+    return found
+
+
+def _are_persistent(training: Sequence[Pass]) -> bool:
+    return len(training) > 1 and training[0].workers > 0 and training[0].pids == training[1].pids
+
+
+def _start_times(trace: Trace, training: Sequence[Pass], assumptions: list[str]) -> tuple[float, float]:
+    """Seconds from the job's start to the start of init, and from there to the first epoch."""
+    phases = trace.phases()
+    init = phases[phases["phase"] == "init"]
+    if len(init):
+        begin, end = int(init["start_ns"].iloc[0]), int(init["end_ns"].iloc[0])
+    else:
+        assumptions.append("the job logged no init phase: all before the first read of the data set counts as init")
+        begin, end = trace.manifest.start_ns, training[0].start_ns
+    return round(max(begin - trace.manifest.start_ns, 0) / 1e9, 3), round(max(end - begin, 0) / 1e9, 3)
+
+
+def _evidence(
+    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint]
+) -> dict[str, str]:
+    batches = [size for part in training for size in part.batch_sizes]
+    return {
+        "dataset": f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads",
+        "epochs": f"{len(training)} passes over the training samples, {training[0].found_by}",
+        "batch_size": f"{_most_common(batches)} samples between hand-overs in {np.mean(np.array(batches) == _most_common(batches)):.0%} "
+        f"of {len(batches)} batches",
+        "read_threads": f"{_most_common([part.workers for part in training])} loader processes in each epoch",
+        "steps_per_epoch": f"{_most_common([len(part.batch_sizes) for part in training])}",
+        "evaluation": f"{len(evaluations)} evaluations",
+        "checkpoint": f"{len(checkpoints)} checkpoints",
+    }
+

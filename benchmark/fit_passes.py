@@ -1,0 +1,191 @@
+"""Passes over the data set (epochs, evaluations) and the batches in them.
+
+A loader process gets its work through a pipe: between two batches it reads the next batch's indices. So the samples between two such
+reads are one batch, whatever the framework's own log says. A rank that reads the data set itself shows batches as runs of samples
+between computations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+
+from benchmark.fit_samples import Samples
+from tracing_tools.trace import schema
+from tracing_tools.trace.reader import Trace
+
+
+@dataclass
+class Pass:
+    """One pass: an epoch's training, or an evaluation."""
+
+    phase: str  # epoch | evaluation
+    epoch: int  # from 1; of an evaluation the epoch it came after
+    start_ns: int
+    end_ns: int
+    rank: int  # pid of the process that consumes the batches
+    samples: NDArray[np.int64]  # in the order their batches were taken
+    batches: pd.DataFrame  # pid, start_ns, end_ns, first, count: one row per batch, in the order the rank takes them
+    accesses: pd.DataFrame  # of fit_samples, this pass's only, with the column batch
+    pids: tuple[int, ...]  # loader processes
+    batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
+    found_by: str
+
+    batch_sizes: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batch_sizes = [int(count) for count in self.batches["count"]]
+
+    @property
+    def workers(self) -> int:
+        """Loader processes that read in this pass; 0 when the rank reads by itself."""
+        return len(self.pids)
+
+
+def find_passes(trace: Trace, samples: Samples) -> list[Pass]:
+    """Return the passes over the data set in order of time; those of one rank (the first) when there are several."""
+    processes = trace.processes()
+    handovers = _handovers(trace, processes)
+    passes = []
+    for window in _windows(trace, samples):
+        inside = samples.accesses["start_ns"].between(window.start_ns, window.end_ns)
+        accesses = samples.accesses[inside]
+        if len(accesses):
+            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers))
+    return passes
+
+
+@dataclass
+class _Window:
+    phase: str
+    epoch: int
+    start_ns: int
+    end_ns: int
+    found_by: str
+
+
+def _windows(trace: Trace, samples: Samples) -> list[_Window]:
+    """The times of the passes: as the job logged them, or else from the first sample that is read again."""
+    phases = trace.phases()
+    logged = phases[phases["phase"].isin(["epoch", "evaluation"])]
+    if len(logged):
+        windows, epoch = [], 0
+        for row in logged.sort_values("start_ns").itertuples():
+            phase = str(row.phase)
+            epoch = epoch + 1 if phase == "epoch" else max(epoch, 1)
+            windows.append(_Window(phase, epoch, int(row.start_ns), int(row.end_ns), "as the job logged them"))
+        return windows
+    # A pass ends where a sample comes again: number each access by how often its sample was read before.
+    accesses = samples.accesses
+    turn = accesses.groupby("sample").cumcount().to_numpy()
+    starts = accesses["start_ns"].to_numpy()
+    windows = []
+    for number in range(int(turn.max()) + 1):
+        begins = starts[turn == number]
+        windows.append(_Window("epoch", number + 1, int(begins.min()), int(begins.max()), "by samples read again"))
+    for window, following in zip(windows, windows[1:], strict=False):
+        window.end_ns = following.start_ns - 1
+    return windows
+
+
+def _handovers(trace: Trace, processes: pd.DataFrame) -> pd.DataFrame:
+    """Reads and writes of pipes by ranks and loaders: pid, start_ns, end_ns, file_id, is_read."""
+    files = trace.files()
+    pipes = files.loc[files["kind"] == "pipe", "file_id"].tolist()
+    ops = [*schema.READ_OPS, *schema.WRITE_OPS]
+    chosen = pc.field("file_id").isin(pipes) & pc.field("op").isin(ops)
+    events = trace.events_frame(columns=["start_ns", "duration_ns", "op", "pid", "file_id", "result"], where=chosen)
+    events = events[events["result"] > 0]
+    roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
+    events = events[events["pid"].map(roles).isin(["rank", "loader"])]
+    events["end_ns"] = events["start_ns"] + events["duration_ns"]
+    events["is_read"] = events["op"].isin(schema.READ_OPS)
+    return events[["pid", "start_ns", "end_ns", "file_id", "is_read"]]
+
+
+def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, handovers: pd.DataFrame) -> Pass:
+    readers = [int(pid) for pid in pd.unique(accesses["pid"])]
+    parents = dict(zip(processes["pid"], processes["ppid"], strict=True))
+    roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
+    loaders = [pid for pid in readers if roles.get(pid) == "loader"]
+    rank = int(parents[loaders[0]]) if loaders else readers[0]
+    own = [pid for pid in loaders if parents[pid] == rank] or [rank]
+    accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
+    ahead = None
+    if loaders:
+        accesses["batch"] = _batches_by_handover(accesses, handovers)
+        ahead = _batches_ahead(own, rank, handovers, window)
+    else:
+        accesses["batch"] = _batches_by_gaps(accesses)
+    batches = _batches(accesses)
+    # The rank takes batch k from worker k mod n: the k-th batch of each worker, workers in the order they began.
+    batches["turn"] = batches.groupby("pid").cumcount()
+    batches["worker"] = batches["pid"].map({pid: i for i, pid in enumerate(own)})
+    batches = batches.sort_values(["turn", "worker"], kind="stable").reset_index(drop=True)
+    order = np.concatenate([accesses["sample"].to_numpy()[accesses["batch"].to_numpy() == number] for number in batches["batch"]])
+    return Pass(
+        window.phase, window.epoch, window.start_ns, window.end_ns, rank, order, batches, accesses,
+        tuple(own) if loaders else (), ahead, window.found_by,
+    )  # fmt: skip
+
+
+def _batches_by_handover(accesses: pd.DataFrame, handovers: pd.DataFrame) -> NDArray[np.int64]:
+    """Number the batch of each access: a new one begins where its process read from a pipe since its last access."""
+    number = np.zeros(len(accesses), np.int64)
+    pids, starts = accesses["pid"].to_numpy(), accesses["start_ns"].to_numpy()
+    reads = handovers[handovers["is_read"]]
+    taken = 0
+    for pid in pd.unique(pids):
+        rows = np.flatnonzero(pids == pid)
+        times = np.sort(reads.loc[reads["pid"] == pid, "start_ns"].to_numpy())
+        before = np.searchsorted(times, starts[rows])
+        fresh = np.diff(before, prepend=-1) > 0
+        number[rows] = taken + np.cumsum(fresh) - 1
+        taken = int(number[rows].max()) + 1
+    return number
+
+
+def _batches_by_gaps(accesses: pd.DataFrame) -> NDArray[np.int64]:
+    """Number the batch of each access of a rank that reads by itself: batches lie between the long gaps.
+
+    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps in
+    two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group only: every sample is a batch.
+    """
+    gaps = accesses["start_ns"].to_numpy()[1:] - accesses["end_ns"].to_numpy()[:-1]
+    if len(gaps) == 0:
+        return np.zeros(len(accesses), np.int64)
+    logs = np.sort(np.log(np.maximum(gaps, 1000)))
+    left = np.arange(1, len(logs))
+    if len(left) == 0:
+        return np.arange(len(accesses))
+    sums = np.cumsum(logs)
+    means_left, means_right = sums[:-1] / left, (sums[-1] - sums[:-1]) / (len(logs) - left)
+    between = left * (len(logs) - left) * (means_left - means_right) ** 2
+    cut = int(between.argmax())
+    if means_right[cut] - means_left[cut] < np.log(3):
+        return np.arange(len(accesses))
+    return np.concatenate([[0], np.cumsum(np.log(np.maximum(gaps, 1000)) > (logs[cut] + logs[cut + 1]) / 2)])
+
+
+def _batches(accesses: pd.DataFrame) -> pd.DataFrame:
+    return accesses.groupby("batch", as_index=False).agg(
+        pid=("pid", "first"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), count=("sample", "size")
+    )
+
+
+def _batches_ahead(loaders: Sequence[int], rank: int, handovers: pd.DataFrame, window: _Window) -> int | None:
+    """The most batches that were asked for before the rank took the first one: what it keeps in flight.
+
+    The rank asks by one write per batch to the pipes its loaders read from, and takes results from the pipe they write to.
+    """
+    inside = handovers[handovers["start_ns"].between(window.start_ns, window.end_ns)]
+    asked_on = inside.loc[inside["pid"].isin(loaders) & inside["is_read"], "file_id"].unique()
+    given_on = inside.loc[inside["pid"].isin(loaders) & ~inside["is_read"], "file_id"].unique()
+    asked = inside.loc[(inside["pid"] == rank) & ~inside["is_read"] & inside["file_id"].isin(asked_on), "start_ns"]
+    taken = inside.loc[(inside["pid"] == rank) & inside["is_read"] & inside["file_id"].isin(given_on), "start_ns"]
+    if asked.empty or taken.empty:
+        return None
+    return max(int((asked < taken.min()).sum()), 1)

@@ -1,0 +1,107 @@
+"""How long a traced job computed and preprocessed: the times between what it did to files and pipes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+
+from benchmark.config import Duration, Quantiles
+from benchmark.fit_passes import Pass
+from tracing_tools.trace import schema
+from tracing_tools.trace.reader import Trace
+
+_QUANTILES = 21
+
+
+@dataclass
+class Times:
+    """Seconds, one value per step (compute) or sample (preprocess)."""
+
+    compute_s: NDArray[np.float64]
+    preprocess_s: NDArray[np.float64]
+    waits_unseen: bool = False
+
+
+def quantiles(values_s: NDArray[np.float64]) -> Duration:
+    """Return the empirical distribution of `values_s` as equally spaced quantiles; a number when there are too few or all are alike."""
+    if len(values_s) == 0:
+        return 0.0
+    if len(values_s) < 4 or np.ptp(values_s) < 1e-6:
+        return round(float(np.median(values_s)), 6)
+    values = np.quantile(values_s, np.linspace(0, 1, _QUANTILES))
+    return Quantiles(values=[round(max(float(value), 0.0), 6) for value in values])
+
+
+def pass_times(trace: Trace, passes: Sequence[Pass]) -> Times:
+    """Return the times of the passes together."""
+    if not passes:
+        return Times(np.zeros(0), np.zeros(0))
+    preprocess = np.concatenate([_preprocess_s(trace, part) for part in passes])
+    computed = [_compute_s(trace, part) for part in passes]
+    return Times(np.concatenate([times for times, _ in computed]), preprocess, any(unseen for _, unseen in computed))
+
+
+def _events_of(trace: Trace, pids: Sequence[int], start_ns: int, end_ns: int) -> dict[str, NDArray[np.int64]]:
+    """Every call of the processes in a span of time: start, end, pid, tid, kind of file and kind of call."""
+    chosen = pc.field("pid").isin(list(pids)) & (pc.field("start_ns") >= start_ns) & (pc.field("start_ns") <= end_ns)
+    frame = trace.events_frame(columns=["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "result"], where=chosen)
+    kinds = trace.files()["kind"].astype(str).to_numpy()
+    ids = frame["file_id"].fillna(-1).to_numpy(np.int64)
+    kind = np.where(ids >= 0, kinds[ids], "")
+    return {
+        "start_ns": frame["start_ns"].to_numpy(), "end_ns": (frame["start_ns"] + frame["duration_ns"]).to_numpy(),
+        "pid": frame["pid"].to_numpy(), "main": (frame["pid"] == frame["tid"]).to_numpy(), "file_id": ids,
+        "pipe": kind == "pipe", "waits": frame["op"].isin(schema.WAIT_OPS).to_numpy(),
+        "reads": (frame["op"].isin(schema.READ_OPS) & (frame["result"] > 0)).to_numpy(),
+        "writes": frame["op"].isin(schema.WRITE_OPS).to_numpy(),
+    }  # fmt: skip
+
+
+def _preprocess_s(trace: Trace, part: Pass) -> NDArray[np.float64]:
+    """From a sample's last read to whatever its process did next: the next sample, or handing the batch over."""
+    accesses = part.accesses.sort_values(["pid", "start_ns"], kind="stable")
+    ends, pids = accesses["end_ns"].to_numpy(), accesses["pid"].to_numpy()
+    same_batch = accesses["batch"].to_numpy()[1:] == accesses["batch"].to_numpy()[:-1]
+    within = (accesses["start_ns"].to_numpy()[1:] - ends[:-1])[same_batch]
+    if not part.workers:
+        return np.maximum(within, 0) / 1e9  # after a batch's last sample a rank goes on to compute
+    events = _events_of(trace, part.pids, part.start_ns, part.end_ns)
+    last = np.append(~same_batch, True)
+    after = []
+    for pid in part.pids:
+        starts = events["start_ns"][events["pid"] == pid]
+        own_ends = ends[last & (pids == pid)]
+        following = np.searchsorted(starts, own_ends)
+        known = following < len(starts)
+        after.append(starts[following[known]] - own_ends[known])
+    return np.maximum(np.concatenate([within, *after]), 0) / 1e9
+
+
+def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
+    """Seconds of computation of each step, and whether waits for data could not be told apart from it."""
+    if not part.workers:
+        starts, ends = part.batches["start_ns"].to_numpy(), part.batches["end_ns"].to_numpy()
+        return np.maximum(starts[1:] - ends[:-1], 0) / 1e9, False
+    events = _events_of(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
+    from_loaders = np.unique(events["file_id"][events["pipe"] & events["writes"] & np.isin(events["pid"], part.pids)])
+    arrives = (events["pid"] == part.rank) & events["reads"] & np.isin(events["file_id"], from_loaders)
+    taken_ns = _message_starts(events["start_ns"][arrives], events["end_ns"][arrives])
+    waits = (events["pid"] == part.rank) & events["main"] & events["waits"]
+    asked_ns = events["start_ns"][waits]
+    if not waits.any() or not len(taken_ns):
+        gaps = np.diff(taken_ns) / 1e9
+        return gaps, True
+    # A step ends when the rank next waits for a batch; the last one when it turns to something else, the end of the pass.
+    following = np.searchsorted(asked_ns, taken_ns, side="right")
+    until = np.append(asked_ns, part.end_ns)[following]
+    return np.maximum(until - taken_ns, 0) / 1e9, False
+
+
+def _message_starts(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Starts of messages: a message is read in several calls in immediate succession (its length, then its content)."""
+    if len(starts) == 0:
+        return starts
+    first = np.append(True, starts[1:] - ends[:-1] > 1_000_000)
+    return starts[first]
