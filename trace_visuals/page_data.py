@@ -23,14 +23,14 @@ _OPERATION_COLUMNS = (
     "op", "where", "calls", "failures", "size_bytes", "p50_bytes", "time_ns", "p50_ns", "p90_ns", "p99_ns", "p99.9_ns", "most_ns",
 )  # fmt: skip
 _FILE_COLUMNS = (
-    "path", "kind", "extent_bytes", "reads", "read_bytes", "sequential_share", "writes", "written_bytes", "opens", "syncs", "time_ns",
-    "first_s", "last_s",
+    "path", "kind", "extent_bytes", "reads", "read_bytes", "sequential_share", "writes", "written_bytes", "opens", "syncs",
+    "time_ns", "first_s", "last_s",
 )  # fmt: skip
 _PROCESS_COLUMNS = (
-    "pid", "role", "comm", "command_line", "storage_calls", "read_bytes", "written_bytes", "storage_ns", "wait_ns", "calls", "start_s",
-    "exit_s", "exit_status",
+    "pid", "role", "comm", "command_line", "storage_calls", "read_bytes", "written_bytes", "storage_ns", "wait_ns", "calls",
+    "start_s", "exit_s", "exit_status",
 )  # fmt: skip
-_CHECKPOINT_COLUMNS = ("path", "first_s", "took_ns", "written_bytes", "writes", "bytes_per_s", "opens", "syncs", "sync_ns")
+_CHECKPOINT_COLUMNS = ("path", "first_s", "written_bytes", "writes", "write_ns", "syncs", "sync_ns", "bytes_per_s", "opens")
 _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result")
 
 
@@ -201,9 +201,8 @@ def _processes(analysis: Analysis) -> pd.DataFrame:
 
 def _checkpoints(analysis: Analysis) -> pd.DataFrame:
     table = analysis.checkpoints
-    took = table["last_ns"] - table["first_ns"]
-    rate = table["written_bytes"] / took.clip(lower=1) * _SECOND
-    return table.assign(first_s=_seconds(analysis, table["first_ns"]), took_ns=took, bytes_per_s=rate)
+    rate = table["written_bytes"] / (table["write_ns"] + table["sync_ns"]).clip(lower=1) * _SECOND
+    return table.assign(first_s=_seconds(analysis, table["first_ns"]), bytes_per_s=rate)
 
 
 def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:

@@ -21,7 +21,10 @@ class SlowestCalls:
 
     def add(self, calls: Calls) -> None:
         """Add a batch."""
-        mine = calls.pick(calls.storage)
+        # Once as many are kept as wanted, only a call longer than the shortest of them can replace one.
+        full = self._kept is not None and len(self._kept) == self._most
+        limit = int(self._kept.duration_ns.min()) if self._kept is not None and full else -1
+        mine = calls.pick(calls.storage & (calls.duration_ns > limit))
         mine = mine if self._kept is None else _joined([self._kept, mine])
         if len(mine) > self._most:
             mine = mine.pick(np.argpartition(-mine.duration_ns, self._most)[: self._most])

@@ -64,7 +64,9 @@ class _Sums:
         self.columns[name] += np.bincount(row, weights=weight, minlength=self._rows)
 
 
-_FILE_SUMS = ("reads", "read_bytes", "writes", "written_bytes", "opens", "syncs", "sync_ns", "time_ns", "sequential_reads")
+_FILE_SUMS = (
+    "reads", "read_bytes", "read_ns", "writes", "written_bytes", "write_ns", "opens", "syncs", "sync_ns", "time_ns", "sequential_reads",
+)  # fmt: skip
 
 
 class FileTable:
@@ -81,22 +83,27 @@ class FileTable:
     def add(self, calls: Calls) -> None:
         """Add a batch; calls that name no file are left out."""
         calls = calls.pick((calls.file_id >= 0) & (calls.file_id < len(self._files)))
-        for name, bytes_name, group in (("reads", "read_bytes", READ), ("writes", "written_bytes", WRITE)):
-            mine = calls.pick(calls.group == group)
-            self._sums.add(name, mine.file_id)
-            self._sums.add(bytes_name, mine.file_id, mine.size_bytes)
+        duration = calls.duration_ns
+        names = (("reads", "read_bytes", "read_ns"), ("writes", "written_bytes", "write_ns"))
+        for group, (count, size, time) in zip((READ, WRITE), names, strict=True):
+            mine = np.flatnonzero(calls.group == group)
+            self._sums.add(count, calls.file_id[mine])
+            self._sums.add(size, calls.file_id[mine], calls.size_bytes[mine])
+            self._sums.add(time, calls.file_id[mine], duration[mine])
         self._sums.add("opens", calls.file_id[(calls.group == OPEN) & (calls.result >= 0)])
-        syncs = calls.pick(calls.group == SYNC)
-        self._sums.add("syncs", syncs.file_id)
-        self._sums.add("sync_ns", syncs.file_id, syncs.duration_ns)
-        self._sums.add("time_ns", calls.file_id, calls.duration_ns)
+        syncs = calls.group == SYNC
+        self._sums.add("syncs", calls.file_id[syncs])
+        self._sums.add("sync_ns", calls.file_id[syncs], duration[syncs])
+        self._sums.add("time_ns", calls.file_id, duration)
         np.minimum.at(self._first, calls.file_id, calls.start_ns)
         np.maximum.at(self._last, calls.file_id, calls.end_ns)
         self._add_order(calls.pick((calls.group == READ) & (calls.offset >= 0) & (calls.size_bytes > 0)))
 
     def _add_order(self, reads: Calls) -> None:
         """Count reads that begin where the file's previous read ended, or at 0 when there was none."""
-        order = np.argsort(reads.file_id, kind="stable")
+        # numpy sorts 16-bit keys in linear time, and few traces have more files than that.
+        key = reads.file_id.astype(np.uint16) if len(self._files) <= 1 << 16 else reads.file_id
+        order = np.argsort(key, kind="stable")
         file_id, offset = reads.file_id[order], reads.offset[order]
         end = offset + reads.size_bytes[order]
         same = np.concatenate(([False], file_id[1:] == file_id[:-1])) if len(order) else np.zeros(0, dtype=bool)
@@ -128,11 +135,11 @@ class ProcessTable:
         row = np.searchsorted(self._pids, calls.pid)
         self._sums.add("calls", row)
         self._sums.add("wait_ns", row[calls.group == WAIT], calls.duration_ns[calls.group == WAIT])
-        row, calls = row[calls.storage], calls.pick(calls.storage)
-        self._sums.add("storage_calls", row)
-        self._sums.add("storage_ns", row, calls.duration_ns)
+        self._sums.add("storage_calls", row[calls.storage])
+        self._sums.add("storage_ns", row[calls.storage], calls.duration_ns[calls.storage])
         for name, group in (("read_bytes", READ), ("written_bytes", WRITE)):
-            self._sums.add(name, row[calls.group == group], calls.size_bytes[calls.group == group])
+            mine = np.flatnonzero(calls.storage & (calls.group == group))
+            self._sums.add(name, row[mine], calls.size_bytes[mine])
 
     def frame(self) -> pd.DataFrame:
         """Return one row per process with a call, most storage time first; what the process table lacks is NaN or None."""

@@ -23,7 +23,7 @@ from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline, load_timeline
 from trace_visuals.windows import View, choose_view
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.units import format_size
+from tracing_tools.trace.units import format_duration, format_size
 
 FILE_TYPES = (".png", ".svg", ".pdf")
 
@@ -272,8 +272,7 @@ def _draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:
         ax.stairs(rate, edges, baseline=None, color=GROUP_COLOURS[name], linewidth=0.6)
     ax.set_ylim(0, peak * 1.08 or 1)
     ax.set_yticks([0, peak] if peak else [0], ["0", f"{format_size(peak)}/s"] if peak else ["0"], fontsize=5.4)
-    width_ms = block.lanes.grid.width / 1e6
-    _name_row(ax, "", f"bytes/s, means\nover {width_ms:.3g} ms")
+    _name_row(ax, "", f"bytes/s, means\nover {format_duration(block.lanes.grid.width)}")
 
 
 def _write_head(figure: Figure, block: TraceTimeline, top: float, height_in: float) -> None:

@@ -113,7 +113,7 @@ def _reuse(analysis: Analysis) -> tuple[str, str]:
     if footprint < 0.8 * memory:
         fit = "It fits in memory, so later passes may have come from the page cache: these latencies need not be the device's"
     else:
-        fit = "It does not fit in memory, so every pass must go to storage"
+        fit = "It does not fit in memory, so every pass must go to storage at least in part"
     return "Working set", f"{text}, and the machine has {format_size(memory)} of memory. {fit}."
 
 
@@ -149,19 +149,17 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
     written = analysis.checkpoints
     if written.empty:
         return "", ""
-    size, writes = int(written["written_bytes"].sum()), int(written["writes"].sum())
-    took = int((written["last_ns"] - written["first_ns"]).sum())
-    text = (
-        f"{_count(len(written), 'checkpoint file')}, {format_size(size)} in {_count(writes, 'write')}; from first to last call "
-    )
-    text += f"{format_duration(took)} in all, {format_size(size / max(took, 1) * _SECOND)}/s"
-    syncs, sync_ns = int(written["syncs"].sum()), int(written["sync_ns"].sum())
+    names = ("written_bytes", "writes", "write_ns", "syncs", "sync_ns")
+    size, writes, write_ns, syncs, sync_ns = (int(written[name].sum()) for name in names)
+    rate = format_size(size / max(write_ns + sync_ns, 1) * _SECOND)
+    text = f"{_count(len(written), 'checkpoint file')}, {format_size(size)} in {_count(writes, 'write')} that took {format_duration(write_ns)}"
     if syncs:
-        return (
-            "Checkpoints",
-            f"{text}; {_count(syncs, 'sync')} took {format_duration(sync_ns)}, {sync_ns / max(took, 1):.0%} of that.",
-        )
-    return "Checkpoints", text + "; none was synced, so a crash may lose a checkpoint that the job believes written."
+        text += f" and {_count(syncs, 'sync')} that took {format_duration(sync_ns)}"
+        return "Checkpoints", f"{text}: {rate}/s while in these calls."
+    return (
+        "Checkpoints",
+        f"{text}: {rate}/s into the page cache; none was synced, so a crash may lose a checkpoint believed written.",
+    )
 
 
 def _failures(analysis: Analysis) -> tuple[str, str]:

@@ -37,14 +37,19 @@ def parse_duration(text: str) -> int:
     return int(number * factor)
 
 
+def _three_digits(value: float) -> str:
+    """Return three significant digits, never in scientific notation above one."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def format_size(size_bytes: float) -> str:
     """Return bytes with a binary unit and three significant digits: '1.50 GiB'."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+            return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
         value /= 1024
-    return f"{value:.3g} TiB" if abs(value) < 1000 else f"{value:.0f} TiB"
+    return f"{_three_digits(value)} TiB"
 
 
 def format_duration(duration_ns: float) -> str:
@@ -52,5 +57,5 @@ def format_duration(duration_ns: float) -> str:
     value = float(duration_ns)
     for unit, limit in (("ns", 1e3), ("us", 1e6), ("ms", 1e9)):
         if abs(value) < limit:
-            return f"{value / (limit / 1e3):.3g} {unit}"
-    return f"{value / 1e9:.3g} s"
+            return f"{_three_digits(value / (limit / 1e3))} {unit}"
+    return f"{_three_digits(value / 1e9)} s"
