@@ -3,10 +3,26 @@
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+
+_Parsed = tuple[Namespace, list[str]]
+_Parse = Callable[[list[str], Namespace | None], _Parsed]
+
+
+def _overrides_anywhere(parse: _Parse) -> _Parse:
+    """Let overrides stand among options: argparse itself fills a repeated positional from one place only."""
+
+    def parse_known_args(args: list[str], namespace: Namespace | None) -> _Parsed:
+        overrides = [argument for argument in args if argument.startswith("++")]
+        parsed, rest = parse([argument for argument in args if not argument.startswith("++")], namespace)
+        parsed.overrides += overrides
+        return parsed, rest
+
+    return parse_known_args
 
 
 class Emulate(Command):
@@ -23,6 +39,8 @@ class Emulate(Command):
         """Add the workload and its overrides."""
         parser.add_argument("workload", metavar="TWIN.yaml", type=Path, help="workload YAML, as iotwin fit writes it")
         parser.add_argument("overrides", metavar="++workload.SECTION.KEY=VALUE", nargs="*", help="replace one value of the YAML")
+        parse: Any = parser.parse_known_args  # overloaded, which no alias can say
+        parser.parse_known_args = _overrides_anywhere(parse)  # type: ignore[method-assign,assignment]
 
     def run(self, args: Namespace) -> Outcome:
         """Run the workload and return its summary; progress and MLLOG lines are printed meanwhile."""
