@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from datagen.files import PARTIAL_SUFFIX, Piece
-from datagen.layouts import Unet3dLayout
+from datagen.files import PARTIAL_SUFFIX, Piece, Publisher, is_on_disk
+from datagen.layouts import BertLayout, DlrmLayout, Layout, PlannedPiece, Unet3dLayout
 from datagen.manifest import (
     JOURNAL_NAME,
     MANIFEST_NAME,
@@ -28,8 +30,49 @@ from tracing_tools.trace.units import format_size
 _SEED_LIMIT = 1 << 63
 
 
+class Plan(msgspec.Struct, frozen=True):
+    """A data set before it is written."""
+
+    layout: Layout
+    request: Request
+    unit_bytes: NDArray[np.int64]  # of every unit of work
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole data set; an estimate unless layout.exact."""
+        return int(self.unit_bytes.sum())
+
+    @property
+    def files(self) -> int:
+        """Number of files."""
+        return self.layout.file_count(self.request.samples)
+
+    def pieces(self, unit: int) -> list[PlannedPiece]:
+        """Return what unit `unit` writes."""
+        return self.layout.unit_pieces(self.request.samples, self.request.seed, unit)
+
+
+def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None = None, seed: int = 0) -> Plan:
+    """Plan the data set of `samples` samples, or of as many as fit whole into `size_bytes`; UsageError if that makes none."""
+    if not 0 <= seed < _SEED_LIMIT:
+        raise UsageError(f"seed {seed} is out of range; give a whole number from 0 to {_SEED_LIMIT - 1}")
+    if samples is None and size_bytes is not None:
+        samples = layout.samples_within(size_bytes, seed)
+        if samples == 0:
+            one = format_size(int(layout.unit_bytes(1, seed).sum()))
+            raise UsageError(
+                f"size {format_size(size_bytes)} is too small for one {layout.workload} sample of {one}; ask for more"
+            )
+    elif samples is None or size_bytes is not None:
+        raise UsageError("give either a size or a number of samples, for example --size 512MiB")
+    if samples < 1:
+        raise UsageError(f"{samples} samples make no data set; ask for at least 1")
+    request = Request(layout.workload, msgspec.to_builtins(layout), samples, seed)
+    return Plan(layout, request, layout.unit_bytes(samples, seed))
+
+
 def generate(
-    layout: Unet3dLayout,
+    layout: Layout,
     directory: Path,
     *,
     samples: int | None = None,
@@ -44,43 +87,24 @@ def generate(
     a finished data set is returned as it is. `force` replaces another data set of ours in `directory` and ignores strangers.
     Raises UsageError for a request that makes no data set, IotwinError for a directory or disk that cannot take it.
     """
-    request = Request(layout.workload, msgspec.to_builtins(layout), plan_samples(layout, samples, size_bytes, seed), seed)
-    if finished := _prepare(directory, request, force):
+    planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
+    if finished := _prepare(directory, planned.request, force):
         return finished
-    _, done = read_journal(directory)
-    total_bytes = sum(
-        file.size_bytes for unit in _units(layout, request) for file in layout.unit_files(seed, request.samples, unit)
-    )
-    _check_space(directory, total_bytes - sum(piece.size_bytes for pieces in done.values() for piece in pieces))
+    done = _finished_units(directory)
+    try:
+        _check_space(directory, planned.size_bytes - sum(piece.size_bytes for unit in done.values() for piece in unit))
+    except IotwinError:
+        if not done:
+            _remove_ours(directory)
+        raise
     if done:
-        note(f"going on after {len(done)} of {layout.unit_count(request.samples)} finished units in {directory}")
-    _write_units(layout, request, directory, done, workers or len(os.sched_getaffinity(0)), total_bytes)
-    manifest = DataSetManifest(
-        request, total_bytes, sorted((piece for pieces in done.values() for piece in pieces), key=lambda p: (p.name, p.offset))
-    )
+        note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
+    _write_units(planned, directory, done, workers or len(os.sched_getaffinity(0)))
+    pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
+    manifest = DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
     write_manifest(directory, manifest)
     (directory / JOURNAL_NAME).unlink()
     return manifest
-
-
-def plan_samples(layout: Unet3dLayout, samples: int | None, size_bytes: int | None, seed: int) -> int:
-    """Return the number of samples that was asked for, either as such or as a size; UsageError when that is none."""
-    if not 0 <= seed < _SEED_LIMIT:
-        raise UsageError(f"seed {seed} is out of range; give a whole number from 0 to {_SEED_LIMIT - 1}")
-    if samples is not None and size_bytes is None:
-        if samples < 1:
-            raise UsageError(f"{samples} samples make no data set; ask for at least 1")
-        return samples
-    if size_bytes is None or samples is not None:
-        raise UsageError("give either a size or a number of samples, for example --size 512MiB")
-    if fitting := layout.samples_within(size_bytes, seed):
-        return fitting
-    one = format_size(sum(file.size_bytes for file in layout.unit_files(seed, 1, 0)))
-    raise UsageError(f"size {format_size(size_bytes)} is too small for one {layout.workload} sample of {one}; ask for more")
-
-
-def _units(layout: Unet3dLayout, request: Request) -> range:
-    return range(layout.unit_count(request.samples))
 
 
 def _prepare(directory: Path, request: Request, force: bool) -> DataSetManifest | None:
@@ -109,11 +133,18 @@ def _remove_ours(directory: Path) -> None:
     pieces = [piece for unit in done.values() for piece in unit]
     if (directory / MANIFEST_NAME).exists():
         pieces += read_manifest(directory).pieces
-        (directory / MANIFEST_NAME).unlink()
     for name in {piece.name for piece in pieces}:
         (directory / name).unlink(missing_ok=True)
     for path in directory.rglob("*" + PARTIAL_SUFFIX):
         path.unlink()
+    for name in (MANIFEST_NAME, JOURNAL_NAME):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _finished_units(directory: Path) -> dict[int, list[Piece]]:
+    """Return the units that an interrupted call finished and whose bytes are still there."""
+    _, done = read_journal(directory)
+    return {unit: pieces for unit, pieces in done.items() if all(is_on_disk(directory, piece) for piece in pieces)}
 
 
 def _check_space(directory: Path, needed_bytes: int) -> None:
@@ -125,29 +156,43 @@ def _check_space(directory: Path, needed_bytes: int) -> None:
         )
 
 
-def _unit_writer(layout: Unet3dLayout, request: Request, directory: Path) -> UnitWriter:
-    from datagen.unet3d import write_case
-
-    return partial(write_case, layout, request.seed, directory)
-
-
-def _write_units(
-    layout: Unet3dLayout, request: Request, directory: Path, done: dict[int, list[Piece]], workers: int, total_bytes: int
-) -> None:
-    """Write every unit that is not `done`, add it to `done`, to the journal and, under its final name, to the directory."""
-    todo = [unit for unit in _units(layout, request) if unit not in done]
+def _write_units(planned: Plan, directory: Path, done: dict[int, list[Piece]], workers: int) -> None:
+    """Write every unit that is not yet `done`, adding it to `done`, to the journal and, once whole, to the directory."""
+    # Longest first, so that no worker is left alone with a big one at the end.
+    todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit not in done]
+    publisher = Publisher(directory)
+    for unit, pieces in done.items():
+        _publish(publisher, planned, unit, pieces)
     with (
-        progress(f"generating {request.workload}", total_bytes) as advance,
+        progress(f"generating {planned.request.workload}", planned.size_bytes) as advance,
         (directory / JOURNAL_NAME).open("ab", buffering=0) as journal,
     ):
         advance(sum(piece.size_bytes for pieces in done.values() for piece in pieces))
-        writer = _unit_writer(layout, request, directory)
-        for unit, pieces in run_units(writer, iter(todo), min(workers, len(todo)) or 1, advance):
-            _publish(directory, pieces)
+        for unit, pieces in run_units(_unit_writer(planned, directory), todo, workers, advance):
             journal.write(msgspec.json.encode(JournalEntry(unit, pieces)) + b"\n")
+            _publish(publisher, planned, unit, pieces)
             done[unit] = pieces
 
 
-def _publish(directory: Path, pieces: list[Piece]) -> None:
-    for piece in pieces:
-        (directory / (piece.name + PARTIAL_SUFFIX)).replace(directory / piece.name)
+def _publish(publisher: Publisher, planned: Plan, unit: int, pieces: list[Piece]) -> None:
+    for piece, expected in zip(pieces, planned.pieces(unit), strict=True):
+        publisher.add(piece, expected.file_bytes)
+
+
+def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
+    """Return the function that writes one unit of the layout; modules are imported when they are needed."""
+    request = planned.request
+    match planned.layout:
+        case Unet3dLayout() as layout:
+            from datagen.unet3d import write_case
+
+            return partial(write_case, layout, request.seed, directory)
+        case DlrmLayout() as layout:
+            from datagen.dlrm import write_unit
+
+            return partial(write_unit, layout, request.samples, request.seed, directory)
+        case BertLayout() as layout:
+            from datagen.bert import write_shard
+
+            return partial(write_shard, layout, request.samples, request.seed, directory)
+    raise TypeError(f"no writer for {planned.layout}")

@@ -5,7 +5,7 @@ Each worker has its own pipe: when the parent dies, even by SIGKILL, the worker 
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import cast
@@ -20,13 +20,14 @@ UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
 
 
 def run_units(
-    writer: UnitWriter, units: Iterator[int], workers: int, advance: Callable[[float], None]
+    writer: UnitWriter, units: Sequence[int], workers: int, advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Yield (unit, its pieces) as units finish; `writer` must be picklable when `workers` is above one.
+    """Yield (unit, its pieces) as units finish, from at most `workers` processes; `writer` must be picklable.
 
     Raises IotwinError with the worker's message when a unit fails. Leaving the iterator ends the workers.
     """
-    if workers == 1:
+    workers = min(workers, len(units))
+    if workers <= 1:
         for unit in units:
             yield unit, writer(unit, advance)
         return
@@ -39,7 +40,7 @@ def run_units(
             process.start()
             theirs.close()
             team[ours] = process
-        yield from _dispatch(list(team), units, advance)
+        yield from _dispatch(list(team), iter(units), advance)
     finally:
         for ours, process in team.items():
             ours.close()

@@ -2,64 +2,111 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Command, Outcome
 from tracing_tools.trace.errors import UsageError, nearest
 
-_WORKLOADS = ["unet3d"]
+if TYPE_CHECKING:
+    from datagen.layouts import Layout
+    from datagen.manifest import DataSetManifest
+
+_WORKLOADS = ["unet3d", "bert", "dlrm"]
 
 
 class Generate(Command):
-    """Write a synthetic data set."""
+    """Write, plan or check a synthetic data set."""
 
     name = "generate"
     help = "write a synthetic data set that a real workload reads"
     epilog = """examples:
   iotwin generate unet3d -o data/kits --size 2GiB
-  iotwin generate unet3d -o data/small --samples 24 --scale 0.3"""
+  iotwin generate unet3d -o data/small --samples 24 --scale 0.3
+  iotwin generate bert -o data/wikipedia --size 1TB --dry-run
+  iotwin generate -o data/kits --verify"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the request and how to carry it out."""
-        parser.add_argument("workload", metavar="WORKLOAD", help="whose data set: " + ", ".join(_WORKLOADS))
+        parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="whose data set: " + ", ".join(_WORKLOADS))
         parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
-        amount = parser.add_mutually_exclusive_group(required=True)
-        amount.add_argument("--size", metavar="SIZE", help="as many whole samples as fit, for example 512MiB")
-        amount.add_argument("--samples", metavar="N", type=int, help="exactly N samples")
+        parser.add_argument("--size", metavar="SIZE", help="as many whole samples as fit, for example 512MiB")
+        parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
+        parser.add_argument("--scale", metavar="F", type=float, help="unet3d: multiply every volume extent (default 1)")
+        parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
         parser.add_argument(
-            "--scale", metavar="F", type=float, default=1.0, help="unet3d: multiply every volume extent (default 1)"
+            "--verify", action="store_true", help="check every byte in DIR against its manifest and write nothing"
         )
         parser.add_argument("--force", action="store_true", help="replace another data set, or write beside foreign files")
 
     def run(self, args: Namespace) -> Outcome:
-        """Generate the data set; the document is the request and what it came to."""
-        from datagen.generate import generate
-        from datagen.layouts import Unet3dLayout
+        """Generate, plan or verify; the document is the request and what it came to."""
+        if args.workers is not None and args.workers < 1:
+            raise UsageError(f"--workers {args.workers} can do nothing; give at least 1")
+        if args.verify:
+            from datagen.verify import verify
+
+            return Outcome(_document("verified", args.output, verify(args.output, args.workers)))
+
+        from datagen.generate import generate, plan
         from tracing_tools.trace.units import parse_size
 
-        if args.workload not in _WORKLOADS:
-            raise UsageError(
-                f"unknown workload '{args.workload}'{nearest(args.workload, _WORKLOADS)}; known: {', '.join(_WORKLOADS)}"
-            )
-        if args.workers is not None and args.workers < 1:
-            raise UsageError(f"--workers {args.workers} can write nothing; give at least 1")
+        layout = _layout(args)
+        size_bytes = parse_size(args.size) if args.size is not None else None
+        if args.dry_run:
+            planned = plan(layout, samples=args.samples, size_bytes=size_bytes, seed=args.seed)
+            first, last = (planned.pieces(unit) for unit in (0, len(planned.unit_bytes) - 1))
+            return Outcome({
+                "state": "planned", "directory": str(args.output), "workload": layout.workload,
+                "samples": planned.request.samples, "seed": args.seed, "files": planned.files,
+                "size_bytes": planned.size_bytes, "exact": layout.exact, "layout": planned.request.layout,
+                "first_file": first[0].name, "last_file": last[-1].name,
+            })  # fmt: skip
         manifest = generate(
-            Unet3dLayout(scale=args.scale), args.output, samples=args.samples,
-            size_bytes=parse_size(args.size) if args.size else None, seed=args.seed, workers=args.workers, force=args.force,
-        )  # fmt: skip
-        request = manifest.request
-        return Outcome({
-            "workload": request.workload, "directory": str(args.output), "samples": request.samples, "seed": request.seed,
-            "files": len({piece.name for piece in manifest.pieces}), "size_bytes": manifest.size_bytes, "layout": request.layout,
-        })  # fmt: skip
+            layout,
+            args.output,
+            samples=args.samples,
+            size_bytes=size_bytes,
+            seed=args.seed,
+            workers=args.workers,
+            force=args.force,
+        )
+        return Outcome(_document("written", args.output, manifest))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print one line on what the directory now holds."""
+        """Print one line on what the directory holds or would hold."""
         from tracing_tools.trace.units import format_size
 
+        about = "" if document.get("exact", True) else "about "
+        names = f", {document['first_file']} to {document['last_file']}" if "first_file" in document else ""
         print(
-            f"{document['directory']}: {document['samples']} {document['workload']} samples in {document['files']} files, "
-            f"{format_size(document['size_bytes'])}"
+            f"{document['directory']}: {document['state']} {document['samples']} {document['workload']} samples "
+            f"in {document['files']} files, {about}{format_size(document['size_bytes'])}{names}"
         )
+
+
+def _layout(args: Namespace) -> "Layout":
+    from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+
+    if args.workload is None:
+        raise UsageError(f"name the workload whose data set to write: {', '.join(_WORKLOADS)}")
+    if args.scale is not None and args.workload != "unet3d":
+        raise UsageError(f"--scale shrinks unet3d's volumes; {args.workload} has none, so leave it out")
+    match args.workload:
+        case "unet3d":
+            return Unet3dLayout() if args.scale is None else Unet3dLayout(scale=args.scale)
+        case "bert":
+            return BertLayout()
+        case "dlrm":
+            return DlrmLayout()
+    raise UsageError(f"unknown workload '{args.workload}'{nearest(args.workload, _WORKLOADS)}; known: {', '.join(_WORKLOADS)}")
+
+
+def _document(state: str, directory: Path, manifest: "DataSetManifest") -> dict[str, Any]:
+    request = manifest.request
+    return {
+        "state": state, "directory": str(directory), "workload": request.workload, "samples": request.samples,
+        "seed": request.seed, "files": len({piece.name for piece in manifest.pieces}), "size_bytes": manifest.size_bytes,
+        "layout": request.layout,
+    }  # fmt: skip

@@ -1,0 +1,226 @@
+"""What a user can do wrong, and what a kill, a full disk or a flipped bit does to a data set."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from datagen import generate as module
+from datagen.generate import generate, plan
+from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from datagen.manifest import JOURNAL_NAME, MANIFEST_NAME
+from datagen.verify import verify
+from iotwin.commands.generate import Generate
+from iotwin.main import _Parser
+from tracing_tools.trace.errors import IotwinError, UsageError
+
+SMALL = Unet3dLayout(scale=0.1)
+LAYOUTS = [Unet3dLayout(), BertLayout(), DlrmLayout()]
+
+
+def content(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def run(*arguments):
+    parser = _Parser()
+    Generate().prepare_parser(parser)
+    return Generate().run(parser.parse_args([str(argument) for argument in arguments])).document
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.workload)
+def test_plan_of_a_terabyte(layout):
+    planned = plan(layout, size_bytes=10**12)
+    assert planned.size_bytes == pytest.approx(10**12, rel=0.001) and planned.size_bytes <= 10**12
+    names = {piece.name for unit in range(len(planned.unit_bytes)) for piece in planned.pieces(unit)}
+    assert len(names) == planned.files
+    for unit in (0, len(planned.unit_bytes) // 2, len(planned.unit_bytes) - 1):
+        assert sum(piece.size_bytes for piece in planned.pieces(unit)) == planned.unit_bytes[unit]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.workload)
+def test_requests_that_make_no_data_set(layout, tmp_path):
+    for request, message in (
+        ({"size_bytes": 100}, f"too small for one {layout.workload} sample"),
+        ({"samples": 0}, "ask for at least 1"),
+        ({"samples": 1, "seed": -1}, "seed -1"),
+        ({}, "either a size or a number"),
+        ({"samples": 1, "size_bytes": 10**9}, "either a size or a number"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            generate(layout, tmp_path / "data", **request)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["unte3d", "--samples", 1], "did you mean 'unet3d'"),
+        (["--samples", 1], "name the workload"),
+        (["unet3d", "--size", "0"], "at least one byte"),
+        (["unet3d", "--size=-5MiB"], "positive"),
+        (["unet3d", "--size", "5XB"], "unknown unit 'XB'"),
+        (["unet3d", "--samples", 1, "--scale", 0], "scale 0.0 is out of range"),
+        (["dlrm", "--samples", 1, "--scale", 0.5], "--scale shrinks unet3d"),
+        (["unet3d", "--samples", 1, "--workers", 0], "--workers 0"),
+    ],
+)
+def test_command_line_refuses_in_one_line(arguments, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as caught:
+        run(*arguments, "-o", tmp_path / "data")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_command_writes_plans_and_verifies(tmp_path):
+    planned = run("unet3d", "--samples", 2, "--scale", 0.1, "-o", tmp_path / "data", "--dry-run")
+    assert not (tmp_path / "data").exists()
+    written = run("unet3d", "--samples", 2, "--scale", 0.1, "-o", tmp_path / "data")
+    for key in ("samples", "files", "size_bytes"):
+        assert written[key] == planned[key]
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.npy"))
+    assert on_disk == written["size_bytes"]
+    assert run("-o", tmp_path / "data", "--verify") == written | {"state": "verified"}
+
+
+def test_same_request_again_changes_nothing(tmp_path):
+    generate(SMALL, tmp_path, samples=2, workers=1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    generate(SMALL, tmp_path, samples=2, workers=1)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_directories_with_other_content_are_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(IotwinError, match="not this data set's"):
+        generate(SMALL, tmp_path, samples=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    generate(SMALL, tmp_path, samples=4, workers=1, force=True)
+    with pytest.raises(IotwinError, match="another data set"):
+        generate(SMALL, tmp_path, samples=2)
+    generate(SMALL, tmp_path, samples=2, workers=1, force=True)
+    assert len(SMALL.discover(tmp_path)) == 2
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_no_space_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(IotwinError, match=r"are needed but 1000 B are free"):
+        generate(SMALL, tmp_path, samples=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_leaves_no_final_name(tmp_path):
+    """A file-size limit stands for the full disk: the write fails in the middle of the biggest case."""
+    code = (
+        "import resource,signal,sys\n"
+        "from pathlib import Path\n"
+        "from datagen.generate import generate\n"
+        "from datagen.layouts import Unet3dLayout\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "generate(Unet3dLayout(scale=0.1), Path(sys.argv[1]), samples=3, workers=1)\n"
+    )
+    failed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")], capture_output=True, text=True)
+    assert "File too large" in failed.stderr
+    assert not list((tmp_path / "data").glob("*.npy"))
+    generate(SMALL, tmp_path / "data", samples=3, workers=1)
+    verify(tmp_path / "data")
+
+
+def test_killed_generation_goes_on_and_ends_with_the_same_bytes(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    generate(Unet3dLayout(scale=0.3), whole, samples=20, workers=1)
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from datagen.generate import generate\n"
+        "from datagen.layouts import Unet3dLayout\n"
+        "generate(Unet3dLayout(scale=0.3), Path(sys.argv[1]), samples=20, workers=2)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(broken)])
+    while process.poll() is None and len(list(broken.glob("case_*_y.npy"))) < 3:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished = {path.name: path.stat().st_mtime_ns for path in broken.glob("*.npy")}
+    assert finished and not (broken / MANIFEST_NAME).exists()
+    journalled = (broken / JOURNAL_NAME).read_text()
+    generate(Unet3dLayout(scale=0.3), broken, samples=20, workers=1)
+    assert content(broken) == content(whole)
+    for name, time_ns in finished.items():
+        if name in journalled:
+            assert (broken / name).stat().st_mtime_ns == time_ns, "a finished file was written again"
+
+
+def test_interrupted_shared_file_goes_on(tmp_path, monkeypatch):
+    layout = DlrmLayout()
+    monkeypatch.setattr(DlrmLayout, "UNIT_SAMPLES", 5000)
+    generate(layout, tmp_path / "whole", samples=20_000, workers=1)
+    real, calls = module.run_units, []
+
+    def interrupted(writer, units, workers, advance):
+        for answer in real(writer, units, workers, advance):
+            calls.append(answer)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            yield answer
+
+    monkeypatch.setattr(module, "run_units", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate(layout, tmp_path / "broken", samples=20_000, workers=1)
+    assert not (tmp_path / "broken" / layout.TRAIN_NAME).exists()
+    generate(layout, tmp_path / "broken", samples=20_000, workers=1)
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+def test_resume_writes_again_what_was_lost(tmp_path, monkeypatch):
+    """After a power cut the journal may promise files that the disk does not have."""
+    generate(SMALL, tmp_path, samples=4, workers=1)
+    expected = content(tmp_path)
+    monkeypatch.setattr(module, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        generate(SMALL, tmp_path, samples=4, workers=1, force=True)
+    monkeypatch.undo()
+    (tmp_path / "case_00001_x.npy").unlink()
+    os.truncate(tmp_path / "case_00002_y.npy", 10)
+    with (tmp_path / JOURNAL_NAME).open("ab") as journal:
+        journal.write(b'{"unit": 3, "pie')
+    generate(SMALL, tmp_path, samples=4, workers=2)
+    assert content(tmp_path) == expected
+
+
+def test_verify_finds_every_kind_of_damage(tmp_path):
+    manifest = generate(SMALL, tmp_path, samples=3, workers=1)
+    assert verify(tmp_path, workers=2) == manifest
+    path = tmp_path / "case_00001_x.npy"
+    good = path.read_bytes()
+    for damage, message in (
+        (lambda: path.write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]), "case_00001_x.npy: its content differs"),
+        (lambda: path.write_bytes(good[:-1]), f"case_00001_x.npy: it has {len(good) - 1} bytes instead of {len(good)}"),
+        (lambda: path.write_bytes(good + b"\0"), "bytes instead of"),
+        (path.unlink, "case_00001_x.npy: it is missing"),
+    ):
+        damage()
+        with pytest.raises(IotwinError, match=message):
+            verify(tmp_path, workers=1)
+    with pytest.raises(IotwinError, match="not a finished iotwin data set"):
+        verify(tmp_path / "none")
+    (tmp_path / MANIFEST_NAME).write_text("[]")
+    with pytest.raises(IotwinError, match="not the manifest of an iotwin data set"):
+        verify(tmp_path)
+
+
+def test_a_killed_worker_is_one_clear_line(tmp_path):
+    from datagen.pool import run_units
+
+    with pytest.raises(IotwinError, match="a worker process was killed"):
+        list(run_units(_die, [1, 2, 3], 2, lambda _: None))
+
+
+def _die(unit, written):
+    os.kill(os.getpid(), signal.SIGKILL)
