@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from datagen.layouts import Case
+from datagen.layouts import Case, Unet3dLayout
 from tracing_tools.trace.errors import IotwinError
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.ranks import Ranks
@@ -25,6 +25,8 @@ def read_case(case: Case) -> tuple[Image, Label]:
     image, label = _read_volume(case.image), _read_volume(case.mask)
     if image.shape != label.shape:
         raise IotwinError(f"{case.image} has shape {image.shape} but its mask {label.shape}; generate the data set again")
+    if label.max() > max(Unet3dLayout.MASK_CLASSES):
+        raise IotwinError(f"{case.mask} has the unknown class {label.max()}; generate the data set again")
     return image.astype(np.float32, copy=False), label.astype(np.uint8, copy=False)
 
 

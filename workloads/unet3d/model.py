@@ -5,7 +5,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-CLASSES = 3  # background, kidney, tumour: KiTS19's labels
+from datagen.layouts import Unet3dLayout
+
+CLASSES = len(Unet3dLayout.MASK_CLASSES)
 _WIDEST = 320  # channels never grow past this; it is what gives the reference network its 31.2 million parameters
 
 
