@@ -110,7 +110,8 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     readers = [int(pid) for pid in pd.unique(accesses["pid"])]
     parents = dict(zip(processes["pid"], processes["ppid"], strict=True))
     roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
-    loaders = [pid for pid in readers if roles.get(pid) == "loader"]
+    begins = dict(zip(processes["pid"], processes["start_ns"], strict=True))
+    loaders = sorted((pid for pid in readers if roles.get(pid) == "loader"), key=lambda pid: begins[pid])
     rank = int(parents[loaders[0]]) if loaders else readers[0]
     own = [pid for pid in loaders if parents[pid] == rank] or [rank]
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)

@@ -13,6 +13,7 @@ from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
 
 _QUANTILES = 21
+_SUCCESSION_NS = 500_000
 
 
 @dataclass
@@ -85,23 +86,51 @@ def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
         starts, ends = part.batches["start_ns"].to_numpy(), part.batches["end_ns"].to_numpy()
         return np.maximum(starts[1:] - ends[:-1], 0) / 1e9, False
     events = _events_of(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
-    from_loaders = np.unique(events["file_id"][events["pipe"] & events["writes"] & np.isin(events["pid"], part.pids)])
-    arrives = (events["pid"] == part.rank) & events["reads"] & np.isin(events["file_id"], from_loaders)
+    given = events["pipe"] & events["writes"] & np.isin(events["pid"], part.pids)
+    arrives = (events["pid"] == part.rank) & events["reads"] & np.isin(events["file_id"], np.unique(events["file_id"][given]))
     taken_ns = _message_starts(events["start_ns"][arrives], events["end_ns"][arrives])
     waits = (events["pid"] == part.rank) & events["main"] & events["waits"]
-    asked_ns = events["start_ns"][waits]
     if not waits.any() or not len(taken_ns):
-        gaps = np.diff(taken_ns) / 1e9
-        return gaps, True
+        return np.diff(taken_ns) / 1e9, True
     # A step ends when the rank next waits for a batch; the last one when it turns to something else, the end of the pass.
-    following = np.searchsorted(asked_ns, taken_ns, side="right")
-    until = np.append(asked_ns, part.end_ns)[following]
-    return np.maximum(until - taken_ns, 0) / 1e9, False
+    asked_ns = np.append(events["start_ns"][waits], part.end_ns)
+    until_ns = asked_ns[np.searchsorted(asked_ns[:-1], taken_ns, side="right")]
+    steps = _steps_released(_givers(events, given, part.pids), len(taken_ns))
+    busy_s = np.maximum(until_ns - taken_ns, 0)[steps > 0] / 1e9
+    steps = steps[steps > 0]
+    return np.repeat(busy_s / steps, steps), False
+
+
+def _givers(events: dict[str, NDArray[np.int64]], given: NDArray[np.bool_], pids: Sequence[int]) -> NDArray[np.int64]:
+    """The position in `pids` of the loader that sent each message, in order of time."""
+    found = []
+    for position, pid in enumerate(pids):
+        own = given & (events["pid"] == pid)
+        starts = _message_starts(events["start_ns"][own], events["end_ns"][own])
+        found.append(np.stack([starts, np.full(len(starts), position)]))
+    merged = np.concatenate(found, axis=1)
+    givers: NDArray[np.int64] = merged[1, np.argsort(merged[0], kind="stable")]
+    return givers
+
+
+def _steps_released(givers: NDArray[np.int64], arrivals: int) -> NDArray[np.int64]:
+    """How many steps the rank can do from each arrival to the next, as it takes batches in order: none, one or several.
+
+    Batch k comes from loader k mod n. Step k can be done once batches 0..k have all arrived, so at the latest of their arrivals.
+    """
+    loaders = int(givers.max()) + 1 if len(givers) else 1
+    number = np.empty(len(givers), np.int64)
+    for loader in range(loaders):
+        own = np.flatnonzero(givers == loader)
+        number[own] = np.arange(len(own)) * loaders + loader
+    ready = np.maximum.accumulate(np.argsort(number, kind="stable"))
+    released: NDArray[np.int64] = np.bincount(ready[ready < arrivals], minlength=arrivals)[:arrivals]
+    return released
 
 
 def _message_starts(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Starts of messages: a message is read in several calls in immediate succession (its length, then its content)."""
+    """Starts of messages: a message passes in several calls in immediate succession (its length, then its content)."""
     if len(starts) == 0:
         return starts
-    first = np.append(True, starts[1:] - ends[:-1] > 1_000_000)
+    first = np.append(True, starts[1:] - ends[:-1] > _SUCCESSION_NS)
     return starts[first]
