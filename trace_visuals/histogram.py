@@ -46,6 +46,10 @@ class LogHistogram:
         bucket = int(np.searchsorted(np.cumsum(counts), max(1, np.ceil(share * total))))
         return float(self._totals[rows, bucket].sum() / counts[bucket])
 
+    def count(self, row: int) -> int:
+        """Return how many values the row has."""
+        return int(self.counts[row].sum()) if row < len(self.counts) else 0
+
     def total(self, rows: list[int]) -> int:
         """Return the sum of the rows' values."""
         return int(self._totals[[row for row in rows if row < len(self._totals)]].sum())

@@ -22,6 +22,12 @@ def plain(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
 
+def command_line(manifest: Manifest) -> str:
+    """Return the traced command, its program without directories, since those say more of the machine than of the job."""
+    command = manifest.target.command
+    return " ".join([Path(command[0]).name, *command[1:]]) if command else ""
+
+
 def machine_line(manifest: Manifest) -> str:
     """Return where and how the trace was taken: host, kernel, CPUs, memory, file system, backend."""
     host = manifest.host

@@ -34,10 +34,10 @@ class LanePlan:
         )
         self.left_out = max(0, len(busiest) - _MOST_PROCESSES)
         self.names = [LaneName("storage", GROUPS[group], GROUPS[group]) for group in _STORAGE]
-        self.names.append(LaneName("wait", GROUPS[WAIT], "rank waits (poll, select, epoll)"))
+        self.names.append(LaneName("wait", GROUPS[WAIT], "rank in poll, select"))
         self.names += [LaneName("other", GROUPS[group], f"other files: {GROUPS[group]}") for group in _ELSEWHERE]
-        roles = known["role"].to_dict()
-        self.names += [LaneName("process", "", f"{roles.get(pid) or 'process'} {pid}") for pid in self._shown.tolist()]
+        roles = known["role"].dropna().to_dict()
+        self.names += [LaneName("process", "", f"{roles.get(pid, 'process')} {pid}") for pid in self._shown.tolist()]
 
     @property
     def process_base(self) -> int:

@@ -60,7 +60,7 @@ function wireToggles(timeline, traces) {
   const left = Math.max(...traces.map((trace) => trace.processes_left_out));
   note.textContent = complete ? "Every call is on this page: zoom in to see each one."
     : `The page holds bins of ${formatDuration(finest * 1e9)}, not every call: finer than that, bars show a bin's mean.`;
-  if (left) note.textContent += ` Of the processes, the busiest are shown; ${left} more have calls on storage.`;
+  if (left) note.textContent += ` Only the busiest processes have a row; not shown: ${left}.`;
   if (!complete) {
     filter.disabled = true;
     filter.title = "This trace has too many calls for the page to hold each one, so they cannot be told apart by file here.";

@@ -97,7 +97,8 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
         graphs.append(_graph(analysis, f"CPU ({analysis.trace.manifest.host.cpus})", cpu, ("user", "system", "iowait"), ("job",)))
     disk = analysis.trace.samples("disk")
     if disk is not None:
-        graphs += [_graph(analysis, f"disk {device}", mine, (), ("busy",)) for device, mine in disk.groupby("device")]
+        used = ((device, mine) for device, mine in disk.groupby("device") if mine["busy"].any())
+        graphs += [_graph(analysis, f"disk {device}", mine, (), ("busy",)) for device, mine in used]
     gpu = analysis.trace.samples("gpu")
     if gpu is not None:
         gpu = gpu.assign(SM=gpu["sm_percent"] / 100, memory=gpu["memory_percent"] / 100)

@@ -188,8 +188,8 @@ class Timeline {
     g.fillStyle = "#222";
     g.textAlign = "center";
     g.textBaseline = "middle";
-    const short = { evaluation: "eval", checkpoint: "ckpt" }[name] || name;
-    const text = [epoch === null ? name : `${name} ${epoch}`, name, short].find((words) => g.measureText(words).width + 6 < right - left);
+    const short = { evaluation: "eval", checkpoint: "ckpt" }[name] || (epoch === null ? "" : String(epoch));
+    const text = [epoch === null ? name : `${name} ${epoch}`, short].find((words) => g.measureText(words).width + 6 < right - left);
     if (text) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
   }
 

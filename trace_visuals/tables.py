@@ -13,11 +13,19 @@ PERCENTILES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILE_NAMES = ("p50_ns", "p90_ns", "p99_ns", "p99.9_ns")
 
 
+# Below this a request rate, above it a bandwidth usually sets the pace of a device.
+LARGE_BYTES = 64 * 1024
+
+
 class OperationTable:
-    """Calls, failures, bytes, time and latency percentiles by operation, storage and elsewhere apart."""
+    """Calls, failures, bytes, time and latency percentiles by operation, storage and elsewhere apart.
+
+    `reads_ns` and `reads_bytes` hold the reads of storage once more by size: row 0 those below LARGE_BYTES, row 1 the others.
+    """
 
     def __init__(self) -> None:
         self.latency_ns, self.size_bytes = LogHistogram(), LogHistogram()
+        self.reads_ns, self.reads_bytes = LogHistogram(), LogHistogram()
         self._group: dict[int, int] = {}
         self._failures = np.zeros(0, dtype=np.int64)
 
@@ -27,6 +35,10 @@ class OperationTable:
         self.latency_ns.add(row, calls.duration_ns)
         moves = (calls.group == READ) | (calls.group == WRITE)
         self.size_bytes.add(row[moves], calls.size_bytes[moves])
+        reads = np.flatnonzero((calls.group == READ) & calls.storage)
+        large = (calls.size_bytes[reads] >= LARGE_BYTES).astype(np.int64)
+        self.reads_ns.add(large, calls.duration_ns[reads])
+        self.reads_bytes.add(large, calls.size_bytes[reads])
         failures = np.bincount(row[calls.result < 0], minlength=len(self._failures))
         failures[: len(self._failures)] += self._failures
         self._failures = failures
@@ -65,7 +77,8 @@ class _Sums:
 
 
 _FILE_SUMS = (
-    "reads", "read_bytes", "read_ns", "writes", "written_bytes", "write_ns", "opens", "syncs", "sync_ns", "time_ns", "sequential_reads",
+    "reads", "read_bytes", "read_ns", "writes", "written_bytes", "write_ns", "opens", "syncs", "sync_ns", "time_ns",
+    "sequential_reads",
 )  # fmt: skip
 
 

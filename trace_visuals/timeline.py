@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from trace_visuals.bins import Floats
 from trace_visuals.calls import GROUPS, READ, SYNC, WRITE, Ints
-from trace_visuals.labels import loss_line, machine_line, plain, trace_labels
+from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
 from trace_visuals.output import check_output, write_whole
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
 from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline, load_timeline
@@ -203,8 +203,8 @@ def _draw_phases(ax: Axes, block: TraceTimeline) -> None:
 
 def _label_bar(ax: Axes, left: float, right: float, name: str, number: float, width_in: float) -> None:
     numbered = name if number != number else f"{name} {number:.0f}"
-    short = "eval" if name == "evaluation" else "ckpt" if name == "checkpoint" else ""
-    for text in (numbered, name, short, short[:1]):
+    short = {"evaluation": "eval", "checkpoint": "ckpt"}.get(name, numbered.removeprefix(f"{name} "))
+    for text in (numbered, short):
         if text and len(text) * 0.058 < width_in:
             ax.text((left + right) / 2, 0.5, text, ha="center", va="center", fontsize=6.2, clip_on=True)
             return
@@ -277,10 +277,10 @@ def _draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:
 
 def _write_head(figure: Figure, block: TraceTimeline, top: float, height_in: float) -> None:
     manifest = block.manifest
-    command = manifest.workload or " ".join(manifest.target.command)
+    command = " · ".join(part for part in (manifest.workload, command_line(manifest)) if part)
     title = figure.text(0.01, top - 0.03 / height_in, plain(block.label, 60), fontsize=8.5, fontweight="bold", va="top")
     title_end = title.get_window_extent().x1 / figure.bbox.width + 0.012
-    figure.text(title_end, top - 0.038 / height_in, plain(command, 70), fontsize=7, va="top", color="#333333")
+    figure.text(title_end, top - 0.038 / height_in, plain(command, 78), fontsize=7, va="top", color="#333333")
     figure.text(0.01, top - 0.19 / height_in, plain(machine_line(manifest), 150), fontsize=6.2, va="top", color="#555555")
     loss = loss_line(manifest)
     if loss:

@@ -8,6 +8,7 @@ import pandas as pd
 from trace_visuals.bins import Grid, LaneBins, Lanes
 from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints
 from trace_visuals.grouping import Grouping, group_processes
+from trace_visuals.survey import survey
 from trace_visuals.windows import Window, leading_phases
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.progress import Advance
@@ -34,7 +35,7 @@ class TraceTimeline:
 
 def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str, advance: Advance) -> TraceTimeline:
     """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` is told of events read."""
-    busiest = busiest_processes(trace) if how != "all" else []
+    busiest = survey(trace, lambda calls: None).busiest if how != "all" else []
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     accumulated = LaneBins(Grid.covering(window.begin_ns, window.end_ns, bins), len(groups.titles) * len(ROW_GROUPS))
     row_of_group = _row_of_group()
@@ -54,17 +55,6 @@ def _row_of_group() -> Ints:
     rows = np.full(len(GROUPS), -1, dtype=np.int64)
     rows[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
     return rows
-
-
-def busiest_processes(trace: Trace) -> list[int]:
-    """Return the ids of processes with storage calls, the one with the most time in them first."""
-    total: dict[int, int] = {}
-    for calls in CallReader(trace):
-        mine = calls.pick(calls.storage)
-        pids, place = np.unique(mine.pid, return_inverse=True)
-        for pid, time_ns in zip(pids, np.bincount(place, weights=mine.duration_ns), strict=True):
-            total[int(pid)] = total.get(int(pid), 0) + int(time_ns)
-    return sorted(total, key=lambda pid: (-total[pid], pid))
 
 
 def _in_window(samples: pd.DataFrame | None, window: Window) -> pd.DataFrame | None:

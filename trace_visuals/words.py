@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from trace_visuals.analysis import Analysis
-from trace_visuals.calls import OPEN, READ, SYNC, WRITE
+from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE
+from trace_visuals.tables import LARGE_BYTES
 from tracing_tools.trace.units import format_duration, format_size
 
 _SECOND = 1e9
-_SMALL_BYTES = 64 * 1024  # below this, a device's request rate rather than its bandwidth usually sets the pace
+_LONG_TAIL = 10  # a 99th percentile of so many medians is worth a word
+_IDLE = 0.05  # storage in use for less of the time than this does not limit a job
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,14 @@ def _dominant(analysis: Analysis) -> tuple[str, str]:
         OPEN: "metadata latency is what to size for: fewer, larger files would help more than a faster device",
         SYNC: "the time to make writes durable is what to size for",
     }[top]
-    return "What dominates", f"{text}{f' ({rest})' if rest else ''}: {hint}."
+    text += f" ({rest})" if rest else ""
+    used = max(_share_of_training(analysis, GROUPS[group]) for group in spent)
+    if used < _IDLE:
+        return (
+            "What dominates",
+            f"{text}, but storage is in use for about {used:.1%} of the time: it is not what limits this job.",
+        )
+    return "What dominates", f"{text}: {hint}."
 
 
 def _waits(analysis: Analysis) -> tuple[str, str]:
@@ -59,7 +68,7 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
     text += "; where it is not, faster storage cannot help."
     if waiting > 0:
         text += f" A rank is in poll, select or epoll during {waiting:.1%} of it, waiting for its loaders among other things."
-        if waiting < 0.05:
+        if waiting < _IDLE:
             text += " The job hardly waits for data: the accelerator or the CPU sets the pace."
         elif reading < 0.5 * waiting:
             text += " Storage is idle for much of that: look at the loaders' CPU work before buying faster storage."
@@ -80,23 +89,19 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
 
 
 def _reads(analysis: Analysis) -> tuple[str, str]:
-    files = analysis.storage_files
-    reads = int(files["reads"].sum())
-    rows = analysis.operations.rows_of(READ)
-    if not reads or not rows:
+    operations, files = analysis.operations, analysis.storage_files
+    rows = operations.rows_of(READ)
+    counts = [operations.reads_ns.count(row) for row in (0, 1)]
+    if not sum(counts):
         return "", ""
-    sizes = analysis.operations.size_bytes
-    middle, sequential = sizes.percentile(rows, 0.5), int(files["sequential_reads"].sum()) / reads
-    small = float(_calls_below(analysis, rows, _SMALL_BYTES)) / reads
-    text = f"Half of the reads return {format_size(middle)} or less, the largest {format_size(sizes.most(rows))}; "
-    text += f"{sequential:.0%} continue where the last read of the same file ended or start a file"
-    nature = "bandwidth" if middle >= _SMALL_BYTES else "request rate (IOPS) and latency"
-    return "Request sizes", f"{text}. {small:.0%} return less than {format_size(_SMALL_BYTES)}: {nature} matters most to them."
-
-
-def _calls_below(analysis: Analysis, rows: list[int], limit_bytes: int) -> int:
-    counts, edges = analysis.operations.size_bytes.coarse(rows, 1)
-    return int(counts[edges < limit_bytes].sum())
+    sequential = int(files["sequential_reads"].sum()) / sum(counts)
+    middle, most = operations.size_bytes.percentile(rows, 0.5), operations.size_bytes.most(rows)
+    text = f"Half of the reads return {format_size(middle)} or less, the largest {format_size(most)}; "
+    text += f"{sequential:.0%} of them continue where the last read of the same file ended or start a file. Reads of {format_size(LARGE_BYTES)} or more are "
+    moved, spent = ([histogram.total([row]) for row in (0, 1)] for histogram in (operations.reads_bytes, operations.reads_ns))
+    shares = [large / max(small + large, 1) for small, large in (counts, moved, spent)]
+    text += f"{shares[0]:.0%} of the calls, {shares[1]:.0%} of the bytes and {shares[2]:.0%} of the time in reads: "
+    return "Request sizes", text + ("bandwidth" if shares[2] > 0.5 else "request rate (IOPS) and latency") + " matters most."
 
 
 def _reuse(analysis: Analysis) -> tuple[str, str]:
@@ -133,16 +138,15 @@ def _concurrency(analysis: Analysis) -> tuple[str, str]:
 
 
 def _latency(analysis: Analysis) -> tuple[str, str]:
-    rows = analysis.operations.rows_of(READ)
-    if not rows:
-        return "", ""
-    latency = analysis.operations.latency_ns
-    p50, p99, most = latency.percentile(rows, 0.5), latency.percentile(rows, 0.99), latency.most(rows)
-    text = f"Median {format_duration(p50)}, 99th percentile {format_duration(p99)}, at most {format_duration(most)}"
-    tail = p99 / max(p50, 1)
-    return "Read latency", text + (
-        f": a tail of {tail:.0f} times the median stalls every step that meets it." if tail > 10 else "."
-    )
+    latency, limit = analysis.operations.reads_ns, format_size(LARGE_BYTES)
+    parts = []
+    for row, which in ((0, f"Reads below {limit}"), (1, f"Reads of {limit} or more")):
+        if latency.count(row):
+            p50, p99 = latency.percentile([row], 0.5), latency.percentile([row], 0.99)
+            tail = f", {p99 / p50:.0f} times the median" if p99 > _LONG_TAIL * p50 > 0 else ""
+            times = f"median {format_duration(p50)}, 99th percentile {format_duration(p99)}{tail}"
+            parts.append(f"{which}: {times}, at most {format_duration(latency.most([row]))}.")
+    return "Read latency", " ".join(parts)
 
 
 def _checkpoints(analysis: Analysis) -> tuple[str, str]:
@@ -152,7 +156,8 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
     names = ("written_bytes", "writes", "write_ns", "syncs", "sync_ns")
     size, writes, write_ns, syncs, sync_ns = (int(written[name].sum()) for name in names)
     rate = format_size(size / max(write_ns + sync_ns, 1) * _SECOND)
-    text = f"{_count(len(written), 'checkpoint file')}, {format_size(size)} in {_count(writes, 'write')} that took {format_duration(write_ns)}"
+    text = f"{_count(len(written), 'checkpoint file')}, {format_size(size)} in {_count(writes, 'write')}"
+    text += f" that took {format_duration(write_ns)}"
     if syncs:
         text += f" and {_count(syncs, 'sync')} that took {format_duration(sync_ns)}"
         return "Checkpoints", f"{text}: {rate}/s while in these calls."
