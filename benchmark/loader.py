@@ -8,10 +8,11 @@ are taken in order. The samples are not handed over: copying them is no I/O, and
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import NamedTuple, Protocol, Self
 
@@ -151,6 +152,7 @@ class WorkerLoader:
     def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> None:
         self._fetcher, self._count, self._prefetch, self._persistent = fetcher, workers, prefetch, persistent
         self._workers: list[_Worker] = []
+        self._by_descriptor: dict[int, _Worker] = {}
 
     def __enter__(self) -> Self:
         """Return the loader; workers start with the first epoch."""
@@ -164,8 +166,7 @@ class WorkerLoader:
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""
-        while len(self._workers) < self._count:
-            self._workers.append(_Worker(len(self._workers), self._fetcher))
+        self._start()
         arrived: dict[int, Fetched] = {}
         sent = 0
         for taken in range(len(batches) + 1):
@@ -179,6 +180,16 @@ class WorkerLoader:
         if not self._persistent:
             self._finish()
 
+    def _start(self) -> None:
+        """Fork the workers that an epoch needs and that are not there."""
+        while len(self._workers) < self._count:
+            self._workers.append(_Worker(len(self._workers), self._fetcher))
+        # Registered once: multiprocessing's own wait() sets up its selector anew for every batch, at several times the cost.
+        self._by_descriptor = {worker.results.fileno(): worker for worker in self._workers}
+        self._poller = select.poll()
+        for descriptor in self._by_descriptor:
+            self._poller.register(descriptor, select.POLLIN)
+
     def _send(self, epoch: int, number: int, batch: Batch) -> None:
         worker = self._workers[number % self._count]
         try:
@@ -188,9 +199,8 @@ class WorkerLoader:
 
     def _receive(self, epoch: int, arrived: dict[int, Fetched]) -> None:
         """Wait for at least one batch, whichever worker has it."""
-        by_results = {worker.results: worker for worker in self._workers}
-        for results in wait(list(by_results)):
-            worker = by_results[results]  # type: ignore[index]
+        for descriptor, _ in self._poller.poll():
+            worker = self._by_descriptor[descriptor]
             try:
                 number, outcome = worker.results.recv()
             except EOFError:
