@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import WRITE, Calls
+from tracesim.calls import WRITE, Calls, stable_order
 from tracesim.logbins import BINS, log_bin, table
 
 SHORTEST_PAUSE_NS = 1_000_000  # a call that follows sooner continues the run of calls before it
@@ -28,7 +28,7 @@ class Cadence:
         used = np.flatnonzero((calls.kind == 0) & (calls.group != WRITE))
         if len(used) == 0:
             return
-        used = used[np.argsort(calls.thread[used], kind="stable")]
+        used = used[stable_order(calls.thread[used])]
         calls, occurrence = calls.where(used), occurrence[used]
         self._grow(int(calls.thread[-1]) + 1)
         end = calls.start_ns + calls.duration_ns

@@ -60,7 +60,7 @@ def hellinger(a: Floats, b: Floats) -> float:
 
 
 def overlap(a: Floats, b: Floats, half_width: int) -> float:
-    """Return the shared mass of two histograms (bins along the last axis) after blurring both by a triangle.
+    """Return the shared mass of two histograms of shape (bins,) after blurring both by a triangle.
 
     `half_width` is the triangle's, in bins. Mass further apart than twice that has nothing in common; the nearer, the more,
     smoothly up to all. On a logarithmic axis and with a half-width of h octaves, values that all differ by a factor of f,
@@ -70,9 +70,9 @@ def overlap(a: Floats, b: Floats, half_width: int) -> float:
 
 
 def blurred(histogram: Floats, half_width: int) -> Floats:
-    """Return the histogram (bins along the last axis) convolved with a triangle; longer by 2 * half_width - 2 bins."""
+    """Return the histogram, shape (bins,), convolved with a triangle; longer by 2 * half_width - 2 bins."""
     kernel = half_width - np.abs(np.arange(1 - half_width, half_width, dtype=float))
-    return np.apply_along_axis(np.convolve, -1, histogram, kernel / kernel.sum())
+    return np.convolve(histogram, kernel / kernel.sum())
 
 
 def weighted_mean(scores: Sequence[float], weights: Sequence[float]) -> float:

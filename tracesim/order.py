@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import OPEN, READ, WRITE, Calls
+from tracesim.calls import OPEN, READ, WRITE, Calls, stable_order
 from tracesim.logbins import table
 
 STEPS = ("first", "sequential", "forward", "backward", "again")
@@ -35,8 +35,8 @@ class Steps:
         used = np.flatnonzero((calls.group == OPEN) | ((calls.group <= WRITE) & (calls.offset >= 0)))
         if len(used) == 0:
             return
-        key = calls.thread[used] * self._files + calls.file[used]
-        order = used[np.argsort(key, kind="stable")]
+        order = used[stable_order(calls.file[used])]
+        order = order[stable_order(calls.thread[order])]
         step = self._steps(calls.where(order))
         moving = calls.group[order] != OPEN
         rows = order[moving]

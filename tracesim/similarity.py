@@ -10,7 +10,7 @@ from tracesim.interval import confidence_interval
 from tracesim.latency import latency
 from tracesim.measures import weighted_mean
 from tracesim.profile import Profile, Summary, has_phases, profile_of, summarise
-from tracesim.trust import MOST_LOST, common_groups, lost_share, warnings_about
+from tracesim.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 from tracesim.words import differences
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
@@ -86,6 +86,7 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = ()) -> Similarity:
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases)
     profiles = _profiles(traces, by_phase=not without_phases)
+    warnings += misplaced(profiles, names)
     dimensions = _dimensions(profiles[0], profiles[1])
     overall = _overall_of({d.name: d.score for d in dimensions})
     floors = _noise_floors([profiles[0], *profiles[2:]])

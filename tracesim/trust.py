@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from tracesim.calls import GROUPS
+from tracesim.phases import STARTUP
+from tracesim.profile import Profile
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import GROUP_OF_OP
 
@@ -24,7 +26,9 @@ def common_groups(traces: Sequence[Trace]) -> frozenset[str]:
 
 
 def _captured(trace: Trace) -> frozenset[str]:
-    return frozenset(GROUP_OF_OP[op] for op in trace.manifest.probes if op in GROUP_OF_OP)
+    """Operations named by the trace's probes, such as read or tracepoint:syscalls:sys_enter_read; empty when it names none."""
+    ops = {probe.rpartition("sys_enter_")[2] for probe in trace.manifest.probes}
+    return frozenset(GROUP_OF_OP[op] for op in ops if op in GROUP_OF_OP)
 
 
 def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases: Sequence[str]) -> list[str]:
@@ -43,4 +47,14 @@ def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases
         found.append(f"captured by different backends ({backends})")
     if without_phases:
         found.append(f"{', '.join(without_phases)} did not log phases; the runs are compared as one phase each")
+    return found
+
+
+def misplaced(profiles: Sequence[Profile], names: Sequence[str]) -> list[str]:
+    """Return one sentence for each trace whose phases and calls do not meet, as when two clocks were mixed up."""
+    found = []
+    for profile, name in zip(profiles, names, strict=True):
+        timed = profile.occurrences.phase != STARTUP
+        if not profile.each.calls[timed].any():
+            found.append(f"{name} has no call on its files in any phase; its log and its events may use different clocks")
     return found

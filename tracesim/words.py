@@ -49,10 +49,9 @@ def _volume(a: Summary, b: Summary) -> Told:
             parts = ((a.bytes, moved[0]), (b.bytes, moved[1]), (a.calls, calls[0]), (b.calls, calls[1]))
             weight = max(_share(every, part) for every, part in parts) ** 0.5
             if group in _VERBS and _factor(*moved) >= _LEAST_FACTOR:
-                yield _weight(weight, *moved), f"B {_VERBS[group]} {_amount(*moved, 'bytes', format_size)} in {where}"
+                yield _weight(weight, *moved), f"B {_VERBS[group]} {_amount(*moved, 'bytes', where, format_size)}"
             elif _factor(*calls) >= _LEAST_FACTOR:
-                what = f"{GROUPS[group]} calls"
-                yield _weight(weight, *calls), f"B makes {_amount(*calls, what, lambda n: f'{n:.0f}')} in {where}"
+                yield _weight(weight, *calls), f"B makes {_amount(*calls, f'{GROUPS[group]} calls', where, '{:.0f}'.format)}"
 
 
 def _share(every: np.ndarray[tuple[int, ...], np.dtype[np.float64]], part: float) -> float:
@@ -64,12 +63,11 @@ def _weight(weight: float, a: float, b: float) -> float:
     return weight * (1.0 - min(a, b) / max(a, b))
 
 
-def _amount(a: float, b: float, what: str, written: Callable[[float], str]) -> str:
-    if b <= 0:
-        return f"no {what} (A: {written(a)})"
-    if a <= 0:
-        return f"{written(b)} {'' if what == 'bytes' else what + ' '}(A: none)"
-    return f"{_times(a, b)} {what}"
+def _amount(a: float, b: float, what: str, where: str, written: Callable[[float], str]) -> str:
+    if a > 0 and b > 0:
+        return f"{_times(a, b)} {what} in {where}"
+    how_many, other = ("no", written(a)) if a > 0 else ("some", "none")
+    return f"{how_many} {what} in {where} ({f'B: {written(b)}, ' if b > 0 else ''}A: {other})"
 
 
 def _operation_mix(a: Summary, b: Summary) -> Told:

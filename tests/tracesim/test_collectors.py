@@ -1,0 +1,169 @@
+"""Each collector against the plain loop that says what it means, on random calls split into random batches."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracesim.cadence import SHORTEST_PAUSE_NS, Cadence
+from tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
+from tracesim.concurrency import LEVEL_BINS, InFlight, Readers
+from tracesim.logbins import BINS, log_bin
+from tracesim.order import STEPS, Steps, Visits, order_of
+from tracesim.phases import Occurrences
+
+MS = 1_000_000
+HALF = 40 * MS  # where the second occurrence begins
+
+call = st.tuples(
+    st.integers(0, 5 * MS),  # after the call before
+    st.integers(0, 4 * MS),  # duration
+    st.sampled_from([READ, READ, READ, WRITE, OPEN, CLOSE]),
+    st.integers(0, 1),  # kind of file
+    st.integers(0, 2),  # thread
+    st.integers(0, 2),  # file within its kind
+    st.integers(0, 3),  # offset
+    st.integers(0, 2),  # bytes
+)
+
+
+def two_occurrences():
+    lowest = np.iinfo(np.int64).min
+    return Occurrences(
+        phase=np.array([0, 1, 1]), start_ns=np.array([0, 0, HALF]), span_ns=np.array([0, HALF, HALF]),
+        duration_ns=np.array([0, HALF, HALF]), segment_start_ns=np.array([lowest, 0, HALF]), segment_owner=np.array([0, 1, 2]),
+    )  # fmt: skip
+
+
+def build(drawn):
+    columns = list(np.array(drawn, dtype=np.int64).reshape(-1, 8).T)
+    gap, duration, group, kind, thread, file, offset, moved = columns
+    moved = np.where(group <= WRITE, moved, 0)
+    return Calls(np.cumsum(gap), duration, group, kind, thread, kind * 3 + file, offset, moved)
+
+
+def feed(collector, calls, cut, with_occurrence=True):
+    when = two_occurrences()
+    for part in np.split(np.arange(len(calls.start_ns)), [min(cut, len(calls.start_ns))]):
+        if len(part):
+            batch = calls.where(part)
+            collector.add(*((batch, when.at(batch.start_ns)) if with_occurrence else (batch,)))
+
+
+def rows(calls):
+    return list(zip(*(column.tolist() for column in vars(calls).values()), strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
+def test_steps(drawn, cut):
+    calls = build(drawn)
+    steps = Steps(3, 6)
+    feed(steps, calls, cut)
+    last, counted = {}, np.zeros((3, 2, len(STEPS)))
+    for start, _, group, _, thread, file, offset, moved in rows(calls):
+        if group == OPEN:
+            last.pop((thread, file), None)
+        elif group <= WRITE:
+            begin, end = last.get((thread, file), (None, None))
+            step = "first" if end is None else "sequential" if offset == end else "again" if offset == begin else None
+            step = step or ("forward" if offset > end else "backward")
+            counted[1 + (start >= HALF), group, STEPS.index(step)] += 1
+            last[thread, file] = offset, offset + moved
+    assert (steps.calls.reshape(counted.shape) == counted).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
+def test_cadence(drawn, cut):
+    calls = build(drawn)
+    cadence = Cadence(3)
+    feed(cadence, calls, cut)
+    pauses, bursts = np.zeros((3, BINS)), np.zeros((3, BINS))
+    runs = {}
+    lengths = []
+    last = {}
+    for start, duration, group, kind, thread, _, _, moved in rows(calls):
+        if kind == 0 and group != WRITE:
+            occurrence = 1 + (start >= HALF)
+            end, before = last.get(thread, (0, None))
+            pause = max(start - end, 0) if before == occurrence else None
+            if pause is not None and pause >= SHORTEST_PAUSE_NS:
+                pauses[occurrence, log_bin(np.array([pause]))] += pause
+                lengths.append(pause)
+            runs.setdefault(thread, []).append((occurrence, pause, moved))
+            last[thread] = start + duration, occurrence
+    limit = SHORTEST_PAUSE_NS
+    if lengths:
+        lengths.sort(reverse=True)
+        limit = max(limit, lengths[int(np.searchsorted(np.cumsum(lengths), sum(lengths) / 2))] // 4)
+    for run in runs.values():
+        groups = []
+        for occurrence, pause, moved in run:
+            if pause is None or pause >= limit:
+                groups.append([occurrence, 0])
+            groups[-1][1] += moved
+        for occurrence, moved in groups:
+            bursts[occurrence, log_bin(np.array([moved]))] += moved
+    found = cadence.pauses_and_bursts()
+    assert (found[0] == pauses).all()
+    assert (found[1] == bursts).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(call, min_size=1, max_size=25), st.integers(0, 25))
+def test_time_with_calls_in_flight(drawn, cut):
+    calls = build([(gap // MS * MS, duration // MS * MS, *rest) for gap, duration, *rest in drawn])
+    in_flight = InFlight(two_occurrences())
+    feed(in_flight, calls, cut, with_occurrence=False)
+    in_flight.finish()
+    end = int((calls.start_ns + calls.duration_ns).max())
+    expected = np.zeros(LEVEL_BINS)
+    for begin in range(0, end, MS):
+        level = int(((calls.start_ns <= begin) & (calls.start_ns + calls.duration_ns > begin)).sum())
+        if level:
+            expected[min(int(log_bin(np.array([level]))[0]), LEVEL_BINS - 1)] += MS
+    assert (in_flight.time_ns.sum(axis=0) == expected).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
+def test_visits_and_readers(drawn, cut):
+    calls = build(drawn)
+    visits, readers = Visits(3, 6), Readers(two_occurrences())
+    feed(visits, calls, cut)
+    feed(readers, calls, cut)
+    order = {1: [], 2: []}
+    threads = {1: set(), 2: set()}
+    written = {1: set(), 2: set()}
+    for start, _, group, kind, thread, file, _, moved in rows(calls):
+        occurrence = 1 + (start >= HALF)
+        if group == READ and kind == 0 and moved:
+            threads[occurrence].add(thread)
+            if file not in order[occurrence]:
+                order[occurrence].append(file)
+        if group == WRITE and kind == 1 and moved:
+            written[occurrence].add(file)
+    assert [part.tolist() for part in visits.of_each(3)] == [[], order[1], order[2]]
+    assert readers.counts()[0].tolist() == [0, len(threads[1]), len(threads[2])]
+    assert visits.written_files.tolist() == [0, len(written[1]), len(written[2])]
+
+
+def test_order_statistics_of_a_perfect_and_of_random_orders():
+    n, epochs = 60, 200
+    generator = np.random.default_rng(3)
+    phase = np.full(epochs, 1)
+    perfect = order_of([np.arange(n)] * epochs, phase, np.arange(n))
+    assert (perfect.scatter == 0).all() and np.nanmax(perfect.drift) == 0
+    shuffled = order_of([generator.permutation(n) for _ in range(epochs)], phase, np.arange(n))
+    # Values are cut at 1, the mean of a random order, so that about half of them lie there.
+    assert 0.9 < shuffled.scatter.mean() <= 1 and 0.9 < np.nanmean(shuffled.drift) <= 1
+    below = shuffled.scatter[shuffled.scatter < 1] - 1
+    assert np.sqrt((below**2).mean()) < 1.3 * np.sqrt(shuffled.scatter_variance[0])
+    below = shuffled.drift[shuffled.drift < 1] - 1
+    assert np.sqrt((below**2).mean()) == pytest.approx(np.sqrt(shuffled.drift_variance[1]), rel=0.3)
+
+
+def test_the_order_of_a_few_files_tells_nothing():
+    order = order_of([np.arange(5)] * 2, np.array([1, 1]), np.arange(5))
+    assert np.isnan(order.scatter).all() and np.isnan(order.drift).all()

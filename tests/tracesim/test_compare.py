@@ -1,0 +1,278 @@
+"""The measure as a whole, on made-up traces of made-up jobs."""
+
+import json
+from argparse import ArgumentParser
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iotwin.commands.compare import Compare
+from tests.synthetic import MILLISECOND, Job, write_job
+from tracesim import compare
+from tracing_tools.trace import schema
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.manifest import read_manifest, write_manifest
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.writer import write_table
+
+DIMENSIONS = ["volume", "operation_mix", "request_size", "access_order", "timing", "concurrency", "files", "checkpoint"]
+JOB = Job()
+
+
+@pytest.fixture
+def trace(tmp_path):
+    made = iter(range(1_000_000))
+
+    def make(job=JOB, **changes):
+        return Trace(write_job(tmp_path / f"{next(made)}", replace(job, **changes)))
+
+    return make
+
+
+@pytest.fixture
+def rerun(trace):
+    """The base job once more: another shuffle, and every compute time 5 % longer on top of the jitter within."""
+    return trace(seed=2, compute_ns=63 * MILLISECOND)
+
+
+def scores(similarity):
+    return {d.name: d.score for d in similarity.dimensions}
+
+
+def test_a_trace_is_exactly_like_itself(trace):
+    similarity = compare(trace(), trace())
+    assert scores(similarity) == dict.fromkeys(DIMENSIONS, 1.0)
+    assert similarity.overall == similarity.storage_independent == 1.0
+    assert similarity.confidence_interval == (1.0, 1.0)
+    assert similarity.verdict == "alike" and similarity.differences == () and similarity.warnings == ()
+
+
+def test_pids_paths_and_start_do_not_matter(trace):
+    assert scores(compare(trace(), trace(pid=70_000, root="/mnt/elsewhere", start_ns=10**15))) == dict.fromkeys(DIMENSIONS, 1.0)
+
+
+small_jobs = st.builds(
+    Job,
+    files=st.integers(1, 12), file_bytes=st.integers(1, 1 << 22), read_bytes=st.sampled_from([1 << 16, 1 << 20]), batch=st.integers(1, 5),
+    loaders=st.integers(0, 3), prefetch=st.integers(1, 3), epochs=st.integers(1, 3), compute_ns=st.integers(0, 10**8),
+    checkpoint_every=st.integers(0, 2), checkpoint_writes=st.lists(st.integers(1, 1 << 20), min_size=1, max_size=4).map(tuple),
+    shuffle=st.booleans(), read_from_end=st.booleans(), evaluation_files=st.integers(0, 3), log_phases=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(small_jobs, small_jobs)
+def test_bounded_symmetric_and_identical_to_itself(tmp_path, one, other):
+    a, b = Trace(write_job(tmp_path / "a", one)), Trace(write_job(tmp_path / "b", other))
+    there, back = compare(a, b), compare(b, a)
+    assert scores(there) == scores(back) and there.overall == back.overall
+    assert all(0.0 <= value <= 1.0 for d in there.dimensions for value in [d.score, *d.parts.values()])
+    assert 0.0 <= there.overall <= 1.0
+    assert there.confidence_interval is None or there.confidence_interval[0] <= there.confidence_interval[1]
+    assert compare(a, a).overall == 1.0
+    json.dumps(there.to_document(), allow_nan=False)
+
+
+@pytest.mark.parametrize("seed", range(3, 8))
+def test_a_rerun_scores_high_and_each_wrong_twin_clearly_lower(trace, rerun, seed):
+    base = trace()
+    like = compare(base, rerun).overall
+    assert like > 0.95
+    wrong = {
+        "batch doubled": trace(batch=JOB.batch * 2, seed=seed),
+        "compute halved": trace(compute_ns=JOB.compute_ns // 2, seed=seed),
+        "loaders doubled": trace(loaders=JOB.loaders * 2, seed=seed),
+    }
+    for name, twin in wrong.items():
+        similarity = compare(base, twin)
+        assert similarity.overall < like - 0.05, name
+        assert min(scores(similarity).values()) < 0.75, name
+        assert similarity.verdict.startswith("different: "), name
+
+
+def test_another_shuffle_is_alike_but_no_shuffle_is_not(trace):
+    assert all(score > 0.95 for seed in range(5) for score in scores(compare(trace(), trace(seed=seed + 10))).values())
+    similarity = compare(trace(), trace(shuffle=False))
+    assert scores(similarity)["access_order"] < 0.4
+    assert all(score > 0.95 for name, score in scores(similarity).items() if name != "access_order")
+    assert "less randomly" in similarity.verdict
+
+
+# Changes of rising strength, and the dimensions that may fall below what 5 % of jitter costs.
+GRADED = {
+    "compute time": ([{"compute_ns": 60_000_000 * f // 4} for f in (4, 3, 2, 1)], {"timing"}),
+    "request size": ([{"read_bytes": 1 << b, "read_ns": MILLISECOND >> 20 - b} for b in (20, 19, 18, 17, 16)], {"request_size", "volume", "operation_mix", "access_order"}),
+    "epochs": ([{"epochs": n} for n in (3, 4, 6, 9)], {"volume", "timing", "access_order", "checkpoint", "files"}),
+    "loaders": ([{"loaders": n} for n in (2, 3, 4, 6)], {"concurrency", "timing"}),
+    "checkpoint size": (
+        [{"checkpoint_writes": JOB.checkpoint_writes * n} for n in (1, 2, 3, 5)],
+        {"checkpoint", "volume", "operation_mix", "files", "request_size", "access_order"},
+    ),
+    "checkpoints left out": ([{"checkpoint_every": n} for n in (1, 2, 0)], {"checkpoint", "volume", "operation_mix", "files", "request_size"}),
+    "file size": ([{"file_bytes": n << 20} for n in (4, 5, 6, 8)], {"files", "volume", "operation_mix", "access_order", "timing", "concurrency"}),
+}  # fmt: skip
+MAIN = {
+    "compute time": "timing", "request size": "request_size", "epochs": "volume", "loaders": "concurrency", "checkpoint size": "checkpoint",
+    "checkpoints left out": "checkpoint", "file size": "files",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", GRADED)
+def test_the_dimension_concerned_falls_with_the_strength_of_a_change_and_the_others_stay(trace, what):
+    changes, concerned = GRADED[what]
+    base = trace()
+    found = [compare(base, trace(seed=2, **change)) for change in changes]
+    main = [scores(similarity)[MAIN[what]] for similarity in found]
+    overall = [similarity.overall for similarity in found]
+    assert main == sorted(main, reverse=True) and main[-1] < main[0] - 0.1
+    assert overall == sorted(overall, reverse=True) and overall[-1] < overall[0]
+    untouched = {name: score for name, score in scores(found[-1]).items() if name not in concerned}
+    assert all(score > 0.95 for score in untouched.values()), untouched
+
+
+def test_reading_files_backwards_is_another_order_and_nothing_else(trace):
+    found = scores(compare(trace(), trace(seed=2, read_from_end=True)))
+    assert found.pop("access_order") < 0.5
+    assert min(found.values()) > 0.95
+
+
+def test_verdict_with_repeats(trace, rerun):
+    repeats = [trace(seed=3, compute_ns=57 * MILLISECOND), trace(seed=4, compute_ns=66 * MILLISECOND)]
+    similarity = compare(trace(), rerun, repeats)
+    assert 0.9 < similarity.noise_floor <= similarity.overall
+    assert similarity.verdict == "indistinguishable from a rerun"
+    assert set(similarity.noise_floor_dimensions) == set(DIMENSIONS)
+    further = compare(trace(), trace(seed=2, compute_ns=48 * MILLISECOND), repeats)
+    assert further.overall < further.noise_floor and further.verdict == "alike"
+
+
+def test_repeats_of_another_job_make_no_noise_floor_to_hide_under(trace):
+    similarity = compare(trace(), trace(batch=6), [trace(batch=8, loaders=6, read_bytes=1 << 16)])
+    assert similarity.noise_floor < 0.9
+    assert similarity.verdict.startswith("different")
+    assert any("repeats" in warning for warning in similarity.warnings)
+
+
+def test_differences_come_in_words_with_numbers(trace):
+    told = compare(trace(), trace(seed=2, evaluation_files=2, loaders=4, checkpoint_writes=(4096, 1 << 20))).differences
+    assert "B reads 2 times fewer bytes in evaluation" in told
+    assert "4 processes or threads of B read in each training, 2 of A" in told
+    assert any(sentence.startswith("B's checkpoint files are 2 times smaller (1 MiB against 2 MiB)") for sentence in told)
+    none = compare(trace(), trace(seed=2, checkpoint_every=0)).differences
+    assert "B writes no bytes in checkpoints (A: 6.01 MiB)" in none
+
+
+def test_losses_are_never_silent(trace):
+    few = compare(trace(), trace(lost={"ring": 2}))
+    assert few.overall == 1.0
+    assert few.confidence_interval[0] == pytest.approx(1 - 2 / 527) and "lost 2 events" in few.warnings[0]
+    many = compare(trace(), trace(lost={"ring": 50}))
+    assert many.overall is None and many.storage_independent is None and many.confidence_interval is None
+    assert many.verdict.startswith("withheld: a trace lost 8.7 % of its events")
+    assert many.to_document()["overall"] is None
+
+
+def test_a_verdict_counts_lost_events_as_differences(trace):
+    base, repeat = trace(), trace(seed=3)
+    assert compare(base, trace(seed=3), [repeat]).verdict == "indistinguishable from a rerun"
+    assert compare(base, trace(seed=3, lost={"ring": 2}), [repeat]).verdict == "alike"
+
+
+def test_without_phases_the_whole_run_is_one_and_the_result_says_so(trace, rerun):
+    blind = trace(log_phases=False)
+    similarity = compare(blind, rerun)
+    assert similarity.warnings == ("A did not log phases; the runs are compared as one phase each",)
+    assert similarity.overall > 0.95 and similarity.confidence_interval is None
+    halved = compare(blind, trace(seed=2, compute_ns=30 * MILLISECOND))
+    assert halved.overall < similarity.overall - 0.05
+    assert "in the whole run" in halved.verdict
+
+
+def test_a_trace_without_storage_calls_is_refused(trace):
+    empty = trace()
+    change_table(empty.path / "files.parquet", schema.FILES, "kind", lambda kinds: pa.array(["library"] * len(kinds)))
+    with pytest.raises(IotwinError, match=r"has no call on a dataset or checkpoint file: nothing to compare"):
+        compare(trace(), Trace(empty.path))
+
+
+def change_table(path, expected, column, change):
+    table = pq.read_table(path)
+    changed = table.set_column(table.column_names.index(column), column, change(table[column]))
+    write_table(path, expected, changed.cast(expected))
+
+
+def change_manifest(trace, **values):
+    manifest = read_manifest(trace.path)
+    for name, value in values.items():
+        setattr(manifest, name, value)
+    write_manifest(trace.path, manifest)
+    return Trace(trace.path)
+
+
+def test_operations_that_one_trace_did_not_capture_are_left_out_of_both(trace):
+    ops = ["read", "openat", "close", "write", "mmap"]
+    without_sync = change_manifest(trace(), probes=[f"tracepoint:syscalls:sys_enter_{op}" for op in ops], backend="bpftrace")
+    similarity = compare(trace(), without_sync)
+    assert similarity.warnings[0] == "not every trace captured sync calls; they are left out of all"
+    assert "different backends (A synthetic, B bpftrace)" in similarity.warnings[1]
+    labels = next(d for d in similarity.dimensions if d.name == "operation_mix")
+    assert labels.curve_a.y[labels.curve_a.labels.index("sync")] == 0
+
+
+def test_clocks_that_do_not_meet_and_recovered_traces_are_told(trace):
+    shifted = trace()
+    for column in ("start_ns", "end_ns"):
+        change_table(shifted.path / "phases.parquet", schema.PHASES, column, lambda times: pc.add(times, 10**12))
+    warnings = compare(trace(), change_manifest(shifted, status="recovered")).warnings
+    assert any("B was recovered" in warning for warning in warnings)
+    assert any("B has no call on its files in any phase" in warning for warning in warnings)
+
+
+def test_latency_is_reported_but_scores_nothing(trace):
+    slow = compare(trace(), trace(read_ns=2 * MILLISECOND, compute_ns=52 * MILLISECOND))
+    assert slow.latency["read"]["b"]["median_ns"] == pytest.approx(2 * slow.latency["read"]["a"]["median_ns"], rel=0.2)
+    assert slow.latency["read"]["score"] < 0.7
+    assert slow.storage_independent == 1.0
+
+
+def test_curves_are_there_to_be_plotted(trace):
+    similarity = compare(trace(), trace(batch=4))
+    for dimension in similarity.dimensions:
+        for curve in (dimension.curve_a, dimension.curve_b):
+            assert curve.x.shape == curve.y.shape and np.isfinite(curve.y).all() and curve.y.any()
+            assert not curve.labels or len(curve.labels) == len(curve.x)
+        assert dimension.unit and dimension.x_unit
+    timing = next(d for d in similarity.dimensions if d.name == "timing")
+    assert timing.curve_a.y[-1] == pytest.approx(3 * 28 * (4 << 20) + 3 * sum(JOB.checkpoint_writes))
+    assert timing.curve_b.x[-1] < 0.75 * timing.curve_a.x[-1]
+
+
+def test_interval_is_the_same_every_time_and_holds_the_score(trace, rerun):
+    base = trace()
+    first, second = compare(base, rerun), compare(base, rerun)
+    assert first.confidence_interval == second.confidence_interval
+    low, high = first.confidence_interval
+    assert low < high and low - 0.005 <= first.overall <= high + 0.005
+
+
+def test_the_command(trace, rerun, capsys):
+    parser = ArgumentParser()
+    command = Compare()
+    command.prepare_parser(parser)
+    base, other = trace(), trace(seed=5)
+    args = parser.parse_args([str(base.path), str(rerun.path), "--repeats", str(other.path)])
+    document = json.loads(json.dumps(command.run(args).document))
+    assert list(document["dimensions"]) == DIMENSIONS
+    assert document["overall"] > 0.95 and document["noise_floor"] > 0.95
+    command.show(document)
+    shown = capsys.readouterr().out
+    assert "operation mix" in shown and "reruns of A score" in shown and document["verdict"] in shown
+    args = parser.parse_args([str(base.path), str(base.path / "nowhere")])
+    with pytest.raises(IotwinError, match="no such trace"):
+        command.run(args)

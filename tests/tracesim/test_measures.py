@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tracesim.logbins import BINS, log_bin
+from tracesim.measures import cell_ratios, hellinger, overlap, ratio, ruzicka, shared_mass, weighted_mean
+
+amounts = arrays(np.float64, 12, elements=st.floats(0, 1e12) | st.just(0.0))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [ruzicka, cell_ratios, shared_mass, hellinger, lambda a, b: overlap(a, b, 4)],
+    ids=lambda m: getattr(m, "__name__", ""),
+)
+@given(a=amounts, b=amounts)
+def test_measures_are_bounded_symmetric_and_one_only_for_equals(measure, a, b):
+    score = measure(a, b)
+    assert 0.0 <= score <= 1.0
+    assert score == measure(b, a)
+    assert measure(a, a) == 1.0
+
+
+def test_nothing_is_like_nothing_and_unlike_something():
+    nothing, something = np.zeros(3), np.array([0.0, 1.0, 2.0])
+    for measure in (ruzicka, cell_ratios, shared_mass, hellinger):
+        assert measure(nothing, nothing) == 1.0
+        assert measure(nothing, something) == 0.0
+    assert ratio(0, 0) == 1.0 and ratio(0, 5) == 0.0
+
+
+@given(st.integers(0, BINS // 3), st.integers(0, 40), st.integers(0, 40))
+def test_overlap_falls_as_values_move_apart(place, near, far):
+    def spike(at):
+        histogram = np.zeros(BINS)
+        histogram[at] = 7.0
+        return histogram
+
+    near, far = sorted((near, far))
+    assert overlap(spike(place), spike(place + near), 8) >= overlap(spike(place), spike(place + far), 8)
+    if far >= 16:
+        assert overlap(spike(place), spike(place + far), 8) == pytest.approx(0.0)
+
+
+def test_overlap_of_values_a_factor_of_two_apart_is_what_the_documentation_says():
+    a, b = np.zeros(BINS), np.zeros(BINS)
+    a[log_bin(np.array([4096]))] = 1.0
+    b[log_bin(np.array([8192]))] = 1.0
+    assert overlap(a, b, 8) == pytest.approx((1 - 1 / 4) ** 2, abs=0.01)
+
+
+def test_a_rare_operation_that_is_missing_costs_more_than_its_share():
+    with_sync, without = np.array([990.0, 10.0]), np.array([990.0, 0.0])
+    assert 1 - shared_mass(with_sync, without) == pytest.approx(0.01, abs=0.001)
+    assert 1 - hellinger(with_sync, without) > 0.05
+    assert cell_ratios(with_sync, without) < 0.95
+
+
+def test_weighted_mean_of_ones_is_exactly_one():
+    assert weighted_mean([1.0] * 7, [0.1, 0.3, 0.7, 1 / 3, 0.15, 0.05, 0.25]) == 1.0
+
+
+def test_log_bins_hold_powers_of_two_at_their_lower_edge():
+    assert log_bin(np.array([0, 1, 2, 4095, 4096, 1 << 60])).tolist() == [0, 0, 4, 47, 48, BINS - 1]
