@@ -59,8 +59,8 @@ class LogHistogram:
         return int(self._most[rows].max()) if rows else 0
 
     def coarse(self, rows: list[int], per_octave: int) -> tuple[Ints, Floats]:
-        """Return counts and lower edges of the rows together, in `per_octave` buckets an octave; zeros have a bucket [0, 1)."""
+        """Return counts of the rows together in `per_octave` buckets an octave, and their edges; zeros have a bucket [0, 1)."""
         counts = self.counts[rows].sum(axis=0)
         wide = counts[1:].reshape(-1, BUCKETS_PER_OCTAVE // per_octave).sum(axis=1)
-        edges = 2.0 ** (np.arange(len(wide)) / per_octave)
+        edges = 2.0 ** (np.arange(len(wide) + 1) / per_octave)
         return np.concatenate(([counts[0]], wide)), np.concatenate(([0.0], edges))

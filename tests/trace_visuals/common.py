@@ -1,0 +1,23 @@
+"""Calls made from plain lists, and what a test says about them."""
+
+import numpy as np
+
+from trace_visuals.calls import GROUPS, READ, WRITE, Calls
+
+
+def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, result=None, storage=True, op=None):
+    count = len(start)
+
+    def column(value, dtype=np.int64):
+        return np.broadcast_to(np.asarray(value, dtype=dtype), (count,)).copy()
+
+    start, group = np.asarray(start, dtype=np.int64), column(group)
+    size = np.where((group == READ) | (group == WRITE), column(size), 0)
+    return Calls(
+        start, start + column(duration), column(group if op is None else op), group, column(pid), column(file_id), column(offset),
+        column(size if result is None else result), size, column(storage, bool),
+    )  # fmt: skip
+
+
+def group_code(name):
+    return GROUPS.index(name)
