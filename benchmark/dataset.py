@@ -31,7 +31,7 @@ class Samples(NamedTuple):
                 whole = isinstance(np.load(path, allow_pickle=False), np.ndarray)
             except OSError as error:
                 raise IotwinError(f"{path}: cannot be read: {error.strerror or error}") from None
-            except (ValueError, EOFError) as error:
+            except Exception as error:  # numpy has no common type for what a damaged header or a short file raises
                 reason = " ".join(str(error).split())
                 raise IotwinError(f"{path}: not a whole .npy file ({reason}); generate the data set again") from None
             if not whole:

@@ -140,8 +140,6 @@ def _serve(number: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, ou
                 outbox.send((batch_number, fetcher.fetch(epoch, batch)))
             except IotwinError as error:
                 outbox.send((batch_number, str(error)))
-            except MemoryError:
-                outbox.send((batch_number, f"loader worker {number}: out of memory; lower reader.read_threads"))
     except (EOFError, BrokenPipeError):
         return  # the main process is gone or has given up, and says why itself
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from benchmark.config import Config, Dataset, Reader, Twin, Workflow
 from benchmark.dataset import Samples, open_dataset
@@ -73,6 +75,21 @@ def test_what_is_missing_or_empty_is_named(tmp_path: Path) -> None:
         opened(tmp_path, "npy", train_files=["none.npy"], eval_files=["a.npy"])
     with pytest.raises(IotwinError, match=r"has 1 training samples, but dataset\.num_files_train is 2"):
         opened(tmp_path, "npy", train=2, train_files=["a.npy"], eval_files=["a.npy"])
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 200), bytes_=st.binary(max_size=30), removed=st.integers(0, 300))
+@example(place=0, bytes_=b"PK\x03\x04", removed=4)
+@example(place=61, bytes_=b"(9999999999999,)", removed=3)
+def test_a_damaged_file_is_read_or_named_never_a_traceback(tmp_path: Path, place: int, bytes_: bytes, removed: int) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(50))
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + bytes_ + content[place + removed :])
+    try:
+        Samples([(str(path),)], [0]).read(0)
+    except IotwinError as error:
+        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
 
 
 def test_a_data_set_of_other_sample_sizes_is_noted(cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
