@@ -152,7 +152,7 @@ def _thread_time(s: Summary) -> Floats:
 def _timing(a: Summary, b: Summary) -> Score:
     timed = list(TIMED)
     return _mean({
-        "duration": (measures.ruzicka(a.duration_ns[timed], b.duration_ns[timed]), 0.5),
+        "duration": (measures.s_curve(measures.ruzicka(a.duration_ns[timed], b.duration_ns[timed])), 0.5),
         "activity": (_activity(a, b), 0.2),
         "pauses": (shared_mass(_thread_time(a), _thread_time(b)), 0.15),
         "bursts": (overlap(a.burst_bytes, b.burst_bytes, HALF_WIDTH), 0.15),

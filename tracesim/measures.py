@@ -24,6 +24,11 @@ def ruzicka(a: ArrayLike, b: ArrayLike) -> float:
     return float(np.minimum(a, b).sum()) / larger if larger > 0 else 1.0
 
 
+def s_curve(likeness: float) -> float:
+    """Return a likeness that forgives what any rerun differs by: 0.95 becomes 0.995, while 1, 0.5 and 0 stay."""
+    return 1.0 - 2.0 * (1.0 - likeness) ** 2 if likeness > 0.5 else 2.0 * likeness**2
+
+
 def cell_ratios(a: Floats, b: Floats) -> float:
     """Return the mean over cells of min/max, each cell weighted by the square root of its mean share in the two.
 

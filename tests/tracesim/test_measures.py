@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tracesim.logbins import BINS, log_bin
-from tracesim.measures import cell_ratios, hellinger, overlap, ratio, ruzicka, shared_mass, weighted_mean
+from tracesim.measures import cell_ratios, hellinger, overlap, ratio, ruzicka, s_curve, shared_mass, weighted_mean
 
 amounts = arrays(np.float64, 12, elements=st.floats(0, 1e12) | st.just(0.0))
 
 
-@pytest.mark.parametrize(
-    "measure",
-    [ruzicka, cell_ratios, shared_mass, hellinger, lambda a, b: overlap(a, b, 4)],
-    ids=lambda m: getattr(m, "__name__", ""),
-)
+def blurred_overlap(a, b):
+    return overlap(a, b, 4)
+
+
+@pytest.mark.parametrize("measure", [ruzicka, cell_ratios, shared_mass, hellinger, blurred_overlap])
 @given(a=amounts, b=amounts)
 def test_measures_are_bounded_symmetric_and_one_only_for_equals(measure, a, b):
     score = measure(a, b)
@@ -64,3 +64,11 @@ def test_weighted_mean_of_ones_is_exactly_one():
 
 def test_log_bins_hold_powers_of_two_at_their_lower_edge():
     assert log_bin(np.array([0, 1, 2, 4095, 4096, 1 << 60])).tolist() == [0, 0, 4, 47, 48, BINS - 1]
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_the_s_curve_keeps_order_and_ends_and_forgives_little_differences(a, b):
+    a, b = sorted((a, b))
+    assert 0.0 <= s_curve(a) <= s_curve(b) <= 1.0
+    assert [s_curve(v) for v in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+    assert s_curve(0.95) == pytest.approx(0.995)
