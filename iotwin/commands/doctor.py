@@ -1,0 +1,38 @@
+"""``iotwin doctor``: what this machine can capture, and why not."""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Doctor(Command):
+    """Check the machine."""
+
+    name = "doctor"
+    help = "say what this machine can capture, with the reason for each no"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """No arguments of its own."""
+
+    def run(self, args: Namespace) -> Outcome:
+        """Try everything that can be tried without leaving traces."""
+        from iotwin.checks import checks
+
+        found = [{"name": name, "reason": reason, "purpose": purpose} for name, purpose, reason in checks()]
+        can_trace = any(row["reason"] is None for row in found if row["name"] in ("libbpf", "strace"))
+        return Outcome({"can_trace": can_trace, "checks": found}, 0 if can_trace else 1)
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print a line for each check."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "what", "for", "why not", box=None, pad_edge=False)
+        for row in document["checks"]:
+            mark = Text("yes", style="green") if row["reason"] is None else Text("no", style="yellow")
+            table.add_row(mark, row["name"], row["purpose"], Text(row["reason"] or ""))
+        Console().print(table)
+        if not document["can_trace"]:
+            print("this machine cannot trace at all: mend one of libbpf and strace above")

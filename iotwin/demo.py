@@ -1,0 +1,133 @@
+"""The loop in one go: generate data, trace a real training run twice, fit its twin, trace the twin, compare, draw."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.progress import note
+
+_SUMMARY = "summary.json"
+_DATA_BYTES = 512 << 20
+_SCALE = 0.35  # of KiTS19's volumes, so that two CPU cores train on them
+SEED = 1
+# A small network on small crops: about ten seconds an epoch on one core, with the other left to the loaders.
+JOB = [
+    "--epochs", "4", "--batch-size", "2", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2", "--base-channels", "8",
+    "--depth", "3", "--crop", "32", "--overlap", "0.1", "--threads", "1", "--seed", str(SEED),
+]  # fmt: skip
+_SAMPLE_EVERY_NS = 200_000_000
+
+
+def run_demo(directory: Path, force: bool) -> dict[str, Any]:
+    """Run the demo into `directory` and return its summary (also written there as summary.json)."""
+    _prepare(directory, force)
+    demo = _Demo(directory)
+    demo.step("generate", "a data set of KiTS19-shaped volumes", "data", demo.generate)
+    demo.step("trace real", "a real training run under the tracer", "real.trace", lambda: demo.train("real"))
+    demo.step("trace rerun", "the same job once more, for the noise floor", "rerun.trace", lambda: demo.train("rerun"))
+    demo.step("fit", "the twin, from the trace alone", "twin.yaml", demo.fit)
+    demo.step("trace twin", "the twin under the same tracer, without torch", "twin.trace", demo.run_twin)
+    demo.step("compare", "how alike they are", "similarity.json", demo.compare)
+    demo.step("draw", "timelines and the report", "report.html", demo.draw)
+    summary = demo.summary()
+    (directory / (_SUMMARY + ".partial")).write_text(json.dumps(summary, indent=1) + "\n")
+    os.replace(directory / (_SUMMARY + ".partial"), directory / _SUMMARY)
+    return summary
+
+
+def _prepare(directory: Path, force: bool) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise IotwinError("the demo trains a real network and needs PyTorch; install it with: make setup")
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file; choose another directory")
+    if directory.exists() and any(directory.iterdir()):
+        ours = (directory / "data").exists() or (directory / _SUMMARY).exists()
+        if not ours:
+            raise UsageError(f"{directory} holds other files; choose another directory")
+        if not force:
+            raise UsageError(f"{directory} holds an earlier demo; choose another directory or add --force to replace it")
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+class _Demo:
+    """The steps, each leaving its result in the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seconds: dict[str, float] = {}
+        self._documents: dict[str, Any] = {}
+        self._count = 0
+
+    def step(self, name: str, what: str, writes: str, run: Callable[[], None]) -> None:
+        """Run one step and say what it wrote and how long it took."""
+        self._count += 1
+        note(f"[{self._count}/7] {what}")
+        begin = time.monotonic()
+        run()
+        self._seconds[name] = round(time.monotonic() - begin, 2)
+        note(f"      wrote {self._directory / writes} in {self._seconds[name]:.1f} s")
+
+    def generate(self) -> None:
+        from datagen.generate import generate
+        from datagen.layouts import Unet3dLayout
+
+        generate(Unet3dLayout(_SCALE), self._directory / "data", size_bytes=_DATA_BYTES, seed=SEED)
+
+    def train(self, name: str) -> None:
+        data, output = self._directory / "data", self._directory / f"{name}_output"
+        self._trace(name, [sys.executable, "-m", "workloads.unet3d", "--data", str(data), "--output", str(output), *JOB])
+
+    def fit(self) -> None:
+        from benchmark.config import dump
+        from benchmark.fit import fit
+        from tracing_tools.trace.reader import Trace
+
+        config = fit(Trace(self._directory / "real.trace")).config
+        # The twin writes beside the real job's checkpoints, not over them.
+        config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")
+        config.output.folder = str(self._directory / "twin_output")
+        dump(config, self._directory / "twin.yaml")
+
+    def run_twin(self) -> None:
+        self._trace("twin", [sys.executable, "-m", "iotwin.main", "emulate", str(self._directory / "twin.yaml")])
+
+    def _trace(self, name: str, command: list[str]) -> None:
+        from tracing_tools.capture import Options, trace_command
+
+        directory = self._directory / f"{name}.trace"
+        manifest = trace_command(command, directory, Options(interval_ns=_SAMPLE_EVERY_NS, workload="unet3d", forward_output=False))
+        if manifest.exit_status != 0:
+            last = (directory / "logs" / "stderr").read_text(errors="replace").strip().splitlines()[-1:]
+            raise IotwinError(f"the {name} run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs")
+        lost = f", {manifest.lost_events} LOST" if manifest.lost_events else ", none lost"
+        note(f"      {manifest.events} events by {manifest.backend}{lost}")
+
+    def compare(self) -> None:
+        from tracesim import compare
+        from tracing_tools.trace.reader import Trace
+
+        real, rerun, twin = (Trace(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin"))
+        self._documents["real_vs_twin"] = compare(real, twin, repeats=[rerun]).to_document()
+        self._documents["real_vs_rerun"] = compare(real, rerun).to_document()
+        (self._directory / "similarity.json").write_text(json.dumps(self._documents, indent=1) + "\n")
+
+    def draw(self) -> None:
+        from trace_visuals.report import write_report
+        from trace_visuals.timeline import plot_timeline
+
+        traces = [self._directory / f"{name}.trace" for name in ("real", "twin")]
+        plot_timeline(traces, self._directory / "timeline.png")
+        write_report(traces, self._directory / "report.html")
+
+    def summary(self) -> dict[str, Any]:
+        traces = {name: str(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin")}
+        return {"directory": str(self._directory), "traces": traces, "seconds_per_step": self._seconds, **self._documents}
