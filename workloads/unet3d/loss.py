@@ -8,13 +8,9 @@ _SMOOTH = 1e-6  # keeps the ratio defined for a class that neither side contains
 
 
 def _dice(prediction: Tensor, truth: Tensor, sample_axes: tuple[int, ...]) -> Tensor:
-    """Return 2|P∩T| / (|P|+|T|) (Dice, 1945) summed over `sample_axes`."""
+    """Return 2|P∩T| / (|P|+|T|) (Dice, 1945) of memberships or probabilities, summed over `sample_axes`."""
     overlap = (prediction * truth).sum(sample_axes)
     return (2 * overlap + _SMOOTH) / (prediction.sum(sample_axes) + truth.sum(sample_axes) + _SMOOTH)
-
-
-def _one_hot(label: Tensor, classes: int) -> Tensor:
-    return functional.one_hot(label, classes).movedim(-1, 1).float()
 
 
 def dice_cross_entropy(scores: Tensor, label: Tensor) -> Tensor:
@@ -23,7 +19,7 @@ def dice_cross_entropy(scores: Tensor, label: Tensor) -> Tensor:
     `scores` are logits [N, C, D, H, W], `label` holds class numbers [N, D, H, W] (int64). The Dice part (Milletari et al., 2016)
     averages over samples and foreground classes; background has no part in it, as it would drown the organs.
     """
-    truth = _one_hot(label, scores.shape[1])
+    truth = functional.one_hot(label, scores.shape[1]).movedim(-1, 1).float()
     dice = _dice(torch.softmax(scores, 1), truth, (2, 3, 4))[:, 1:]
     return (1 - dice.mean() + functional.cross_entropy(scores, label)) / 2
 
@@ -33,6 +29,6 @@ def dice_score(scores: Tensor, label: Tensor) -> float:
 
     `scores` are logits [1, C, D, H, W], `label` class numbers [1, D, H, W]. A class absent from both counts as 1.
     """
-    classes = scores.shape[1]
-    found = _one_hot(scores.max(1).indices, classes)  # argmax gives the same, ten times slower on a CPU
-    return float(_dice(found, _one_hot(label, classes), (0, 2, 3, 4))[1:].mean())
+    found = scores.max(1).indices  # argmax gives the same, ten times slower on a CPU
+    axes = (0, 1, 2, 3)
+    return float(torch.stack([_dice(found == number, label == number, axes) for number in range(1, scores.shape[1])]).mean())

@@ -19,8 +19,7 @@ def level_widths(base_channels: int, depth: int) -> list[int]:
 def _convolution(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv3d(channels_in, channels_out, kernel_size=3, stride=stride, padding=1, bias=False),
-        # Instance normalisation: a group per channel. Unlike InstanceNorm3d it works on channels-last memory without copies.
-        nn.GroupNorm(channels_out, channels_out),
+        nn.InstanceNorm3d(channels_out, affine=True),
         nn.ReLU(inplace=True),
     )
 

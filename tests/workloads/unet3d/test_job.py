@@ -1,0 +1,213 @@
+"""The whole job on tiny cases: it learns, logs, saves, resumes, and ends clearly when it cannot go on."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workloads.unet3d.conftest import CASES, options
+from workloads.unet3d.__main__ import main
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = [sys.executable, "-m", "workloads.unet3d"]
+
+
+def _learns(result):
+    """The last epoch's mean loss is at least a quarter below the first's."""
+    return result["train_loss"][-1] < 0.75 * result["train_loss"][0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_loss_falls(job, seed):
+    result, _ = job(epochs=5, eval_every=5, seed=seed)
+    assert _learns(result), result["train_loss"]
+
+
+def test_without_learning_the_loss_does_not_fall(job):
+    result, _ = job(epochs=5, eval_every=5, learning_rate=0)
+    assert not _learns(result)
+    assert max(result["train_loss"]) < 1.1 * min(result["train_loss"])
+
+
+def test_evaluation_sees_what_was_learnt(job, tmp_path):
+    learnt, _ = job(epochs=6, eval_every=6)
+    untouched, _ = job(epochs=1, learning_rate=0, output=tmp_path / "untouched")
+    assert learnt["evaluations"][0]["mean_dice"] > untouched["evaluations"][0]["mean_dice"] + 0.1
+
+
+def test_same_seed_same_training_whatever_the_loaders(job, tmp_path):
+    one, _ = job(workers=0, output=tmp_path / "a")
+    two, _ = job(workers=2, output=tmp_path / "b")
+    assert one["train_loss"] == two["train_loss"]
+    assert one["evaluations"] == two["evaluations"]
+
+
+def test_a_resumed_job_ends_like_an_uninterrupted_one(job, tmp_path):
+    whole, _ = job(epochs=4, output=tmp_path / "whole")
+    first, _ = job(epochs=2, output=tmp_path / "parts")
+    rest, log = job(epochs=4, output=tmp_path / "parts", resume=tmp_path / "parts" / "checkpoint_last.pt")
+    assert rest["first_epoch"] == 3 and rest["steps"] == 16
+    assert first["train_loss"] + rest["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-6)
+    assert [e["metadata"]["epoch_num"] for e in log if e["key"] == "epoch" and e["event_type"] == "INTERVAL_START"] == [3, 4]
+    states = [torch.load(tmp_path / part / "checkpoint_last.pt", weights_only=True) for part in ("whole", "parts")]
+    for name, weight in states[0]["model"].items():
+        torch.testing.assert_close(weight, states[1]["model"][name])
+
+
+def test_log_is_what_the_phases_are_read_from(job):
+    result, log = job(epochs=3, eval_every=2, checkpoint_every=3)
+    assert all(set(e) == {"namespace", "time_ms", "time_ns", "event_type", "key", "value", "metadata"} for e in log)
+    times = [e["time_ns"] for e in log]
+    assert times == sorted(times) and all(e["time_ms"] == e["time_ns"] // 1_000_000 for e in log)
+    marks = [(e["key"], e["event_type"].removeprefix("INTERVAL_"), e["metadata"].get("epoch_num")) for e in log
+             if e["event_type"] != "POINT_IN_TIME"]  # fmt: skip
+    assert marks == [
+        ("init", "START", None), ("init", "END", None), ("run", "START", None),
+        ("epoch", "START", 1), ("epoch", "END", 1), ("epoch", "START", 2), ("epoch", "END", 2),
+        ("eval", "START", 2), ("eval", "END", 2), ("epoch", "START", 3), ("epoch", "END", 3),
+        ("checkpoint", "START", 3), ("checkpoint", "END", 3), ("run", "END", None),
+    ]  # fmt: skip
+    points = {(e["key"], e["metadata"].get("epoch_num")): e["value"] for e in log if e["event_type"] == "POINT_IN_TIME"}
+    expected = {"seed": 1, "world_size": 1, "num_workers": 0, "global_batch_size": 2, "train_samples": 16, "eval_samples": 4}
+    assert {key: points[key, None] for key in expected} == expected
+    assert [points["train_loss", epoch] for epoch in (1, 2, 3)] == result["train_loss"]
+    assert points["eval_accuracy", 2] == result["evaluations"][0]["mean_dice"]
+
+
+def test_result_adds_up(job):
+    result, log = job(epochs=2)
+    assert result["steps"] == 16 and result["epochs"] == 2 and len(result["train_loss"]) == 2
+    assert [e["epoch"] for e in result["evaluations"]] == [1, 2]
+    assert result["seconds_per_step"] == pytest.approx(result["wait_seconds_per_step"] + result["compute_seconds_per_step"])
+    assert 0 < result["steps"] * result["seconds_per_step"] < result["run_seconds"]
+    assert result["configuration"]["batch_size"] == 2 and result["torch"] == torch.__version__
+
+
+def test_checkpoints_hold_the_last_and_the_best(job, tmp_path):
+    result, _ = job(epochs=4, checkpoint_every=2)
+    out = tmp_path / "out"
+    assert sorted(os.listdir(out)) == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]
+    last, best = (torch.load(out / f"checkpoint_{name}.pt", weights_only=True) for name in ("last", "best"))
+    scores = [e["mean_dice"] for e in result["evaluations"]]
+    assert last["epoch"] == 4 and last["optimizer"]["state"]
+    assert best["epoch"] == 1 + scores.index(max(scores)) and best["best_score"] == max(scores)
+
+
+def test_no_checkpoint_and_no_evaluation_when_asked_so(job, tmp_path):
+    result, _ = job(eval_every=0, checkpoint_every=0)
+    assert result["evaluations"] == [] and os.listdir(tmp_path / "out") == ["result.json"]
+
+
+# Bad input
+
+
+def _fails(capsys, arguments, status, message):
+    assert main(arguments) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("unet3d: ") and error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"crop": "20,16"}, "one number of voxels or three"),
+        ({"crop": "18"}, "every side must be a multiple of 4"),
+        ({"crop": "4"}, "more than one voxel is left"),
+        ({"overlap": 1}, "--overlap 1.0"),
+        ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"workers": -1}, "--workers -1 must be at least 0"),
+        ({"learning_rate": "nan"}, "--learning-rate nan"),
+    ],
+)
+def test_impossible_requests(data, tmp_path, capsys, changes, message):
+    _fails(capsys, options(data, tmp_path / "out", **changes), 2, message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_and_too_little_data(data, tmp_path, capsys):
+    _fails(capsys, options(tmp_path / "none", tmp_path / "out"), 1, f"{tmp_path / 'none'}: no such directory")
+    _fails(capsys, options(data, tmp_path / "out", batch_size=CASES), 1, "16 training cases, too few for one batch of 20")
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    for name in ("case_00001_x.npy", "case_00001_y.npy"):
+        shutil.copy(data / name, lone)
+    _fails(capsys, options(lone, tmp_path / "out", batch_size=1), 1, "no case left for evaluation")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_case_is_named(data, tmp_path, capsys, workers):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    damaged = copy / "case_00007_x.npy"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    _fails(capsys, options(copy, tmp_path / "out", workers=workers), 1, f"{damaged} is not a whole .npy file")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_nothing_to_resume(data, job, tmp_path, capsys):
+    job(epochs=1)
+    last = tmp_path / "out" / "checkpoint_last.pt"
+    _fails(capsys, options(data, tmp_path / "b", epochs=1, resume=last), 1, "ended epoch 1; give --epochs a higher number")
+    _fails(capsys, options(data, tmp_path / "b", resume=last, depth=1), 1, "holds another network")
+
+
+def test_divergence_is_said(data, tmp_path, capsys):
+    _fails(capsys, options(data, tmp_path / "out", learning_rate=1e30), 1, "training diverged")
+
+
+def test_output_that_cannot_be_made(data, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    _fails(capsys, options(data, tmp_path / "file" / "out"), 1, str(tmp_path / "file"))
+
+
+def test_a_rank_that_is_no_number(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "first")
+    _fails(capsys, options(data, tmp_path / "out"), 2, "RANK is 'first'")
+
+
+# As processes
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_polite_kill_leaves_nothing_half_written(data, tmp_path, how):
+    out = tmp_path / "out"
+    arguments = [*JOB, *options(data, out, epochs=1000, workers=1)]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if '"checkpoint"' in line:
+                break
+        process.send_signal(how)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == "unet3d: interrupted\n"
+    assert not [name for name in os.listdir(out) if name.endswith(".partial") or name == "result.json"]
+
+
+def test_two_ranks_share_the_work(data, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    arguments = [*JOB, *options(data, tmp_path / "out", epochs=3)]
+    ranks = [
+        subprocess.Popen(arguments, cwd=ROOT, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    first, second = (rank.communicate(timeout=120)[0] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert second == ""  # only rank 0 speaks
+    result = json.loads(first.splitlines()[-1])
+    assert result == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["world_size"] == 2 and result["steps"] == 3 * 4  # 16 cases, 2 ranks, batches of 2
+    assert result["train_loss"][-1] < result["train_loss"][0]
+    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]
