@@ -1,0 +1,25 @@
+# Two commands for a newcomer: make run, make test. The others are for whoever works on iotwin.
+.PHONY: run test setup lint perf clean
+
+run: setup
+	.venv/bin/iotwin demo -o demo --force
+
+test:
+	./setup.sh test
+	.venv/bin/python -m pytest
+
+setup:
+	./setup.sh run
+
+lint:
+	./setup.sh test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+perf:
+	./setup.sh test
+	.venv/bin/python -m tests.perf
+
+clean:
+	rm -rf .venv .setup demo
