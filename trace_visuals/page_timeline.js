@@ -227,17 +227,31 @@ class Timeline {
     let most = 1, calls = 0, bytes = 0;
     for (let x = 0; x < pixels.calls.length; x += 1) { most = Math.max(most, pixels.calls[x]); calls += pixels.calls[x]; bytes += pixels.bytes[x]; }
     g.fillStyle = colour;
-    for (let x = 0; x < pixels.calls.length; x += 1) {
-      if (pixels.calls[x] <= 0 && pixels.inFlight[x] <= 0) continue;
-      g.globalAlpha = 0.14 + 0.3 * Math.log1p(pixels.calls[x]) / Math.log1p(most);
-      g.fillRect(LEFT + x, row.top, 1, row.height);
+    this.paintTint(g, row, pixels, most);
+    g.beginPath();
+    for (let x = 0; x < pixels.busy.length; x += 1) {
       const high = Math.min(1, pixels.busy[x]) * row.height;
-      g.globalAlpha = 1;
-      if (high > 0.25) g.fillRect(LEFT + x, row.top + row.height - high, 1, high);
+      if (high > 0.25) g.rect(LEFT + x, row.top + row.height - high, 1, high);
     }
-    g.globalAlpha = 1;
+    g.fill();
     const amount = `${formatCount(calls)} call${Math.round(calls) === 1 ? "" : "s"}`;
     this.nameRow(g, row, lane.title, [bytes >= 1 ? `${amount}, ${formatSize(bytes)}` : amount]);
+  }
+
+  // Behind the bars: pale where there is a call, darker for more; neighbours of one shade are one rectangle, which is much faster.
+  paintTint(g, row, pixels, most) {
+    const shades = 24, scale = Math.log1p(most);
+    for (let x = 0, begin = 0, before = 0; x <= pixels.calls.length; x += 1) {
+      const some = x < pixels.calls.length && (pixels.calls[x] > 0 || pixels.inFlight[x] > 0);
+      const shade = some ? 1 + Math.round(shades * Math.log1p(pixels.calls[x]) / scale) : 0;
+      if (shade === before) continue;
+      if (before) {
+        g.globalAlpha = 0.14 + 0.3 * (before - 1) / shades;
+        g.fillRect(LEFT + begin, row.top, x - begin, row.height);
+      }
+      [begin, before] = [x, shade];
+    }
+    g.globalAlpha = 1;
   }
 
   paint_rate(g, row) {
