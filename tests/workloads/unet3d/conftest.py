@@ -55,6 +55,10 @@ def job(data, tmp_path, capsys):
     return run
 
 
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
 def config(data, output, **changes):
     from argparse import ArgumentParser
 

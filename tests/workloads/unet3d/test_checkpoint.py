@@ -4,6 +4,7 @@ import pickle
 import pytest
 import torch
 
+from tests.workloads.unet3d.conftest import names
 from tracing_tools.trace.errors import IotwinError
 from workloads.unet3d import checkpoint
 
@@ -28,7 +29,7 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     checkpoint.save(_state(7), tmp_path / "a.pt")
     state = checkpoint.load(tmp_path / "a.pt", CPU, NETWORK)
     assert state["epoch"] == 7 and torch.equal(state["model"]["weight"], torch.arange(1000.0))
-    assert os.listdir(tmp_path) == ["a.pt"]
+    assert names(tmp_path) == ["a.pt"]
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
@@ -41,7 +42,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(IotwinError, match="No space left"):
         checkpoint.save(_state(2), path)
-    assert os.listdir(tmp_path) == ["a.pt"]
+    assert names(tmp_path) == ["a.pt"]
     assert checkpoint.load(path, CPU, NETWORK)["epoch"] == 1
 
 
@@ -63,13 +64,13 @@ class _Evil:
         return (os.mkdir, ("pwned",))
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(_Evil())])
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(_Evil(), protocol=2)])
 def test_foreign_files_are_refused(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.pt").write_bytes(content)
     with pytest.raises(IotwinError, match=r"a\.pt is not a readable checkpoint"):
         checkpoint.load(tmp_path / "a.pt", CPU, NETWORK)
-    assert os.listdir(tmp_path) == ["a.pt"]
+    assert names(tmp_path) == ["a.pt"]
 
 
 def test_code_inside_a_checkpoint_does_not_run(tmp_path, monkeypatch):

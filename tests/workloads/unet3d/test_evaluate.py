@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ def test_windows_cover_the_axis_and_stay_on_it(window, extra, overlap):
     assert starts == sorted(set(starts))
     assert starts[0] == 0 and starts[-1] == length - window
     largest_step = max(1, int(window * (1 - overlap)))
-    assert all(0 < b - a <= largest_step for a, b in zip(starts, starts[1:], strict=False))
+    assert all(0 < b - a <= largest_step for a, b in pairwise(starts))
 
 
 class _Voxelwise(torch.nn.Module):

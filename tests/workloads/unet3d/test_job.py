@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workloads.unet3d.conftest import CASES, options
+from tests.workloads.unet3d.conftest import CASES, names, options
 from workloads.unet3d.__main__ import main
 
 pytestmark = pytest.mark.torch
@@ -84,7 +84,7 @@ def test_log_is_what_the_phases_are_read_from(job):
 
 
 def test_result_adds_up(job):
-    result, log = job(epochs=2)
+    result, _ = job(epochs=2)
     assert result["steps"] == 16 and result["epochs"] == 2 and len(result["train_loss"]) == 2
     assert [e["epoch"] for e in result["evaluations"]] == [1, 2]
     assert result["seconds_per_step"] == pytest.approx(result["wait_seconds_per_step"] + result["compute_seconds_per_step"])
@@ -95,7 +95,7 @@ def test_result_adds_up(job):
 def test_checkpoints_hold_the_last_and_the_best(job, tmp_path):
     result, _ = job(epochs=4, checkpoint_every=2)
     out = tmp_path / "out"
-    assert sorted(os.listdir(out)) == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]
+    assert names(out) == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]
     last, best = (torch.load(out / f"checkpoint_{name}.pt", weights_only=True) for name in ("last", "best"))
     scores = [e["mean_dice"] for e in result["evaluations"]]
     assert last["epoch"] == 4 and last["optimizer"]["state"]
@@ -104,7 +104,7 @@ def test_checkpoints_hold_the_last_and_the_best(job, tmp_path):
 
 def test_no_checkpoint_and_no_evaluation_when_asked_so(job, tmp_path):
     result, _ = job(eval_every=0, checkpoint_every=0)
-    assert result["evaluations"] == [] and os.listdir(tmp_path / "out") == ["result.json"]
+    assert result["evaluations"] == [] and names(tmp_path / "out") == ["result.json"]
 
 
 # Bad input
@@ -151,7 +151,7 @@ def test_a_damaged_case_is_named(data, tmp_path, capsys, workers):
     damaged = copy / "case_00007_x.npy"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     _fails(capsys, options(copy, tmp_path / "out", workers=workers), 1, f"{damaged} is not a whole .npy file")
-    assert os.listdir(tmp_path / "out") == []
+    assert names(tmp_path / "out") == []
 
 
 def test_nothing_to_resume(data, job, tmp_path, capsys):
@@ -190,7 +190,7 @@ def test_a_polite_kill_leaves_nothing_half_written(data, tmp_path, how):
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == "unet3d: interrupted\n"
-    assert not [name for name in os.listdir(out) if name.endswith(".partial") or name == "result.json"]
+    assert not [name for name in names(out) if name.endswith(".partial") or name == "result.json"]
 
 
 def test_two_ranks_share_the_work(data, tmp_path):
@@ -210,4 +210,4 @@ def test_two_ranks_share_the_work(data, tmp_path):
     assert result == json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["world_size"] == 2 and result["steps"] == 3 * 4  # 16 cases, 2 ranks, batches of 2
     assert result["train_loss"][-1] < result["train_loss"][0]
-    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]
+    assert names(tmp_path / "out") == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]

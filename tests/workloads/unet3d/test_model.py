@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ def test_the_published_size_has_the_published_checkpoint():
 def test_widths_double_up_to_the_cap(base, depth):
     widths = level_widths(base, depth)
     assert len(widths) == depth + 1 and widths[0] == base
-    assert all(b == min(2 * a, 320) for a, b in zip(widths, widths[1:], strict=False))
+    assert all(b == min(2 * a, 320) for a, b in pairwise(widths))
 
 
 @settings(deadline=None, max_examples=15)

@@ -1,0 +1,119 @@
+"""What surrounds the job in a container: the files the image gets, and the launch script, run against a stand-in docker."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workloads.unet3d.conftest import options
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "workloads" / "unet3d" / "start_training.sh"
+
+
+@pytest.mark.torch
+def test_the_image_s_files_are_enough(data, tmp_path):
+    image = tmp_path / "image"
+    for line in (ROOT / "workloads/unet3d/Dockerfile").read_text().splitlines():
+        if line.startswith("COPY "):
+            *sources, target = line.split()[1:]
+            (image / target).mkdir(parents=True, exist_ok=True)
+            for source in sources:
+                if source.endswith("/"):
+                    shutil.copytree(ROOT / source, image / target, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / source, image / target)
+    heavy = "pyarrow, pandas, rich, yaml, matplotlib"
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys('{heavy}'.split(', ')));"  # as if not installed
+        "from workloads.unet3d.__main__ import main;"
+        f"assert sys.modules['workloads'].__file__.startswith({str(image)!r});"
+        "raise SystemExit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *options(data, tmp_path / "out", epochs=1)], cwd=image, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(image)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Runs the script with a docker that only notes its arguments."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tmp_path / "my data").mkdir()
+
+    def tool(name, text):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+
+    note = "import json,sys; open(sys.argv[1],'a').write(json.dumps(sys.argv[2:])+chr(10))"
+    tool("docker", f'[ "$1" = container ] && {{ [ "$3" = taken ]; exit $?; }}\n'
+                   f'"{sys.executable}" -c "{note}" "{tmp_path}/calls" "$@"\necho log line')  # fmt: skip
+
+    def run(*arguments, gpus=False, **environment):
+        tool("nvidia-smi", f"exit {0 if gpus else 9}")
+        base = {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "DATA_DIR": str(tmp_path / "my data"),
+            "OUTPUT_DIR": str(tmp_path / "o o"),
+        }
+        done = subprocess.run([SCRIPT, *arguments], env=base | environment, capture_output=True, text=True)
+        calls = tmp_path / "calls"
+        return done, [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+
+    return run
+
+
+def test_script_parses():
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+
+
+def test_one_gpu(launch, tmp_path):
+    done, [call] = launch("1", "train_unet3d", str(tmp_path / "my logs"), "unet3d:latest", "4", "50", "--seed", "7", gpus=True)
+    assert done.returncode == 0, done.stderr
+    assert call[:2] == ["run", "--rm"] and call[call.index("--name") + 1] == "train_unet3d"
+    assert call[call.index("--gpus") + 1] == "1"
+    assert f"type=bind,source={tmp_path / 'my data'},target=/data,readonly" in call
+    assert f"type=bind,source={tmp_path / 'o o'},target=/output" in call
+    job = call[call.index("unet3d:latest") + 1 :]
+    assert job == ["workloads.unet3d", "--data", "/data", "--output", "/output", "--batch-size", "4", "--epochs", "50",
+                   "--checkpoint-every", "50", "--seed", "7"]  # fmt: skip
+    assert (tmp_path / "my logs" / "unet3d.log").read_text() == "log line\n"
+
+
+def test_many_gpus_are_many_ranks(launch, tmp_path):
+    _, [call] = launch("4", "c", str(tmp_path), "i", "4", "50", gpus=True, CUDA_VISIBLE_DEVICES="4,5,6,7")
+    assert call[call.index("--gpus") + 1] == '"device=4,5,6,7"'
+    job = call[call.index("i") + 1 :]
+    assert job[:6] == ["torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--module", "workloads.unet3d"]
+
+
+@pytest.mark.parametrize("wanted", ["0", "2"])
+def test_no_gpu_is_asked_for_where_there_is_none(launch, tmp_path, wanted):
+    done, [call] = launch(wanted, "c", str(tmp_path), "i", "4", "50", gpus=wanted == "0")
+    assert done.returncode == 0 and "--gpus" not in call
+    assert ("no GPU here" in done.stderr) == (wanted == "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "message"),
+    [
+        (["1", "c", "logs"], {}, 2, "usage:"),
+        (["1", "c", "logs", "i", "4", "many"], {}, 2, "not 'many'"),
+        (["1", "c", "logs", "i", "4", "5"], {"DATA_DIR": ""}, 2, "set DATA_DIR"),
+        (["1", "c", "logs", "i", "4", "5"], {"DATA_DIR": "/nowhere"}, 1, "/nowhere is not a directory"),
+        (["1", "taken", "logs", "i", "4", "5"], {}, 1, "the container name taken is taken"),
+    ],
+)
+def test_the_script_refuses(launch, tmp_path, arguments, environment, status, message):
+    arguments = [str(tmp_path / "logs") if argument == "logs" else argument for argument in arguments]
+    done, calls = launch(*arguments, **environment)
+    assert done.returncode == status and calls == []
+    assert message in done.stderr and done.stderr.count("\n") == 1
