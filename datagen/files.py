@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 
 PARTIAL_SUFFIX = ".iotwin-partial"
+_READ_BYTES = 1 << 20
 _FLUSH_EVERY_BYTES = 8 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _libc = ctypes.CDLL(None)
@@ -99,3 +100,22 @@ def is_on_disk(directory: Path, piece: Piece) -> bool:
         if path.exists():
             return path.stat().st_size >= piece.offset + piece.size_bytes
     return False
+
+
+def flush(path: Path) -> None:
+    """Wait until the file that a library wrote is on disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def read_piece(path: Path, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
+    """Return the piece of the file `name`, now at `path`, that is found on disk; shorter where the file ends early."""
+    digest = hashlib.sha256()
+    left_bytes = size_bytes
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while left_bytes and (block := file.read(min(_READ_BYTES, left_bytes))):
+            digest.update(block)
+            left_bytes -= len(block)
+            read(len(block))
+    return Piece(name, offset, size_bytes - left_bytes, digest.hexdigest())

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datagen.files import PARTIAL_SUFFIX, Piece, Publisher, is_on_disk
-from datagen.layouts import BertLayout, DlrmLayout, Layout, PlannedPiece, Unet3dLayout
+from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Layout, PlannedPiece, Unet3dLayout
 from datagen.manifest import (
     JOURNAL_NAME,
     MANIFEST_NAME,
@@ -59,7 +59,7 @@ def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None =
     if samples is None and size_bytes is not None:
         samples = layout.samples_within(size_bytes, seed)
         if samples == 0:
-            one = format_size(int(layout.unit_bytes(1, seed).sum()))
+            one = format_size(int(layout.unit_bytes(layout.samples_per_file, seed).sum()))
             raise UsageError(
                 f"size {format_size(size_bytes)} is too small for one {layout.workload} sample of {one}; ask for more"
             )
@@ -195,4 +195,8 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
             from datagen.bert import write_shard
 
             return partial(write_shard, layout, request.samples, request.seed, directory)
+        case FormatLayout() as layout:
+            from datagen.formats import write_files
+
+            return partial(write_files, layout, request.samples, request.seed, directory)
     raise TypeError(f"no writer for {planned.layout}")

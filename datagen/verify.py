@@ -1,18 +1,15 @@
 """Read a finished data set again and compare every byte with its manifest."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from datagen.files import Piece
+from datagen.files import Piece, read_piece
 from datagen.manifest import DataSetManifest, read_manifest
 from datagen.pool import run_units
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.progress import progress
-
-_BLOCK_BYTES = 1 << 20
 
 
 def verify(directory: Path, workers: int | None = None) -> DataSetManifest:
@@ -55,12 +52,4 @@ def _wrong_sizes(directory: Path, manifest: DataSetManifest) -> dict[str, str]:
 def _read_piece(directory: Path, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
     """Return piece `index` with the checksum of what is on disk."""
     piece = pieces[index]
-    digest = hashlib.sha256()
-    left_bytes = piece.size_bytes
-    with (directory / piece.name).open("rb", buffering=0) as file:
-        file.seek(piece.offset)
-        while left_bytes and (block := file.read(min(_BLOCK_BYTES, left_bytes))):
-            digest.update(block)
-            left_bytes -= len(block)
-            read(len(block))
-    return [Piece(piece.name, piece.offset, piece.size_bytes - left_bytes, digest.hexdigest())]
+    return [read_piece(directory / piece.name, piece.name, piece.offset, piece.size_bytes, read)]

@@ -23,6 +23,7 @@ class Generate(Command):
   iotwin generate unet3d -o data/kits --size 2GiB
   iotwin generate unet3d -o data/small --samples 24 --scale 0.3
   iotwin generate bert -o data/wikipedia --size 1TB --dry-run
+  iotwin generate --config dlio.yaml -o data/npz --size 10GiB --entropy 0.5
   iotwin generate -o data/kits --verify"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -30,10 +31,13 @@ class Generate(Command):
         parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="whose data set: " + ", ".join(_WORKLOADS))
         parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
         parser.add_argument("--size", metavar="SIZE", help="as many whole samples as fit, for example 512MiB")
+        parser.add_argument("--config", metavar="YAML", type=Path, help="a DLIO workload file, in place of WORKLOAD")
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d: multiply every volume extent (default 1)")
+        parser.add_argument("--entropy", metavar="F", type=float, help="with --config: share of incompressible bytes (default 1)")
+        parser.add_argument("--dedup", metavar="F", type=float, help="with --config: share of repeated extents (default 0)")
         parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
         parser.add_argument(
             "--verify", action="store_true", help="check every byte in DIR against its manifest and write nothing"
@@ -52,10 +56,11 @@ class Generate(Command):
         from datagen.generate import generate, plan
         from tracing_tools.trace.units import parse_size
 
-        layout = _layout(args)
+        layout, samples = _layout(args)
         size_bytes = parse_size(args.size) if args.size is not None else None
+        samples = samples if args.samples is None and size_bytes is None else args.samples
         if args.dry_run:
-            planned = plan(layout, samples=args.samples, size_bytes=size_bytes, seed=args.seed)
+            planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=args.seed)
             first, last = (planned.pieces(unit) for unit in (0, len(planned.unit_bytes) - 1))
             return Outcome({
                 "state": "planned", "directory": str(args.output), "workload": layout.workload,
@@ -66,7 +71,7 @@ class Generate(Command):
         manifest = generate(
             layout,
             args.output,
-            samples=args.samples,
+            samples=samples,
             size_bytes=size_bytes,
             seed=args.seed,
             workers=args.workers,
@@ -86,21 +91,38 @@ class Generate(Command):
         )
 
 
-def _layout(args: Namespace) -> "Layout":
+def _layout(args: Namespace) -> "tuple[Layout, int | None]":
+    """Return the layout that was asked for and, where a configuration says so, how many samples."""
+    if args.config is not None:
+        return _configured_layout(args)
+    if args.workload is None:
+        raise UsageError(f"name the workload whose data set to write ({', '.join(_WORKLOADS)}) or give --config")
+    if args.entropy is not None or args.dedup is not None:
+        raise UsageError(f"--entropy and --dedup go with --config; what {args.workload} reads decides its content")
     from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 
-    if args.workload is None:
-        raise UsageError(f"name the workload whose data set to write: {', '.join(_WORKLOADS)}")
-    if args.scale is not None and args.workload != "unet3d":
+    if args.scale is not None and args.workload in ("bert", "dlrm"):
         raise UsageError(f"--scale shrinks unet3d's volumes; {args.workload} has none, so leave it out")
     match args.workload:
         case "unet3d":
-            return Unet3dLayout() if args.scale is None else Unet3dLayout(scale=args.scale)
+            return Unet3dLayout() if args.scale is None else Unet3dLayout(scale=args.scale), None
         case "bert":
-            return BertLayout()
+            return BertLayout(), None
         case "dlrm":
-            return DlrmLayout()
+            return DlrmLayout(), None
     raise UsageError(f"unknown workload '{args.workload}'{nearest(args.workload, _WORKLOADS)}; known: {', '.join(_WORKLOADS)}")
+
+
+def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
+    import msgspec
+
+    from datagen.config import read_config
+
+    if args.workload is not None or args.scale is not None:
+        raise UsageError("give either a workload, which --scale may shrink, or --config")
+    layout, samples = read_config(args.config)
+    shares = {"entropy": args.entropy, "dedup": args.dedup}
+    return msgspec.structs.replace(layout, **{key: share for key, share in shares.items() if share is not None}), samples
 
 
 def _document(state: str, directory: Path, manifest: "DataSetManifest") -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""Bytes of records: random by default, so that no storage can compress or deduplicate them, or as much less as is asked for."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.randomness import CONTENT, NOISE, bulk_stream
+
+EXTENT_BYTES = 1 << 16  # what repeats as a whole under `dedup`
+_CHUNK_BYTES = 512  # each has its random share first and zeros after it under `entropy`, so that every disk block has both
+_POOL_EXTENTS = 16
+
+
+class Content:
+    """The bytes of one file. The pool of repeated extents is the whole data set's."""
+
+    def __init__(self, seed: int, index: int, entropy: float, dedup: float) -> None:
+        self._stream = bulk_stream(seed, index, NOISE)
+        self._random_bytes = round(_CHUNK_BYTES * entropy)
+        self._dedup = dedup
+        if dedup:
+            pool = bulk_stream(seed, 0, CONTENT).random_raw(_POOL_EXTENTS * EXTENT_BYTES // 8)
+            self._pool = pool.view(np.uint8).reshape(_POOL_EXTENTS, EXTENT_BYTES)
+
+    def take(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return the next `size_bytes` bytes, writable."""
+        if self._random_bytes == _CHUNK_BYTES and not self._dedup:
+            return self._stream.random_raw(-(-size_bytes // 8)).view(np.uint8)[:size_bytes]
+        count = -(-size_bytes // EXTENT_BYTES)
+        extents = self._stream.random_raw(count * EXTENT_BYTES // 8).view(np.uint8).reshape(count, EXTENT_BYTES)
+        if self._dedup:
+            draws = self._stream.random_raw(count)
+            repeats = np.flatnonzero((draws >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self._dedup)
+            extents[repeats] = self._pool[draws[repeats] % np.uint64(_POOL_EXTENTS)]
+        extents.reshape(-1, _CHUNK_BYTES)[:, self._random_bytes :] = 0
+        return extents.reshape(-1)[:size_bytes]
+
+
+def as_numbers(content: NDArray[np.uint8], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """Return bytes as numbers of `dtype` without NaN or infinity: the top exponent bit of floats is cleared in place."""
+    if dtype.kind == "b":
+        content &= 1
+        return content.view(bool)
+    if dtype.kind in "fc":
+        part_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        content[part_bytes - 1 :: part_bytes] &= 0xBF
+    return content.view(dtype)

@@ -1,0 +1,333 @@
+"""Writers of the file formats the emulator reads. Files stream through blocks, so memory does not grow with their size."""
+
+import bz2
+import io
+import lzma
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.content import Content, as_numbers
+from datagen.crc32c import Crc32c
+from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, flush, read_piece
+from datagen.layouts import FormatLayout, npy_header
+from datagen.tfrecord import FRAME_BYTES, frame
+from tracing_tools.trace.errors import IotwinError
+
+_BLOCK_BYTES = 1 << 20
+_SHORT_RECORD_BYTES = 1 << 14  # up to here TFRecord checksums of many records advance together
+_JPEG_QUALITY = 75
+
+Sink = Callable[[bytes | memoryview], None]
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to write: its place, its records and their bytes."""
+
+    layout: FormatLayout
+    directory: Path
+    name: str
+    indices: list[str]
+    shape: tuple[int, ...]  # of one record
+    content: Content
+    written: Callable[[int], None]
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return self.layout.samples_per_file
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of a record's elements."""
+        return np.dtype(self.layout.dtype)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one record."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def open(self, name: str) -> PieceWriter:
+        """Return the writer of the file `name`, this one's own or an index of it."""
+        return PieceWriter(self.directory, name, self.written)
+
+    def take(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return the next bytes of content, valid as numbers of dtype."""
+        return as_numbers(self.content.take(size_bytes), self.dtype).view(np.uint8)
+
+    def blocks(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of all records, about a mebibyte at a time."""
+        left = self.records * self.record_bytes
+        step = _BLOCK_BYTES // self.dtype.itemsize * self.dtype.itemsize
+        while left:
+            yield self.take(min(left, step))
+            left -= min(left, step)
+
+    def batches(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the records as (count, record bytes), about a mebibyte or one record at a time."""
+        each = max(1, _BLOCK_BYTES // self.record_bytes)
+        for first in range(0, self.records, each):
+            count = min(each, self.records - first)
+            yield self.take(count * self.record_bytes).reshape(count, self.record_bytes)
+
+
+def write_files(
+    layout: FormatLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write the files of unit `unit` under temporary names and return their pieces, each file's index after it."""
+    sizes = layout.record_sizes(samples, seed)
+    pieces: list[Piece] = []
+    for index in layout.unit_files(samples, unit):
+        content = Content(seed, index, layout.entropy, layout.dedup)
+        shape = layout.record_shape(int(sizes[index]))
+        names = layout.file_name(samples, index), layout.index_names(samples, index)
+        pieces += _WRITERS[layout.format](File(layout, directory, *names, shape, content, written))
+    return pieces
+
+
+def _stored(file: File) -> tuple[int, ...]:
+    """Return the shape of a file's one array: DLIO keeps samples on the last axis."""
+    return (*file.shape, file.records)
+
+
+def _write_bin(file: File) -> list[Piece]:
+    with file.open(file.name) as sink:
+        for block in file.blocks():
+            sink.write(block.data)
+        return [sink.piece()]
+
+
+def _write_npy(file: File) -> list[Piece]:
+    with file.open(file.name) as sink:
+        sink.write(npy_header(file.dtype.str, _stored(file)))
+        for block in file.blocks():
+            sink.write(block.data)
+        return [sink.piece()]
+
+
+class _Stream(io.RawIOBase):
+    """What libraries that write front to back take for a file."""
+
+    def __init__(self, sink: PieceWriter) -> None:
+        self._sink, self._place = sink, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
+        view = memoryview(data).cast("B")
+        self._sink.write(view)
+        self._place += len(view)
+        return len(view)
+
+
+def _write_npz(file: File) -> list[Piece]:
+    method = zipfile.ZIP_DEFLATED if file.layout.compression == "zip" else zipfile.ZIP_STORED
+    labels = np.zeros(file.records, np.int64)
+    with file.open(file.name) as sink:
+        with zipfile.ZipFile(_Stream(sink), "w", method, compresslevel=file.layout.compression_level) as archive:
+            for name, header, blocks in (
+                ("x.npy", npy_header(file.dtype.str, _stored(file)), file.blocks()),
+                ("y.npy", npy_header("<i8", labels.shape), iter([labels.view(np.uint8)])),
+            ):
+                member = zipfile.ZipInfo(name)  # dated 1980, so that the same request gives the same bytes
+                member.compress_type = method
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    stream.write(header)
+                    for block in blocks:
+                        stream.write(block.data)
+        return [sink.piece()]
+
+
+def _write_hdf5(file: File) -> list[Piece]:
+    try:
+        import h5py
+    except ImportError:
+        raise IotwinError("writing hdf5 needs h5py; install it with: pip install h5py") from None
+    layout = file.layout
+    compression: dict[str, str | int] = {} if layout.compression == "none" else {"compression": layout.compression}
+    if layout.compression == "gzip":
+        compression["compression_opts"] = layout.compression_level
+    path = file.directory / (file.name + PARTIAL_SUFFIX)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as target:
+        chunks = {"chunks": (1, *layout.chunk_dims)} if layout.chunk_dims else {}
+        records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, **chunks, **compression)
+        first = 0
+        for batch in file.batches():
+            records[first : first + len(batch)] = batch.view(file.dtype).reshape(len(batch), *file.shape)
+            first += len(batch)
+        target.create_dataset("labels", data=np.zeros(file.records, np.int64))
+    flush(path)
+    return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
+
+
+def _bytes_field(tag: int, body: bytes) -> bytes:
+    return bytes([tag]) + _varint(len(body)) + body
+
+
+def _varint(value: int) -> bytes:
+    content = bytearray()
+    while value >= 128:
+        content.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*content, value])
+
+
+def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
+    """Return what comes before and after the record in its tf.Example {image: the record, size: its side}."""
+    sides = _bytes_field(0x1A, _bytes_field(0x0A, _varint(side)))  # Feature.int64_list
+    size = _bytes_field(0x0A, _bytes_field(0x0A, b"size") + _bytes_field(0x12, sides))
+    # From the inside out: BytesList.value, Feature.bytes_list, the map entry, Features, Example.
+    value = b"\x0a" + _varint(record_bytes)
+    feature = b"\x0a" + _varint(len(value) + record_bytes) + value
+    entry = _bytes_field(0x0A, b"image") + b"\x12" + _varint(len(feature) + record_bytes) + feature
+    image = b"\x0a" + _varint(len(entry) + record_bytes) + entry
+    return b"\x0a" + _varint(len(image) + record_bytes + len(size)) + image, size
+
+
+def _write_tfrecord(file: File) -> list[Piece]:
+    before, after = _example_around(file.record_bytes, file.shape[0])
+    length = len(before) + file.record_bytes + len(after)
+    with file.open(file.name) as sink, file.open(file.indices[0]) as index:
+        for batch in file.batches():
+            examples = np.empty((len(batch), length), np.uint8)
+            examples[:, : len(before)] = np.frombuffer(before, np.uint8)
+            examples[:, len(before) : length - len(after)] = batch
+            examples[:, length - len(after) :] = np.frombuffer(after, np.uint8)
+            checksums = None if length <= _SHORT_RECORD_BYTES else np.array([_crc32c(row) for row in examples], np.uint32)
+            sink.write(frame(examples.reshape(-1), np.full(len(batch), length), checksums).data)
+        stride = length + FRAME_BYTES
+        index.write("".join(f"{place * stride} {stride}\n" for place in range(file.records)).encode())
+        return [sink.piece(), index.piece()]
+
+
+def _crc32c(content: NDArray[np.uint8]) -> int:
+    crc = Crc32c()
+    crc.update(content.data)
+    return crc.value()
+
+
+def _write_indexed(file: File) -> list[Piece]:
+    with file.open(file.name) as sink, file.open(file.indices[0]) as offsets, file.open(file.indices[1]) as sizes:
+        for block in file.blocks():
+            sink.write(block.data)
+        offsets.write((np.arange(file.records, dtype="<u8") * np.uint64(file.record_bytes)).data)
+        sizes.write(np.full(file.records, file.record_bytes, "<u8").data)
+        return [sink.piece(), offsets.piece(), sizes.piece()]
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+def _compressor(kind: str, level: int) -> _Compressor | None:
+    match kind:
+        case "gzip":
+            return zlib.compressobj(level, wbits=31)
+        case "bz2":
+            return bz2.BZ2Compressor(max(1, level))
+        case "xz":
+            return lzma.LZMACompressor(preset=level)
+    return None
+
+
+def _write_csv(file: File) -> list[Piece]:
+    """One line per record under a line of column numbers, as pandas reads it."""
+    compressor = _compressor(file.layout.compression, file.layout.compression_level)
+    columns = math.prod(file.shape)
+    with file.open(file.name) as sink:
+        for text in _csv_text(file, columns):
+            sink.write(compressor.compress(text) if compressor else text)
+        if compressor:
+            sink.write(compressor.flush())
+        return [sink.piece()]
+
+
+def _csv_text(file: File, columns: int) -> Iterator[bytes]:
+    yield (",".join(map(str, range(columns))) + "\n").encode()
+    small = np.arange(256).astype("S3") if file.dtype == np.uint8 else None
+    done = 0
+    for block in file.blocks():
+        numbers = block.view(file.dtype)
+        words = small.take(numbers) if small is not None else numbers.astype("S")
+        width = words.dtype.itemsize
+        letters = np.zeros((len(words), width + 1), np.uint8)
+        letters[:, :width] = words.view(np.uint8).reshape(-1, width)
+        letters[:, width] = ord(",")
+        letters[(columns - 1 - done) % columns :: columns, width] = ord("\n")
+        done += len(words)
+        flat = letters.reshape(-1)
+        yield flat.compress(flat != 0).tobytes()
+
+
+def _write_parquet(file: File) -> list[Piece]:
+    """A table of `record` (binary) and `label`, a row group to about a mebibyte."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("record", pa.binary()), ("label", pa.int64())])
+    with file.open(file.name) as sink:
+        with pq.ParquetWriter(_Stream(sink), schema, compression=file.layout.compression, use_dictionary=False) as writer:
+            for batch in file.batches():
+                offsets = np.arange(len(batch) + 1, dtype=np.int32) * np.int32(file.record_bytes)
+                buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(batch))]
+                records = pa.BinaryArray.from_buffers(pa.binary(), len(batch), buffers)
+                writer.write_table(pa.table([records, pa.array(np.zeros(len(batch), np.int64))], schema=schema))
+        return [sink.piece()]
+
+
+def _image(file: File) -> NDArray[np.uint8]:
+    height, width = file.shape if len(file.shape) == 2 else (1, *file.shape)
+    return np.concatenate(list(file.blocks())).reshape(height, width)
+
+
+def _write_jpeg(file: File) -> list[Piece]:
+    from PIL import Image
+
+    with file.open(file.name) as sink:
+        buffer = io.BytesIO()
+        Image.fromarray(_image(file)).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+        sink.write(buffer.getbuffer())
+        return [sink.piece()]
+
+
+def _write_png(file: File) -> list[Piece]:
+    """An 8-bit grey PNG (RFC 2083) whose deflate stream is stored when its content cannot shrink anyway."""
+    image = _image(file)
+    height, width = image.shape
+    lines = np.zeros((height, width + 1), np.uint8)  # a filter byte, none, before each line
+    lines[:, 1:] = image
+    with file.open(file.name) as sink:
+        sink.write(b"\x89PNG\r\n\x1a\n")
+        _png_chunk(sink.write, b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+        _png_chunk(sink.write, b"IDAT", zlib.compress(lines.data, 0 if file.layout.entropy == 1 else 1))
+        _png_chunk(sink.write, b"IEND", b"")
+        return [sink.piece()]
+
+
+def _png_chunk(write: Sink, kind: bytes, body: bytes) -> None:
+    write(struct.pack(">I", len(body)) + kind)
+    write(body)
+    write(struct.pack(">I", zlib.crc32(body, zlib.crc32(kind))))
+
+
+_WRITERS: dict[str, Callable[[File], list[Piece]]] = {
+    "bin": _write_bin, "npy": _write_npy, "npz": _write_npz, "hdf5": _write_hdf5, "tfrecord": _write_tfrecord, "csv": _write_csv,
+    "parquet": _write_parquet, "jpeg": _write_jpeg, "png": _write_png,
+    "indexed_binary": _write_indexed, "mmap_indexed_binary": _write_indexed,
+}  # fmt: skip

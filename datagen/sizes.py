@@ -1,0 +1,60 @@
+"""Sizes of the records of a data set's files, whose mean and standard deviation are those asked for, not just expected."""
+
+from functools import lru_cache
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.randomness import SIZES, uniforms, words
+
+if TYPE_CHECKING:
+    from datagen.layouts import FormatLayout
+
+_FIT_ROUNDS = 50
+_GRID = 1 << 14
+
+
+@lru_cache(maxsize=4)
+def record_sizes(layout: "FormatLayout", files: int, seed: int) -> NDArray[np.int64]:
+    """Return the bytes of a record of every file, shape (files,), at least 1 each.
+
+    Every file draws from its own 1/files of the distribution, in keyed random order (stratified sampling), so that the sample's
+    mean and deviation lie far closer to the distribution's than those of independent draws.
+    """
+    if not layout.record_stdev_bytes and not layout.histogram:
+        return np.full(files, layout.record_bytes, np.int64)
+    order = np.argsort(words(seed, 0, SIZES, files), kind="stable")
+    quantiles = (order + uniforms(seed, 1, SIZES, files)) / files
+    if layout.histogram:
+        sizes, weights = np.array(layout.histogram, np.float64).T
+        steps = np.cumsum(weights) / weights.sum()
+        place = np.minimum(np.searchsorted(steps, quantiles, side="right"), len(sizes) - 1)
+        return np.asarray(sizes[place], np.int64)
+    normal = _normal_quantiles(quantiles)
+    if layout.distribution == "lognormal":
+        variance = np.log1p((layout.record_stdev_bytes / layout.record_bytes) ** 2)
+        drawn = layout.record_bytes * np.exp(np.sqrt(variance) * normal - variance / 2)
+    else:
+        centre, width = _clipped_normal(layout.record_bytes, layout.record_stdev_bytes)
+        drawn = centre + width * normal
+    return np.asarray(np.maximum(1, np.rint(drawn)), np.int64)
+
+
+def _normal_quantiles(quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard normal's value at every quantile, interpolated in a table that is finer towards the tails."""
+    scores = np.linspace(-6.5, 6.5, _GRID)
+    normal = NormalDist()
+    return np.interp(quantiles, [normal.cdf(score) for score in scores.tolist()], scores)
+
+
+def _clipped_normal(mean: float, deviation: float) -> tuple[float, float]:
+    """Return the centre and width of the normal that has `mean` and `deviation` once its negative part is clipped to zero."""
+    scores = _normal_quantiles((np.arange(_GRID) + 0.5) / _GRID)
+    centre, width = mean, deviation
+    for _ in range(_FIT_ROUNDS):
+        clipped = np.maximum(0, centre + width * scores)
+        width *= deviation / clipped.std()
+        centre += mean - np.maximum(0, centre + width * scores).mean()
+    return centre, width

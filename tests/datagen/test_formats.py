@@ -1,0 +1,268 @@
+"""Format data sets: each read by the library that users read it with, holding the bytes that were drawn."""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datagen.config import read_config
+from datagen.content import Content, as_numbers
+from datagen.generate import generate, plan
+from datagen.layouts import FormatLayout
+from datagen.verify import verify
+from iotwin.commands.generate import Generate
+from iotwin.main import _Parser
+from tests.datagen.test_bert import fields, tfrecords, varint
+from tracing_tools.trace.errors import UsageError
+
+FORMATS = list(FormatLayout.FORMATS)
+IMAGES = ("jpeg", "png")
+
+
+def made(directory, samples=4, seed=0, **parameters):
+    layout = FormatLayout(**parameters)
+    generate(layout, directory, samples=samples, seed=seed, workers=1)
+    return layout, sorted(path for path in directory.rglob("*_of_*") if path.suffix != ".idx")
+
+
+def drawn(layout, index, seed=0):
+    """The records' bytes as the content stream gives them for small files."""
+    shape = layout.record_shape(layout.record_bytes)
+    size_bytes = layout.samples_per_file * int(np.prod(shape)) * np.dtype(layout.dtype).itemsize
+    return as_numbers(Content(seed, index, 1, 0).take(size_bytes), np.dtype(layout.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int16", "complex64", "bool"])
+def test_npy_npz_hdf5_hold_the_array(tmp_path, dtype):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    for name, read, last in (
+        ("npy", np.load, True),
+        ("npz", lambda path: np.load(path)["x"], True),
+        ("hdf5", lambda path: h5py.File(path)["records_0"][:], False),
+    ):
+        layout, (path, _) = made(tmp_path / name, format=name, samples_per_file=2, record_dims=(3, 4, 5), dtype=dtype)
+        found = read(path)
+        assert found.shape == ((3, 4, 5, 2) if last else (2, 3, 4, 5)) and found.dtype == np.dtype(dtype)
+        assert found.tobytes() == drawn(layout, 0).tobytes()
+        assert np.isfinite(found).all()
+
+
+def test_npz_and_hdf5_compression_and_labels(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    for compression in ("none", "zip"):
+        _, (path, *_) = made(tmp_path / compression, format="npz", compression=compression, entropy=0.25)
+        assert np.load(path)["y"].tolist() == [0]
+        assert (path.stat().st_size < 0.4 * 65536) == (compression == "zip")
+    for compression in ("gzip", "lzf"):
+        _, (path, *_) = made(tmp_path / compression, format="hdf5", compression=compression, entropy=0.25, chunk_dims=(64, 64))
+        with h5py.File(path) as content:
+            assert content["records_0"].chunks == (1, 64, 64) and content["records_0"].compression == compression
+            assert content["labels"][:].tolist() == [0]
+        assert path.stat().st_size < 0.6 * 65536
+
+
+@pytest.mark.parametrize("record_bytes", [100, 5000, 40_000])
+def test_tfrecord_holds_image_and_size_and_has_an_index(tmp_path, record_bytes):
+    layout, (path, _) = made(tmp_path, format="tfrecord", samples_per_file=2, record_bytes=record_bytes)
+    content = path.read_bytes()
+    records = []
+    for record in tfrecords(content):
+        ((_, features),) = fields(record)
+        entries = {parts[1].decode(): parts[2] for parts in (dict(fields(entry)) for _, entry in fields(features))}
+        ((kind, image),), ((size_kind, size),) = fields(entries["image"]), fields(entries["size"])
+        assert (kind, size_kind) == (1, 3)
+        records.append(dict(fields(image))[1])
+        assert varint(dict(fields(size))[1], 0)[0] == layout.record_shape(record_bytes)[0]
+    assert b"".join(records) == drawn(layout, 0).tobytes()
+    index = (tmp_path / "index" / "train" / f"{path.name}.idx").read_text().split()
+    offsets = [int(word) for word in index[::2]]
+    assert offsets == [0, len(content) // 2] and {int(word) for word in index[1::2]} == {len(content) // 2}
+
+
+@pytest.mark.parametrize(("compression", "opener"), [("none", open), ("gzip", gzip.open), ("bz2", bz2.open), ("xz", lzma.open)])
+def test_csv_is_what_pandas_reads(tmp_path, compression, opener):
+    layout, (path, _) = made(tmp_path, format="csv", samples_per_file=2, record_bytes=4000, compression=compression)
+    assert path.name.endswith({"none": ".csv", "gzip": ".csv.gz", "bz2": ".csv.bz2", "xz": ".csv.xz"}[compression])
+    with opener(path, "rb") as file:
+        table = pd.read_csv(io.BytesIO(file.read()))
+    assert (table.to_numpy().astype(np.uint8).reshape(-1) == drawn(layout, 0)).all()
+
+
+def test_csv_of_floats_keeps_every_bit(tmp_path):
+    layout, (path, *_) = made(tmp_path, format="csv", record_bytes=4000, dtype="float32")
+    assert (pd.read_csv(path).to_numpy().astype(np.float32).reshape(-1) == drawn(layout, 0)).all()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_parquet_is_what_pyarrow_reads(tmp_path, compression):
+    layout, (path, _) = made(tmp_path, format="parquet", samples_per_file=2, compression=compression)
+    table = pq.read_table(path)
+    assert b"".join(table["record"].to_pylist()) == drawn(layout, 0).tobytes()
+    assert table["label"].to_pylist() == [0, 0]
+
+
+def test_images_are_what_pillow_reads(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for name in IMAGES:
+        layout, (path, *_) = made(tmp_path / name, format=name, record_dims=(90, 121))
+        with image.open(path) as picture:
+            picture.load()
+            assert picture.size == (121, 90) and picture.mode == "L"
+            pixels = np.asarray(picture, np.uint8).reshape(-1)
+        if name == "png":
+            assert (pixels == drawn(layout, 0)).all()
+        else:
+            assert np.corrcoef(pixels, drawn(layout, 0))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("name", ["indexed_binary", "mmap_indexed_binary"])
+def test_indices_find_every_record(tmp_path, name):
+    layout, (path, _) = made(tmp_path, format=name, samples_per_file=2, record_bytes=1000)
+    offsets, sizes = (np.fromfile(f"{path}.{kind}.idx", "<u8") for kind in ("off", "sz"))
+    content = path.read_bytes()
+    records = [content[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    assert b"".join(records) == content == drawn(layout, 0).tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_names_counts_sizes_and_bytes_of_every_format(tmp_path, name):
+    layout = FormatLayout(
+        format=name, samples_per_file=1 if name in IMAGES else 3, record_bytes=20_000, record_stdev_bytes=4000,
+        train_folders=3, evaluation_files=2, prefix="pic",
+    )  # fmt: skip
+    samples = 12 * layout.samples_per_file
+    first = generate(layout, tmp_path / "a", samples=samples, workers=1)
+    assert generate(layout, tmp_path / "b", samples=samples, workers=2).pieces == first.pieces
+    names = {piece.name for piece in first.pieces}
+    assert len(names) == layout.file_count(samples)
+    for expected in (f"train/1/pic_10_of_12.{name}", f"valid/pic_1_of_2.{name}"):
+        assert expected in names
+    if name != "jpeg":
+        assert first.size_bytes == pytest.approx(plan(layout, samples=samples).size_bytes, rel=0.05)
+    verify(tmp_path / "b", workers=1)
+
+
+def test_files_do_not_repeat(tmp_path):
+    manifest = generate(FormatLayout(format="bin", record_bytes=4096), tmp_path, samples=300, workers=1)
+    assert len({piece.sha256 for piece in manifest.pieces}) == 300
+
+
+@pytest.mark.parametrize("distribution", ["normal", "lognormal"])
+@pytest.mark.parametrize(("mean", "deviation"), [(65536, 6000), (146_600_628, 68_341_808), (100_000, 100_000)])
+def test_mean_and_deviation_are_met_over_ten_thousand_files(distribution, mean, deviation):
+    layout = FormatLayout(format="npy", record_bytes=mean, record_stdev_bytes=deviation, distribution=distribution)
+    sizes = np.array([np.prod(layout.record_shape(int(size))) for size in layout.record_sizes(10_000, 7)], float)
+    assert sizes.min() >= 1
+    assert sizes.mean() == pytest.approx(mean, rel=0.01)
+    assert sizes.std() == pytest.approx(deviation, rel=0.01 if distribution == "normal" or deviation < mean else 0.03)
+    assert abs(np.corrcoef(sizes[1:], sizes[:-1])[0, 1]) < 0.05
+
+
+def test_histogram_is_followed():
+    layout = FormatLayout(format="npy", histogram=((1000, 1), (4000, 2), (9000, 1)))
+    sizes, counts = np.unique(layout.record_sizes(10_000, 1), return_counts=True)
+    assert sizes.tolist() == [1000, 4000, 9000]
+    assert counts == pytest.approx([2500, 5000, 2500], abs=1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0, 1))
+def test_entropy_is_what_a_compressor_finds(entropy):
+    content = Content(1, 2, entropy, 0).take(1 << 20).tobytes()
+    assert len(zlib.compress(content, 6)) / len(content) == pytest.approx(entropy, abs=0.04)
+
+
+@pytest.mark.parametrize("dedup", [0.0, 0.3, 0.8])
+def test_dedup_is_what_a_block_hash_finds_in_files(tmp_path, dedup):
+    _, paths = made(tmp_path, samples=8, format="npy", record_bytes=8 << 20, dedup=dedup)
+    contents = [path.read_bytes() for path in paths]
+    blocks = [content[at : at + 4096] for content in contents for at in range(0, 8 << 20, 4096)]
+    assert 1 - len(set(blocks)) / len(blocks) == pytest.approx(dedup, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"format": "hdf"}, "did you mean 'hdf5'"),
+        ({"format": "npy", "compression": "gzip"}, "npy cannot have the compression"),
+        ({"dtype": "uint9"}, "unknown element type 'uint9'"),
+        ({"dtype": "U8"}, "is no number"),
+        ({"format": "png", "dtype": "float32"}, "one uint8 image"),
+        ({"samples_per_file": 0}, "number of samples per file is 0"),
+        ({"record_bytes": 0}, "record length is 0"),
+        ({"entropy": 1.5}, "entropy 1.5"),
+        ({"record_stdev_bytes": 10**9}, "over twice its mean"),
+        ({"distribution": "gamma"}, "unknown distribution 'gamma'"),
+    ],
+)
+def test_layouts_no_writer_can_write(parameters, message):
+    with pytest.raises(UsageError, match=message):
+        FormatLayout(**parameters)
+
+
+CONFIG = """
+model: {name: unet3d}
+dataset:
+  format: npz
+  data_folder: data/unet3d
+  num_files_train: 6
+  num_files_eval: 1
+  num_samples_per_file: 2
+  record_length_bytes: 20000
+  record_length_bytes_stdev: 2000
+"""
+
+
+def run(*arguments):
+    parser = _Parser()
+    Generate().prepare_parser(parser)
+    return Generate().run(parser.parse_args([str(argument) for argument in arguments])).document
+
+
+def test_dlio_configuration_generates_as_it_is(tmp_path):
+    config = tmp_path / "dlio.yaml"
+    config.write_text(CONFIG)
+    document = run("--config", config, "-o", tmp_path / "data", "--entropy", 0.5)
+    assert (document["samples"], document["files"]) == (12, 7)
+    assert document["layout"]["entropy"] == 0.5
+    assert len(list((tmp_path / "data" / "train").glob("img_*_of_6.npz"))) == 6
+    assert (tmp_path / "data" / "valid" / "img_0_of_1.npz").exists()
+    sized = run("--config", config, "-o", tmp_path / "none", "--size", "10MB", "--dry-run")
+    assert 0.95e7 < sized["size_bytes"] <= 1.0e7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CONFIG.replace("format", "fromat"), r"unknown key dataset.fromat \(did you mean 'format'\?\)"),
+        (CONFIG.replace("6", "six"), "num_files_train"),
+        ("model: {name: x}", "no section 'dataset'"),
+        ("dataset: [", "is not YAML"),
+    ],
+)
+def test_bad_configurations_end_in_one_line(tmp_path, text, message):
+    config = tmp_path / "dlio.yaml"
+    config.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        read_config(config)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_samples_must_fill_files(tmp_path):
+    layout = FormatLayout(samples_per_file=4)
+    with pytest.raises(UsageError, match="5 samples do not fill files of 4"):
+        generate(layout, tmp_path, samples=5)
+    with pytest.raises(UsageError, match="too small for one format sample"):
+        generate(layout, tmp_path, size_bytes=1000)
+    with pytest.raises(UsageError, match="3 samples do not fill"):
+        plan(layout, samples=3)
