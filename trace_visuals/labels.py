@@ -9,11 +9,12 @@ from tracing_tools.trace.units import format_duration, format_size
 def trace_labels(paths: list[Path]) -> list[str]:
     """Return one short name per trace: the directory's, with as many parents as it takes to tell them apart."""
     resolved = [path.resolve() for path in paths]
-    for depth in range(1, 8):
+    distinct = len(set(resolved))
+    for depth in range(1, max(len(path.parts) for path in resolved) + 1):
         names = ["/".join(path.parts[-depth:]) for path in resolved]
-        if len(set(names)) == len(names):
+        if len(set(names)) == distinct:
             break
-    return names
+    return [name if name not in names[:place] else f"{name} (again)" for place, name in enumerate(names)]
 
 
 def plain(text: str, most: int) -> str:

@@ -200,14 +200,18 @@ class Timeline {
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
     const edges = Array.from({ length: last - first }, (_, i) => {
       const at = first + i, before = at ? graph.time[at - 1] : graph.time[0] - ((graph.time[1] || graph.time[0] + 1) - graph.time[0]);
-      return [Math.max(this.x(before), LEFT), Math.min(this.x(graph.time[at]), LEFT + this.plot)];
+      return [this.x(before), this.x(graph.time[at])];
     });
+    g.save();
+    g.beginPath();
+    g.rect(LEFT, row.top, this.plot, row.height);
+    g.clip();
     const base = new Float64Array(last - first);
     for (const name of graph.stacked) {
       g.fillStyle = colours[name];
       edges.forEach(([left, right], i) => {
         const share = graph.curves[name][first + i];
-        if (right > left) g.fillRect(left, y(base[i] + share), right - left + 0.4, y(base[i]) - y(base[i] + share));
+        g.fillRect(left, y(base[i] + share), right - left + 0.4, y(base[i]) - y(base[i] + share));
         base[i] += share;
       });
     }
@@ -217,6 +221,7 @@ class Timeline {
       edges.forEach(([left, right], i) => { const at = y(graph.curves[name][first + i]); g.lineTo(left, at); g.lineTo(right, at); });
       g.stroke();
     }
+    g.restore();
     this.nameRow(g, row, graph.title, [graph.stacked.join(", ") || graph.lines.join(", "), graph.stacked.length && graph.lines.length ? "line: this job" : "0 to 100 %"]);
   }
 

@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotwin.commands.plot import Plot
-from tests.synthetic import Job, write_job
+from tests.synthetic import SECOND, Job, write_job
 from trace_visuals.timeline import plot_timeline
+from tracing_tools.trace import schema
 from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.writer import write_table
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,18 @@ def test_groups_and_zoom(traces, tmp_path):
     assert "loader 1003" in text and "loader 1001" not in text and "seconds from the start of epoch 2" in text
     plot_timeline(traces, tmp_path / "r.svg", how="rank")
     assert "rank 1000 with its processes" in _svg_text(tmp_path / "r.svg")
+
+
+def test_gpu_samples_get_a_row_of_their_own(tmp_path):
+    path = write_job(tmp_path / "gpu.trace", Job())
+    times = np.arange(5 * SECOND, 9 * SECOND, SECOND // 10)
+    percent = np.where(times > 6 * SECOND, 90.0, 5.0)
+    columns = {"time_ns": times, "device": np.zeros(len(times)), "sm_percent": percent, "memory_percent": percent / 2,
+               "memory_used_bytes": np.full(len(times), 1 << 30)}  # fmt: skip
+    write_table(path / "samples" / "gpu.parquet", schema.GPU_SAMPLES, columns)
+    plot_timeline([path, write_job(tmp_path / "cpu.trace", Job())], tmp_path / "t.svg")
+    text = _svg_text(tmp_path / "t.svg")
+    assert "1 GPU" in text and "% SM" in text and "GPU not sampled" in text and "GPU memory" in text
 
 
 def test_hostile_names_are_drawn_as_text(tmp_path):
