@@ -26,6 +26,7 @@ class Job:
     prefetch: int = 2  # batches each loader may have read ahead, as in a PyTorch DataLoader
     epochs: int = 3
     compute_ns: int = 60 * MILLISECOND
+    evaluation_ns: int | None = None  # compute per evaluation sample, if other than compute_ns
     read_ns: int = MILLISECOND
     read_from_end: bool = False  # of each file, last request first
     checkpoint_every: int = 1  # epochs
@@ -64,11 +65,12 @@ def write_job(path: Path, job: Job | None = None) -> Path:
         workers = [job.pid + 1 + epoch * job.loaders + w for w in range(max(job.loaders, 1))] if job.loaders else [job.pid]
         processes += [(p, job.pid, "pt_data_worker", "python train.py", "loader", now, None) for p in workers if p != job.pid]
         order = rng.permutation(job.files) if job.shuffle else np.arange(job.files)
-        end = _read_pass(rows, job, order, workers, now, rng, job.batch)
+        end = _read_pass(rows, job, order, workers, now, rng, job.batch, job.compute_ns)
         phases.append(("epoch", now, end, 0, epoch + 1, None))
         now = end
         if job.evaluation_files:
-            end = _read_pass(rows, job, np.arange(job.files, total), workers, now, rng, 1)
+            evaluation_ns = job.compute_ns if job.evaluation_ns is None else job.evaluation_ns
+            end = _read_pass(rows, job, np.arange(job.files, total), workers, now, rng, 1, evaluation_ns)
             phases.append(("evaluation", now, end, 0, epoch + 1, None))
             now = end
         if job.checkpoint_every and (epoch + 1) % job.checkpoint_every == 0:
@@ -81,7 +83,7 @@ def write_job(path: Path, job: Job | None = None) -> Path:
     return path
 
 
-def _read_pass(rows, job, order, workers, now, rng, batch):
+def _read_pass(rows, job, order, workers, now, rng, batch, compute_ns):
     busy = dict.fromkeys(workers, now)
     step_end = now
     taken = []  # when the rank took each batch, which lets its loader begin another
@@ -93,7 +95,7 @@ def _read_pass(rows, job, order, workers, now, rng, batch):
             t = _read_file(rows, job, int(file_id), pid, t, rng)
         busy[pid] = t
         taken.append(max(step_end, t))
-        step_end = taken[-1] + int(job.compute_ns * rng.uniform(0.95, 1.05))
+        step_end = taken[-1] + int(compute_ns * rng.uniform(0.95, 1.05))
     return step_end
 
 

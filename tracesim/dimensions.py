@@ -20,6 +20,7 @@ from tracesim.profile import Summary
 from tracesim.tallies import ACTIVITY_BINS
 
 HALF_WIDTH = 2 * BINS_PER_OCTAVE  # sizes, times and counts a factor of 16 apart have nothing in common
+_IS_TIMED = np.isin(np.arange(len(PHASES)), TIMED)
 _CHECKPOINT_FILE = FILE_KINDS.index("checkpoint")
 _CHANCE_DEVIATIONS = 2.0  # orders of files that differ by less than this many standard deviations of a shuffle do not differ
 
@@ -63,9 +64,23 @@ def _mean(parts: dict[str, tuple[float, float]]) -> Score:
     return Score(weighted_mean(scores, weights), {name: score for name, (score, _) in parts.items()})
 
 
-def _phase_bytes(a: Summary, b: Summary) -> Floats:
-    """Mean share of the bytes that each phase moves in the two, shape (phases,)."""
-    return (shares(a.bytes.sum(axis=(1, 2))) + shares(b.bytes.sum(axis=(1, 2)))) / 2
+def _phase_weights(a: Summary, b: Summary) -> Floats:
+    """Weight of each phase, shape (phases,): the mean of its shares of the bytes and of the time; start-up has none."""
+    moved = [shares(np.where(_IS_TIMED, s.bytes.sum(axis=(1, 2)), 0.0)) for s in (a, b)]
+    spent = [shares(np.where(_IS_TIMED, s.duration_ns, 0.0)) for s in (a, b)]
+    return ((moved[0] + moved[1]) + (spent[0] + spent[1])) / 4
+
+
+def _by_phase(a: Summary, b: Summary, likeness: Callable[[int], float | None]) -> float:
+    """Mean over the timed phases of the likeness in each, but for those of which `likeness` returns None."""
+    found = [(likeness(phase), weight) for phase, weight in enumerate(_phase_weights(a, b).tolist()) if weight > 0]
+    known = [(score, weight) for score, weight in found if score is not None]
+    return weighted_mean([score for score, _ in known], [weight for _, weight in known])
+
+
+def _overlap_by_phase(a: Summary, b: Summary, of_a: Floats, of_b: Floats) -> float:
+    """Overlap of two histograms by phase; what a phase in only one of the two says is left to volume and duration."""
+    return _by_phase(a, b, lambda p: overlap(of_a[p], of_b[p], HALF_WIDTH) if of_a[p].any() and of_b[p].any() else None)
 
 
 def _volume(a: Summary, b: Summary) -> Score:
@@ -118,7 +133,7 @@ def _order_likeness(a: Floats, a_variance: Floats, b: Floats, b_variance: Floats
 
 
 def _access_order(a: Summary, b: Summary) -> Score:
-    weights = np.sqrt(_phase_bytes(a, b))
+    weights = _phase_weights(a, b)
     parts = {
         "within_file": (shared_mass(a.step_calls, b.step_calls) + shared_mass(a.step_bytes, b.step_bytes)) / 2,
         "file_order": _order_likeness(a.scatter, a.scatter_variance, b.scatter, b.scatter_variance, weights),
@@ -135,27 +150,30 @@ def _access_order_curve(s: Summary) -> Curve:
     return Curve(np.arange(len(labels), dtype=float), shares(s.step_calls.ravel()), labels)
 
 
-def _activity(a: Summary, b: Summary) -> float:
-    likeness, weights = [], []
-    for phase, weight in zip(TIMED, _phase_bytes(a, b)[list(TIMED)], strict=True):
-        if a.activity[phase].any() and b.activity[phase].any():
-            apart = np.cumsum(shares(a.activity[phase])) - np.cumsum(shares(b.activity[phase]))
-            likeness.append(max(0.0, 1.0 - 2.0 * float(np.abs(apart).mean())))
-            weights.append(float(weight))
-    return weighted_mean(likeness, weights)
+def _activity(a: Summary, b: Summary, phase: int) -> float | None:
+    of_a, of_b = a.activity[phase], b.activity[phase]
+    if not of_a.any() or not of_b.any():
+        return None
+    apart = np.cumsum(shares(of_a)) - np.cumsum(shares(of_b))
+    return max(0.0, 1.0 - 2.0 * float(np.abs(apart).mean()))
 
 
-def _thread_time(s: Summary) -> Floats:
-    return np.concatenate(([s.busy_ns], measures.blurred(s.pause_ns, HALF_WIDTH)))
+def _thread_time(s: Summary, phase: int) -> Floats:
+    return np.concatenate(([s.busy_ns[phase]], measures.blurred(s.pause_ns[phase], HALF_WIDTH)))
+
+
+def _pauses(a: Summary, b: Summary, phase: int) -> float | None:
+    of_a, of_b = _thread_time(a, phase), _thread_time(b, phase)
+    return shared_mass(of_a, of_b) if of_a.any() and of_b.any() else None
 
 
 def _timing(a: Summary, b: Summary) -> Score:
-    timed = list(TIMED)
+    duration = _by_phase(a, b, lambda p: measures.s_curve(ratio(float(a.duration_ns[p]), float(b.duration_ns[p]))))
     return _mean({
-        "duration": (measures.s_curve(measures.ruzicka(a.duration_ns[timed], b.duration_ns[timed])), 0.5),
-        "activity": (_activity(a, b), 0.2),
-        "pauses": (shared_mass(_thread_time(a), _thread_time(b)), 0.15),
-        "bursts": (overlap(a.burst_bytes, b.burst_bytes, HALF_WIDTH), 0.15),
+        "duration": (duration, 0.5),
+        "activity": (_by_phase(a, b, lambda p: _activity(a, b, p)), 0.2),
+        "pauses": (_by_phase(a, b, lambda p: _pauses(a, b, p)), 0.15),
+        "bursts": (_overlap_by_phase(a, b, a.burst_bytes, b.burst_bytes), 0.15),
     })  # fmt: skip
 
 
@@ -165,18 +183,21 @@ def _timing_curve(s: Summary) -> Curve:
     return Curve(np.concatenate(([0.0], x)), np.concatenate(([0.0], y)))
 
 
+def _readers(a: Summary, b: Summary, phase: int) -> float | None:
+    of_a, of_b = float(a.readers[phase]), float(b.readers[phase])
+    return ratio(of_a, of_b) if of_a > 0 and of_b > 0 else None
+
+
 def _concurrency(a: Summary, b: Summary) -> Score:
-    likeness = [ratio(float(x), float(y)) for x, y in zip(a.readers, b.readers, strict=True)]
-    weights = _phase_bytes(a, b) * ((a.readers + b.readers) > 0)
     return _mean({
-        "readers": (weighted_mean(likeness, weights.tolist()), 0.5),
-        "readers_at_once": (overlap(a.windows, b.windows, HALF_WIDTH), 0.25),
-        "calls_in_flight": (overlap(a.in_flight_ns, b.in_flight_ns, HALF_WIDTH), 0.25),
+        "readers": (_by_phase(a, b, lambda p: _readers(a, b, p)), 0.5),
+        "readers_at_once": (_overlap_by_phase(a, b, a.windows, b.windows), 0.25),
+        "calls_in_flight": (_overlap_by_phase(a, b, a.in_flight_ns, b.in_flight_ns), 0.25),
     })  # fmt: skip
 
 
 def _concurrency_curve(s: Summary) -> Curve:
-    return Curve(LOWER_EDGES[:LEVEL_BINS], np.cumsum(shares(s.in_flight_ns)))
+    return Curve(LOWER_EDGES[:LEVEL_BINS], np.cumsum(shares(s.in_flight_ns[list(TIMED)].sum(axis=0))))
 
 
 def _files(a: Summary, b: Summary) -> Score:

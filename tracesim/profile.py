@@ -73,12 +73,12 @@ class Summary:
     step_calls: Floats  # (2, STEPS)
     step_bytes: Floats
     activity: Floats  # (phases, ACTIVITY_BINS)
-    busy_ns: float
-    pause_ns: Floats  # (BINS,)
-    burst_bytes: Floats  # (BINS,)
-    in_flight_ns: Floats  # (LEVEL_BINS,)
+    busy_ns: Floats  # (phases,)
+    pause_ns: Floats  # (phases, BINS)
+    burst_bytes: Floats  # (phases, BINS)
+    in_flight_ns: Floats  # (phases, LEVEL_BINS)
     readers: Floats  # (phases,): mean of the occurrences
-    windows: Floats  # (LEVEL_BINS,)
+    windows: Floats  # (phases, LEVEL_BINS)
     written_files: float
     scatter: Floats  # (phases,): mean, NaN where the order cannot be told
     scatter_variance: Floats  # of that mean, under a random order
@@ -161,7 +161,6 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
     each, when = profile.each, profile.occurrences
     weight = np.ones(when.number) if weight is None else weight
     by_phase = (when.phase == np.arange(len(PHASES))[:, None]) * weight
-    timed = np.where(when.phase == PHASES.index("startup"), 0.0, weight)
     counts = by_phase.sum(axis=1)
     kinds, groups, steps = len(FILE_KINDS), len(GROUPS), len(STEPS)
     sizes, jumps = (kinds, 2, BINS), (2, steps)
@@ -170,9 +169,9 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
         calls=(by_phase @ each.calls).reshape(-1, kinds, groups), bytes=(by_phase @ each.bytes).reshape(-1, kinds, groups),
         size_calls=(weight @ each.size_calls).reshape(sizes), size_bytes=(weight @ each.size_bytes).reshape(sizes),
         step_calls=(weight @ each.step_calls).reshape(jumps), step_bytes=(weight @ each.step_bytes).reshape(jumps),
-        activity=by_phase @ each.activity, busy_ns=float(timed @ each.busy_ns), pause_ns=timed @ each.pause_ns,
-        burst_bytes=timed @ each.burst_bytes, in_flight_ns=timed @ each.in_flight_ns,
-        readers=by_phase @ each.readers / np.maximum(counts, 1), windows=timed @ each.windows,
+        activity=by_phase @ each.activity, busy_ns=by_phase @ each.busy_ns, pause_ns=by_phase @ each.pause_ns,
+        burst_bytes=by_phase @ each.burst_bytes, in_flight_ns=by_phase @ each.in_flight_ns,
+        readers=by_phase @ each.readers / np.maximum(counts, 1), windows=by_phase @ each.windows,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
         **_order_by_phase(profile.order, by_phase),
     )  # fmt: skip

@@ -8,6 +8,10 @@ from tracesim.profile import Profile
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import GROUP_OF_OP
 
+_LEAST_IDLE, _LEAST_OTHER = (
+    0.1,
+    0.25,
+)  # shares of a machine's CPUs, for it to count as crowded
 MOST_LOST = 0.01  # share of a trace's events; with more than that lost there is no score
 
 
@@ -31,12 +35,26 @@ def _captured(trace: Trace) -> frozenset[str]:
     return frozenset(GROUP_OF_OP[op] for op in ops if op in GROUP_OF_OP)
 
 
+def _others_cpus(trace: Trace) -> float:
+    """Return how many CPUs' worth of time others than the job took while hardly any was idle; 0 when not so, or not known."""
+    samples = trace.samples("cpu")
+    cpus = trace.manifest.host.cpus
+    if samples is None or samples.empty or samples["job_cpus"].isna().all():
+        return 0.0
+    idle = float((samples["idle"] + samples["iowait"]).mean())
+    others = float(((samples["user"] + samples["system"]) * cpus - samples["job_cpus"]).mean())
+    return others if idle < _LEAST_IDLE and others >= _LEAST_OTHER * cpus else 0.0
+
+
 def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases: Sequence[str]) -> list[str]:
     """Return one sentence for each thing that makes the comparison of these traces less sure."""
     found = []
     for trace, name in zip(traces, names, strict=True):
         if share := lost_share(trace):
             found.append(f"{name} lost {trace.manifest.lost_events} events ({share * 100:.2g} % of all)")
+        if others := _others_cpus(trace):
+            cpus = trace.manifest.host.cpus
+            found.append(f"{name}'s machine was crowded (other work took {others:.1f} of {cpus} CPUs), which its times show")
         if trace.manifest.status == "recovered":
             found.append(f"{name} was recovered from a recording that was cut off; its end may be missing")
     missing = sorted(frozenset(GROUPS) - common_groups(traces))

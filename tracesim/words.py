@@ -7,7 +7,7 @@ import numpy as np
 from tracesim.calls import FILE_KINDS, GROUPS, MAP, OPEN, READ, SYNC, WRITE
 from tracesim.dimensions import checkpoint_bytes
 from tracesim.logbins import quantile
-from tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TRAINING
+from tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TIMED, TRAINING
 from tracesim.profile import Summary
 from tracing_tools.trace.units import format_duration, format_size
 
@@ -114,7 +114,8 @@ def _timing(a: Summary, b: Summary) -> Told:
                 abs(times[1] - times[0]) / total,
                 f"B spends {long} ({format_duration(times[1])} against {format_duration(times[0])})",
             )
-    bursts = quantile(a.burst_bytes, 0.5), quantile(b.burst_bytes, 0.5)
+    timed = list(TIMED)
+    bursts = quantile(a.burst_bytes[timed].sum(axis=0), 0.5), quantile(b.burst_bytes[timed].sum(axis=0), 0.5)
     if bursts[0] and bursts[1] and _factor(bursts[0], bursts[1]) >= 1.4:
         yield 0.01, f"a thread of B reads about {format_size(bursts[1])} between pauses, of A {format_size(bursts[0])}"
 

@@ -77,7 +77,7 @@ small_jobs = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(small_jobs, small_jobs)
 def test_bounded_symmetric_and_identical_to_itself(tmp_path, one, other):
     a, b = Trace(write_job(tmp_path / "a", one)), Trace(write_job(tmp_path / "b", other))
@@ -105,6 +105,15 @@ def test_a_rerun_scores_high_and_each_wrong_twin_clearly_lower(trace, rerun, see
         assert similarity.overall < like - 0.05, name
         assert min(scores(similarity).values()) < 0.75, name
         assert similarity.verdict.startswith("different: "), name
+
+
+def test_training_counts_however_long_evaluation_takes(trace):
+    """As in a job that evaluates for three quarters of its time, where half the compute in training is an eighth of the whole."""
+    job = replace(JOB, evaluation_ns=450 * MILLISECOND)
+    like = compare(trace(job), trace(job, seed=2, compute_ns=63 * MILLISECOND, evaluation_ns=470 * MILLISECOND)).overall
+    halved = compare(trace(job), trace(job, seed=2, compute_ns=30 * MILLISECOND))
+    assert like > 0.98 and halved.overall < like - 0.04
+    assert any("less time in training" in sentence for sentence in halved.differences)
 
 
 def test_another_shuffle_is_alike_but_no_shuffle_is_not(trace):
@@ -258,6 +267,21 @@ def test_clocks_that_do_not_meet_and_recovered_traces_are_told(trace):
     warnings = compare(trace(), change_manifest(shifted, status="recovered")).warnings
     assert any("B was recovered" in warning for warning in warnings)
     assert any("B has no call on its files in any phase" in warning for warning in warnings)
+
+
+def test_a_crowded_machine_is_told(trace):
+    crowded = trace()
+
+    def busy(values):
+        return pa.array([0.9] * len(values), type=values.type)
+
+    change_table(crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "user", busy)
+    change_table(crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "job_cpus", busy)
+    change_table(
+        crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "idle", lambda v: pa.array([0.05] * len(v), v.type)
+    )
+    (warning,) = compare(trace(), crowded).warnings
+    assert warning.startswith("B's machine was crowded (other work took 1.0 of 2 CPUs)")
 
 
 def test_latency_is_reported_but_scores_nothing(trace):
