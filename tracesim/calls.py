@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import GROUP_OF_OP
 
@@ -42,7 +43,10 @@ class Calls:
 
 
 def storage_calls(trace: Trace, groups: frozenset[str] = frozenset(GROUPS)) -> Iterator[Calls]:
-    """Yield the trace's calls of `groups` on files of FILE_KINDS, batch by batch in order of start."""
+    """Yield the trace's calls of `groups` on files of FILE_KINDS, batch by batch in order of start.
+
+    Raises IotwinError when a call is on a file that the files table lacks.
+    """
     kinds = trace.files()["kind"].astype(object).to_numpy()
     kind_of_file = np.full(len(kinds) + 1, -1, dtype=np.int64)  # the last entry stands for calls without a file
     for index, kind in enumerate(FILE_KINDS):
@@ -51,6 +55,8 @@ def storage_calls(trace: Trace, groups: frozenset[str] = frozenset(GROUPS)) -> I
     for batch in trace.events(_COLUMNS, batch_rows=_BATCH_ROWS):
         group = _groups(batch.column("op"), groups)
         file = _integers(batch.column("file_id"), missing=-1)
+        if len(file) and file.max() >= len(kinds):
+            raise IotwinError(f"{trace.path}: files.parquet lacks files that calls are on: it is damaged; copy the trace again")
         kept = np.flatnonzero((group >= 0) & (kind_of_file[file] >= 0))
         if len(kept):
             yield _calls(batch, kept, group, file, kind_of_file, threads)

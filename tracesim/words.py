@@ -37,7 +37,7 @@ def _times(a: float, b: float, fewer: str = "fewer", more: str = "more") -> str:
     """Return for example: 2.1 times fewer; or below a factor of 1.5: 14 % more."""
     factor, word = _factor(a, b), more if b > a else fewer
     if factor >= 1.5:
-        return f"{factor:.3g} times {word}"
+        return f"{factor:.0f} times {word}" if factor >= 100 else f"{factor:.3g} times {word}"
     return f"{abs(b / a - 1) * 100:.0f} % {word}"
 
 

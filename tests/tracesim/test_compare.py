@@ -242,6 +242,14 @@ def change_table(path, expected, column, change):
     write_table(path, expected, changed.cast(expected))
 
 
+def test_a_files_table_that_lacks_files_is_refused(trace):
+    short = trace()
+    table = pq.read_table(short.path / "files.parquet")
+    write_table(short.path / "files.parquet", schema.FILES, table.slice(0, 3))
+    with pytest.raises(IotwinError, match=r"files\.parquet lacks files"):
+        compare(trace(), short)
+
+
 def change_manifest(trace, **values):
     manifest = read_manifest(trace.path)
     for name, value in values.items():
@@ -277,9 +285,7 @@ def test_a_crowded_machine_is_told(trace):
 
     change_table(crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "user", busy)
     change_table(crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "job_cpus", busy)
-    change_table(
-        crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "idle", lambda v: pa.array([0.05] * len(v), v.type)
-    )
+    change_table(crowded.path / "samples/cpu.parquet", schema.CPU_SAMPLES, "idle", lambda v: pa.array([0.05] * len(v), v.type))
     (warning,) = compare(trace(), crowded).warnings
     assert warning.startswith("B's machine was crowded (other work took 1.0 of 2 CPUs)")
 
