@@ -72,12 +72,11 @@ function addHeatMaps(page, timeline) {
   const maps = [];
   for (const trace of page.traces) {
     const who = page.traces.length > 1 ? `${trace.label}: ` : "";
-    if (trace.readsHeat) maps.push(new HeatMap(page, timeline, trace, trace.readsHeat, `${who}reads of the data set`));
-    if (trace.writesHeat) maps.push(new HeatMap(page, timeline, trace, trace.writesHeat, `${who}writes of checkpoints`));
+    if (trace.readsHeat) maps.push(new HeatMap(timeline, trace.readsHeat, `${who}reads of the data set`));
+    if (trace.writesHeat) maps.push(new HeatMap(timeline, trace.writesHeat, `${who}writes of checkpoints`));
   }
   document.getElementById("heat").hidden = !maps.length;
   document.getElementById("heatmaps").append(...maps.map((map) => map.place));
-  for (const map of maps) map.draw();
 }
 
 function addTables(traces, timeline) {

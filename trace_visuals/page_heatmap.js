@@ -3,10 +3,9 @@
 const HEAT_HEIGHT = 220;
 
 class HeatMap {
-  constructor(page, timeline, trace, heat, title) {
+  constructor(timeline, heat, title) {
     this.heat = heat;
     this.timeline = timeline;
-    this.trace = trace;
     this.canvas = element("canvas");
     this.tip = element("p", { class: "note" });
     const box = element("div", { class: "heat" }, this.canvas);
@@ -15,28 +14,51 @@ class HeatMap {
     this.legend = `${formatCount(heat.file_count)} files, ${formatSize(heat.rows * heat.row_bytes)}; darker: more bytes, up to ` +
       `${formatSize(this.top)} in a cell of ${formatDuration(heat.width_s * 1e9)} by ${formatSize(heat.row_bytes)} (logarithmic)`;
     this.tip.textContent = this.legend;
-    this.image = this.render();
     this.canvas.addEventListener("pointermove", (event) => this.describe(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.textContent = this.legend; });
-    timeline.listeners.push(() => this.draw());
-    window.addEventListener("resize", () => this.draw());
+    timeline.listeners.push(() => this.invalidate());
+    window.addEventListener("resize", () => this.invalidate());
+    // A map out of sight costs the timeline's zoom nothing.
+    new IntersectionObserver((entries) => {
+      this.visible = entries[entries.length - 1].isIntersecting;
+      if (this.visible) this.invalidate();
+    }).observe(box);
   }
 
-  // The whole map once, a pixel a cell; addresses grow upwards.
-  render() {
-    const { columns, rows, cells } = this.heat, image = element("canvas", { width: columns, height: rows });
-    const g = image.getContext("2d"), pixels = g.createImageData(columns, rows), scale = Math.log1p(this.top);
-    for (let column = 0; column < columns; column += 1) {
+  invalidate() {
+    if (this.pending || !this.visible) return;
+    this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
+  }
+
+  // The map as seen now, a pixel of time wide and a cell high; where cells share a pixel the fullest shows, so that none disappears.
+  render(from, to, wide) {
+    const { columns, rows, cells, origin_s: origin, width_s: width } = this.heat, pixel = (to - from) / wide;
+    const image = element("canvas", { width: wide, height: rows }), fullest = new Float64Array(wide * rows);
+    const end = Math.min(columns, Math.ceil((to - origin) / width));
+    for (let column = Math.max(0, Math.floor((from - origin) / width)); column < end; column += 1) {
+      const left = (origin + column * width - from) / pixel, first = Math.max(0, Math.floor(left));
+      const last = Math.min(wide, Math.max(Math.ceil(left + width / pixel), first + 1));
       for (let row = 0; row < rows; row += 1) {
-        const value = cells[column * rows + row];
-        if (!value) continue;
-        // From a light to a dark blue of one hue: readable in grey and for any colour vision.
-        const depth = 0.25 + 0.75 * Math.log1p(value) / scale, at = ((rows - 1 - row) * columns + column) * 4;
-        pixels.data.set([Math.round(198 * (1 - depth)), Math.round(219 - 170 * depth), Math.round(239 - 130 * depth), 255], at);
+        const value = cells[column * rows + row], base = (rows - 1 - row) * wide;
+        if (value) for (let x = first; x < last; x += 1) if (fullest[base + x] < value) fullest[base + x] = value;
       }
     }
-    g.putImageData(pixels, 0, 0);
+    this.paint(image.getContext("2d"), fullest, wide, rows);
     return image;
+  }
+
+  paint(g, fullest, wide, rows) {
+    const pixels = g.createImageData(wide, rows), scale = Math.log1p(this.top), { data } = pixels;
+    for (let at = 0; at < fullest.length; at += 1) {
+      if (!fullest[at]) continue;
+      // From a light to a dark blue of one hue: readable in grey and for any colour vision.
+      const depth = 0.25 + 0.75 * Math.log1p(fullest[at]) / scale, to = at * 4;
+      data[to] = 198 * (1 - depth);
+      data[to + 1] = 219 - 170 * depth;
+      data[to + 2] = 239 - 130 * depth;
+      data[to + 3] = 255;
+    }
+    g.putImageData(pixels, 0, 0);
   }
 
   draw() {
@@ -47,13 +69,7 @@ class HeatMap {
     const g = this.canvas.getContext("2d"), plot = Math.max(50, width - LEFT - RIGHT);
     g.scale(ratio, ratio);
     g.imageSmoothingEnabled = false;
-    const { from, to } = timeline.view, scale = plot / (to - from);
-    g.save();
-    g.beginPath();
-    g.rect(LEFT, 0, plot, HEAT_HEIGHT);
-    g.clip();
-    g.drawImage(this.image, LEFT + (heat.origin_s - from) * scale, 0, heat.columns * heat.width_s * scale, HEAT_HEIGHT);
-    g.restore();
+    g.drawImage(this.render(timeline.view.from, timeline.view.to, Math.round(plot)), LEFT, 0, plot, HEAT_HEIGHT);
     g.strokeStyle = "#999";
     g.strokeRect(LEFT + 0.5, 0.5, plot - 1, HEAT_HEIGHT - 1);
     g.font = "12px system-ui, sans-serif";

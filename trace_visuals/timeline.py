@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ _COLUMNS = 1280  # bins across the axis: about one per pixel of a PNG
 _DPI = 250
 _WIDTH_IN, _LEFT_IN, _RIGHT_IN = 7.2, 0.62, 1.12
 _STRIP_IN, _GRAPH_IN, _PHASES_IN, _GAP_IN = 0.2, 0.42, 0.17, 0.055
-_HEAD_IN, _GROUP_HEAD_IN, _BLOCK_GAP_IN, _FOOT_IN = 0.36, 0.14, 0.16, 0.58
+_HEAD_IN, _GROUP_HEAD_IN, _BLOCK_GAP_IN, _FOOT_IN = 0.36, 0.14, 0.16, 0.72
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
 
 
@@ -212,7 +212,7 @@ def _label_bar(ax: Axes, left: float, right: float, name: str, number: float, wi
 
 def _draw_cpu(ax: Axes, block: TraceTimeline) -> None:
     ax.set_ylim(0, 100)
-    ax.set_yticks([0, 100], ["0", "100 %"])
+    _name_ends(ax, [0, 100], ["0", "100 %"])
     samples = block.cpu
     if samples is None:
         _name_row(ax, "", "CPU not sampled")
@@ -232,7 +232,7 @@ def _draw_cpu(ax: Axes, block: TraceTimeline) -> None:
 
 def _draw_gpu(ax: Axes, block: TraceTimeline) -> None:
     ax.set_ylim(0, 100)
-    ax.set_yticks([0, 100], ["0", "100 %"])
+    _name_ends(ax, [0, 100], ["0", "100 %"])
     if block.gpu is None:
         _name_row(ax, "", "GPU not sampled")
         return
@@ -271,7 +271,7 @@ def _draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:
     for name, rate in _throughput(block).items():
         ax.stairs(rate, edges, baseline=None, color=GROUP_COLOURS[name], linewidth=0.6)
     ax.set_ylim(0, peak * 1.08 or 1)
-    ax.set_yticks([0, peak] if peak else [0], ["0", f"{format_size(peak)}/s"] if peak else ["0"], fontsize=5.4)
+    _name_ends(ax, [0, peak] if peak else [0], ["0", f"{format_size(peak)}/s"] if peak else ["0"], 5.4)
     _name_row(ax, "", f"bytes/s, means\nover {format_duration(block.lanes.grid.width)}")
 
 
@@ -289,17 +289,33 @@ def _write_head(figure: Figure, block: TraceTimeline, top: float, height_in: flo
 
 
 def _write_foot(figure: Figure, blocks: list[TraceTimeline], height_in: float) -> None:
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=(*to_rgb(GREY), 0.3), label="at least one call starts or is in flight (darker: more)"),
+    bars = [
+        Patch(facecolor=(*to_rgb(GREY), 0.3), label="pale: at least one call starts or is in flight, darker for more"),
         Patch(facecolor=GREY, label="height: share of time with a call in flight"),
     ]
+    _legend(figure, bars, 0.34 / height_in)
+    graphs: list[Patch | Line2D] = []
     if any(block.cpu is not None for block in blocks):
-        handles += [Patch(facecolor=colour, label=name) for name, colour in CPU_COLOURS.items()]
-        handles.append(Line2D([], [], color=BLACK, linewidth=0.8, label="this job"))
+        graphs += [Patch(facecolor=colour, label=f"CPU {name}") for name, colour in CPU_COLOURS.items()]
+        graphs.append(Line2D([], [], color=BLACK, linewidth=0.8, label="CPU, this job"))
     if any(block.gpu is not None for block in blocks):
-        handles += [Line2D([], [], color=GREEN, label="SM"), Line2D([], [], color=PURPLE, linestyle="--", label="GPU memory")]
-    figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 0.2 / height_in), ncols=len(handles), frameon=False,
-                  handlelength=1.1, columnspacing=1.0, handletextpad=0.4, fontsize=6.2, borderpad=0)  # fmt: skip
+        graphs += [Line2D([], [], color=GREEN, label="GPU SM"), Line2D([], [], color=PURPLE, linestyle="--", label="GPU memory")]
+    colours = [Line2D([], [], color=GROUP_COLOURS[name], label=f"bytes/s {name}") for name in (GROUPS[READ], GROUPS[WRITE])]
+    _legend(figure, [*graphs, *colours], 0.2 / height_in)
     notes = "; ".join(dict.fromkeys(block.groups.note for block in blocks if block.groups.note))
     text = "Rows show calls on data-set, checkpoint and log files." + (f" Processes: {notes}." if notes else "")
     figure.text(0.5, 0.06 / height_in, text, ha="center", va="bottom", fontsize=6.2, color="#555555")
+
+
+def _legend(figure: Figure, handles: Sequence[Patch | Line2D], bottom: float) -> None:
+    figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, bottom), ncols=len(handles), frameon=False,
+                  handlelength=1.1, columnspacing=1.0, handletextpad=0.4, fontsize=6.2, borderpad=0)  # fmt: skip
+
+
+def _name_ends(ax: Axes, positions: list[float], names: list[str], size: float = 6.5) -> None:
+    """Label the ends of the y axis inside the row's height, so that rows close to each other do not overlap."""
+    ax.set_yticks(positions, names, fontsize=size)
+    labels = ax.get_yticklabels()
+    labels[0].set_verticalalignment("bottom")
+    if len(labels) > 1:
+        labels[-1].set_verticalalignment("top")
