@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -61,8 +62,8 @@ def trace_command(command: list[str], directory: Path, options: Options) -> Mani
             started = StartedCommand(backend.wrap(command, directory.absolute() / RAW), directory / "logs", user)
             session.run(started)
         except BaseException:
-            if recording.events_written == 0 and manifest.target.root_pid is None:
-                recording.discard()
+            if manifest.target.root_pid is None:
+                recording.discard()  # the command never ran
             raise
         finally:
             recording.close()
@@ -160,9 +161,14 @@ class _Session:
             self._journal()
             return busy
         except IotwinError as error:
-            note(f"iotwin trace: {error} (the job goes on untraced)")
-            self._failure = error
+            note(f"{error}; the job goes on untraced")
+            self._fail(error)
             return False
+
+    def _fail(self, error: IotwinError) -> None:
+        # A new error: the old one's traceback would keep the ring buffer mapped.
+        self._failure = IotwinError(str(error))
+        self._recording.release_reserve()
 
     def _journal(self) -> None:
         now = time.monotonic_ns()
@@ -184,11 +190,12 @@ class _Session:
 
     def _stop_backend(self) -> None:
         try:
-            self._backend.stop(self._recording)
-            self._append_ledger()
-            self._recording.append_clock()
+            self._backend.stop(None if self._failure else self._recording)
         except IotwinError as error:
-            self._failure = self._failure or error
+            self._fail(error)
+            self._backend.stop(None)
+        self._append_ledger()
+        self._recording.append_clock()
         for tail in self._tails:
             tail.forward()
 
@@ -256,11 +263,9 @@ def _streams(forward: bool) -> list[tuple[str, IO[bytes]]]:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
-        return version("iotwin")
-    except PackageNotFoundError:
+        return metadata.version("iotwin")
+    except metadata.PackageNotFoundError:
         return "unknown"
 
 

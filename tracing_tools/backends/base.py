@@ -44,5 +44,5 @@ class Backend(Protocol):
     def ledger(self) -> Ledger:
         """Return the counts so far."""
 
-    def stop(self, recording: Recording) -> None:
-        """Detach from everything and move what is left into the recording."""
+    def stop(self, recording: Recording | None) -> None:
+        """Detach from everything and move what is left into the recording, if there still is one."""

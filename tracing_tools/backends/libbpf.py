@@ -96,13 +96,13 @@ class LibbpfBackend:
             self._ledger = Ledger(seen + missed, {source: count for source, count in lost.items() if count})
         return self._ledger
 
-    def stop(self, recording: Recording) -> None:
+    def stop(self, recording: Recording | None) -> None:
         """Detach, take over what is left, unload."""
         if self._object is None:
             return
         probes = self._object
         probes.detach()
-        while self._events.pending_bytes() or self._names.pending_bytes():
+        while recording is not None and (self._events.pending_bytes() or self._names.pending_bytes()):
             self.drain(recording)
         self.ledger()
         self._events.close()

@@ -59,7 +59,5 @@ class RingBuffer:
         self._consumer[0] += np.uint64(size_bytes)
 
     def close(self) -> None:
-        """Unmap the buffer; views handed out before become invalid."""
-        del self._consumer, self._producer, self._data
-        self._consumer_map.close()
-        self._data_map.close()
+        """Let go of the buffer; it is unmapped when the last view handed out is gone."""
+        del self._consumer, self._producer, self._data, self._consumer_map, self._data_map

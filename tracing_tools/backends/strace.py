@@ -60,8 +60,10 @@ class StraceBackend:
         """strace loses nothing, and does not count apart from what it writes."""
         return Ledger()
 
-    def stop(self, recording: Recording) -> None:
+    def stop(self, recording: Recording | None) -> None:
         """Turn strace's text into records."""
+        if recording is None:
+            return
         raw = recording.directory / RAW
         calls = sorted(
             (call for path in raw.glob("strace.*") for call in text.parse_lines(int(path.suffix[1:]), path.open("rb"))),
@@ -173,7 +175,8 @@ class _Replay:
             requested, offset = text.numbers_at_end(call.arguments, 2)
             return offset, requested
         if kind is Kind.POSITIONED_VECTOR:
-            return text.numbers_at_end(call.arguments, 1)[0], _vector_bytes(call.arguments)
+            flags_follow = call.name.endswith("2")
+            return text.numbers_at_end(call.arguments, 1 + flags_follow)[0], _vector_bytes(call.arguments)
         requested = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
         position = self._position(pid, fd)
         offset = position[0]

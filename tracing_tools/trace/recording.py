@@ -26,6 +26,8 @@ EVENTS_FILE = "events.bin"
 NAMES_FILE = "names.bin"
 JOURNAL_FILE = "journal.jsonl"  # clock pairs, ledgers and samples, one JSON object a line
 LOCK_FILE = "lock"
+_RESERVE_FILE = "reserve"
+_RESERVE_BYTES = 1 << 16
 
 
 def read_clocks(tries: int = 50) -> ClockPair:
@@ -93,6 +95,8 @@ class Recording:
         self._names = os.open(raw / NAMES_FILE, flags, 0o644)
         self._journal = os.open(raw / JOURNAL_FILE, flags, 0o644)
         write_manifest(directory, manifest)
+        # Kept so that a recording that fills the disk can still say what it lost.
+        (raw / _RESERVE_FILE).write_bytes(bytes(_RESERVE_BYTES))
 
     def __enter__(self) -> "Recording":
         return self
@@ -117,6 +121,10 @@ class Recording:
         """Append a reading of both clocks."""
         self.append_journal("clock", msgspec.to_builtins(read_clocks()))
 
+    def release_reserve(self) -> None:
+        """Give back the space kept for the last words, once nothing but those will be written."""
+        (self.directory / RAW / _RESERVE_FILE).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Close the files and let go of the lock."""
         for descriptor in (self._events, self._names, self._journal, self._lock):
@@ -135,4 +143,4 @@ def _write_all(descriptor: int, content: memoryview) -> None:
         try:
             content = content[os.write(descriptor, content) :]
         except OSError as error:
-            raise IotwinError(f"the trace cannot be written: {error.strerror}; free some space, then run: iotwin recover") from error
+            raise IotwinError(f"the trace cannot be written: {error.strerror}; free some space, then finish it with: iotwin recover") from error

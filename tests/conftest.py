@@ -1,0 +1,55 @@
+"""What tests need of the machine, and how they say that it is missing."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@functools.cache
+def _missing_for_root() -> str | None:
+    from tracing_tools.backends.libbpf import unavailable_reason
+
+    return unavailable_reason()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip marked tests with the reason that names what is missing."""
+    for item in items:
+        if item.get_closest_marker("root") and (reason := _missing_for_root()):
+            item.add_marker(pytest.mark.skip(reason=f"no eBPF here: {reason}"))
+        if item.get_closest_marker("torch") and not _has_torch():
+            item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
+
+
+@functools.cache
+def _has_torch() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, as a user would."""
+    command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    defaults: dict = {"capture_output": True, "text": True, "timeout": 240, "env": environment, "check": False}
+    return subprocess.run(command, **{**defaults, **options})
+
+
+@pytest.fixture(scope="session")
+def calls_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C program that makes a known number of calls."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) is installed")
+    program = tmp_path_factory.mktemp("calls") / "calls"
+    source = ROOT / "tests" / "tracing_tools" / "calls.c"
+    subprocess.run([compiler, "-O1", "-pthread", "-o", program, source], check=True)
+    return program
