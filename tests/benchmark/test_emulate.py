@@ -1,5 +1,6 @@
 """`iotwin emulate` as a user runs it: what it prints and writes, and how it ends when something fails."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -157,8 +158,10 @@ def running(twin_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
         workers = [int(pid) for pid in children.read_text().split()]
     assert len(workers) == 2
     yield process, workers
-    if process.poll() is None:
-        process.kill()
+    process.kill()
+    for pid in filter(_is_loader, workers):  # left by a failed test; they would hold the pipes open
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.communicate()
 
 
