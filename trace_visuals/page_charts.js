@@ -47,7 +47,9 @@ function pathOf(one, px, py) {
 // At most six powers of `base` within low..high.
 function logTicks(low, high, base) {
   const ticks = [];
-  for (let power = Math.ceil(Math.log(low) / Math.log(base) - 1e-9); Math.pow(base, power) <= high * 1.0001; power += 1) ticks.push(Math.pow(base, power));
+  for (let power = Math.ceil(Math.log(low) / Math.log(base) - 1e-9); Math.pow(base, power) <= high * 1.0001; power += 1) {
+    ticks.push(Math.pow(base, power));
+  }
   const skip = Math.ceil(ticks.length / 6);
   return ticks.filter((_, place) => place % skip === 0);
 }
@@ -64,8 +66,9 @@ function barChart(rows, colours, format) {
     const y = 4 + place * pitch;
     svg.append(svgElement("text", { x: left - 6, y: y + 13, "text-anchor": "end" }, label));
     values.forEach((value, which) => {
-      svg.append(svgElement("rect", { x: left, y: y + which * 9, width: Math.max(value / top * wide, value ? 1 : 0), height: 8, fill: colours[which] }));
-      svg.append(svgElement("text", { x: left + value / top * wide + 4, y: y + which * 9 + 8, class: "small" }, format(value)));
+      const width = Math.max(value / top * wide, value ? 1 : 0);
+      svg.append(svgElement("rect", { x: left, y: y + which * 9, width, height: 8, fill: colours[which] }));
+      svg.append(svgElement("text", { x: left + width + 4, y: y + which * 9 + 8, class: "small" }, format(value)));
     });
   });
   return svg;
@@ -87,8 +90,9 @@ function addHistograms(place, page) {
       const who = page.traces.length > 1 ? `${trace.label}: ` : "";
       notes.push([colour, `${who}${formatCount(total)} calls, ${parts.join(", ")}, most ${format(mine.most)}`]);
     });
-    const base = what === "size" ? 16 : 10;
-    const chart = lineChart(series, { log: true, base, formatX: format, formatY: formatShare, axis: what === "size" ? "bytes moved by a call" : "time in a call" });
-    place.append(element("div", { class: "chart" }, element("h3", {}, `${group}: ${what === "size" ? "sizes" : "latencies"}, share of calls`), chart, legend(notes)));
+    const [base, axis, title] = what === "size" ? [16, "bytes moved by a call", "sizes"] : [10, "time in a call", "latencies"];
+    const chart = lineChart(series, { log: true, base, formatX: format, formatY: formatShare, axis });
+    const head = element("h3", {}, `${group}: ${title}, share of calls`);
+    place.append(element("div", { class: "chart" }, head, chart, legend(notes)));
   }
 }

@@ -92,6 +92,7 @@ class HeatMap {
     }
     const address = row * heat.row_bytes, file = firstAbove(heat.bases, address) - 1;
     const name = heat.bases.length ? `, ${heat.files[file] || `file ${file}`} and on` : "";
-    this.tip.textContent = `${formatMoment(moment, to - from)}, address ${formatSize(address)}${name}: ${formatSize(heat.cells[column * heat.rows + row])}`;
+    const bytes = formatSize(heat.cells[column * heat.rows + row]);
+    this.tip.textContent = `${formatMoment(moment, to - from)}, address ${formatSize(address)}${name}: ${bytes}`;
   }
 }

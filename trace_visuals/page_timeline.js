@@ -179,7 +179,8 @@ class Timeline {
       this.labelPhase(g, row, name, epoch, Math.max(x, LEFT), Math.min(x + wide, LEFT + this.plot));
     }
     g.strokeStyle = "#555";
-    if (steps.length <= MOST_STEP_MARKS) for (const step of steps) line(g, this.x(step[3]), row.top + row.height - 5, this.x(step[3]), row.top + row.height);
+    const bottom = row.top + row.height;
+    if (steps.length <= MOST_STEP_MARKS) for (const step of steps) line(g, this.x(step[3]), bottom - 5, this.x(step[3]), bottom);
     g.restore();
   }
 
@@ -196,7 +197,8 @@ class Timeline {
   paint_graph(g, row) {
     this.paintFloor(g, row);
     const { graph } = row, colours = { ...this.page.colours.cpu, job: "#000", busy: "#0072B2", SM: "#009E73", memory: "#CC79A7" };
-    const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1), last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
+    const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1);
+    const last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
     const edges = Array.from({ length: last - first }, (_, i) => {
       const at = first + i, before = at ? graph.time[at - 1] : graph.time[0] - ((graph.time[1] || graph.time[0] + 1) - graph.time[0]);
@@ -222,7 +224,8 @@ class Timeline {
       g.stroke();
     }
     g.restore();
-    this.nameRow(g, row, graph.title, [graph.stacked.join(", ") || graph.lines.join(", "), graph.stacked.length && graph.lines.length ? "line: this job" : "0 to 100 %"]);
+    const scale = graph.stacked.length && graph.lines.length ? "line: this job" : "0 to 100 %";
+    this.nameRow(g, row, graph.title, [graph.stacked.join(", ") || graph.lines.join(", "), scale]);
   }
 
   paint_lane(g, row) {
@@ -351,8 +354,9 @@ class Timeline {
     if (row.kind === "lane") return `${time}, ${row.lane.title}\n${this.describePixel(row, x)}${this.describeCall(row, moment, span / this.plot)}`;
     if (row.kind === "phases") {
       const under = row.trace.phases.filter((phase) => phase[3] <= moment && phase[4] >= moment);
+      const numbered = (word, number) => (number === null ? "" : `, ${word} ${number}`);
       return [time, ...under.map(([name, epoch, step, begin, end]) =>
-        `${name}${epoch === null ? "" : `, epoch ${epoch}`}${step === null ? "" : `, step ${step}`}: ${formatDuration((end - begin) * 1e9)}`)].join("\n");
+        `${name}${numbered("epoch", epoch)}${numbered("step", step)}: ${formatDuration((end - begin) * 1e9)}`)].join("\n");
     }
     if (row.kind === "graph") {
       const at = firstAbove(row.graph.time, moment);
@@ -389,16 +393,11 @@ class Timeline {
       `${offset >= 0 ? `, at ${formatSize(offset)}` : ""}, pid ${calls.pids[calls.pid[best]]}${file ? `\n${file}` : ""}`;
   }
 
-  // Shows only calls on files whose path contains `words`; returns how many files match.
+  // Shows only calls on files whose path contains `words`; empty words show all.
   filterFiles(words) {
-    let matches = 0;
-    this.keep = words ? new Map(this.traces.map((trace) => {
-      const keep = (trace.calls ? trace.calls.files : []).map((path) => path.toLowerCase().includes(words.toLowerCase()));
-      matches += keep.filter(Boolean).length;
-      return [trace, keep];
-    })) : null;
+    const matches = (path) => path.toLowerCase().includes(words.toLowerCase());
+    this.keep = words ? new Map(this.traces.map((trace) => [trace, trace.calls ? trace.calls.files.map(matches) : []])) : null;
     this.draw();
-    return matches;
   }
 }
 
