@@ -16,12 +16,14 @@ class Cadence:
     A run never crosses from one occurrence into another; what lies between those is no pause.
     """
 
-    def __init__(self, occurrences: int) -> None:
-        self._n = occurrences
+    def __init__(self, phase: NDArray[np.int64]) -> None:
+        """Take the phase of each occurrence, shape (occurrences,)."""
+        self._n = len(phase)
+        self._phase = phase
         self._end = np.empty(0, dtype=np.int64)  # of each thread's last call
         self._occurrence = np.empty(0, dtype=np.int64)
         self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none), bytes
-        self.busy_ns = np.zeros(occurrences)  # in calls, or in pauses too short to count
+        self.busy_ns = np.zeros(self._n)  # in calls, or in pauses too short to count
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
@@ -54,19 +56,26 @@ class Cadence:
     def pauses_and_bursts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return histograms of shape (occurrences, BINS): time in pauses by their length, and bytes read in bursts by their size.
 
-        A burst ends at a pause of a quarter of the typical one. Typical is the pause such that half of all pausing time
-        is spent in pauses at least as long.
+        A burst ends at a pause of a quarter of the one that is typical of the phase.
         """
         runs = np.concatenate(self._runs, axis=1) if self._runs else np.empty((4, 0), dtype=np.int64)
         thread, occurrence, pause, moved = runs[:, np.argsort(runs[0], kind="stable")]
         paused = pause >= SHORTEST_PAUSE_NS
         pauses = table(occurrence[paused], log_bin(pause[paused]), pause[paused], self._n, BINS)
-        longest_first = np.sort(pause[paused])[::-1]
-        limit = SHORTEST_PAUSE_NS
-        if len(longest_first):
-            time = np.cumsum(longest_first)
-            limit = max(limit, int(longest_first[np.searchsorted(time, time[-1] / 2)] * _BURST_SHARE))
+        phase = self._phase[occurrence]
+        limit = np.zeros(len(pause), dtype=np.int64)
+        for each in np.unique(phase):
+            limit[phase == each] = _burst_limit(pause[paused & (phase == each)])
         changes = np.concatenate(([True], thread[1:] != thread[:-1]))[: len(thread)]
         begin = np.flatnonzero(changes | (pause < 0) | (pause >= limit))
         burst = np.add.reduceat(moved, begin) if len(begin) else moved
         return pauses, table(occurrence[begin], log_bin(burst), burst, self._n, BINS)
+
+
+def _burst_limit(pause: NDArray[np.int64]) -> int:
+    """A quarter of the typical pause, which is such that half of all pausing time is spent in pauses at least as long."""
+    if len(pause) == 0:
+        return SHORTEST_PAUSE_NS
+    longest_first = np.sort(pause)[::-1]
+    time = np.cumsum(longest_first)
+    return max(SHORTEST_PAUSE_NS, int(longest_first[np.searchsorted(time, time[-1] / 2)] * _BURST_SHARE))

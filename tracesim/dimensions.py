@@ -64,23 +64,32 @@ def _mean(parts: dict[str, tuple[float, float]]) -> Score:
     return Score(weighted_mean(scores, weights), {name: score for name, (score, _) in parts.items()})
 
 
-def _phase_weights(a: Summary, b: Summary) -> Floats:
-    """Weight of each phase, shape (phases,): the mean of its shares of the bytes and of the time; start-up has none."""
-    moved = [shares(np.where(_IS_TIMED, s.bytes.sum(axis=(1, 2)), 0.0)) for s in (a, b)]
-    spent = [shares(np.where(_IS_TIMED, s.duration_ns, 0.0)) for s in (a, b)]
-    return ((moved[0] + moved[1]) + (spent[0] + spent[1])) / 4
+def _timed_shares(a: Floats, b: Floats) -> Floats:
+    """Mean share of each phase in two amounts by phase, shape (phases,); start-up has none."""
+    return (shares(np.where(_IS_TIMED, a, 0.0)) + shares(np.where(_IS_TIMED, b, 0.0))) / 2
 
 
-def _by_phase(a: Summary, b: Summary, likeness: Callable[[int], float | None]) -> float:
-    """Mean over the timed phases of the likeness in each, but for those of which `likeness` returns None."""
-    found = [(likeness(phase), weight) for phase, weight in enumerate(_phase_weights(a, b).tolist()) if weight > 0]
+def _byte_weights(a: Summary, b: Summary) -> Floats:
+    """Weight of each phase for what is about its calls: its share of the bytes."""
+    return _timed_shares(a.bytes.sum(axis=(1, 2)), b.bytes.sum(axis=(1, 2)))
+
+
+def _time_weights(a: Summary, b: Summary) -> Floats:
+    """Weight of each phase for what is about its time: the mean of its shares of the time and of the bytes."""
+    return (_byte_weights(a, b) + _timed_shares(a.duration_ns, b.duration_ns)) / 2
+
+
+def _by_phase(weights: Floats, likeness: Callable[[int], float | None]) -> float:
+    """Mean over the phases that have weight of the likeness in each, but for those of which `likeness` returns None."""
+    found = [(likeness(phase), weight) for phase, weight in enumerate(weights.tolist()) if weight > 0]
     known = [(score, weight) for score, weight in found if score is not None]
     return weighted_mean([score for score, _ in known], [weight for _, weight in known])
 
 
 def _overlap_by_phase(a: Summary, b: Summary, of_a: Floats, of_b: Floats) -> float:
     """Overlap of two histograms by phase; what a phase in only one of the two says is left to volume and duration."""
-    return _by_phase(a, b, lambda p: overlap(of_a[p], of_b[p], HALF_WIDTH) if of_a[p].any() and of_b[p].any() else None)
+    weights = _byte_weights(a, b)
+    return _by_phase(weights, lambda p: overlap(of_a[p], of_b[p], HALF_WIDTH) if of_a[p].any() and of_b[p].any() else None)
 
 
 def _volume(a: Summary, b: Summary) -> Score:
@@ -133,7 +142,7 @@ def _order_likeness(a: Floats, a_variance: Floats, b: Floats, b_variance: Floats
 
 
 def _access_order(a: Summary, b: Summary) -> Score:
-    weights = _phase_weights(a, b)
+    weights = _byte_weights(a, b)
     parts = {
         "within_file": (shared_mass(a.step_calls, b.step_calls) + shared_mass(a.step_bytes, b.step_bytes)) / 2,
         "file_order": _order_likeness(a.scatter, a.scatter_variance, b.scatter, b.scatter_variance, weights),
@@ -168,11 +177,12 @@ def _pauses(a: Summary, b: Summary, phase: int) -> float | None:
 
 
 def _timing(a: Summary, b: Summary) -> Score:
-    duration = _by_phase(a, b, lambda p: measures.s_curve(ratio(float(a.duration_ns[p]), float(b.duration_ns[p]))))
+    weights = _time_weights(a, b)
+    duration = _by_phase(weights, lambda p: measures.s_curve(ratio(float(a.duration_ns[p]), float(b.duration_ns[p]))))
     return _mean({
         "duration": (duration, 0.5),
-        "activity": (_by_phase(a, b, lambda p: _activity(a, b, p)), 0.2),
-        "pauses": (_by_phase(a, b, lambda p: _pauses(a, b, p)), 0.15),
+        "activity": (_by_phase(_byte_weights(a, b), lambda p: _activity(a, b, p)), 0.2),
+        "pauses": (_by_phase(weights, lambda p: _pauses(a, b, p)), 0.15),
         "bursts": (_overlap_by_phase(a, b, a.burst_bytes, b.burst_bytes), 0.15),
     })  # fmt: skip
 
@@ -190,7 +200,7 @@ def _readers(a: Summary, b: Summary, phase: int) -> float | None:
 
 def _concurrency(a: Summary, b: Summary) -> Score:
     return _mean({
-        "readers": (_by_phase(a, b, lambda p: _readers(a, b, p)), 0.5),
+        "readers": (_by_phase(_byte_weights(a, b), lambda p: _readers(a, b, p)), 0.5),
         "readers_at_once": (_overlap_by_phase(a, b, a.windows, b.windows), 0.25),
         "calls_in_flight": (_overlap_by_phase(a, b, a.in_flight_ns, b.in_flight_ns), 0.25),
     })  # fmt: skip

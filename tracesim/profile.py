@@ -102,7 +102,7 @@ def profile_of(trace: Trace, by_phase: bool, groups: frozenset[str] = frozenset(
     when = occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(trace))
     n = when.number
     tallies, steps, visits = Tallies(when, len(files)), Steps(n, len(files)), Visits(n, len(files))
-    cadence, in_flight, readers = Cadence(n), InFlight(when), Readers(when)
+    cadence, in_flight, readers = Cadence(when.phase), InFlight(when), Readers(when)
     for calls in storage_calls(trace, groups):
         occurrence = when.at(calls.start_ns)
         for collector in (tallies, steps, visits, cadence, readers):

@@ -74,14 +74,15 @@ def test_steps(drawn, cut):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
-def test_cadence(drawn, cut):
+@given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40), st.booleans())
+def test_cadence(drawn, cut, one_phase):
     calls = build(drawn)
-    cadence = Cadence(3)
+    phases = two_occurrences().phase if one_phase else np.array([0, 1, 2])
+    cadence = Cadence(phases)
     feed(cadence, calls, cut)
     pauses, bursts = np.zeros((3, BINS)), np.zeros((3, BINS))
     runs = {}
-    lengths = []
+    lengths = {0: [], 1: [], 2: []}
     last = {}
     for start, duration, group, kind, thread, _, _, moved in rows(calls):
         if kind == 0 and group != WRITE:
@@ -90,17 +91,19 @@ def test_cadence(drawn, cut):
             pause = max(start - end, 0) if before == occurrence else None
             if pause is not None and pause >= SHORTEST_PAUSE_NS:
                 pauses[occurrence, log_bin(np.array([pause]))] += pause
-                lengths.append(pause)
+                lengths[phases[occurrence]].append(pause)
             runs.setdefault(thread, []).append((occurrence, pause, moved))
             last[thread] = start + duration, occurrence
-    limit = SHORTEST_PAUSE_NS
-    if lengths:
-        lengths.sort(reverse=True)
-        limit = max(limit, lengths[int(np.searchsorted(np.cumsum(lengths), sum(lengths) / 2))] // 4)
+    limits = {}
+    for phase, of_phase in lengths.items():
+        limits[phase] = SHORTEST_PAUSE_NS
+        if of_phase:
+            of_phase.sort(reverse=True)
+            limits[phase] = max(SHORTEST_PAUSE_NS, of_phase[int(np.searchsorted(np.cumsum(of_phase), sum(of_phase) / 2))] // 4)
     for run in runs.values():
         groups = []
         for occurrence, pause, moved in run:
-            if pause is None or pause >= limit:
+            if pause is None or pause >= limits[phases[occurrence]]:
                 groups.append([occurrence, 0])
             groups[-1][1] += moved
         for occurrence, moved in groups:
