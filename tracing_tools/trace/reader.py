@@ -59,7 +59,8 @@ class Trace:
         """Return the events as one frame, in order of start; `op` is categorical. For traces that fit in memory."""
         wanted = list(columns) if columns is not None else None
         table: pa.Table = self._events.to_table(columns=wanted, filter=where)
-        return table.unify_dictionaries().to_pandas()
+        frame: pd.DataFrame = table.unify_dictionaries().to_pandas()
+        return frame
 
     def files(self) -> pd.DataFrame:
         """Return the files table, one row per file, indexed 0..n-1 by file_id."""
@@ -80,10 +81,11 @@ class Trace:
 
     def _table(self, name: str, expected: pa.Schema) -> pd.DataFrame:
         path = self.path / name
-        if not path.exists():
-            return expected.empty_table().to_pandas()
-        _footer(path)
-        return pq.read_table(path, schema=expected).to_pandas()
+        if path.exists():
+            _footer(path)
+        table: pa.Table = pq.read_table(path, schema=expected) if path.exists() else expected.empty_table()
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
 
 
 def _footer(path: Path) -> pq.FileMetaData:
