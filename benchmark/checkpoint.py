@@ -9,12 +9,16 @@ from typing import NamedTuple
 from benchmark.config import CheckpointFile, Config
 from benchmark.draws import DrawnTime, Purpose, generator
 from benchmark.sleeper import Sleeper
-from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.errors import IotwinError, UsageError
 
 _RANK = 0
 _BUFFER_LIMIT_BYTES = 8 << 20
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 1e-3  # many small writes share one sleep
+
+
+_MARKER = "iotwin-emulated.txt"
+_MARKER_TEXT = "The checkpoints in this folder were written by iotwin emulate: random bytes, no model.\n"
 
 
 class Written(NamedTuple):
@@ -28,11 +32,16 @@ class Written(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes the files that the workload's checkpoints consist of."""
+    """Writes the files that the workload's checkpoints consist of.
+
+    Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
+    derived on the machine of the job names the job's own checkpoints.
+    """
 
     def __init__(self, config: Config) -> None:
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._files = config.twin.checkpoint.files
+        self._claim(range(1, config.train.epochs + 1))
         self._fsync = config.checkpoint.fsync
         self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
         largest = max(size for file in self._files for size, _ in file.write_sizes)
@@ -41,13 +50,30 @@ class CheckpointWriter:
         self._buffer = memoryview(content)
         self._sleeper = Sleeper()
 
+    def _claim(self, epochs: range) -> None:
+        """Mark the folder as one of emulated checkpoints, if nothing of value can be lost in it."""
+        marker = self._folder / _MARKER
+        if marker.exists():
+            return
+        for path in sorted({self._path(file, epoch) for file in self._files for epoch in epochs}):
+            if path.exists():
+                raise UsageError(f"{path}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            marker.write_text(_MARKER_TEXT)
+        except OSError as error:
+            raise IotwinError(f"{marker}: cannot be written: {error.strerror}; change checkpoint.checkpoint_folder") from None
+
+    def _path(self, file: CheckpointFile, epoch: int) -> Path:
+        return self._folder / file.name.replace("{epoch}", str(epoch))
+
     def save(self, epoch: int) -> list[Written]:
         """Write the checkpoint after `epoch`; IotwinError, naming the file, when one cannot be written (the disk is full)."""
         due = [(number, file) for number, file in enumerate(self._files) if file.epochs is None or epoch in file.epochs]
         return [self._save_file(file, epoch, self._serialization.seconds(number, epoch, 0)) for number, file in due]
 
     def _save_file(self, file: CheckpointFile, epoch: int, serialization_s: float) -> Written:
-        final = self._folder / file.name.replace("{epoch}", str(epoch))
+        final = self._path(file, epoch)
         path = final.with_name(final.name + ".partial") if file.rename else final
         start_ns = time.monotonic_ns()
         try:

@@ -33,10 +33,10 @@ class ComputeTime:
     def seconds(self, phase: str, epoch: int, step: int) -> float:
         """Return the seconds of step `step` (from 1) of epoch `epoch` (from 1); `phase` is train or evaluation."""
         if phase == "evaluation":
-            return self._evaluation.seconds(_RANK, epoch, step)
+            return self._evaluation.seconds(_RANK, epoch, step - 1)
         if self._first is not None and (epoch, step) == (1, 1):
-            return self._first.seconds(_RANK, epoch, step)
-        return self._train.seconds(_RANK, epoch, step)
+            return self._first.seconds(_RANK, epoch, 0)
+        return self._train.seconds(_RANK, epoch, step - 1)
 
 
 @dataclass

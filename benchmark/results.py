@@ -18,14 +18,14 @@ SUMMARY_NAME = "summary.json"
 METRICS_NAME = "metrics.parquet"
 
 
-def prepare_folder(folder: Path, key: str) -> None:
-    """Make `folder` and see that it can be written to, before a long run needs it; IotwinError names `key` when it cannot."""
+def prepare_output(folder: Path) -> None:
+    """Make the output folder and see that it can be written to, before a long run needs it; IotwinError when it cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise IotwinError(f"{folder}: cannot be made: {error.strerror}; change {key}") from None
+        raise IotwinError(f"{folder}: cannot be made: {error.strerror}; change output.folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise IotwinError(f"{folder}: cannot be written to; change {key} or its permissions")
+        raise IotwinError(f"{folder}: cannot be written to; change output.folder or its permissions")
 
 
 def write_results(config: Config, measured: Measured) -> dict[str, Any]:

@@ -48,12 +48,10 @@ class Emulate(Command):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from benchmark.config import load
         from benchmark.emulator import emulate
-        from benchmark.results import prepare_folder, write_results
+        from benchmark.results import prepare_output, write_results
 
         config = load(args.workload, args.overrides)
-        prepare_folder(Path(config.output.folder), "output.folder")
-        if config.workflow.checkpoint:
-            prepare_folder(Path(config.checkpoint.checkpoint_folder), "checkpoint.checkpoint_folder")
+        prepare_output(Path(config.output.folder))
         # Under --json stdout is for the document alone; the log still goes where a tracer can find it.
         log = sys.stderr if args.json else None if args.quiet else sys.stdout
         measured = emulate(config, log)

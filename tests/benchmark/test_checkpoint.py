@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from benchmark.checkpoint import CheckpointWriter
 from benchmark.config import CheckpointFile, Config, dump, load
 from tests.benchmark.strace import calls_of, needs_strace, strace
-from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.errors import IotwinError, UsageError
 
+MARKER = "iotwin-emulated.txt"
 WRITE_ONE = """
 import sys
 from benchmark.checkpoint import CheckpointWriter
 from benchmark.config import load
-from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.errors import IotwinError, UsageError
 try:
     for epoch in (1, 2, 3):
         CheckpointWriter(load(sys.argv[1])).save(epoch)
@@ -29,7 +30,8 @@ except IotwinError as error:
 
 
 def saved(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.iterdir()} if folder.exists() else {}
+    """Sizes by name, without the note that says whose files these are."""
+    return {path.name: path.stat().st_size for path in folder.glob("*") if path.name != MARKER}
 
 
 @settings(max_examples=30, deadline=None)
@@ -61,7 +63,20 @@ def test_names_are_kept_or_overwritten_and_cadences_honoured(twin: Config, tmp_p
     assert [file.name for file in writer.save(2)] == ["epoch_2.pt", "last.pt", "best.pt"]
     folder = tmp_path / "checkpoints"
     assert saved(folder / "run") == {"epoch_1.pt": 100, "epoch_2.pt": 100}
-    assert {path.name for path in folder.iterdir()} == {"run", "last.pt", "best.pt"}
+    assert {path.name for path in folder.iterdir()} == {"run", "last.pt", "best.pt", MARKER}
+
+
+def test_a_checkpoint_of_the_real_job_is_spared(twin: Config, tmp_path: Path) -> None:
+    model = tmp_path / "checkpoints" / "epoch_2.pt"
+    model.parent.mkdir()
+    model.write_bytes(b"weeks of training")
+    with pytest.raises(UsageError, match=r"epoch_2\.pt: exists, and no emulator wrote it"):
+        CheckpointWriter(twin)
+    assert saved(model.parent) == {"epoch_2.pt": 17} and not (model.parent / MARKER).exists()
+    model.unlink()
+    CheckpointWriter(twin).save(2)
+    CheckpointWriter(twin).save(2)  # what an emulator wrote may be written again
+    assert saved(model.parent) == {"epoch_2.pt": 2 * 1280 + 70_000}
 
 
 def test_content_cannot_be_compressed(twin: Config, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ normals = st.builds(Normal, mean=st.floats(0, 100), stdev=st.floats(0, 100))
 
 def draws(duration: Duration, seed: int = 7) -> np.ndarray:
     drawn = DrawnTime(duration, seed, Purpose.TRAIN_STEP)
-    return np.array([drawn.seconds(0, 1 + step // 100, step % 100) for step in range(DRAWS)])
+    return np.array([drawn.seconds(0, 1 + step // 104, step % 104) for step in range(DRAWS)])
 
 
 def test_quantiles_are_drawn_as_they_were_given() -> None:
@@ -55,6 +55,17 @@ def test_the_inverse_rises_and_stays_in_bounds(duration: Quantiles | Normal, pro
 @pytest.mark.parametrize("duration", [0.25, Normal(mean=0.25), Quantiles(values=[0.25])])
 def test_a_constant_is_a_constant(duration: Duration) -> None:
     assert set(draws(duration).tolist()) == {0.25}
+
+
+@given(
+    epoch=st.integers(1, 10**6), steps=st.integers(1, 12), values=st.lists(st.floats(0, 1), min_size=2, max_size=9).map(sorted)
+)
+def test_the_sum_of_few_draws_is_near_its_expectation(epoch: int, steps: int, values: list[float]) -> None:
+    drawn = DrawnTime(Quantiles(values=values), 3, Purpose.TRAIN_STEP)
+    total = sum(drawn.seconds(0, epoch, step) for step in range(8 * steps))
+    mean = float(np.mean([(low + high) / 2 for low, high in pairwise(values)]))
+    # Within a stratum a draw strays by at most the stratum's width, and the widths add up to the whole range.
+    assert abs(total - 8 * steps * mean) <= steps * (values[-1] - values[0]) + 1e-9
 
 
 def test_draws_depend_on_their_key_and_on_nothing_else() -> None:

@@ -47,7 +47,11 @@ def test_a_run_prints_its_phases_and_leaves_its_results(twin_path: Path, tmp_pat
     assert times == sorted(times) and all(event["time_ms"] == event["time_ns"] // 1_000_000 for event in events)
     assert "accelerator utilisation" in done.stdout
     assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["metrics.parquet", "summary.json"]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["epoch_1.pt", "epoch_2.pt"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "epoch_1.pt",
+        "epoch_2.pt",
+        "iotwin-emulated.txt",
+    ]
 
 
 def test_a_trace_finds_the_phases_in_the_log(twin_path: Path, tmp_path: Path) -> None:
@@ -142,7 +146,8 @@ def test_a_full_disk_in_a_checkpoint_ends_in_one_line(twin_path: Path, tmp_path:
     done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert "checkpoints/a.pt: the checkpoint cannot be written" in done.stderr and done.stderr.count("\n") == 1
-    assert list((tmp_path / "checkpoints").iterdir()) == [] and list((tmp_path / "output").iterdir()) == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iotwin-emulated.txt"]
+    assert list((tmp_path / "output").iterdir()) == []
 
 
 @pytest.fixture
