@@ -17,6 +17,11 @@ def trace_labels(paths: list[Path]) -> list[str]:
     return [name if name not in names[:place] else f"{name} (again)" for place, name in enumerate(names)]
 
 
+def counted(number: int, thing: str) -> str:
+    """Return '1 call', '2,000 calls'."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def plain(text: str, most: int) -> str:
     """Return `text` for one line of a picture: at most `most` characters, the middle cut, control characters shown as '?'."""
     text = "".join(c if c.isprintable() else "?" for c in text)
@@ -43,7 +48,7 @@ def loss_line(manifest: Manifest) -> str:
     if manifest.lost_events:
         share = manifest.lost_events / (manifest.lost_events + manifest.events)
         sources = ", ".join(f"{count:,} {source}" for source, count in manifest.lost.items() if count)
-        parts.append(f"{manifest.lost_events:,} events LOST ({share:.2%}: {sources}): rates and busy shares are too low")
+        parts.append(f"{counted(manifest.lost_events, 'event')} LOST ({share:.2%}: {sources}): rates and busy shares are too low")
     if manifest.status == "recovered":
         parts.append("recovered after the recording was cut off: the end is missing")
     return "; ".join(parts)

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from trace_visuals.bins import Floats
 from trace_visuals.calls import GROUPS, READ, SYNC, WRITE, Ints
-from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
+from trace_visuals.labels import command_line, counted, loss_line, machine_line, plain, trace_labels
 from trace_visuals.output import check_output, write_whole
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
 from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline, load_timeline
@@ -256,7 +256,7 @@ def _draw_strip(ax: Axes, block: TraceTimeline, lane: int) -> None:
     ax.imshow(tint, extent=(edges[0], edges[-1], 0, 1), aspect="auto", interpolation="nearest", zorder=1)
     ax.set_xlim(*ax.get_xlim())
     ax.stairs(busy, edges, fill=True, color=colour, linewidth=0, zorder=2)
-    amount = f"{int(calls.sum()):,} calls"
+    amount = counted(int(calls.sum()), "call")
     _name_row(ax, GROUPS[group], f"{amount}, {format_size(moved)}" if group in (READ, WRITE) else amount)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from trace_visuals.analysis import Analysis
 from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE
+from trace_visuals.labels import counted
 from trace_visuals.tables import LARGE_BYTES
 from tracing_tools.trace.units import format_duration, format_size
 
@@ -31,7 +32,7 @@ def describe(analysis: Analysis) -> list[Finding]:
 def _overview(analysis: Analysis) -> tuple[str, str]:
     span = analysis.survey.end_ns - analysis.survey.begin_ns
     read, written = (int(analysis.storage_files[name].sum()) for name in ("read_bytes", "written_bytes"))
-    text = f"{_count(analysis.survey.storage_calls, 'call')} on storage in {format_duration(span)}"
+    text = f"{counted(analysis.survey.storage_calls, 'call')} on storage in {format_duration(span)}"
     text += f" ({analysis.survey.calls:,} calls recorded in all): {format_size(read)} read, {format_size(written)} written"
     others = int(analysis.files["moved_bytes"].sum()) - read - written
     return "The run", text + (f"; {format_size(others)} more moved through other files." if others else ".")
@@ -64,7 +65,9 @@ def _dominant(analysis: Analysis) -> tuple[str, str]:
 
 def _waits(analysis: Analysis) -> tuple[str, str]:
     waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
-    text = f"A read of storage is in flight during {reading:.1%} of the time from the start of training to the end"
+    whole = analysis.zero_ns <= analysis.survey.begin_ns
+    stretch = "the run" if whole else "the time from the start of training to the end"
+    text = f"A read of storage is in flight during {reading:.1%} of {stretch}"
     text += "; where it is not, faster storage cannot help."
     if waiting > 0:
         text += f" A rank is in poll, select or epoll during {waiting:.1%} of it, waiting for its loaders among other things."
@@ -81,8 +84,13 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
     phases = analysis.phases[analysis.phases["phase"] != "step"]
     if phases.empty:
         return "Phases", "The job logged no phases, so time zero is the start of the trace."
-    span = analysis.survey.end_ns - analysis.survey.begin_ns
-    spent = (phases["end_ns"] - phases["start_ns"]).groupby(phases["phase"].astype(str)).agg(["sum", "count"])
+    begin, end = analysis.survey.begin_ns, analysis.survey.end_ns
+    span = end - begin
+    spent = (
+        (phases["end_ns"].clip(begin, end) - phases["start_ns"].clip(begin, end))
+        .groupby(phases["phase"].astype(str))
+        .agg(["sum", "count"])
+    )
     spent = spent.sort_values("sum", ascending=False)
     parts = [f"{name} {total / span:.1%} in {count}" for name, total, count in spent.itertuples()]
     return "Phases", f"Share of the run's time by the job's own log: {', '.join(parts)}."
@@ -111,9 +119,8 @@ def _reuse(analysis: Analysis) -> tuple[str, str]:
     memory = analysis.trace.manifest.host.memory_bytes
     if not footprint or not read:
         return "", ""
-    text = (
-        f"{_count(len(data), 'data-set file')}, {format_size(footprint)} in all; bytes read are {read / footprint:.2f} times that"
-    )
+    text = f"{counted(len(data), 'data-set file')}, {format_size(footprint)} in all; "
+    text += f"bytes read are {read / footprint:.2f} times that"
     if memory <= 0:
         return "Working set", text + "."
     if footprint < 0.8 * memory:
@@ -157,10 +164,10 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
     names = ("written_bytes", "writes", "write_ns", "syncs", "sync_ns")
     size, writes, write_ns, syncs, sync_ns = (int(written[name].sum()) for name in names)
     rate = format_size(size / max(write_ns + sync_ns, 1) * _SECOND)
-    text = f"{_count(len(written), 'checkpoint file')}, {format_size(size)} in {_count(writes, 'write')}"
+    text = f"{counted(len(written), 'checkpoint file')}, {format_size(size)} in {counted(writes, 'write')}"
     text += f" that took {format_duration(write_ns)}"
     if syncs:
-        text += f" and {_count(syncs, 'sync')} that took {format_duration(sync_ns)}"
+        text += f" and {counted(syncs, 'sync')} that took {format_duration(sync_ns)}"
         return "Checkpoints", f"{text}: {rate}/s while in these calls."
     return (
         "Checkpoints",
@@ -177,10 +184,6 @@ def _failures(analysis: Analysis) -> tuple[str, str]:
         f"{op} {failures:,} of {calls:,}" for op, failures, calls in failing[["op", "failures", "calls"]].itertuples(index=False)
     ]
     return "Failures", f"Calls on storage that failed: {', '.join(parts)}."
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _group_time(analysis: Analysis, group: int) -> int:

@@ -54,4 +54,4 @@ class Plot(Command):
         print(f"{document['output']}: timeline of {', '.join(trace['label'] for trace in document['traces'])}")
         for trace in document["traces"]:
             if trace["lost"]:
-                print(f"{trace['label']}: {trace['lost']:,} events were lost, so its rates are too low; the picture says so")
+                print(f"{trace['label']}: events lost: {trace['lost']:,}, so its rates are too low; the picture says so")

@@ -42,6 +42,6 @@ class Report(Command):
 
         print(f"{document['output']}: {format_size(document['size_bytes'])}, open it in a browser")
         for trace in document["traces"]:
-            print(f"\n{trace['label']}" + (f" ({trace['lost']:,} events were lost)" if trace["lost"] else ""))
+            print(f"\n{trace['label']}" + (f" (events lost: {trace['lost']:,})" if trace["lost"] else ""))
             for topic, text in trace["findings"].items():
                 print(f"  {topic}: {text}")

@@ -116,7 +116,7 @@ def test_page_draws_everything_and_complains_of_nothing(browser, pages):
     begin, end = _range(browser)
     assert begin <= -1 and end >= 2.9
     body = browser.find_element("tag name", "body").text
-    for expected in ("What dominates", "1 events LOST", "Similarity", "Slowest calls on storage", "backend synthetic", "p99"):
+    for expected in ("What dominates", "1 event LOST", "Similarity", "Slowest calls on storage", "backend synthetic", "p99"):
         assert expected in body, expected
     assert len(browser.find_elements("css selector", "#charts svg")) == 6
     assert len(browser.find_elements("css selector", "#comparisons .chart svg")) >= 5

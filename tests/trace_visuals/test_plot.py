@@ -139,4 +139,4 @@ def test_the_command(traces, tmp_path, capsys):
     outcome = command.run(args)
     command.show(outcome.document)
     assert outcome.exit_status == 0 and outcome.document["traces"][0]["lost"] == 77
-    assert "77 events were lost" in capsys.readouterr().out
+    assert "events lost: 77" in capsys.readouterr().out

@@ -145,7 +145,7 @@ def test_many_calls_make_a_bounded_page(tmp_path, monkeypatch):
 
 
 def test_losses_and_recovery_are_told(page):
-    assert "1 events LOST" in _document(page)["traces"][1]["loss"] and _document(page)["traces"][0]["loss"] == ""
+    assert "1 event LOST" in _document(page)["traces"][1]["loss"] and _document(page)["traces"][0]["loss"] == ""
 
 
 @pytest.mark.parametrize(("name", "error"), [("r.png", UsageError), ("none/r.html", IotwinError)])
@@ -166,7 +166,7 @@ def test_the_command_says_what_it_found(traces, tmp_path, capsys):
     outcome = command.run(parser.parse_args([str(traces[1]), "-o", str(tmp_path / "r.html")]))
     command.show(outcome.document)
     out = capsys.readouterr().out
-    assert "1 events were lost" in out and "What dominates" in out
+    assert "events lost: 1)" in out and "What dominates" in out
     json.dumps(outcome.document)
 
 

@@ -7,6 +7,7 @@ from trace_visuals.survey import survey
 from trace_visuals.windows import choose_view, leading_phases, training_start_ns
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.units import format_duration, format_size
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,9 @@ def test_labels(tmp_path, traces):
     assert trace_labels([tmp_path / "t", tmp_path / "t"]) == ["t", "t (again)"]
     assert plain("a\nb\x1b[31m", 20) == "a?b?[31m" and len(plain("x" * 300, 50)) == 50
     assert loss_line(traces[0].manifest) == "" and "5 ring buffer" in loss_line(traces[1].manifest)
+
+
+@pytest.mark.parametrize("number", [1, 999, 999.7, 1023, 1.5e6, 1.02e12, 3.6e12, 9e13])
+def test_captions_never_use_scientific_notation(number):
+    assert "e+" not in format_size(number) + format_duration(number)
+    assert "e+" not in format_size(number * 1024) + format_duration(number * 1000)
