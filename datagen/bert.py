@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from datagen.files import Piece, PieceWriter
 from datagen.layouts import BertLayout
 from datagen.randomness import NOISE, bulk_stream
-from datagen.tfrecord import frame
+from datagen.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
 
 _BATCH_RECORDS = 1 << 9  # a batch's arrays stay near a core's cache
 _CLS, _SEP, _MASK = 101, 102, 103  # of the published vocabulary
@@ -136,10 +136,13 @@ def records_stream(stream: np.random.PCG64, records: int) -> Bytes:
         key = _constant(b"\x0a" + bytes([len(name)]) + name.encode(), records)
         parts += _message(0x0A, [key, *_message(0x12, feature)])  # Features.feature, a map entry
     example = _message(0x0A, parts)  # Example.features
-    values = np.concatenate([part.values for part in example], axis=1)
-    present = np.concatenate([part.present for part in example], axis=1)
+    gaps = _constant(bytes(HEAD_BYTES), records), _constant(bytes(TAIL_BYTES), records)
+    values = np.concatenate([part.values for part in (gaps[0], *example, gaps[1])], axis=1)
+    present = np.concatenate([part.present for part in (gaps[0], *example, gaps[1])], axis=1)
     # compress() is several times as fast as a boolean index where the flags change often.
-    return frame(values.reshape(-1).compress(present.reshape(-1)), np.sum([part.lengths for part in example], axis=0))
+    content = values.reshape(-1).compress(present.reshape(-1))
+    fill_frames(content, np.sum([part.lengths for part in example], axis=0))
+    return content
 
 
 def write_shard(

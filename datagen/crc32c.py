@@ -8,6 +8,7 @@ depends on the length; and the CRC of joined buffers follows from the CRCs of th
 from functools import cache
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 _POLYNOMIAL = 0x82F63B78  # reflected
@@ -118,15 +119,17 @@ class Crc32c:
         return int(self._state[0]) ^ _ONES
 
 
-def crc32c_each(flat: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return the CRC-32C of each of many buffers of at most some kilobytes, of `lengths` bytes, that lie one after the other."""
+def crc32c_each(content: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return the CRC-32C of each of many runs of `content`, of at most some kilobytes each."""
     unit = 2 * _LANES_EACH
     width = -(-int(lengths.max()) // unit) * unit
-    rows = np.zeros((len(lengths), width), np.uint8)
-    rows[np.arange(width) >= width - lengths[:, None]] = flat
+    # Every run is copied to the right end of a row, and what lies before it there is cleared.
+    padded = np.concatenate([np.zeros(width, np.uint8), content])
+    rows = sliding_window_view(padded, width)[starts + lengths]
+    rows *= np.arange(width) >= width - lengths[:, None]
     known, where = np.unique(lengths, return_inverse=True)
-    starts = np.array([_start_term(length) for length in known.tolist()], np.int64)
-    return (_joined(rows, _LANES_EACH) ^ starts[where] ^ _ONES).astype(np.uint32)
+    terms = np.array([_start_term(length) for length in known.tolist()], np.int64)
+    return (_joined(rows, _LANES_EACH) ^ terms[where] ^ _ONES).astype(np.uint32)
 
 
 def masked(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -9,21 +9,25 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datagen.content import Content, as_numbers
-from datagen.crc32c import Crc32c
 from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, flush, read_piece
 from datagen.layouts import FormatLayout, npy_header
-from datagen.tfrecord import FRAME_BYTES, frame
+from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from tracing_tools.trace.errors import IotwinError
+
+if TYPE_CHECKING:
+    import h5py
 
 _BLOCK_BYTES = 1 << 20
 _SHORT_RECORD_BYTES = 1 << 14  # up to here TFRecord checksums of many records advance together
+_BLOCK_COLUMNS = 1 << 16
 _JPEG_QUALITY = 75
 
 Sink = Callable[[bytes | memoryview], None]
@@ -71,6 +75,11 @@ class File:
         while left:
             yield self.take(min(left, step))
             left -= min(left, step)
+
+    def one_record(self) -> Iterator[memoryview]:
+        """Yield the bytes of the next record, about a mebibyte at a time."""
+        for start in range(0, self.record_bytes, _BLOCK_BYTES):
+            yield self.take(min(_BLOCK_BYTES, self.record_bytes - start)).data
 
     def batches(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the records as (count, record bytes), about a mebibyte or one record at a time."""
@@ -165,13 +174,26 @@ def _write_hdf5(file: File) -> list[Piece]:
     with h5py.File(path, "w") as target:
         chunks = {"chunks": (1, *layout.chunk_dims)} if layout.chunk_dims else {}
         records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, **chunks, **compression)
+        _fill_hdf5(file, records)
+        target.create_dataset("labels", data=np.zeros(file.records, np.int64))
+    flush(path)
+    return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
+
+
+def _fill_hdf5(file: File, records: "h5py.Dataset") -> None:
+    """Write the records into their dataset, several short ones at a time or a long one in slabs along its first axis."""
+    if file.record_bytes <= _BLOCK_BYTES:
         first = 0
         for batch in file.batches():
             records[first : first + len(batch)] = batch.view(file.dtype).reshape(len(batch), *file.shape)
             first += len(batch)
-        target.create_dataset("labels", data=np.zeros(file.records, np.int64))
-    flush(path)
-    return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
+        return
+    line_bytes = file.record_bytes // file.shape[0]
+    each = max(1, _BLOCK_BYTES // line_bytes)
+    for record in range(file.records):
+        for low in range(0, file.shape[0], each):
+            high = min(low + each, file.shape[0])
+            records[record, low:high] = file.take((high - low) * line_bytes).view(file.dtype).reshape(high - low, *file.shape[1:])
 
 
 def _bytes_field(tag: int, body: bytes) -> bytes:
@@ -202,22 +224,26 @@ def _write_tfrecord(file: File) -> list[Piece]:
     before, after = _example_around(file.record_bytes, file.shape[0])
     length = len(before) + file.record_bytes + len(after)
     with file.open(file.name) as sink, file.open(file.indices[0]) as index:
-        for batch in file.batches():
-            examples = np.empty((len(batch), length), np.uint8)
-            examples[:, : len(before)] = np.frombuffer(before, np.uint8)
-            examples[:, len(before) : length - len(after)] = batch
-            examples[:, length - len(after) :] = np.frombuffer(after, np.uint8)
-            checksums = None if length <= _SHORT_RECORD_BYTES else np.array([_crc32c(row) for row in examples], np.uint32)
-            sink.write(frame(examples.reshape(-1), np.full(len(batch), length), checksums).data)
+        if length <= _SHORT_RECORD_BYTES:
+            for batch in file.batches():
+                sink.write(_framed_examples(before, batch, after).data)
+        else:
+            for _ in range(file.records):
+                for block in framed(length, chain([before], file.one_record(), [after])):
+                    sink.write(block)
         stride = length + FRAME_BYTES
         index.write("".join(f"{place * stride} {stride}\n" for place in range(file.records)).encode())
         return [sink.piece(), index.piece()]
 
 
-def _crc32c(content: NDArray[np.uint8]) -> int:
-    crc = Crc32c()
-    crc.update(content.data)
-    return crc.value()
+def _framed_examples(before: bytes, batch: NDArray[np.uint8], after: bytes) -> NDArray[np.uint8]:
+    """Return the TFRecord stream of a batch of short records, each between `before` and `after`."""
+    parts = [np.frombuffer(bytes(HEAD_BYTES) + before, np.uint8), batch, np.frombuffer(after + bytes(TAIL_BYTES), np.uint8)]
+    shaped = [np.broadcast_to(part, (len(batch), part.shape[-1])) for part in parts]
+    stream = np.concatenate(shaped, axis=1)
+    content = stream.reshape(-1)
+    fill_frames(content, np.full(len(batch), stream.shape[1] - FRAME_BYTES))
+    return content
 
 
 def _write_indexed(file: File) -> list[Piece]:
@@ -259,7 +285,9 @@ def _write_csv(file: File) -> list[Piece]:
 
 
 def _csv_text(file: File, columns: int) -> Iterator[bytes]:
-    yield (",".join(map(str, range(columns))) + "\n").encode()
+    for first in range(0, columns, _BLOCK_COLUMNS):
+        last = min(first + _BLOCK_COLUMNS, columns)
+        yield (",".join(map(str, range(first, last))) + ("\n" if last == columns else ",")).encode()
     small = np.arange(256).astype("S3") if file.dtype == np.uint8 else None
     done = 0
     for block in file.blocks():
@@ -291,31 +319,34 @@ def _write_parquet(file: File) -> list[Piece]:
         return [sink.piece()]
 
 
-def _image(file: File) -> NDArray[np.uint8]:
+def _image_shape(file: File) -> tuple[int, int]:
     height, width = file.shape if len(file.shape) == 2 else (1, *file.shape)
-    return np.concatenate(list(file.blocks())).reshape(height, width)
+    return height, width
 
 
 def _write_jpeg(file: File) -> list[Piece]:
     from PIL import Image
 
+    pixels = np.concatenate(list(file.blocks())).reshape(_image_shape(file))
     with file.open(file.name) as sink:
-        buffer = io.BytesIO()
-        Image.fromarray(_image(file)).save(buffer, "JPEG", quality=_JPEG_QUALITY)
-        sink.write(buffer.getbuffer())
+        Image.fromarray(pixels).save(cast(IO[bytes], _Stream(sink)), "JPEG", quality=_JPEG_QUALITY)
         return [sink.piece()]
 
 
 def _write_png(file: File) -> list[Piece]:
     """An 8-bit grey PNG (RFC 2083) whose deflate stream is stored when its content cannot shrink anyway."""
-    image = _image(file)
-    height, width = image.shape
-    lines = np.zeros((height, width + 1), np.uint8)  # a filter byte, none, before each line
-    lines[:, 1:] = image
+    height, width = _image_shape(file)
+    deflate = zlib.compressobj(0 if file.layout.entropy == 1 else 1)
+    each = max(1, _BLOCK_BYTES // width)
     with file.open(file.name) as sink:
         sink.write(b"\x89PNG\r\n\x1a\n")
         _png_chunk(sink.write, b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-        _png_chunk(sink.write, b"IDAT", zlib.compress(lines.data, 0 if file.layout.entropy == 1 else 1))
+        for first in range(0, height, each):
+            count = min(each, height - first)
+            lines = np.zeros((count, width + 1), np.uint8)  # a filter byte, none, before each line
+            lines[:, 1:] = file.take(count * width).reshape(count, width)
+            _png_chunk(sink.write, b"IDAT", deflate.compress(lines.data))
+        _png_chunk(sink.write, b"IDAT", deflate.flush())
         _png_chunk(sink.write, b"IEND", b"")
         return [sink.piece()]
 

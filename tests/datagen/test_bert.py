@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from datagen.crc32c import Crc32c, crc32c_each
 from datagen.generate import generate
 from datagen.layouts import BertLayout
-from datagen.tfrecord import frame
+from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 
 LAYOUT = BertLayout()
 
@@ -107,8 +107,12 @@ def test_crc_in_pieces_is_the_crc_of_the_whole(pieces):
 def test_frames_of_any_lengths(records):
     lengths = np.array([len(record) for record in records])
     flat = np.frombuffer(b"".join(records), np.uint8)
-    assert crc32c_each(flat, lengths).tolist() == [slow_crc32c(record) for record in records]
-    assert list(tfrecords(frame(flat, lengths).tobytes())) == records
+    assert crc32c_each(flat, np.cumsum(lengths) - lengths, lengths).tolist() == [slow_crc32c(record) for record in records]
+    stream = np.frombuffer(b"".join(bytes(HEAD_BYTES) + record + bytes(TAIL_BYTES) for record in records), np.uint8).copy()
+    fill_frames(stream, lengths)
+    assert list(tfrecords(stream.tobytes())) == records
+    assert b"".join(b"".join(framed(len(record), [record[:7], record[7:]])) for record in records) == stream.tobytes()
+    assert len(stream) == len(flat) + FRAME_BYTES * len(records)
 
 
 def test_files_have_the_published_names(shards):
