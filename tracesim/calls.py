@@ -73,10 +73,13 @@ def _calls(
     batch: pa.RecordBatch, kept: NDArray[np.int64], group: NDArray[np.int64], file: NDArray[np.int64],
     kind_of_file: NDArray[np.int64], threads: dict[int, int],
 ) -> Calls:  # fmt: skip
-    def column(name: str, missing: int) -> NDArray[np.int64]:
-        return _integers(batch.column(name), missing)[kept]
+    every = len(kept) == batch.num_rows
 
-    group, file = group[kept], file[kept]
+    def column(name: str, missing: int) -> NDArray[np.int64]:
+        values = _integers(batch.column(name), missing)
+        return values if every else values[kept]
+
+    group, file = (group, file) if every else (group[kept], file[kept])
     moved = np.where(group <= WRITE, np.maximum(column("result", 0), 0), 0)
     return Calls(
         start_ns=column("start_ns", 0), duration_ns=np.maximum(column("duration_ns", 0), 0), group=group, kind=kind_of_file[file],

@@ -1,5 +1,6 @@
 """In which order a job goes through its files, and through the bytes of each file."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,19 +38,19 @@ class Steps:
             return
         order = used[stable_order(calls.file[used])]
         order = order[stable_order(calls.thread[order])]
-        step = self._steps(calls.where(order))
+        step = self._steps(calls, order)
         moving = calls.group[order] != OPEN
         rows = order[moving]
         cell = calls.group[rows] * len(STEPS) + step[moving]
         self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
         self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
 
-    def _steps(self, calls: Calls) -> NDArray[np.int64]:
-        """The step of each call; the calls are sorted by thread and file, then by time."""
-        key = calls.thread * self._files + calls.file
-        opening = calls.group == OPEN
-        begin = np.where(opening, -1, calls.offset)
-        end = np.where(opening, -1, calls.offset + calls.moved_bytes)
+    def _steps(self, calls: Calls, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The step of each call in `order`, which sorts them by thread and file, then by time."""
+        key = calls.thread[order] * self._files + calls.file[order]
+        opening = calls.group[order] == OPEN
+        begin = np.where(opening, -1, calls.offset[order])
+        end = np.where(opening, -1, begin + calls.moved_bytes[order])
         is_first = np.concatenate(([True], key[1:] != key[:-1]))
         slot = _slot(key[is_first])
         known = self._key[slot] == key[is_first]
@@ -74,6 +75,7 @@ class Visits:
 
     def __init__(self, occurrences: int, files: int) -> None:
         self._files = max(files, 1)
+        self._first = np.empty(self._files, dtype=np.int64)  # scratch
         self._last = {READ: np.full(self._files, -1, dtype=np.int64), WRITE: np.full(self._files, -1, dtype=np.int64)}
         self._visited: list[NDArray[np.int64]] = []  # occurrence * files + file
         self.written_files = np.zeros(occurrences)
@@ -86,12 +88,18 @@ class Visits:
 
     def _new(self, group: int, kind: int, calls: Calls, occurrence: NDArray[np.int64]) -> NDArray[np.int64]:
         used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)
-        key, first = np.unique(occurrence[used] * self._files + calls.file[used], return_index=True)
-        key = key[np.argsort(first)]
+        file, occurrence = calls.file[used], occurrence[used]
         last = self._last[group]
-        fresh: NDArray[np.int64] = key[last[key % self._files] != key // self._files]
-        last[fresh % self._files] = fresh // self._files
-        return fresh
+        found = [np.empty(0, dtype=np.int64)]
+        # Calls are in order of start, so an occurrence is a stretch of them, or a few where phases are nested.
+        for begin, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(occurrence)) + 1), len(file)]):
+            files, current = file[begin:end], occurrence[begin:end]
+            place = np.arange(len(files))
+            self._first[files[::-1]] = place[::-1]  # of several writes to one place, NumPy keeps the last
+            fresh = files[(self._first[files] == place) & (last[files] != current)]
+            last[fresh] = current[:1]
+            found.append(current[:1] * self._files + fresh)
+        return np.concatenate(found)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
         """Return the file_ids that each occurrence reads, in order of its first read of each."""

@@ -1,0 +1,86 @@
+"""Time and memory to compare ten million events with ten million.
+
+    python -m tests.perf.perf_tracesim [DIRECTORY]
+
+The traces are of eight loaders that read 20 000 files in a fresh order each epoch: open, 48 reads of 256 KiB, close.
+"""
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.manifest import Host, Manifest, Target
+from tracing_tools.trace.writer import write_trace
+
+_EPOCHS, _FILES, _READS, _LOADERS = 10, 20_000, 48, 8
+_CALLS = _READS + 2
+_READ_BYTES = 256 << 10
+_CALL_NS = 110_000
+
+
+def _events(epoch: int, rng: np.random.Generator) -> pa.Table:
+    """The calls of one epoch, in order of start."""
+    visit = np.repeat(np.arange(_FILES), _CALLS)
+    number = np.tile(np.arange(_CALLS), _FILES)
+    turn = epoch * _FILES // _LOADERS + visit // _LOADERS
+    start = (turn * (_CALLS + 2) + number) * _CALL_NS + rng.integers(0, 20_000, len(visit))
+    order = np.argsort(start, kind="stable")
+    reading = ((number > 0) & (number < _CALLS - 1))[order]
+    names = np.array(["openat", "read", "close"])
+    tid = 1000 + epoch * _LOADERS + visit[order] % _LOADERS
+    columns = {
+        "start_ns": start[order], "duration_ns": rng.integers(20_000, 90_000, len(visit)),
+        "op": pa.array(names[np.where(reading, 1, np.where(number[order] == 0, 0, 2))]).dictionary_encode(),
+        "pid": tid, "tid": tid, "file_id": rng.permutation(_FILES)[visit[order]], "fd": np.full(len(visit), 5),
+        "offset": pa.array((number[order] - 1) * _READ_BYTES, mask=~reading),
+        "requested": pa.array(np.full(len(visit), _READ_BYTES), mask=~reading), "result": np.where(reading, _READ_BYTES, 5),
+        "flags": np.zeros(len(visit), dtype=int), "cpu": np.zeros(len(visit), dtype=int),
+    }  # fmt: skip
+    return pa.table([pa.array(columns[name]) for name in schema.EVENTS.names], names=schema.EVENTS.names).cast(schema.EVENTS)
+
+
+def _tables(seed: int) -> Iterator[pa.Table]:
+    rng = np.random.default_rng(seed)
+    for epoch in range(_EPOCHS):
+        yield _events(epoch, rng)
+
+
+def _write(path: Path, seed: int) -> None:
+    epoch_ns = _FILES // _LOADERS * (_CALLS + 2) * _CALL_NS
+    same = {"device": 1, "generation": 1, "size_bytes": _READS * _READ_BYTES, "kind": "dataset"}
+    files = [{"file_id": i, "inode": i, "path": f"/data/case_{i}.npy", **same} for i in range(_FILES)]
+    spans = [(epoch * epoch_ns, (epoch + 1) * epoch_ns - 1) for epoch in range(_EPOCHS)]
+    phases = [{"phase": "epoch", "start_ns": start, "end_ns": end, "rank": 0} for start, end in spans]
+    host = Host("synthetic", "", 2, 1 << 30, "x86_64")
+    write_trace(
+        path, Manifest("complete", "synthetic", host, Target()), _tables(seed), pa.Table.from_pylist(files, schema=schema.FILES),
+        schema.PROCESSES.empty_table(), pa.Table.from_pylist(phases, schema=schema.PHASES),
+    )  # fmt: skip
+
+
+def main(directory: Path) -> None:
+    """Write two traces under `directory` and print what comparing them takes."""
+    traces = [directory / "a.trace", directory / "b.trace"]
+    for seed, trace in enumerate(traces):
+        _write(trace, seed)
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "iotwin.main", "compare", "--quiet", *map(str, traces)], check=True)
+    seconds = time.perf_counter() - begin
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    events = _EPOCHS * _FILES * _CALLS / 1e6
+    print(f"tracesim {events:.0f} million against {events:.0f} million events s: {seconds:.1f} (at most 10)")
+    print(f"tracesim CPU s: {used.ru_utime + used.ru_stime:.1f}")
+    print(f"tracesim peak MiB: {used.ru_maxrss / 1024:.0f} (at most 1024)")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as scratch:
+        main(Path(scratch))
