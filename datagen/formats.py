@@ -310,7 +310,9 @@ def _write_parquet(file: File) -> list[Piece]:
 
     schema = pa.schema([("record", pa.binary()), ("label", pa.int64())])
     with file.open(file.name) as sink:
-        with pq.ParquetWriter(_Stream(sink), schema, compression=file.layout.compression, use_dictionary=False) as writer:
+        # Statistics would hold two more copies of the largest records.
+        settings = {"compression": file.layout.compression, "use_dictionary": False, "write_statistics": False}
+        with pq.ParquetWriter(_Stream(sink), schema, **settings) as writer:
             for batch in file.batches():
                 offsets = np.arange(len(batch) + 1, dtype=np.int32) * np.int32(file.record_bytes)
                 buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(batch))]

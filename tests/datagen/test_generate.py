@@ -224,3 +224,19 @@ def test_a_killed_worker_is_one_clear_line(tmp_path):
 
 def _die(unit, written):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_artifacts_command_still_works(tmp_path):
+    """Only how it calls the new command is looked at here: the new command has its own tests."""
+    script = module.__file__.replace("generate.py", "data_generation.py")
+    code = (
+        "import os,runpy,sys\n"
+        "os.execve = lambda *call: print(call[1][1:])\n"
+        "sys.argv[0] = sys.argv[1]; del sys.argv[1]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    arguments = ["-o", "d", "-s", "1000", "-w", "imseg"]
+    done = subprocess.run([sys.executable, "-c", code, script, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(["-m", "iotwin.main", "generate", "unet3d", "-o", "d", "--size", "1000"])
+    refused = subprocess.run([sys.executable, script, "-o", "d", "-s", "1", "-w", "gpt"], capture_output=True, text=True)
+    assert refused.returncode == 2 and "invalid choice: 'gpt'" in refused.stderr

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Generate the three workloads' data sets side by side: generation.sh DIR SIZE, for example generation.sh data 16GB
+set -eu
+if [ $# -ne 2 ]; then
+    echo "usage: $0 DIR SIZE, for example: $0 data 16GB" >&2
+    exit 2
+fi
+here=$(dirname "$(readlink -f "$0")")
+for workload in unet3d bert dlrm; do
+    "${PYTHON:-python3}" "$here/data_generation.py" -w "$workload" -o "$1/$workload" -s "$2"
+done
