@@ -18,6 +18,8 @@ from benchmark.fit_times import pass_times, quantiles
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
 
+_CHECKPOINT_FOLDER = "./twin_checkpoints/"
+
 
 @dataclass
 class Fitted:
@@ -44,7 +46,7 @@ def fit(trace: Trace) -> Fitted:
         reader=_reader(trace, training, evaluations, assumptions),
         train=_train(trace, training, assumptions),
         evaluation=_evaluation(trace, evaluations, assumptions),
-        checkpoint=_checkpoint(checkpoints),
+        checkpoint=_checkpoint(checkpoints, assumptions),
         twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
     )
     return Fitted(config, _evidence(samples, training, evaluations, checkpoints))
@@ -149,12 +151,16 @@ def _evaluation(trace: Trace, evaluations: Sequence[Pass], assumptions: list[str
     )
 
 
-def _checkpoint(checkpoints: Sequence[SeenCheckpoint]) -> c.Checkpoint:
+def _checkpoint(checkpoints: Sequence[SeenCheckpoint], assumptions: list[str]) -> c.Checkpoint:
     if not checkpoints:
         return c.Checkpoint()
     first, between = _cadence([checkpoint.epoch for checkpoint in checkpoints])
+    if len(checkpoints) == 1:
+        assumptions.append(f"one checkpoint, after epoch {first}: taken to come every {between} epochs")
+    # Never the job's own folder: the twin writes random bytes.
     folder = PurePosixPath(checkpoints[0].files[0].path).parent
-    return c.Checkpoint(checkpoint_folder=str(folder), checkpoint_after_epoch=first, epochs_between_checkpoints=between)
+    assumptions.append(f"the job kept its checkpoints in {folder}; the twin writes to {_CHECKPOINT_FOLDER}")
+    return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_epoch=first, epochs_between_checkpoints=between)
 
 
 def _twin(
@@ -175,10 +181,9 @@ def _twin(
     if checkpoints:
         files = checkpoint_files(checkpoints)
         twin.checkpoint = c.TwinCheckpoint(
-            files=files, serialization_time=quantiles(np.array([file.serialization_s for point in checkpoints for file in point.files]))
+            files=files,
+            serialization_time=quantiles(np.array([file.serialization_s for point in checkpoints for file in point.files])),
         )
-        if len(checkpoints) == 1:
-            assumptions.append("one checkpoint only: its cadence is taken from the epoch it came after")
     assumptions.append("the order within an epoch is a fresh permutation of the twin's own, not the job's own permutation")
     twin.assumptions = assumptions
     return twin
@@ -219,14 +224,14 @@ def _evidence(
     samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint]
 ) -> dict[str, str]:
     batches = [size for part in training for size in part.batch_sizes]
+    batch = _most_common(batches)
     return {
         "dataset": f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads",
         "epochs": f"{len(training)} passes over the training samples, {training[0].found_by}",
-        "batch_size": f"{_most_common(batches)} samples between hand-overs in {np.mean(np.array(batches) == _most_common(batches)):.0%} "
+        "batch_size": f"{batch} samples between hand-overs in {np.mean(np.array(batches) == batch):.0%} "
         f"of {len(batches)} batches",
         "read_threads": f"{_most_common([part.workers for part in training])} loader processes in each epoch",
         "steps_per_epoch": f"{_most_common([len(part.batch_sizes) for part in training])}",
         "evaluation": f"{len(evaluations)} evaluations",
         "checkpoint": f"{len(checkpoints)} checkpoints",
     }
-

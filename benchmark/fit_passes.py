@@ -1,12 +1,13 @@
 """Passes over the data set (epochs, evaluations) and the batches in them.
 
-A loader process gets its work through a pipe: between two batches it reads the next batch's indices. So the samples between two such
-reads are one batch, whatever the framework's own log says. A rank that reads the data set itself shows batches as runs of samples
-between computations.
+A loader process gets its work through a pipe: between two batches it reads the next batch's indices. So the samples between
+two such reads are one batch, whatever the framework's own log says. A rank that reads the data set itself shows batches as runs
+of samples between computations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -34,10 +35,10 @@ class Pass:
     batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
     found_by: str
 
-    batch_sizes: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.batch_sizes = [int(count) for count in self.batches["count"]]
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Samples of each batch, in the order the batches were taken."""
+        return [int(count) for count in self.batches["count"]]
 
     @property
     def workers(self) -> int:
@@ -73,10 +74,11 @@ def _windows(trace: Trace, samples: Samples) -> list[_Window]:
     logged = phases[phases["phase"].isin(["epoch", "evaluation"])]
     if len(logged):
         windows, epoch = [], 0
-        for row in logged.sort_values("start_ns").itertuples():
-            phase = str(row.phase)
+        logged = logged.sort_values("start_ns")
+        spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
+        for phase, start_ns, end_ns in spans:
             epoch = epoch + 1 if phase == "epoch" else max(epoch, 1)
-            windows.append(_Window(phase, epoch, int(row.start_ns), int(row.end_ns), "as the job logged them"))
+            windows.append(_Window(phase, epoch, start_ns, end_ns, "as the job logged them"))
         return windows
     # A pass ends where a sample comes again: number each access by how often its sample was read before.
     accesses = samples.accesses
@@ -86,7 +88,7 @@ def _windows(trace: Trace, samples: Samples) -> list[_Window]:
     for number in range(int(turn.max()) + 1):
         begins = starts[turn == number]
         windows.append(_Window("epoch", number + 1, int(begins.min()), int(begins.max()), "by samples read again"))
-    for window, following in zip(windows, windows[1:], strict=False):
+    for window, following in pairwise(windows):
         window.end_ns = following.start_ns - 1
     return windows
 
@@ -152,8 +154,8 @@ def _batches_by_handover(accesses: pd.DataFrame, handovers: pd.DataFrame) -> NDA
 def _batches_by_gaps(accesses: pd.DataFrame) -> NDArray[np.int64]:
     """Number the batch of each access of a rank that reads by itself: batches lie between the long gaps.
 
-    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps in
-    two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group only: every sample is a batch.
+    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps
+    in two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group: every sample is a batch.
     """
     gaps = accesses["start_ns"].to_numpy()[1:] - accesses["end_ns"].to_numpy()[:-1]
     if len(gaps) == 0:

@@ -33,10 +33,14 @@ def find_samples(trace: Trace) -> Samples:
     files = trace.files()
     dataset = files[files["kind"] == "dataset"]
     if dataset.empty:
-        raise IotwinError(f"{trace.path}: no data set is read in this trace, so there is nothing to emulate; is it a training job's?")
+        raise IotwinError(
+            f"{trace.path}: no data set is read in this trace, so there is nothing to emulate; is it a training job's?"
+        )
     unknown = [path for path in dataset["path"] if not path.endswith(".npy")]
     if len(unknown) * 2 > len(dataset):
-        raise IotwinError(f"{trace.path}: the data set is not of .npy files (for example {unknown[0]}), which is all that fit knows so far")
+        raise IotwinError(
+            f"{trace.path}: the data set is not of .npy files (for example {unknown[0]}), which is all that fit knows so far"
+        )
     dataset = dataset[dataset["path"].str.endswith(".npy")]
     folder = _common_folder(dataset["path"].tolist())
     keys = [_sample_key(path, folder) for path in dataset["path"]]

@@ -26,12 +26,13 @@ class Times:
 
 
 def quantiles(values_s: NDArray[np.float64]) -> Duration:
-    """Return the empirical distribution of `values_s` as equally spaced quantiles; a number when there are too few or all are alike."""
+    """Return the empirical distribution of `values_s` as equally spaced quantiles; a number when all are alike."""
     if len(values_s) == 0:
         return 0.0
-    if len(values_s) < 4 or np.ptp(values_s) < 1e-6:
-        return round(float(np.median(values_s)), 6)
-    values = np.quantile(values_s, np.linspace(0, 1, _QUANTILES))
+    if np.ptp(values_s) < 1e-6:
+        return round(float(values_s[0]), 6)
+    # With few values more quantiles than values would tell nothing new.
+    values = np.quantile(values_s, np.linspace(0, 1, min(_QUANTILES, len(values_s))))
     return Quantiles(values=[round(max(float(value), 0.0), 6) for value in values])
 
 
@@ -44,20 +45,38 @@ def pass_times(trace: Trace, passes: Sequence[Pass]) -> Times:
     return Times(np.concatenate([times for times, _ in computed]), preprocess, any(unseen for _, unseen in computed))
 
 
-def _events_of(trace: Trace, pids: Sequence[int], start_ns: int, end_ns: int) -> dict[str, NDArray[np.int64]]:
-    """Every call of the processes in a span of time: start, end, pid, tid, kind of file and kind of call."""
+@dataclass
+class _Calls:
+    """The calls of some processes in a span of time, one array a column, in order of start."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    pid: NDArray[np.int64]
+    file_id: NDArray[np.int64]  # -1: none
+    by_main_thread: NDArray[np.bool_]
+    on_pipe: NDArray[np.bool_]
+    reads: NDArray[np.bool_]
+    writes: NDArray[np.bool_]
+    waits: NDArray[np.bool_]
+
+
+def _calls(trace: Trace, pids: Sequence[int], start_ns: int, end_ns: int) -> _Calls:
     chosen = pc.field("pid").isin(list(pids)) & (pc.field("start_ns") >= start_ns) & (pc.field("start_ns") <= end_ns)
     frame = trace.events_frame(columns=["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "result"], where=chosen)
-    kinds = trace.files()["kind"].astype(str).to_numpy()
+    is_pipe = (trace.files()["kind"] == "pipe").to_numpy(np.bool_)
     ids = frame["file_id"].fillna(-1).to_numpy(np.int64)
-    kind = np.where(ids >= 0, kinds[ids], "")
-    return {
-        "start_ns": frame["start_ns"].to_numpy(), "end_ns": (frame["start_ns"] + frame["duration_ns"]).to_numpy(),
-        "pid": frame["pid"].to_numpy(), "main": (frame["pid"] == frame["tid"]).to_numpy(), "file_id": ids,
-        "pipe": kind == "pipe", "waits": frame["op"].isin(schema.WAIT_OPS).to_numpy(),
-        "reads": (frame["op"].isin(schema.READ_OPS) & (frame["result"] > 0)).to_numpy(),
-        "writes": frame["op"].isin(schema.WRITE_OPS).to_numpy(),
-    }  # fmt: skip
+    starts = frame["start_ns"].to_numpy(np.int64)
+    return _Calls(
+        start_ns=starts,
+        end_ns=starts + frame["duration_ns"].to_numpy(np.int64),
+        pid=frame["pid"].to_numpy(np.int64),
+        file_id=ids,
+        by_main_thread=(frame["pid"] == frame["tid"]).to_numpy(np.bool_),
+        on_pipe=(ids >= 0) & np.append(is_pipe, False)[ids],
+        reads=(frame["op"].isin(schema.READ_OPS) & (frame["result"] > 0)).to_numpy(np.bool_),
+        writes=frame["op"].isin(schema.WRITE_OPS).to_numpy(np.bool_),
+        waits=frame["op"].isin(schema.WAIT_OPS).to_numpy(np.bool_),
+    )
 
 
 def _preprocess_s(trace: Trace, part: Pass) -> NDArray[np.float64]:
@@ -67,46 +86,51 @@ def _preprocess_s(trace: Trace, part: Pass) -> NDArray[np.float64]:
     same_batch = accesses["batch"].to_numpy()[1:] == accesses["batch"].to_numpy()[:-1]
     within = (accesses["start_ns"].to_numpy()[1:] - ends[:-1])[same_batch]
     if not part.workers:
-        return np.maximum(within, 0) / 1e9  # after a batch's last sample a rank goes on to compute
-    events = _events_of(trace, part.pids, part.start_ns, part.end_ns)
+        return _seconds(within)  # after a batch's last sample a rank goes on to compute
+    calls = _calls(trace, part.pids, part.start_ns, part.end_ns)
     last = np.append(~same_batch, True)
     after = []
     for pid in part.pids:
-        starts = events["start_ns"][events["pid"] == pid]
+        starts = calls.start_ns[calls.pid == pid]
         own_ends = ends[last & (pids == pid)]
         following = np.searchsorted(starts, own_ends)
         known = following < len(starts)
         after.append(starts[following[known]] - own_ends[known])
-    return np.maximum(np.concatenate([within, *after]), 0) / 1e9
+    return _seconds(np.concatenate([within, *after]))
+
+
+def _seconds(durations_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    seconds: NDArray[np.float64] = np.maximum(durations_ns, 0) / 1e9
+    return seconds
 
 
 def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
     """Seconds of computation of each step, and whether waits for data could not be told apart from it."""
     if not part.workers:
         starts, ends = part.batches["start_ns"].to_numpy(), part.batches["end_ns"].to_numpy()
-        return np.maximum(starts[1:] - ends[:-1], 0) / 1e9, False
-    events = _events_of(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
-    given = events["pipe"] & events["writes"] & np.isin(events["pid"], part.pids)
-    arrives = (events["pid"] == part.rank) & events["reads"] & np.isin(events["file_id"], np.unique(events["file_id"][given]))
-    taken_ns = _message_starts(events["start_ns"][arrives], events["end_ns"][arrives])
-    waits = (events["pid"] == part.rank) & events["main"] & events["waits"]
+        return _seconds(starts[1:] - ends[:-1]), False
+    calls = _calls(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
+    given = calls.on_pipe & calls.writes & np.isin(calls.pid, part.pids)
+    arrives = (calls.pid == part.rank) & calls.reads & np.isin(calls.file_id, np.unique(calls.file_id[given]))
+    taken_ns = _message_starts(calls.start_ns[arrives], calls.end_ns[arrives])
+    waits = (calls.pid == part.rank) & calls.by_main_thread & calls.waits
     if not waits.any() or not len(taken_ns):
-        return np.diff(taken_ns) / 1e9, True
+        return _seconds(np.diff(taken_ns)), True
     # A step ends when the rank next waits for a batch; the last one when it turns to something else, the end of the pass.
-    asked_ns = np.append(events["start_ns"][waits], part.end_ns)
+    asked_ns = np.append(calls.start_ns[waits], part.end_ns)
     until_ns = asked_ns[np.searchsorted(asked_ns[:-1], taken_ns, side="right")]
-    steps = _steps_released(_givers(events, given, part.pids), len(taken_ns))
-    busy_s = np.maximum(until_ns - taken_ns, 0)[steps > 0] / 1e9
+    steps = _steps_released(_givers(calls, given, part.pids), len(taken_ns))
+    busy_s = _seconds((until_ns - taken_ns)[steps > 0])
     steps = steps[steps > 0]
     return np.repeat(busy_s / steps, steps), False
 
 
-def _givers(events: dict[str, NDArray[np.int64]], given: NDArray[np.bool_], pids: Sequence[int]) -> NDArray[np.int64]:
+def _givers(calls: _Calls, given: NDArray[np.bool_], pids: Sequence[int]) -> NDArray[np.int64]:
     """The position in `pids` of the loader that sent each message, in order of time."""
     found = []
     for position, pid in enumerate(pids):
-        own = given & (events["pid"] == pid)
-        starts = _message_starts(events["start_ns"][own], events["end_ns"][own])
+        own = given & (calls.pid == pid)
+        starts = _message_starts(calls.start_ns[own], calls.end_ns[own])
         found.append(np.stack([starts, np.full(len(starts), position)]))
     merged = np.concatenate(found, axis=1)
     givers: NDArray[np.int64] = merged[1, np.argsort(merged[0], kind="stable")]
@@ -132,5 +156,5 @@ def _message_starts(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArr
     """Starts of messages: a message passes in several calls in immediate succession (its length, then its content)."""
     if len(starts) == 0:
         return starts
-    first = np.append(True, starts[1:] - ends[:-1] > _SUCCESSION_NS)
-    return starts[first]
+    begins: NDArray[np.int64] = starts[np.append(True, starts[1:] - ends[:-1] > _SUCCESSION_NS)]
+    return begins

@@ -1,7 +1,6 @@
 """The loop in one go: generate data, trace a real training run twice, fit its twin, trace the twin, compare, draw."""
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -13,13 +12,13 @@ from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.progress import note
 
 _SUMMARY = "summary.json"
-_DATA_BYTES = 512 << 20
-_SCALE = 0.35  # of KiTS19's volumes, so that two CPU cores train on them
+_DATA_BYTES = 384 << 20
+_SCALE = 0.3  # of KiTS19's volumes, so that two CPU cores train on them
 SEED = 1
-# A small network on small crops: about ten seconds an epoch on one core, with the other left to the loaders.
+# A small network on small crops; one thread computes, so that the loaders have the other core.
 JOB = [
-    "--epochs", "4", "--batch-size", "2", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2", "--base-channels", "8",
-    "--depth", "3", "--crop", "32", "--overlap", "0.1", "--threads", "1", "--seed", str(SEED),
+    "--epochs", "4", "--batch-size", "4", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2",
+    "--base-channels", "4", "--depth", "3", "--crop", "40", "--overlap", "0", "--threads", "1", "--seed", str(SEED),
 ]  # fmt: skip
 _SAMPLE_EVERY_NS = 200_000_000
 
@@ -37,7 +36,7 @@ def run_demo(directory: Path, force: bool) -> dict[str, Any]:
     demo.step("draw", "timelines and the report", "report.html", demo.draw)
     summary = demo.summary()
     (directory / (_SUMMARY + ".partial")).write_text(json.dumps(summary, indent=1) + "\n")
-    os.replace(directory / (_SUMMARY + ".partial"), directory / _SUMMARY)
+    (directory / (_SUMMARY + ".partial")).replace(directory / _SUMMARY)
     return summary
 
 
@@ -104,10 +103,14 @@ class _Demo:
         from tracing_tools.capture import Options, trace_command
 
         directory = self._directory / f"{name}.trace"
-        manifest = trace_command(command, directory, Options(interval_ns=_SAMPLE_EVERY_NS, workload="unet3d", forward_output=False))
+        manifest = trace_command(
+            command, directory, Options(interval_ns=_SAMPLE_EVERY_NS, workload="unet3d", forward_output=False)
+        )
         if manifest.exit_status != 0:
             last = (directory / "logs" / "stderr").read_text(errors="replace").strip().splitlines()[-1:]
-            raise IotwinError(f"the {name} run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs")
+            raise IotwinError(
+                f"the {name} run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs"
+            )
         lost = f", {manifest.lost_events} LOST" if manifest.lost_events else ", none lost"
         note(f"      {manifest.events} events by {manifest.backend}{lost}")
 

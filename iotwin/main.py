@@ -15,8 +15,9 @@ from tracing_tools.trace.progress import set_quiet
 
 # Module and class of each command, in the order a newcomer needs them.
 _COMMANDS = (
-    ("doctor", "Doctor"), ("demo", "Demo"), ("generate", "Generate"), ("trace", "Record"), ("info", "Info"), ("recover", "Recover"),
-    ("fit", "Fit"), ("emulate", "Emulate"), ("compare", "Compare"), ("plot", "Plot"), ("report", "Report"),
+    ("doctor", "Doctor"), ("demo", "Demo"), ("generate", "Generate"), ("trace", "Record"), ("info", "Info"),
+    ("recover", "Recover"), ("fit", "Fit"), ("emulate", "Emulate"), ("compare", "Compare"), ("plot", "Plot"),
+    ("report", "Report"),
 )  # fmt: skip
 
 
@@ -33,7 +34,9 @@ def _commands() -> list[Command]:
 
 
 def _build_parser(commands: list[Command]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="iotwin", description="Trace a training job's I/O, build its twin, run the twin, prove how alike they are.")
+    parser = _Parser(
+        prog="iotwin", description="Trace a training job's I/O, build its twin, run the twin, prove how alike they are."
+    )
     parser.add_argument("--version", action="version", version=f"iotwin {__version__}")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for command in commands:
@@ -54,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {command.name: command for command in _commands()}
     parser = _build_parser(list(commands.values()))
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        print(f"iotwin: unknown command '{arguments[0]}'{nearest(arguments[0], list(commands))}; see: iotwin --help", file=sys.stderr)
+        print(
+            f"iotwin: unknown command '{arguments[0]}'{nearest(arguments[0], list(commands))}; see: iotwin --help",
+            file=sys.stderr,
+        )
         return 2
     args = parser.parse_args(arguments)
     if args.command is None:

@@ -20,8 +20,8 @@ from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.finish import finish_trace
 from tracing_tools.trace.manifest import Host, Manifest, Target, write_manifest
 from tracing_tools.trace.progress import note
-from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
+from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 
 _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.02
 _CLOCK_EVERY_NS = 10_000_000_000
@@ -49,12 +49,12 @@ def trace_command(command: list[str], directory: Path, options: Options) -> Mani
     cgroup = JobCgroup.create() if os.geteuid() == 0 else "it needs root"
     if isinstance(cgroup, str):
         notes.append(f"filtering by process tree instead of a cgroup: {cgroup}")
-    manifest = Manifest(
-        status="recording", backend=backend.name, probes=backend.probes, notes=notes, host=_host(directory), workload=options.workload,
-        target=Target(command, os.getcwd(), cgroup=None if isinstance(cgroup, str) else str(cgroup.path), user_id=user and user.user_id),
-        tool_version=_version(),
-    )  # fmt: skip
     group = None if isinstance(cgroup, str) else cgroup
+    target = Target(command, str(Path.cwd()), cgroup=str(group.path) if group else None, user_id=user.user_id if user else None)
+    manifest = Manifest(
+        status="recording", backend=backend.name, probes=backend.probes, notes=notes, host=_host(directory), target=target,
+        workload=options.workload, tool_version=_version(),
+    )  # fmt: skip
     try:
         recording = Recording(directory, manifest, options.force)
         try:
@@ -225,16 +225,14 @@ def _inherited_files(pid: int) -> bytes:
     """Name records of the files that the command finds open: its standard streams."""
     content = b""
     for descriptor in (0, 1, 2):
-        link = f"/proc/{pid}/fd/{descriptor}"
+        link = Path(f"/proc/{pid}/fd/{descriptor}")
         try:
-            status, path = os.stat(link), os.fsencode(os.readlink(link))
+            status, path = link.stat(), os.fsencode(link.readlink())
         except OSError:
             continue  # closed
         device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
-        content += pack_name(NameRecord(
-            time_ns=0, type=NAME_INHERITED, pid=pid, tid=pid, parent=0, result=0, inode=status.st_ino, device=device, generation=0,
-            mode=status.st_mode, size=status.st_size, text=path,
-        ))  # fmt: skip
+        identity = {"inode": status.st_ino, "device": device, "generation": 0, "mode": status.st_mode, "size": status.st_size}
+        content += pack_name(NameRecord(0, NAME_INHERITED, pid, pid, parent=0, result=0, text=path, **identity))
     return content
 
 

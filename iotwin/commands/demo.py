@@ -16,7 +16,9 @@ class Demo(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the output."""
-        parser.add_argument("-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="directory to write to (default demo)")
+        parser.add_argument(
+            "-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="directory to write to (default demo)"
+        )
         parser.add_argument("--force", action="store_true", help="replace what an earlier demo wrote there")
 
     def run(self, args: Namespace) -> Outcome:

@@ -48,7 +48,9 @@ class Info(Command):
         losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
         console.print(f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}")
 
-        table = Table("operation", *(["calls", "errors", "bytes", "time", "median", "99 %"]), title="operations", title_justify="left")
+        table = Table(
+            "operation", *(["calls", "errors", "bytes", "time", "median", "99 %"]), title="operations", title_justify="left"
+        )
         for row in document["operations"]:
             times = (format_duration(row[key]) for key in ("total_ns", "p50_ns", "p99_ns"))
             table.add_row(row["op"], str(row["calls"]), str(row["errors"]), format_size(row["bytes"]), *times)

@@ -30,4 +30,7 @@ class Recover(Command):
     def show(self, document: dict[str, Any]) -> None:
         """Say what was saved."""
         lost = sum(document["lost"].values())
-        print(f"{document['trace']}: recovered {document['events']} events" + (f", {lost} lost" if lost else ", none known to be lost"))
+        print(
+            f"{document['trace']}: recovered {document['events']} events"
+            + (f", {lost} lost" if lost else ", none known to be lost")
+        )

@@ -20,7 +20,9 @@ class Record(Command):
         """Add the output, the backend and the command."""
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="directory to write the trace to")
         parser.add_argument("--backend", default="auto", help="auto (default), libbpf or strace")
-        parser.add_argument("--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)")
+        parser.add_argument(
+            "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"
+        )
         parser.add_argument("--workload", metavar="NAME", help="label to keep in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")

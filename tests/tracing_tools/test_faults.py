@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.conftest import ROOT, run_iotwin
 
+from tests.conftest import ROOT, run_iotwin
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.reader import Trace
 
@@ -255,7 +255,11 @@ sys.exit(iotwin.main.main(["trace", "-o", sys.argv[1], "--", "cat", "/etc/hostna
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o777)
     result = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "t"], capture_output=True, text=True, cwd="/", env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", code, tmp_path / "t"],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert result.returncode == 0, result.stderr
     assert "needs root" in result.stderr

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import compute as pc
-from tests.synthetic import Job, write_job
 
+from tests.synthetic import Job, write_job
 from tracing_tools.trace import schema
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.finish import finish_trace, realtime_to_monotonic, recover_trace
 from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.records import EVENT, NAME_OPENED, NameRecord, pack_call, pack_name
 from tracing_tools.trace.recording import Recording
+from tracing_tools.trace.records import EVENT, NAME_OPENED, NameRecord, pack_call, pack_name
 from tracing_tools.trace.syscalls import CALLS
 from tracing_tools.trace.units import format_size, parse_duration, parse_size
 
@@ -129,7 +129,9 @@ def test_every_column_has_the_documented_type(trace_path):
         assert batch.schema.equals(schema.EVENTS)
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "foreign", "part missing", "no manifest", "empty manifest", "other json", "newer"])
+@pytest.mark.parametrize(
+    "damage", ["empty", "truncated", "foreign", "part missing", "no manifest", "empty manifest", "other json", "newer"]
+)
 def test_damaged_and_foreign_traces_are_refused_in_one_line(trace_path, damage):
     part = next((trace_path / "events.parquet").glob("*.parquet"))
     manifest_path = trace_path / "manifest.json"

@@ -4,7 +4,10 @@ from tracing_tools.backends import libbpf, strace
 from tracing_tools.backends.base import Backend
 from tracing_tools.trace.errors import UsageError, nearest
 
-_BACKENDS = {"libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason), "strace": (strace.StraceBackend, strace.unavailable_reason)}
+_BACKENDS = {
+    "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),
+    "strace": (strace.StraceBackend, strace.unavailable_reason),
+}
 BACKEND_NAMES = list(_BACKENDS)
 
 
@@ -17,7 +20,7 @@ def choose_backend(name: str) -> tuple[Backend, list[str]]:
     """Return the backend called `name` ('auto': the best that works here) and notes on why no better one was taken."""
     if name != "auto" and name not in _BACKENDS:
         raise UsageError(f"unknown backend '{name}'{nearest(name, BACKEND_NAMES)}; known: auto, {', '.join(BACKEND_NAMES)}")
-    notes = []
+    notes: list[str] = []
     for candidate in BACKEND_NAMES if name == "auto" else [name]:
         make, unavailable_reason = _BACKENDS[candidate]
         reason = unavailable_reason()

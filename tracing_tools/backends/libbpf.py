@@ -9,8 +9,8 @@ from tracing_tools.backends.bpf_object import BpfObject, libbpf_available
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import compiled_probes
 from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.records import EVENT
 from tracing_tools.trace.recording import Recording
+from tracing_tools.trace.records import EVENT
 from tracing_tools.trace.syscalls import CALLS
 
 _MAX_CALLS = 512  # call_kind[] of syscalls.bpf.c
@@ -79,7 +79,7 @@ class LibbpfBackend:
         """Take over both ring buffers; more is due at once when a quarter of the event buffer was full."""
         names = self._names.variable_records()
         if len(names):
-            recording.append_names(memoryview(names))
+            recording.append_names(names.data)
             self._names.consume(len(names))
         events = self._events.fixed_records(EVENT)
         if len(events):

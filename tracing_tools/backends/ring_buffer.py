@@ -1,9 +1,9 @@
 """A BPF ring buffer mapped into this process and taken over in bulk: no Python code runs per record.
 
-Layout (kernel/bpf/ringbuf.c): one page with the consumer position, one with the producer position, then the data, mapped twice in
-a row so that a record that wraps lies in one piece. Each record follows an 8-byte header whose first word is its length with a busy
-bit (still being written) and a discard bit. x86-64 keeps the order of loads that this relies on; weaker memory orders would need
-acquire loads.
+Layout (kernel/bpf/ringbuf.c): one page with the consumer position, one with the producer position, then the data, mapped twice
+in a row so that a record that wraps lies in one piece. Each record follows an 8-byte header whose first word is its length with a
+busy bit (still being written) and a discard bit. x86-64 keeps the order of loads that this relies on; weaker memory orders would
+need acquire loads.
 """
 
 import mmap

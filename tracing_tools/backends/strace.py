@@ -1,7 +1,7 @@
 """The fallback without root or eBPF: strace, exact and slow. Also the oracle of the tests.
 
-strace writes text while the job runs; when the job has ended, the text becomes the same records that the eBPF programs give. Offsets
-follow each open file's position; device and inode are looked up from the path afterwards, as strace does not know them.
+strace writes text while the job runs; when the job has ended, the text becomes the same records that the eBPF programs give.
+Offsets follow each open file's position; device and inode are looked up from the path afterwards, as strace does not know them.
 """
 
 import os
@@ -74,7 +74,9 @@ class StraceBackend:
         events = [event for call in calls for event in replay.apply(call)]
         recording.append_names(b"".join(replay.names))
         recording.append_events(np.array(events, records.EVENT) if events else np.zeros(0, records.EVENT))
-        recording.manifest.notes.append("captured by strace: inode numbers were looked up after the run, calls took longer than untraced")
+        recording.manifest.notes.append(
+            "captured by strace: inode numbers were looked up after the run, calls took longer than untraced"
+        )
 
 
 class _Replay:
@@ -120,9 +122,8 @@ class _Replay:
         fd, _ = text.descriptor(call.arguments)
         if call.name == "lseek":
             self._position(pid, fd)[0] = call.result
-        elif call.name != "fcntl" or b"F_DUPFD" in call.arguments:
-            if call.name in ("dup", "dup2", "dup3", "fcntl"):
-                self._positions[pid, call.result] = self._position(pid, fd)
+        elif call.name in ("dup", "dup2", "dup3") or (call.name == "fcntl" and b"F_DUPFD" in call.arguments):
+            self._positions[pid, call.result] = self._position(pid, fd)
 
     def _position(self, pid: int, fd: int) -> list[int]:
         return self._positions.setdefault((pid, fd), [0])
@@ -160,9 +161,8 @@ class _Replay:
         path = call.result_path or b""
         inode, device, generation, file_type = self._identify(path)
         size = _size(path) if file_type == records.TYPE_REGULAR and not flags & os.O_TRUNC else 0
-        self._name(
-            records.NAME_OPENED, time_ns, pid, call.tid, path, inode=inode, device=device, generation=generation, size=size, mode=file_type << 12
-        )  # fmt: skip
+        identity = {"inode": inode, "device": device, "generation": generation, "size": size, "mode": file_type << 12}
+        self._name(records.NAME_OPENED, time_ns, pid, call.tid, path, **identity)
         return call.result, path, flags
 
     def _transfer(self, call: text.Call, kind: Kind, pid: int, fd: int) -> tuple[int, int]:
@@ -201,7 +201,9 @@ class _Replay:
 
     def _name(self, type_: int, time_ns: int, pid: int, tid: int, content: bytes, **fields: int) -> None:
         values = dict.fromkeys(("parent", "result", "inode", "device", "generation", "mode", "size"), 0) | fields
-        self.names.append(records.pack_name(records.NameRecord(time_ns=time_ns, type=type_, pid=pid, tid=tid, text=content, **values)))
+        self.names.append(
+            records.pack_name(records.NameRecord(time_ns=time_ns, type=type_, pid=pid, tid=tid, text=content, **values))
+        )
 
 
 _RELATIVE = (Kind.OPEN_AT, Kind.OPEN_AT2, Kind.NAME_AT, Kind.RENAME_AT)
@@ -214,7 +216,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
             digits = re.search(rb"\d+", path)
             return int(digits[0]) if digits else zlib.crc32(path), 1, 0, file_type
     try:
-        status = os.stat(path)
+        status = Path(os.fsdecode(path)).stat()
     except (OSError, ValueError):
         return zlib.crc32(path), 0, 1, records.TYPE_REGULAR
     device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
@@ -223,7 +225,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 def _size(path: bytes) -> int:
     try:
-        return os.stat(path).st_size
+        return Path(os.fsdecode(path)).stat().st_size
     except (OSError, ValueError):
         return 0
 

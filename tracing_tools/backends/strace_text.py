@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _LINE = re.compile(
-    rb"(?P<s>\d+)\.(?P<ns>\d{9}) (?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>\?|0x[0-9a-f]+|-?\d+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
+    rb"(?P<s>\d+)\.(?P<ns>\d{9}) (?P<name>\w+)\((?P<arguments>.*)\) += "
+    rb"(?P<result>\?|0x[0-9a-f]+|-?\d+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
     rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{9})>)?$"
 )
 _EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{9}) \+\+\+ (?:exited with (?P<status>\d+)|killed by (?P<signal>SIG\w+))")
@@ -62,8 +63,7 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
 def _call(tid: int, match: re.Match[bytes]) -> Call | None:
     error = (match["error"] or b"").decode()
     if match["result"] in (b"?", b"-1") and error:
-        number = _KERNEL_ONLY_ERRORS.get(error) or getattr(errno, error, 0)
-        result = -number
+        result = -(_KERNEL_ONLY_ERRORS.get(error) or int(getattr(errno, error, 0)))
     elif match["result"] == b"?":
         return None  # the process ended within the call
     else:

@@ -39,9 +39,8 @@ class MachineSampler:
         job_cpus = None if job is None or self._last_job is None else (job - self._last_job) / interval
         self._last_cpu, self._last_job = ticks, job
         user, system, iowait, idle = (part / total for part in spent)
-        return {
-            "time_ns": now, "interval_ns": interval, "user": user, "system": system, "iowait": iowait, "idle": idle, "job_cpus": job_cpus,
-        }  # fmt: skip
+        states = {"user": user, "system": system, "iowait": iowait, "idle": idle}
+        return {"time_ns": now, "interval_ns": interval, **states, "job_cpus": job_cpus}
 
     def _disk_counters(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for line in Path("/proc/diskstats").read_text().splitlines():
@@ -75,5 +74,8 @@ def _memory_row(now: int) -> Row:
         key, _, rest = line.partition(":")
         values[key] = int(rest.split()[0]) * 1024 if rest.strip().endswith("kB") else 0
     return {
-        "time_ns": now, "available_bytes": values["MemAvailable"], "page_cache_bytes": values["Cached"], "dirty_bytes": values["Dirty"],
-    }  # fmt: skip
+        "time_ns": now,
+        "available_bytes": values["MemAvailable"],
+        "page_cache_bytes": values["Cached"],
+        "dirty_bytes": values["Dirty"],
+    }

@@ -42,7 +42,9 @@ class JobCgroup:
             path.mkdir()
         except OSError as error:
             return f"cannot make {path}: {error.strerror}"
-        own_path = next(line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        own_path = next(
+            line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+        )
         return cls(path, len([part for part in own_path.split("/") if part]) + 1)
 
     def add(self, pid: int) -> None:

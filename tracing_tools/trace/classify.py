@@ -19,6 +19,7 @@ _CHECKPOINT_SUFFIXES = {".pt", ".ckpt", ".safetensors", ".pkl", ".meta", ".index
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".txt", ".md"}
 _SETTINGS_LIMIT_BYTES = 1 << 20  # a text file larger than this is data, whatever its name
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16
+_RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # what a job tells, not what it restarts from
 
 
 def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool) -> str:
@@ -54,16 +55,17 @@ def _kind_of_written(suffix: str, written_bytes: int) -> str:
         return "log"
     if suffix == ".pyc":
         return "library"
-    large = written_bytes >= _CHECKPOINT_MINIMUM_BYTES
+    large = written_bytes >= _CHECKPOINT_MINIMUM_BYTES and suffix not in _RESULT_SUFFIXES
     return "checkpoint" if suffix in _CHECKPOINT_SUFFIXES or large else "other"
 
 
 def process_roles(
     pids: Sequence[int], parents: Sequence[int], has_executed: Sequence[bool], dataset_bytes: NDArray[np.int64]
 ) -> list[str]:
-    """Return the role of each process: loaders are forks (no exec) that read the data set for a parent, ranks are those parents.
+    """Return the role of each process: loaders are forks (no exec) that read the data set for a parent, ranks those parents.
 
-    Without loaders a process that reads the data set itself is a rank; everything else is a helper. All four have one entry a process.
+    Without loaders a process that reads the data set itself is a rank; everything else is a helper. All four arguments have one
+    entry a process.
     """
     known = set(pids)
     loader = [

@@ -128,12 +128,14 @@ class FileTable:
                 self._rows[i][field] += int(totals[i])
             if field == "read_bytes":
                 frame = pd.DataFrame({"pid": chunk["pid"][rows], "file": file_id[rows], "bytes": moved[rows]})
-                for (pid, file), size in frame.groupby(["pid", "file"])["bytes"].sum().items():
-                    key = (int(pid), int(file))
-                    self._pid_file_bytes[key] = self._pid_file_bytes.get(key, 0) + int(size)
+                totals_by_pid = frame.groupby(["pid", "file"], as_index=False)["bytes"].sum()
+                for pid, file, size in totals_by_pid.to_numpy(np.int64).tolist():
+                    self._pid_file_bytes[pid, file] = self._pid_file_bytes.get((pid, file), 0) + size
 
     def _kind(self, row: dict[str, Any]) -> str:
-        return file_kind(readable(row["path"]), row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths)
+        return file_kind(
+            readable(row["path"]), row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths
+        )
 
     def dataset_bytes_by_pid(self) -> dict[int, int]:
         """Return the bytes of data-set files that each process read; call after the last chunk."""

@@ -20,8 +20,8 @@ from tracing_tools.trace.file_table import FileTable
 from tracing_tools.trace.manifest import ClockPair, Manifest, read_manifest, write_manifest
 from tracing_tools.trace.mllog import read_phases
 from tracing_tools.trace.process_table import process_table
-from tracing_tools.trace.records import EVENT, read_names
 from tracing_tools.trace.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
+from tracing_tools.trace.records import EVENT, read_names
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS
 from tracing_tools.trace.writer import write_events, write_table
 
@@ -60,7 +60,9 @@ def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") 
     write_events(directory / "events.parquet", _event_tables(events, order, files, manifest))
     write_table(directory / "files.parquet", schema.FILES, files.table())
     write_table(
-        directory / "processes.parquet", schema.PROCESSES, process_table(names, files.dataset_bytes_by_pid(), manifest.target.root_pid)
+        directory / "processes.parquet",
+        schema.PROCESSES,
+        process_table(names, files.dataset_bytes_by_pid(), manifest.target.root_pid),
     )
     _write_phases(directory, manifest)
     _write_samples(directory, journal)
@@ -113,13 +115,11 @@ def _close_ledger(manifest: Manifest) -> None:
     manifest.seen = max(manifest.seen, manifest.events)
 
 
-def _event_tables(
-    events: NDArray[np.void], order: NDArray[np.int64], files: FileTable, manifest: Manifest
-) -> Iterator[pa.Table]:
+def _event_tables(events: NDArray[np.void], order: NDArray[np.int64], files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
     counts = np.zeros(len(_OP_NAMES), np.int64)
     for begin in range(0, len(order), _CHUNK_ROWS):
         chunk = events[order[begin : begin + _CHUNK_ROWS]]
-        number = chunk["call_flags_cpu"] & 1023
+        number = chunk["call_flags_cpu"] & np.uint32(1023)
         code = _CODE_OF_NUMBER[number]
         counts += np.bincount(code, minlength=len(_OP_NAMES))
         file_id = files.assign(chunk, number)
@@ -179,4 +179,3 @@ def _write_samples(directory: Path, journal: list[dict[str, Any]]) -> None:
         rows = [entry for entry in journal if entry["kind"] == kind]
         if rows:
             write_table(directory / "samples" / f"{kind}.parquet", expected, _rows_table(rows, expected))
-

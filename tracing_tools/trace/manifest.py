@@ -1,6 +1,5 @@
 """The trace's manifest.json: what was traced, how, on which machine, and what was lost."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -85,7 +84,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest so that a reader sees the old one or the new one, never half of either."""
     temporary = directory / (MANIFEST_NAME + ".partial")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    os.replace(temporary, directory / MANIFEST_NAME)
+    temporary.replace(directory / MANIFEST_NAME)
 
 
 def read_manifest(directory: Path) -> Manifest:

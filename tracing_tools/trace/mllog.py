@@ -65,7 +65,9 @@ def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
     return None
 
 
-def _apply(event: dict[str, Any], open_phases: dict[tuple[str, int], PhaseRow], rows: list[PhaseRow], clock: Callable[[int], int]) -> None:
+def _apply(
+    event: dict[str, Any], open_phases: dict[tuple[str, int], PhaseRow], rows: list[PhaseRow], clock: Callable[[int], int]
+) -> None:
     edge = _edge(event)
     if edge is None:
         return

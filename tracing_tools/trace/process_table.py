@@ -12,7 +12,10 @@ from tracing_tools.trace.records import NAME_EXEC, NAME_EXIT, NAME_FORK, NameRec
 
 
 def process_table(names: list[NameRecord], dataset_bytes: dict[int, int], root_pid: int | None) -> pa.Table:
-    """Return the processes table (schema.PROCESSES) in order of start; `dataset_bytes` says what each pid read of the data set."""
+    """Return the processes table (schema.PROCESSES) in order of start.
+
+    `dataset_bytes` says what each pid read of the data set.
+    """
     lives: list[dict[str, Any]] = []  # a pid may be used again: each life is a row
     latest: dict[int, dict[str, Any]] = {}
     own_program: set[int] = set()  # lives that ran a program of their own, by position
@@ -39,7 +42,9 @@ def process_table(names: list[NameRecord], dataset_bytes: dict[int, int], root_p
     sizes = np.array([dataset_bytes.get(row["pid"], 0) for row in lives], np.int64)
     parents = [row["ppid"] for row in lives]
     for row, role in zip(
-        lives, process_roles([row["pid"] for row in lives], parents, [id(row) in own_program for row in lives], sizes), strict=True
+        lives,
+        process_roles([row["pid"] for row in lives], parents, [id(row) in own_program for row in lives], sizes),
+        strict=True,
     ):
         row["role"] = role
     lives.sort(key=lambda row: row["start_ns"] or 0)
@@ -64,4 +69,3 @@ def _started(record: NameRecord, parent: dict[str, Any] | None) -> dict[str, Any
 
 def _unseen(pid: int) -> dict[str, Any]:
     return dict.fromkeys(schema.PROCESSES.names) | {"pid": pid, "comm": "", "role": "helper"}
-

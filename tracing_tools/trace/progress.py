@@ -30,7 +30,8 @@ def note(text: str) -> None:
 class Advance(Protocol):
     """Reports that `amount` more units are done."""
 
-    def __call__(self, amount: float) -> None: ...
+    def __call__(self, amount: float) -> None:
+        """Say that `amount` more is done."""
 
 
 @contextmanager
@@ -49,8 +50,15 @@ def progress(title: str, total: float, unit: str = "B") -> Iterator[Advance]:
 @contextmanager
 def _bar(title: str, total: float, unit: str) -> Iterator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn()] if unit == "B" else [MofNCompleteColumn()]
     columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]

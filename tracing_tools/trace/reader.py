@@ -27,7 +27,7 @@ class Trace:
         self.path = Path(path)
         self.manifest: Manifest = read_manifest(self.path)
         if self.manifest.status == "recording":
-            raise IotwinError(f"{self.path} is still recording or was cut off; finish it with: iotwin recover {self.path}")
+            raise IotwinError(f"{self.path} is still recording or was cut off; finish it: iotwin recover {self.path}")
         self._events = self._open_events()
 
     def _open_events(self) -> ds.Dataset:

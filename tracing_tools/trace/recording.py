@@ -1,7 +1,7 @@
 """Recording: fixed-size binary records appended under raw/ while the job runs, ready to be finished or recovered.
 
-A kill at any instant loses at most what the kernel still held in its ring buffer: every append is one write(2), so what was drained is
-in the page cache and survives the recorder.
+A kill at any instant loses at most what the kernel still held in its ring buffer: every append is one write(2), so what was
+drained is in the page cache and survives the recorder.
 """
 
 import errno
@@ -106,7 +106,7 @@ class Recording:
 
     def append_events(self, records: NDArray[np.void]) -> None:
         """Append event records (dtype records.EVENT)."""
-        _write_all(self._events, memoryview(records.view(np.uint8)))
+        _write_all(self._events, records.view(np.uint8).data)
         self.events_written += len(records)
 
     def append_names(self, content: bytes | memoryview) -> None:
@@ -143,4 +143,6 @@ def _write_all(descriptor: int, content: memoryview) -> None:
         try:
             content = content[os.write(descriptor, content) :]
         except OSError as error:
-            raise IotwinError(f"the trace cannot be written: {error.strerror}; free some space, then finish it with: iotwin recover") from error
+            raise IotwinError(
+                f"the trace cannot be written: {error.strerror}; free some space, then finish it with: iotwin recover"
+            ) from error

@@ -19,7 +19,9 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "operations": _operations(events),
         "files": _files(events, files),
         "phases": _phases(trace.phases()),
-        "processes": {str(role): int(count) for role, count in trace.processes()["role"].value_counts(sort=True).items() if count},
+        "processes": {
+            str(role): int(count) for role, count in trace.processes()["role"].value_counts(sort=True).items() if count
+        },
     }
 
 
@@ -42,11 +44,11 @@ def _files(events: pd.DataFrame, files: pd.DataFrame) -> list[dict[str, Any]]:
     frame = pd.DataFrame({
         "kind": kinds, "calls": 1, "read_bytes": np.where(read, named["bytes"], 0), "written_bytes": np.where(read, 0, named["bytes"]),
     })  # fmt: skip
-    totals = frame.groupby("kind")[["calls", "read_bytes", "written_bytes"]].sum()
-    counts = files["kind"].astype(str).value_counts()
-    rows = [
-        {"kind": str(kind), "files": int(counts[kind]), **{key: int(value) for key, value in row.items()}}
-        for kind, row in totals.iterrows()
+    totals = frame.groupby("kind", as_index=False)[["calls", "read_bytes", "written_bytes"]].sum()
+    counts = files["kind"].astype(str).value_counts().to_dict()
+    rows: list[dict[str, Any]] = [
+        {"kind": kind, "files": int(counts[kind]), "calls": calls, "read_bytes": read_bytes, "written_bytes": written_bytes}
+        for kind, calls, read_bytes, written_bytes in totals.to_numpy().tolist()
     ]
     return sorted(rows, key=lambda row: -row["read_bytes"] - row["written_bytes"])
 
@@ -55,5 +57,7 @@ def _phases(phases: pd.DataFrame) -> list[dict[str, Any]]:
     rows = []
     for phase, group in phases.groupby("phase", observed=True, sort=False):
         durations = group["end_ns"] - group["start_ns"]
-        rows.append({"phase": str(phase), "count": len(group), "mean_ns": float(durations.mean()), "total_ns": int(durations.sum())})
+        rows.append(
+            {"phase": str(phase), "count": len(group), "mean_ns": float(durations.mean()), "total_ns": int(durations.sum())}
+        )
     return rows

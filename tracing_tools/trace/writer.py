@@ -1,6 +1,5 @@
 """Writing a finished trace: Parquet tables under temporary names, then the manifest that makes them a trace."""
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
         )  # fmt: skip
         rows += table.num_rows
     shutil.rmtree(directory, ignore_errors=True)
-    os.replace(partial, directory)
+    partial.replace(directory)
     return rows
 
 
@@ -50,11 +49,13 @@ def _parts(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
 
 def write_table(path: Path, expected: pa.Schema, columns: Mapping[str, Any] | pa.Table) -> None:
     """Write one small table (columns by name, or an Arrow table) under a temporary name, then rename it into place."""
-    table = columns if isinstance(columns, pa.Table) else pa.table({name: columns[name] for name in expected.names}, schema=expected)
+    table = (
+        columns if isinstance(columns, pa.Table) else pa.table({name: columns[name] for name in expected.names}, schema=expected)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     pq.write_table(table.cast(expected), partial, compression="zstd")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def write_trace(

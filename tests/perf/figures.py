@@ -1,0 +1,52 @@
+"""How a measurement is told: one line a figure, with what was asked of it."""
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Figure:
+    """One measured value and the bound it is held against."""
+
+    name: str
+    value: float
+    bound: float | None = None
+    at_most: bool = True
+    detail: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound, if there is one, is met."""
+        return self.bound is None or (self.value <= self.bound if self.at_most else self.value >= self.bound)
+
+    def line(self) -> str:
+        """The figure as a row of a Markdown table."""
+        asked = "" if self.bound is None else f"{'at most' if self.at_most else 'at least'} {self.bound:g}"
+        met = "" if self.bound is None else "yes" if self.met else "NO"
+        return f"| {self.name} | {asked} | {self.value:.4g} | {met} | {self.detail} |"
+
+
+def interleaved(rounds: int, *work: Callable[[], float]) -> list[list[float]]:
+    """Call each of `work` once a round, in turn, and return the values of each."""
+    values: list[list[float]] = [[] for _ in work]
+    for _ in range(rounds):
+        for each, results in zip(work, values, strict=True):
+            results.append(each())
+    return values
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """The ratio of the medians."""
+    return statistics.median(numerators) / statistics.median(denominators)
+
+
+def machine() -> str:
+    """The machine in words."""
+    system = os.uname()
+    memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), system.machine)
+    return f"{os.cpu_count()} CPUs ({model}), {memory_gib:.1f} GiB, Linux {system.release}"

@@ -1,0 +1,130 @@
+"""What tracing costs and keeps: cached preads in C, a real training run, and a killed tracer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.perf_twin import JOB, generate_data
+from tracing_tools.capture import Options, trace_command
+from tracing_tools.trace.finish import recover_trace
+from tracing_tools.trace.reader import Trace
+
+_PREADS = 100_000
+_WARM = 1024  # in preads.c
+_ROUNDS = 9
+_QUIET = Options(forward_output=False)
+
+
+def measure() -> list[Figure]:
+    """Return the figures."""
+    with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
+        directory = Path(name)
+        return [*_preads(directory), *_training(directory), _killed(directory)]
+
+
+def _preads(directory: Path) -> list[Figure]:
+    program, data = directory / "preads", directory / "data"
+    subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_name("preads.c")], check=True)
+    data.write_bytes(os.urandom(64 << 20))
+    figures = []
+    for size, bound in ((4096, 2.2), (65536, None), (1 << 20, None)):
+        count = _PREADS if size == 4096 else _PREADS * 4096 // size
+        command = [str(program), str(data), str(size), str(count)]
+        kept: list[int] = []
+
+        def untraced(command: list[str] = command) -> float:
+            return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+        def traced(command: list[str] = command, kept: list[int] = kept) -> float:
+            trace_directory = directory / "preads.trace"
+            manifest = trace_command(command, trace_directory, Options(forward_output=False, force=True))
+            kept.append(manifest.counts["pread64"] if not manifest.lost_events else -manifest.lost_events)
+            return float((trace_directory / "logs" / "stdout").read_text())
+
+        plain, under = interleaved(_ROUNDS, untraced, traced)
+        # The dynamic loader preads a few headers of its own before main.
+        whole = all(0 <= calls - count - _WARM < 10 for calls in kept)
+        detail = f"{count} preads, {_ROUNDS} pairs; {'none lost, each recorded once' if whole else f'recorded {kept}'}"
+        figures.append(
+            Figure(f"cached preads of {size >> 10} KiB: traced / untraced", median_ratio(under, plain), bound, detail=detail)
+        )
+        if not whole:
+            figures.append(Figure(f"cached preads of {size >> 10} KiB: runs not whole", 1, 0))
+    return figures
+
+
+def _training(directory: Path) -> list[Figure]:
+    data = generate_data(directory)
+    command = [sys.executable, "-m", "workloads.unet3d", "--data", str(data), "--output", str(directory / "out"), *JOB]
+
+    def untraced() -> float:
+        begin = time.monotonic()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.monotonic() - begin
+
+    def traced() -> float:
+        manifest = trace_command(command, directory / "training.trace", Options(forward_output=False, force=True))
+        assert manifest.exit_status == 0 and not manifest.lost_events
+        costs.append(manifest.cost.tracer_cpu_ns / manifest.cost.wall_ns)
+        return manifest.cost.wall_ns / 1e9
+
+    costs: list[float] = []
+    plain, under = interleaved(5, untraced, traced)
+    ratio = median_ratio(under, plain)
+    seconds = f"{', '.join(f'{a:.1f}' for a in plain)} s untraced; {', '.join(f'{b:.1f}' for b in under)} s traced"
+    return [
+        Figure("unet3d training: traced / untraced", ratio, 1.03, detail=seconds),
+        Figure("tracer's own processor time, share of one CPU", sorted(costs)[len(costs) // 2], detail="during that training"),
+    ]
+
+
+def _killed(directory: Path) -> Figure:
+    """How long before the tracer's death the last recovered event lies; the job writes every 5 ms and must end whole."""
+    data, trace = directory / "written", directory / "killed.trace"
+    code = (
+        "import os, sys, time\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        "for i in range(600):\n    os.write(fd, b'%16d' % i)\n    time.sleep(0.005)"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "iotwin.main",
+        "trace",
+        "-o",
+        str(trace),
+        "--quiet",
+        "--",
+        sys.executable,
+        "-c",
+        code,
+        str(data),
+    ]
+    tracer = subprocess.Popen(command)
+    while not (data.exists() and data.stat().st_size > 16 * 300):
+        time.sleep(0.01)
+    root_pid = json.loads((trace / "manifest.json").read_text())["target"]["root_pid"]
+    killed_ns = time.monotonic_ns()
+    tracer.send_signal(signal.SIGKILL)
+    tracer.wait()
+    while Path(f"/proc/{root_pid}").exists():
+        time.sleep(0.01)
+    recover_trace(trace)
+    recovered = Trace(trace)
+    events = recovered.events_frame()
+    writes = events[events["op"] == "write"]
+    gap_s = (killed_ns - int(writes["start_ns"].max())) / 1e9
+    whole = data.stat().st_size == 16 * 600
+    return Figure(
+        "kill -9 of the tracer: seconds lost", gap_s, 1.0, detail=f"the job went on {'unharmed' if whole else 'HARMED'}"
+    )
+
+
+if __name__ == "__main__":
+    for figure in measure():
+        print(figure.line())

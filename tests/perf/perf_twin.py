@@ -1,0 +1,97 @@
+"""Do wrong twins score lower than the fitted one, every time, and how near to a rerun does the fitted one come?"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmark.config import Config, Quantiles, dump
+from benchmark.fit import fit
+from datagen.generate import generate
+from datagen.layouts import Unet3dLayout
+from tests.perf.figures import Figure
+from tracesim import compare
+from tracing_tools.capture import Options, trace_command
+from tracing_tools.trace.reader import Trace
+
+# A short job, so that many runs fit into a measurement.
+JOB = [
+    "--epochs", "3", "--batch-size", "4", "--workers", "2", "--eval-every", "3", "--checkpoint-every", "3",
+    "--base-channels", "4", "--depth", "3", "--crop", "40", "--overlap", "0", "--threads", "1", "--seed", "1",
+]  # fmt: skip
+_ROUNDS = 5
+
+
+def generate_data(directory: Path) -> Path:
+    """Make the job's data set in `directory` and return its path."""
+    generate(Unet3dLayout(0.3), directory / "data", size_bytes=256 << 20, seed=1)
+    return directory / "data"
+
+
+def _double_batch(config: Config) -> None:
+    config.reader.batch_size *= 2
+
+
+def _halve_compute(config: Config) -> None:
+    for section, key in ((config.train, "computation_time"), (config.evaluation, "eval_time")):
+        value = getattr(section, key)
+        setattr(section, key, Quantiles([part / 2 for part in value.values]) if isinstance(value, Quantiles) else value / 2)
+
+
+def _double_loaders(config: Config) -> None:
+    config.reader.read_threads *= 2
+    config.reader.prefetch_size = None
+    config.twin.evaluation.read_threads = None
+
+
+_WRONG: dict[str, Callable[[Config], None]] = {
+    "batch doubled": _double_batch, "compute halved": _halve_compute, "loader processes doubled": _double_loaders,
+}  # fmt: skip
+
+
+def measure() -> list[Figure]:
+    """Return the figures."""
+    with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
+        directory = Path(name)
+        data = generate_data(directory)
+        job = [sys.executable, "-m", "workloads.unet3d", "--data", str(data), "--output", str(directory / "out"), *JOB]
+        real = _trace(directory, "real", job)
+        rerun = compare(real, _trace(directory, "rerun", job)).overall
+        fitted_scores: list[float] = []
+        wrong_scores: dict[str, list[float]] = {kind: [] for kind in _WRONG}
+        for _ in range(_ROUNDS):
+            fitted_scores.append(_score(directory, real, "fitted", lambda config: None))
+            for kind, spoil in _WRONG.items():
+                wrong_scores[kind].append(_score(directory, real, kind.replace(" ", "_"), spoil))
+    return _figures(rerun, fitted_scores, wrong_scores)
+
+
+def _trace(directory: Path, name: str, command: list[str]) -> Trace:
+    manifest = trace_command(command, directory / f"{name}.trace", Options(forward_output=False, force=True, workload="unet3d"))
+    assert manifest.exit_status == 0, (directory / f"{name}.trace" / "logs" / "stderr").read_text()
+    return Trace(directory / f"{name}.trace")
+
+
+def _score(directory: Path, real: Trace, name: str, spoil: Callable[[Config], None]) -> float:
+    config = fit(real).config
+    config.checkpoint.checkpoint_folder = config.output.folder = str(directory / f"{name}_out")
+    spoil(config)
+    path = directory / f"{name}.yaml"
+    dump(config, path)
+    twin = _trace(directory, name, [sys.executable, "-m", "iotwin.main", "emulate", str(path)])
+    return compare(real, twin).overall
+
+
+def _figures(rerun: float, fitted: list[float], wrong: dict[str, list[float]]) -> list[Figure]:
+    told = ", ".join(f"{score:.3f}" for score in fitted)
+    figures = [Figure("fitted twin against the real job, lowest of 5", min(fitted), 0.90, False, f"{told}; a rerun {rerun:.3f}")]
+    for kind, scores in wrong.items():
+        times = sum(score < good for score, good in zip(scores, fitted, strict=True))
+        told = ", ".join(f"{score:.3f}" for score in scores)
+        figures.append(Figure(f"{kind}: times of 5 that it scores lower than the fitted twin", times, 5, False, told))
+    return figures
+
+
+if __name__ == "__main__":
+    for figure in measure():
+        print(figure.line())
