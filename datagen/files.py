@@ -10,6 +10,8 @@ from typing import Self
 
 import msgspec
 
+from tracing_tools.trace.errors import IotwinError
+
 PARTIAL_SUFFIX = ".iotwin-partial"
 _READ_BYTES = 1 << 20
 _FLUSH_EVERY_BYTES = 8 << 20
@@ -38,11 +40,14 @@ class PieceWriter:
         self._hash = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append `data`, which must be contiguous; OSError when the disk refuses."""
+        """Append `data`, which must be contiguous; IotwinError when the disk refuses, for lack of space above all."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
         while len(view):
-            count = os.pwrite(self._fd, view, self._offset + self._size_bytes)
+            try:
+                count = os.pwrite(self._fd, view, self._offset + self._size_bytes)
+            except OSError as error:
+                raise IotwinError(f"{self.path}: {error.strerror}; make room, then run the same command to go on") from None
             self._size_bytes += count
             self._written(count)
             view = view[count:]

@@ -1,8 +1,10 @@
 """Generate a data set: plan it, check the space, write it in parallel, and leave a manifest of checksums."""
 
+import fcntl
 import os
 import shutil
 from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -109,6 +111,8 @@ def generate(
 
 def _prepare(directory: Path, request: Request, force: bool) -> DataSetManifest | None:
     """Make `directory` ready for `request`; return the manifest if it already holds exactly that data set."""
+    if directory.exists() and not directory.is_dir():
+        raise IotwinError(f"{directory} is a file; name a directory to write the data set to")
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / MANIFEST_NAME).exists() and not force:
         manifest = read_manifest(directory)
@@ -167,11 +171,20 @@ def _write_units(planned: Plan, directory: Path, done: dict[int, list[Piece]], w
         progress(f"generating {planned.request.workload}", planned.size_bytes) as advance,
         (directory / JOURNAL_NAME).open("ab", buffering=0) as journal,
     ):
+        _lock(journal, directory)
         advance(sum(piece.size_bytes for pieces in done.values() for piece in pieces))
         for unit, pieces in run_units(_unit_writer(planned, directory), todo, workers, advance):
             journal.write(msgspec.json.encode(JournalEntry(unit, pieces)) + b"\n")
             _publish(publisher, planned, unit, pieces)
             done[unit] = pieces
+
+
+def _lock(journal: FileIO, directory: Path) -> None:
+    """Hold the journal until it is closed, so that two calls never write the same files; a kill lets go of it too."""
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise IotwinError(f"another iotwin generate is writing {directory}; wait for it to end") from None
 
 
 def _publish(publisher: Publisher, planned: Plan, unit: int, pieces: list[Piece]) -> None:

@@ -107,6 +107,23 @@ def test_directories_with_other_content_are_left_alone(tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
 
+def test_a_file_in_the_way_and_a_second_writer_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IotwinError, match="is a file"):
+        generate(SMALL, tmp_path / "file", samples=2)
+    real = module.run_units
+
+    def meanwhile(writer, units, workers, advance):
+        monkeypatch.setattr(module, "run_units", real)
+        with pytest.raises(IotwinError, match="another iotwin generate is writing"):
+            generate(SMALL, tmp_path / "data", samples=2, workers=1)
+        yield from real(writer, units, workers, advance)
+
+    monkeypatch.setattr(module, "run_units", meanwhile)
+    generate(SMALL, tmp_path / "data", samples=2, workers=1)
+    verify(tmp_path / "data", workers=1)
+
+
 def test_no_space_is_said_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(IotwinError, match=r"are needed but 1000 B are free"):
@@ -126,7 +143,7 @@ def test_a_disk_that_fills_up_leaves_no_final_name(tmp_path):
         "generate(Unet3dLayout(scale=0.1), Path(sys.argv[1]), samples=3, workers=1)\n"
     )
     failed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")], capture_output=True, text=True)
-    assert "File too large" in failed.stderr
+    assert "_x.npy.iotwin-partial: File too large; make room" in failed.stderr
     assert not list((tmp_path / "data").glob("*.npy"))
     generate(SMALL, tmp_path / "data", samples=3, workers=1)
     verify(tmp_path / "data")
