@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmark import config as c
 from benchmark.fit_checkpoints import SeenCheckpoint, find_checkpoints
@@ -19,6 +20,7 @@ from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
+_SAME_ORDER = 0.8  # agreement from which two orders count as one
 
 
 @dataclass
@@ -80,10 +82,6 @@ def _most_common(values: Sequence[int]) -> int:
 
 
 def _reader(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]) -> c.Reader:
-    shuffled = _is_shuffled(training)
-    if shuffled is None:
-        assumptions.append("one epoch only: whether its order was shuffled is judged by how far it is from sorted")
-        shuffled = _looks_shuffled(training[0].samples)
     times = pass_times(trace, training)
     if not len(times.preprocess_s):
         assumptions.append("preprocessing time could not be seen and is taken as zero")
@@ -93,7 +91,7 @@ def _reader(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pass],
         batch_size_eval=_most_common([size for part in evaluations for size in part.batch_sizes]) if evaluations else 1,
         read_threads=workers,
         prefetch_size=_prefetch(training, workers, assumptions),
-        sample_shuffle="seed" if shuffled else "off",
+        sample_shuffle="seed" if _is_shuffled(training) else "off",
         preprocess_time=quantiles(times.preprocess_s),
     )
 
@@ -108,28 +106,37 @@ def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) ->
     return _most_common(depths)
 
 
-def _looks_shuffled(order: np.ndarray) -> bool:
-    """Few of the neighbours in a shuffled order are neighbours in the sorted one."""
-    return bool(len(order) > 2 and np.mean(np.diff(order) == 1) < 0.5)
+def _agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    """How alike two orders of samples are: Spearman's rank correlation of the places of the samples in both; 1 is the same.
+
+    Loader processes overtake each other, so the order seen is never exactly the order asked for.
+    """
+    common, places, other_places = np.intersect1d(order, other, return_indices=True)
+    if len(common) < 3:
+        return 1.0
+    return float(np.corrcoef(np.argsort(np.argsort(places)), np.argsort(np.argsort(other_places)))[0, 1])
 
 
-def _is_shuffled(training: Sequence[Pass]) -> bool | None:
-    """Whether epochs differ in their order; None with a single epoch."""
-    if len(training) < 2:
-        return None
-    first = training[0].samples
-    return not all(np.array_equal(part.samples, first) for part in training[1:]) or _looks_shuffled(first)
+def _is_shuffled(training: Sequence[Pass]) -> bool:
+    """Whether the order of the first epoch is far from that of the names."""
+    return _agreement(training[0].samples, np.sort(training[0].samples)) < _SAME_ORDER
+
+
+def _same_order_each_epoch(training: Sequence[Pass]) -> bool:
+    """Whether the second epoch repeats the order of the first."""
+    return len(training) > 1 and _agreement(training[0].samples, training[1].samples) >= _SAME_ORDER
 
 
 def _train(trace: Trace, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
     times = pass_times(trace, training)
     if times.waits_unseen:
         assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
-    same_order = len(training) > 1 and all(np.array_equal(part.samples, training[0].samples) for part in training[1:])
+    if len(training) == 1 and _is_shuffled(training):
+        assumptions.append("one epoch only: taken to be shuffled anew in each")
     return c.Train(
         epochs=len(training),
         computation_time=quantiles(times.compute_s),
-        seed_change_epoch=not (same_order and _looks_shuffled(training[0].samples)),
+        seed_change_epoch=not (_is_shuffled(training) and _same_order_each_epoch(training)),
     )
 
 
@@ -184,7 +191,8 @@ def _twin(
             files=files,
             serialization_time=quantiles(np.array([file.serialization_s for point in checkpoints for file in point.files])),
         )
-    assumptions.append("the order within an epoch is a fresh permutation of the twin's own, not the job's own permutation")
+    if _is_shuffled(training):
+        assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
     twin.assumptions = assumptions
     return twin
 
@@ -227,7 +235,8 @@ def _evidence(
     batch = _most_common(batches)
     return {
         "dataset": f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads",
-        "epochs": f"{len(training)} passes over the training samples, {training[0].found_by}",
+        "epochs": f"{len(training)} passes over the training samples, "
+        + ("as the job logged them" if training[0].logged else "by samples read again"),
         "batch_size": f"{batch} samples between hand-overs in {np.mean(np.array(batches) == batch):.0%} "
         f"of {len(batches)} batches",
         "read_threads": f"{_most_common([part.workers for part in training])} loader processes in each epoch",

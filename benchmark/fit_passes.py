@@ -33,7 +33,7 @@ class Pass:
     accesses: pd.DataFrame  # of fit_samples, this pass's only, with the column batch
     pids: tuple[int, ...]  # loader processes
     batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
-    found_by: str
+    logged: bool  # by the job itself; False: told from the events
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -65,7 +65,7 @@ class _Window:
     epoch: int
     start_ns: int
     end_ns: int
-    found_by: str
+    logged: bool
 
 
 def _windows(trace: Trace, samples: Samples) -> list[_Window]:
@@ -78,7 +78,7 @@ def _windows(trace: Trace, samples: Samples) -> list[_Window]:
         spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
         for phase, start_ns, end_ns in spans:
             epoch = epoch + 1 if phase == "epoch" else max(epoch, 1)
-            windows.append(_Window(phase, epoch, start_ns, end_ns, "as the job logged them"))
+            windows.append(_Window(phase, epoch, start_ns, end_ns, True))
         return windows
     # A pass ends where a sample comes again: number each access by how often its sample was read before.
     accesses = samples.accesses
@@ -87,7 +87,7 @@ def _windows(trace: Trace, samples: Samples) -> list[_Window]:
     windows = []
     for number in range(int(turn.max()) + 1):
         begins = starts[turn == number]
-        windows.append(_Window("epoch", number + 1, int(begins.min()), int(begins.max()), "by samples read again"))
+        windows.append(_Window("epoch", number + 1, int(begins.min()), int(begins.max()), False))
     for window, following in pairwise(windows):
         window.end_ns = following.start_ns - 1
     return windows
@@ -117,12 +117,8 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     rank = int(parents[loaders[0]]) if loaders else readers[0]
     own = [pid for pid in loaders if parents[pid] == rank] or [rank]
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
-    ahead = None
-    if loaders:
-        accesses["batch"] = _batches_by_handover(accesses, handovers)
-        ahead = _batches_ahead(own, rank, handovers, window)
-    else:
-        accesses["batch"] = _batches_by_gaps(accesses)
+    accesses["batch"] = _number_batches(accesses, handovers, bool(loaders))
+    ahead = _batches_ahead(own, rank, handovers, window) if loaders else None
     batches = _batches(accesses)
     # The rank takes batch k from worker k mod n: the k-th batch of each worker, workers in the order they began.
     batches["turn"] = batches.groupby("pid").cumcount()
@@ -131,46 +127,54 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     order = np.concatenate([accesses["sample"].to_numpy()[accesses["batch"].to_numpy() == number] for number in batches["batch"]])
     return Pass(
         window.phase, window.epoch, window.start_ns, window.end_ns, rank, order, batches, accesses,
-        tuple(own) if loaders else (), ahead, window.found_by,
+        tuple(own) if loaders else (), ahead, window.logged,
     )  # fmt: skip
 
 
-def _batches_by_handover(accesses: pd.DataFrame, handovers: pd.DataFrame) -> NDArray[np.int64]:
-    """Number the batch of each access: a new one begins where its process read from a pipe since its last access."""
+def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders: bool) -> NDArray[np.int64]:
+    """Number the batch of each access, process by process; numbers are not shared between processes."""
     number = np.zeros(len(accesses), np.int64)
-    pids, starts = accesses["pid"].to_numpy(), accesses["start_ns"].to_numpy()
+    pids, starts, ends = (accesses[name].to_numpy() for name in ("pid", "start_ns", "end_ns"))
     reads = handovers[handovers["is_read"]]
     taken = 0
     for pid in pd.unique(pids):
         rows = np.flatnonzero(pids == pid)
         times = np.sort(reads.loc[reads["pid"] == pid, "start_ns"].to_numpy())
-        before = np.searchsorted(times, starts[rows])
-        fresh = np.diff(before, prepend=-1) > 0
-        number[rows] = taken + np.cumsum(fresh) - 1
+        if by_loaders and len(times):
+            own = _batches_by_handover(starts[rows], times)
+        else:
+            own = _batches_by_gaps(starts[rows], ends[rows])
+        number[rows] = taken + own
         taken = int(number[rows].max()) + 1
     return number
 
 
-def _batches_by_gaps(accesses: pd.DataFrame) -> NDArray[np.int64]:
-    """Number the batch of each access of a rank that reads by itself: batches lie between the long gaps.
+def _batches_by_handover(starts: NDArray[np.int64], pipe_reads: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A batch begins where the process read from a pipe since its last access."""
+    fresh = np.diff(np.searchsorted(pipe_reads, starts), prepend=-1) > 0
+    number: NDArray[np.int64] = np.cumsum(fresh) - 1
+    return number
+
+
+def _batches_by_gaps(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Batches lie between the long gaps.
 
     The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps
     in two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group: every sample is a batch.
     """
-    gaps = accesses["start_ns"].to_numpy()[1:] - accesses["end_ns"].to_numpy()[:-1]
-    if len(gaps) == 0:
-        return np.zeros(len(accesses), np.int64)
-    logs = np.sort(np.log(np.maximum(gaps, 1000)))
+    gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], 1000))
+    logs = np.sort(gap_logs)
     left = np.arange(1, len(logs))
     if len(left) == 0:
-        return np.arange(len(accesses))
+        return np.arange(len(starts))
     sums = np.cumsum(logs)
     means_left, means_right = sums[:-1] / left, (sums[-1] - sums[:-1]) / (len(logs) - left)
     between = left * (len(logs) - left) * (means_left - means_right) ** 2
     cut = int(between.argmax())
     if means_right[cut] - means_left[cut] < np.log(3):
-        return np.arange(len(accesses))
-    return np.concatenate([[0], np.cumsum(np.log(np.maximum(gaps, 1000)) > (logs[cut] + logs[cut + 1]) / 2)])
+        return np.arange(len(starts))
+    number: NDArray[np.int64] = np.append(0, np.cumsum(gap_logs > (logs[cut] + logs[cut + 1]) / 2))
+    return number
 
 
 def _batches(accesses: pd.DataFrame) -> pd.DataFrame:

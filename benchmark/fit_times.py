@@ -13,7 +13,7 @@ from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
 
 _QUANTILES = 21
-_SUCCESSION_NS = 500_000
+_LENGTH_BYTES = 4
 
 
 @dataclass
@@ -53,6 +53,7 @@ class _Calls:
     end_ns: NDArray[np.int64]
     pid: NDArray[np.int64]
     file_id: NDArray[np.int64]  # -1: none
+    result: NDArray[np.int64]
     by_main_thread: NDArray[np.bool_]
     on_pipe: NDArray[np.bool_]
     reads: NDArray[np.bool_]
@@ -71,6 +72,7 @@ def _calls(trace: Trace, pids: Sequence[int], start_ns: int, end_ns: int) -> _Ca
         end_ns=starts + frame["duration_ns"].to_numpy(np.int64),
         pid=frame["pid"].to_numpy(np.int64),
         file_id=ids,
+        result=frame["result"].to_numpy(np.int64),
         by_main_thread=(frame["pid"] == frame["tid"]).to_numpy(np.bool_),
         on_pipe=(ids >= 0) & np.append(is_pipe, False)[ids],
         reads=(frame["op"].isin(schema.READ_OPS) & (frame["result"] > 0)).to_numpy(np.bool_),
@@ -105,56 +107,60 @@ def _seconds(durations_ns: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
-    """Seconds of computation of each step, and whether waits for data could not be told apart from it."""
-    if not part.workers:
-        starts, ends = part.batches["start_ns"].to_numpy(), part.batches["end_ns"].to_numpy()
-        return _seconds(starts[1:] - ends[:-1]), False
-    calls = _calls(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
-    given = calls.on_pipe & calls.writes & np.isin(calls.pid, part.pids)
-    arrives = (calls.pid == part.rank) & calls.reads & np.isin(calls.file_id, np.unique(calls.file_id[given]))
-    taken_ns = _message_starts(calls.start_ns[arrives], calls.end_ns[arrives])
-    waits = (calls.pid == part.rank) & calls.by_main_thread & calls.waits
-    if not waits.any() or not len(taken_ns):
-        return _seconds(np.diff(taken_ns)), True
-    # A step ends when the rank next waits for a batch; the last one when it turns to something else, the end of the pass.
-    asked_ns = np.append(calls.start_ns[waits], part.end_ns)
-    until_ns = asked_ns[np.searchsorted(asked_ns[:-1], taken_ns, side="right")]
-    steps = _steps_released(_givers(calls, given, part.pids), len(taken_ns))
-    busy_s = _seconds((until_ns - taken_ns)[steps > 0])
-    steps = steps[steps > 0]
-    return np.repeat(busy_s / steps, steps), False
+    """Seconds of computation of each step, and whether waits for data could not be told apart from it.
 
-
-def _givers(calls: _Calls, given: NDArray[np.bool_], pids: Sequence[int]) -> NDArray[np.int64]:
-    """The position in `pids` of the loader that sent each message, in order of time."""
-    found = []
-    for position, pid in enumerate(pids):
-        own = given & (calls.pid == pid)
-        starts = _message_starts(calls.start_ns[own], calls.end_ns[own])
-        found.append(np.stack([starts, np.full(len(starts), position)]))
-    merged = np.concatenate(found, axis=1)
-    givers: NDArray[np.int64] = merged[1, np.argsort(merged[0], kind="stable")]
-    return givers
-
-
-def _steps_released(givers: NDArray[np.int64], arrivals: int) -> NDArray[np.int64]:
-    """How many steps the rank can do from each arrival to the next, as it takes batches in order: none, one or several.
-
-    Batch k comes from loader k mod n. Step k can be done once batches 0..k have all arrived, so at the latest of their arrivals.
+    A step runs from the end of the read that completed its batch to when the rank next asks for one. Several steps run between
+    two asks when a late batch was the only one missing; they share the time equally.
     """
-    loaders = int(givers.max()) + 1 if len(givers) else 1
-    number = np.empty(len(givers), np.int64)
-    for loader in range(loaders):
-        own = np.flatnonzero(givers == loader)
-        number[own] = np.arange(len(own)) * loaders + loader
-    ready = np.maximum.accumulate(np.argsort(number, kind="stable"))
-    released: NDArray[np.int64] = np.bincount(ready[ready < arrivals], minlength=arrivals)[:arrivals]
-    return released
+    if not part.workers:
+        starts = np.append(part.batches["start_ns"].to_numpy(), [part.end_ns] if part.logged else [])
+        ends = part.batches["end_ns"].to_numpy()[: len(starts) - 1]
+        # The pause after a batch begins with preprocessing its last sample.
+        preprocess = _preprocess_s(trace, part)
+        pauses_s = _seconds((starts[1:] - ends).astype(np.int64))
+        return np.maximum(pauses_s - (np.median(preprocess) if len(preprocess) else 0.0), 0), False
+    calls = _calls(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
+    ready_ns = np.maximum.accumulate(_arrivals_ns(calls, part))
+    by_rank = (calls.pid == part.rank) & calls.by_main_thread
+    # A rank that polls reads several batches after one poll; one that does not asks by reading.
+    asks = by_rank & (calls.waits if (by_rank & calls.waits).any() else calls.reads & calls.on_pipe)
+    if not asks.any():
+        return _seconds(np.diff(ready_ns)), True
+    asked_ns = np.append(calls.start_ns[asks], part.end_ns)
+    ask, first, steps = np.unique(np.searchsorted(asked_ns[:-1], ready_ns), return_index=True, return_counts=True)
+    busy_s = np.repeat(_seconds(asked_ns[ask] - ready_ns[first]) / steps, steps)
+    # Without a log nothing says where the last step ended.
+    return busy_s if part.logged else busy_s[:-1], False
 
 
-def _message_starts(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Starts of messages: a message passes in several calls in immediate succession (its length, then its content)."""
-    if len(starts) == 0:
-        return starts
-    begins: NDArray[np.int64] = starts[np.append(True, starts[1:] - ends[:-1] > _SUCCESSION_NS)]
-    return begins
+def _arrivals_ns(calls: _Calls, part: Pass) -> NDArray[np.int64]:
+    """When the rank had read each batch whole, in the order it takes them.
+
+    A pipe keeps the order of bytes, so the read that completed a message is found by counting the bytes before it.
+    """
+    given = calls.on_pipe & calls.writes & np.isin(calls.pid, part.pids)
+    loaders, arrivals = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for pipe in np.unique(calls.file_id[given]).tolist():
+        writes = np.flatnonzero(given & (calls.file_id == pipe))
+        reads = np.flatnonzero((calls.pid == part.rank) & calls.reads & (calls.file_id == pipe))
+        whole = ~_announces_another(calls, writes)
+        read = np.searchsorted(np.cumsum(calls.result[reads]), np.cumsum(calls.result[writes])[whole])
+        taken = read < len(reads)
+        loaders.append(calls.pid[writes[whole]][taken])
+        arrivals.append(calls.end_ns[reads[read[taken]]])
+    return _in_turn(np.concatenate(loaders), np.concatenate(arrivals), part.pids)
+
+
+def _in_turn(loaders: NDArray[np.int64], arrivals_ns: NDArray[np.int64], order: Sequence[int]) -> NDArray[np.int64]:
+    """Order arrivals as the rank takes them: the i-th of each loader in turn, loaders in the order they were started."""
+    of_loader = [np.sort(arrivals_ns[loaders == pid]) for pid in order]
+    number = np.concatenate([np.arange(len(own)) * len(order) + turn for turn, own in enumerate(of_loader)])
+    taken: NDArray[np.int64] = np.concatenate(of_loader)[np.argsort(number, kind="stable")]
+    return taken
+
+
+def _announces_another(calls: _Calls, writes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each write is only the length of the next one, as multiprocessing.connection sends large messages."""
+    alone: NDArray[np.bool_] = calls.result[writes] == _LENGTH_BYTES
+    alone[-1:] = False
+    return alone

@@ -133,9 +133,9 @@ class FileTable:
                     self._pid_file_bytes[pid, file] = self._pid_file_bytes.get((pid, file), 0) + size
 
     def _kind(self, row: dict[str, Any]) -> str:
-        return file_kind(
-            readable(row["path"]), row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths
-        )
+        # A file written under a temporary name is what its last name says.
+        path = readable(row["renamed_to"] or row["path"])
+        return file_kind(path, row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths)
 
     def dataset_bytes_by_pid(self) -> dict[int, int]:
         """Return the bytes of data-set files that each process read; call after the last chunk."""

@@ -38,7 +38,8 @@ class Trace:
             rows += _footer(part).num_rows
         if rows != self.manifest.events:
             raise IotwinError(
-                f"{directory} holds {rows} events but the manifest says {self.manifest.events}: parts are missing; copy the trace again"
+                f"{directory} holds {rows} events but the manifest says {self.manifest.events}: parts are missing; "
+                "copy the trace again"
             )
         return ds.dataset([str(part) for part in parts], schema=schema.EVENTS, format="parquet")
 

@@ -42,7 +42,8 @@ def _files(events: pd.DataFrame, files: pd.DataFrame) -> list[dict[str, Any]]:
     kinds = files["kind"].astype(str).to_numpy()[named["file_id"].to_numpy(np.int64)]
     read = named["op"].isin(schema.READ_OPS).to_numpy()
     frame = pd.DataFrame({
-        "kind": kinds, "calls": 1, "read_bytes": np.where(read, named["bytes"], 0), "written_bytes": np.where(read, 0, named["bytes"]),
+        "kind": kinds, "calls": 1,
+        "read_bytes": np.where(read, named["bytes"], 0), "written_bytes": np.where(read, 0, named["bytes"]),
     })  # fmt: skip
     totals = frame.groupby("kind", as_index=False)[["calls", "read_bytes", "written_bytes"]].sum()
     counts = files["kind"].astype(str).value_counts().to_dict()
