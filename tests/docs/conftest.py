@@ -1,0 +1,70 @@
+"""The directory in which the examples of a page run: a data set, a training job, traces and a twin."""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.config import dump
+from benchmark.fit import fit
+from tests.conftest import ROOT
+from tests.synthetic import MILLISECOND, Job, write_job
+from tracing_tools.trace.manifest import Host, Manifest, Target
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.recording import Recording
+
+JOB = {
+    "files": 20,
+    "evaluation_files": 4,
+    "epochs": 2,
+    "compute_ns": 5 * MILLISECOND,
+    "file_bytes": 1 << 17,
+    "read_bytes": 1 << 16,
+}
+
+
+def _cut_off_recording(path: Path) -> None:
+    manifest = Manifest("recording", "libbpf", Host("h", "k", 1, 1, "x86_64"), Target(["python", "train.py"]))
+    with Recording(path, manifest) as recording:
+        recording.append_clock()
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples take for granted; read only: every page runs in a copy."""
+    from datagen.generate import generate
+    from datagen.layouts import Unet3dLayout
+
+    base = tmp_path_factory.mktemp("examples")
+    shutil.copy(ROOT / "tests" / "docs" / "train.py", base)
+    generate(Unet3dLayout(scale=0.1), base / "data", samples=24, workers=1)
+    for seed, name in enumerate(("real", "rerun", "twin")):
+        write_job(base / f"{name}.trace", Job(**JOB, seed=seed, root="data"))
+    dump(fit(Trace(base / "real.trace")).config, base / "twin.yaml")
+    _cut_off_recording(base / "cut.trace")
+    return base
+
+
+@pytest.fixture
+def page_directory(prepared: Path, tmp_path: Path, page: Path) -> Path:
+    """A fresh copy of `prepared`, or of the part of it that the page names: <!-- examples start with: train.py data -->."""
+    named = re.search(r"<!-- examples start with: (.+?) -->", page.read_text(encoding="utf-8"))
+    if not named:
+        return shutil.copytree(prepared, tmp_path / "page")
+    for name in named[1].split():
+        copy = shutil.copytree if (prepared / name).is_dir() else shutil.copy
+        copy(prepared / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of an example: `iotwin` and `python` are the ones under test, as after installation."""
+    programs = tmp_path_factory.mktemp("bin")
+    for name, arguments in (("iotwin", "-m iotwin.main"), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}

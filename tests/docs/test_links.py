@@ -1,0 +1,100 @@
+"""Links lead somewhere, and every command and option has its place in the documentation."""
+
+import argparse
+import ast
+import re
+
+import pytest
+
+from iotwin.main import _build_parser, _commands
+from tests.conftest import ROOT
+from tests.docs.pages import PAGES, anchors, links
+from tracing_tools.trace import manifest, schema
+
+COMMANDS = {command.name: command for command in _commands()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page):
+    for number, target in links(page):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.relative_to(ROOT)}:{number}: {target} leads nowhere"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.relative_to(ROOT)}:{number}: {target}: no such heading"
+
+
+def test_every_page_is_linked_from_the_index():
+    linked = {(ROOT / "docs" / target.partition("#")[0]).resolve() for _, target in links(ROOT / "docs" / "README.md")}
+    missing = {page for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"} - linked
+    assert not missing
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    parser = _build_parser(list(COMMANDS.values()))
+    sub = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(sub.choices)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_a_page_with_all_its_options(name):
+    page = ROOT / "docs" / f"{name}.md"
+    assert page.is_file(), f"docs/{name}.md is missing"
+    text = page.read_text(encoding="utf-8")
+    options = [option for action in _parsers()[name]._actions for option in action.option_strings]
+    missing = [option for option in options if option.startswith("--") and option != "--help" and option not in text]
+    assert not missing, f"docs/{name}.md says nothing of {missing}"
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_examples_of_help_parse(name):
+    """The examples under --help have only options that exist."""
+    for line in COMMANDS[name].epilog.splitlines():
+        words = line.removeprefix("example: ").split()
+        if words[:1] == ["iotwin"]:
+            assert _build_parser(_commands()).parse_args(words[1:]).command == name
+
+
+@pytest.mark.parametrize("table", ["EVENTS", "FILES", "PROCESSES", "PHASES", *schema.SAMPLES])
+def test_every_column_of_a_trace_is_documented(table):
+    text = (ROOT / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    columns = schema.SAMPLES[table] if table in schema.SAMPLES else getattr(schema, table)
+    missing = [name for name in columns.names if f"`{name}`" not in text]
+    assert not missing, f"docs/trace-format.md says nothing of {table}'s {missing}"
+
+
+def test_every_field_of_the_manifest_is_documented():
+    text = (ROOT / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    for struct in (manifest.Manifest, manifest.Host, manifest.Target, manifest.Cost, manifest.ClockPair):
+        missing = [name for name in struct.__struct_fields__ if f"`{name}`" not in text]
+        assert not missing, f"docs/trace-format.md says nothing of {struct.__name__}'s {missing}"
+
+
+def test_every_kind_role_and_phase_is_documented():
+    text = (ROOT / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    names = [*schema.FILE_KINDS, *schema.PROCESS_ROLES, *schema.PHASE_NAMES]
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def _source() -> str:
+    """The text of all string literals of the product, joined as Python joins them."""
+    rooms = ("iotwin", "tracing_tools", "datagen", "benchmark", "tracesim", "trace_visuals", "workloads")
+    text = ""
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    text += node.value + "\n"
+    return text
+
+
+def test_the_lines_of_troubleshooting_are_printed_somewhere():
+    """Each line quoted there, cut at its placeholders, is in the source."""
+    source = _source()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `(.+?)` \|", page, flags=re.MULTILINE)
+    assert len(lines) > 30
+    missing = [fragment for line in lines for fragment in line.split("…") if len(fragment) > 6 and fragment not in source]
+    assert not missing
