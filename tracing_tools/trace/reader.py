@@ -1,6 +1,7 @@
 """Reading a finished trace: streaming Arrow batches or pandas frames, filters pushed down to Parquet."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -41,7 +42,7 @@ class Trace:
                 f"{directory} holds {rows} events but the manifest says {self.manifest.events}: parts are missing; "
                 "copy the trace again"
             )
-        return ds.dataset([str(part) for part in parts], schema=schema.EVENTS, format="parquet")
+        return ds.dataset([str(part) for part in parts], schema=schema.EVENTS, format=_checked_parquet())
 
     def events(
         self, columns: Sequence[str] | None = None, where: Expression | None = None, batch_rows: int = _BATCH_ROWS
@@ -52,14 +53,22 @@ class Trace:
         """
         wanted = list(columns) if columns is not None else None
         # One thread and a short readahead keep the order and bound the memory to a few batches.
-        yield from self._events.to_batches(
+        batches = self._events.to_batches(
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=False, batch_readahead=2, fragment_readahead=1
         )
+        while True:
+            # Only Arrow's own work is watched: what the consumer of a batch raises is none of ours.
+            with _damage_in_one_line(self.path / "events.parquet"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
         """Return the events as one frame, in order of start; `op` is categorical. For traces that fit in memory."""
         wanted = list(columns) if columns is not None else None
-        table: pa.Table = self._events.to_table(columns=wanted, filter=where)
+        with _damage_in_one_line(self.path / "events.parquet"):
+            table: pa.Table = self._events.to_table(columns=wanted, filter=where)
         frame: pd.DataFrame = table.unify_dictionaries().to_pandas()
         return frame
 
@@ -84,9 +93,26 @@ class Trace:
         path = self.path / name
         if path.exists():
             _footer(path)
-        table: pa.Table = pq.read_table(path, schema=expected) if path.exists() else expected.empty_table()
+        with _damage_in_one_line(path):
+            table: pa.Table = (
+                pq.read_table(path, schema=expected, page_checksum_verification=True) if path.exists() else expected.empty_table()
+            )
         frame: pd.DataFrame = table.to_pandas()
         return frame
+
+
+def _checked_parquet() -> ds.ParquetFileFormat:
+    """Parquet whose pages are held against the checksums they carry; those of others may carry none."""
+    return ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True))
+
+
+@contextmanager
+def _damage_in_one_line(path: Path) -> Iterator[None]:
+    """Turn what Arrow says of unreadable pages (several lines, no file name) into an IotwinError that names `path`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise IotwinError(f"{path} cannot be read ({str(error).splitlines()[0]}): the trace is damaged; copy it again") from None
 
 
 def _footer(path: Path) -> pq.FileMetaData:

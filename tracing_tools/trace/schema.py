@@ -1,7 +1,7 @@
 """The trace schema: the only place that knows the tables, their columns and units.
 
 Times are CLOCK_MONOTONIC nanoseconds, offsets and sizes are bytes, results are the system call's return value (-errno on
-failure). docs/trace.md describes the same for readers outside Python.
+failure). docs/trace-format.md describes the same for readers outside Python.
 """
 
 import pyarrow as pa

@@ -27,6 +27,7 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
         pq.write_table(
             table.cast(schema.EVENTS), partial / f"part-{number:05d}.parquet", compression="zstd", compression_level=3,
             use_dictionary=_DICTIONARY_COLUMNS, column_encoding=_DELTA_COLUMNS, row_group_size=_ROWS_PER_PART // 8,
+            write_page_checksum=True,
         )  # fmt: skip
         rows += table.num_rows
     shutil.rmtree(directory, ignore_errors=True)
@@ -54,7 +55,7 @@ def write_table(path: Path, expected: pa.Schema, columns: Mapping[str, Any] | pa
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    pq.write_table(table.cast(expected), partial, compression="zstd")
+    pq.write_table(table.cast(expected), partial, compression="zstd", write_page_checksum=True)
     partial.replace(path)
 
 
