@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from tracing_tools.trace.errors import UsageError, nearest
+from tracing_tools.trace.output import write_whole
 
 # Thirty years and more is a unit mistaken; the bound also keeps infinity out.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -276,12 +277,7 @@ def dump(config: Config, path: Path | str) -> None:
     text = f"# An I/O twin; run it with: iotwin emulate {path.name}\n" + yaml.dump(
         kept, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=130, allow_unicode=True
     )
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text.encode("utf-8"))
 
 
 def _without_none(value: Any) -> Any:

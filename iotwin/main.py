@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
     """Ends a usage error in one line that says what to do, instead of repeating the whole usage."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"iotwin: {message}; see: {self.prog} --help", file=sys.stderr)
+        print(f"{self.prog}: {message}; see: {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -33,7 +33,8 @@ def _commands() -> list[Command]:
     return [getattr(importlib.import_module(f"iotwin.commands.{module}"), cls)() for module, cls in _COMMANDS]
 
 
-def _build_parser(commands: list[Command]) -> argparse.ArgumentParser:
+def _build_parser(commands: list[Command]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the whole command line, and those of the commands by name."""
     parser = _Parser(
         prog="iotwin", description="Trace a training job's I/O, build its twin, run the twin, prove how alike they are."
     )
@@ -48,21 +49,33 @@ def _build_parser(commands: list[Command]) -> argparse.ArgumentParser:
         child.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")
         child.add_argument("--quiet", action="store_true", help="print nothing but errors")
         child.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
+    return parser, dict(sub.choices)
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: str) -> int:
+    """Say that `parser` takes no argument `unknown`, and which one may have been meant; return the exit status."""
+    what, guess = "unexpected argument", ""
+    if unknown.startswith("-"):
+        options = [option for action in parser._actions for option in action.option_strings]
+        what, guess = "unknown option", nearest(unknown.partition("=")[0], options)
+    print(f"{parser.prog}: {what} '{unknown}'{guess}; see: {parser.prog} --help", file=sys.stderr)
+    return 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {command.name: command for command in _commands()}
-    parser = _build_parser(list(commands.values()))
+    parser, parsers = _build_parser(list(commands.values()))
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         print(
             f"iotwin: unknown command '{arguments[0]}'{nearest(arguments[0], list(commands))}; see: iotwin --help",
             file=sys.stderr,
         )
         return 2
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        return _refuse(parsers.get(args.command, parser), unknown[0])
     if args.command is None:
         parser.print_help()
         return 2

@@ -12,10 +12,10 @@ from trace_visuals import style
 from trace_visuals.analysis import Analysis, Detail, analyse
 from trace_visuals.comparison import comparison_documents
 from trace_visuals.labels import trace_labels
-from trace_visuals.output import check_output, write_whole
 from trace_visuals.page_data import trace_document
 from trace_visuals.windows import choose_view
 from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.output import check_output, check_type, write_whole
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
 
@@ -30,7 +30,8 @@ def write_report(paths: list[Path], output: Path) -> list[Analysis]:
 
     Raises UsageError for another file type or too many traces, IotwinError for an unreadable trace or an unwritable directory.
     """
-    check_output(output, (".html", ".htm"))
+    check_type(output, (".html", ".htm"))
+    check_output(output)
     if len(paths) > _MOST_TRACES:
         raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
     traces = [Trace(path) for path in paths]

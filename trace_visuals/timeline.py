@@ -17,10 +17,10 @@ from matplotlib.patches import Patch
 from trace_visuals.bins import Floats
 from trace_visuals.calls import GROUPS, READ, SYNC, WRITE, Ints
 from trace_visuals.labels import command_line, counted, loss_line, machine_line, plain, trace_labels
-from trace_visuals.output import check_output, write_whole
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
 from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline, load_timeline
 from trace_visuals.windows import View, choose_view
+from tracing_tools.trace.output import check_output, check_type, write_whole
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.units import format_duration, format_size
@@ -42,7 +42,8 @@ def plot_timeline(paths: list[Path], output: Path, zoom: str | None = None, how:
     `zoom` is as `windows.choose_view` takes it, `how` one of `grouping.GROUPINGS`. Raises UsageError for an unknown file type or
     zoom, IotwinError for an unreadable trace or an unwritable directory.
     """
-    check_output(output, FILE_TYPES)
+    check_type(output, FILE_TYPES)
+    check_output(output)
     traces = [Trace(path) for path in paths]
     view = choose_view(traces, zoom)
     begin, end = view.limits_s()

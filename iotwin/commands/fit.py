@@ -23,8 +23,10 @@ class Fit(Command):
         """Fit and write the YAML."""
         from benchmark.config import dump
         from benchmark.fit import fit
+        from tracing_tools.trace.output import check_output
         from tracing_tools.trace.reader import Trace
 
+        check_output(args.output)
         fitted = fit(Trace(args.trace))
         dump(fitted.config, args.output)
         return Outcome({"twin": str(args.output), "evidence": fitted.evidence, "assumptions": fitted.config.twin.assumptions})

@@ -1,4 +1,4 @@
-"""Writing a picture's file: refused early when it cannot work, never half-written under its final name."""
+"""Writing a result's file: refused early when it cannot work, never half-written under its final name."""
 
 import os
 from pathlib import Path
@@ -6,10 +6,14 @@ from pathlib import Path
 from tracing_tools.trace.errors import IotwinError, UsageError
 
 
-def check_output(path: Path, known: tuple[str, ...]) -> None:
-    """Raise before any work is done: UsageError for a type not in `known` (such as '.png'), IotwinError for a bad directory."""
+def check_type(path: Path, known: tuple[str, ...]) -> None:
+    """Raise UsageError unless the name of `path` ends in one of `known` (such as '.png')."""
     if path.suffix.lower() not in known:
         raise UsageError(f"{path} has no known file type; end its name in {' or '.join(known)}")
+
+
+def check_output(path: Path) -> None:
+    """Raise before any work is done: UsageError when `path` is a directory, IotwinError when it cannot be written there."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the name of a file in it")
     directory = path.parent
