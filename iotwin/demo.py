@@ -1,4 +1,4 @@
-"""The loop in one go: generate data, trace a real training run twice, fit its twin, trace the twin, compare, draw."""
+"""The loop in one go: generate data, trace a training run twice, fit a twin to one, trace the twin, compare it with the other."""
 
 import json
 import shutil
@@ -29,8 +29,8 @@ def run_demo(directory: Path, force: bool) -> dict[str, Any]:
     demo = _Demo(directory)
     demo.step("generate", "a data set of KiTS19-shaped volumes", "data", demo.generate)
     demo.step("trace real", "a real training run under the tracer", "real.trace", lambda: demo.train("real"))
-    demo.step("trace rerun", "the same job once more, for the noise floor", "rerun.trace", lambda: demo.train("rerun"))
-    demo.step("fit", "the twin, from the trace alone", "twin.yaml", demo.fit)
+    demo.step("trace rerun", "the same job again, for the noise floor", "rerun.trace", lambda: demo.train("rerun"))
+    demo.step("fit", "the twin, from the rerun's trace alone", "twin.yaml", demo.fit)
     demo.step("trace twin", "the twin under the same tracer, without torch", "twin.trace", demo.run_twin)
     demo.step("compare", "how alike they are", "similarity.json", demo.compare)
     demo.step("draw", "timelines and the report", "report.html", demo.draw)
@@ -90,7 +90,8 @@ class _Demo:
         from benchmark.fit import fit
         from tracing_tools.trace.reader import Trace
 
-        config = fit(Trace(self._directory / "real.trace")).config
+        # From the rerun, so that the real run the twin is then held against is one it has not seen.
+        config = fit(Trace(self._directory / "rerun.trace")).config
         # The twin writes beside the real job's checkpoints, not over them.
         config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")
         config.output.folder = str(self._directory / "twin_output")

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parent.parent
 
 @functools.cache
 def _missing_for_root() -> str | None:
-    from tracing_tools.backends.libbpf import unavailable_reason
+    from tracing_tools.backends import unavailable_reasons
 
-    return unavailable_reason()
+    return unavailable_reasons()["libbpf"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

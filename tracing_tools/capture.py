@@ -15,7 +15,7 @@ from tracing_tools.backends.base import Backend, Scope
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
 from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
-from tracing_tools.targets.command import StartedCommand, invoking_user
+from tracing_tools.targets.command import StartedCommand, User, invoking_user
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.finish import finish_trace
 from tracing_tools.trace.manifest import Host, Manifest, Target, write_manifest
@@ -23,7 +23,8 @@ from tracing_tools.trace.progress import note
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
 from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 
-_POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.02
+# The ring buffer holds some 100 ms of the fastest stream that two CPUs were seen to produce.
+_POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.04
 _CLOCK_EVERY_NS = 10_000_000_000
 _LEDGER_EVERY_NS = 500_000_000  # also how much a killed recorder may leave uncounted
 _GRACE_S = 5.0  # between asking an interrupted job to end and ending it
@@ -44,29 +45,14 @@ def trace_command(command: list[str], directory: Path, options: Options) -> Mani
     """Run `command` under a tracer, leave its trace at `directory` and return the manifest (exit_status is the command's)."""
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
-    backend, notes = choose_backend(options.backend)
     user = invoking_user()
     cgroup = JobCgroup.create() if os.geteuid() == 0 else "it needs root"
-    if isinstance(cgroup, str):
-        notes.append(f"filtering by process tree instead of a cgroup: {cgroup}")
     group = None if isinstance(cgroup, str) else cgroup
-    target = Target(command, str(Path.cwd()), cgroup=str(group.path) if group else None, user_id=user.user_id if user else None)
-    manifest = Manifest(
-        status="recording", backend=backend.name, probes=backend.probes, notes=notes, host=_host(directory), target=target,
-        workload=options.workload, tool_version=_version(),
-    )  # fmt: skip
     try:
-        recording = Recording(directory, manifest, options.force)
-        try:
-            session = _Session(recording, backend, group, options)
-            started = StartedCommand(backend.wrap(command, directory.absolute() / RAW), directory / "logs", user)
-            session.run(started)
-        except BaseException:
-            if manifest.target.root_pid is None:
-                recording.discard()  # the command never ran
-            raise
-        finally:
-            recording.close()
+        backend, notes = choose_backend(options.backend, group.scope if group else Scope())
+        if isinstance(cgroup, str):
+            notes.append(f"filtering by process tree instead of a cgroup: {cgroup}")
+        manifest = _trace(command, directory, options, _Parts(backend, notes, group, user))
     finally:
         if group is not None:
             group.remove()
@@ -75,6 +61,37 @@ def trace_command(command: list[str], directory: Path, options: Options) -> Mani
     if user is not None:
         _give_to(directory, user.user_id, user.group_id)
     return finished
+
+
+@dataclass
+class _Parts:
+    """What a trace is made with."""
+
+    backend: Backend
+    notes: list[str]
+    group: JobCgroup | None
+    user: User | None
+
+
+def _trace(command: list[str], directory: Path, options: Options, parts: _Parts) -> Manifest:
+    """Record the command and return the manifest, not yet finished."""
+    backend, group, user = parts.backend, parts.group, parts.user
+    target = Target(command, str(Path.cwd()), cgroup=str(group.path) if group else None, user_id=user.user_id if user else None)
+    manifest = Manifest(
+        status="recording", backend=backend.name, probes=backend.probes, notes=parts.notes, host=_host(directory), target=target,
+        workload=options.workload, tool_version=_version(),
+    )  # fmt: skip
+    with Recording(directory, manifest, options.force) as recording:
+        try:
+            session = _Session(recording, backend, group, options)
+            started = StartedCommand(backend.wrap(command, directory.absolute() / RAW), directory / "logs", user)
+            session.run(started)
+        except BaseException:
+            backend.stop(None)
+            if manifest.target.root_pid is None:
+                recording.discard()  # the command never ran
+            raise
+    return manifest
 
 
 class _Session:
@@ -98,7 +115,7 @@ class _Session:
         manifest = self._recording.manifest
         cpu_before = time.process_time_ns()
         try:
-            self._backend.start(self._cgroup.scope if self._cgroup else Scope())
+            self._backend.start()
             self._recording.append_clock()
             if self._cgroup:
                 self._cgroup.add(command.pid)

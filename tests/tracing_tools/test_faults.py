@@ -208,7 +208,6 @@ def test_full_disk_ends_the_recording_and_not_the_job(tmp_path):
 @root
 def test_lost_events_are_counted(tmp_path):
     """A ring buffer of one page and a reader that sleeps: what does not fit is counted, and seen = recorded + lost."""
-    from tracing_tools.backends.base import Scope
     from tracing_tools.backends.libbpf import LibbpfBackend
     from tracing_tools.targets.cgroup import JobCgroup
     from tracing_tools.trace.finish import finish_trace
@@ -218,12 +217,11 @@ def test_lost_events_are_counted(tmp_path):
     cgroup = JobCgroup.create()
     if isinstance(cgroup, str):
         pytest.skip(f"no cgroup for the test: {cgroup}")
-    backend = LibbpfBackend(buffer_bytes=4096)
+    backend = LibbpfBackend(cgroup.scope, buffer_bytes=4096)
     manifest = Manifest("recording", "libbpf", Host("h", "k", 1, 1, "x86_64"), Target(["x"]))
     try:
         with Recording(tmp_path / "t", manifest) as recording:
-            backend.start(cgroup.scope)
-            assert cgroup.scope != Scope()
+            backend.start()
             code = "import os\nfor _ in range(5000): os.pread(3, 1, 0)"
             script = f"echo $$ > {cgroup.path}/cgroup.procs; exec {sys.executable} -c '{code}' 3</etc/hostname"
             subprocess.run(["sh", "-c", script], check=True)

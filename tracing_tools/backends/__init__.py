@@ -1,10 +1,12 @@
 """Ways to capture, one file each; all give the same records."""
 
-from tracing_tools.backends import libbpf, strace
-from tracing_tools.backends.base import Backend
-from tracing_tools.trace.errors import UsageError, nearest
+from collections.abc import Callable
 
-_BACKENDS = {
+from tracing_tools.backends import libbpf, strace
+from tracing_tools.backends.base import Backend, Scope
+from tracing_tools.trace.errors import IotwinError, UsageError, nearest
+
+_BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]] = {
     "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),
     "strace": (strace.StraceBackend, strace.unavailable_reason),
 }
@@ -12,19 +14,34 @@ BACKEND_NAMES = list(_BACKENDS)
 
 
 def unavailable_reasons() -> dict[str, str | None]:
-    """Return for each backend, best first, why it does not work here; None where it does."""
-    return {name: reason() for name, (_, reason) in _BACKENDS.items()}
+    """Return for each backend, best first, why it does not work here; None where it does. Tries each as far as loading goes."""
+    return {name: _reason(name) for name in _BACKENDS}
 
 
-def choose_backend(name: str) -> tuple[Backend, list[str]]:
-    """Return the backend called `name` ('auto': the best that works here) and notes on why no better one was taken."""
+def _reason(name: str) -> str | None:
+    try:
+        _make(name, Scope(cgroup_id=1)).stop(None)
+    except IotwinError as error:
+        return str(error)
+    return None
+
+
+def _make(name: str, scope: Scope) -> Backend:
+    """Return a backend ready to start; IotwinError with the reason when this machine cannot."""
+    make, unavailable_reason = _BACKENDS[name]
+    if reason := unavailable_reason():
+        raise IotwinError(reason)
+    return make(scope)
+
+
+def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
+    """Return the backend called `name` ('auto': the best that works here), and notes on why no better one was taken."""
     if name != "auto" and name not in _BACKENDS:
         raise UsageError(f"unknown backend '{name}'{nearest(name, BACKEND_NAMES)}; known: auto, {', '.join(BACKEND_NAMES)}")
     notes: list[str] = []
     for candidate in BACKEND_NAMES if name == "auto" else [name]:
-        make, unavailable_reason = _BACKENDS[candidate]
-        reason = unavailable_reason()
-        if reason is None:
-            return make(), notes
-        notes.append(f"no {candidate}: {reason}")
-    raise UsageError(f"this machine cannot trace: {'; '.join(notes)}")
+        try:
+            return _make(candidate, scope), notes
+        except IotwinError as error:
+            notes.append(f"no {candidate}: {error}")
+    raise IotwinError(f"this machine cannot trace: {'; '.join(notes)}")

@@ -24,7 +24,7 @@ class Scope:
 
 
 class Backend(Protocol):
-    """A way to capture. Calls come in this order: start, follow, drain..., stop."""
+    """A way to capture the tasks of a scope, made ready by its constructor. Calls: wrap, start, follow, drain..., stop."""
 
     name: str
     probes: list[str]
@@ -32,8 +32,8 @@ class Backend(Protocol):
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line to start instead of `command`; `raw` is where it may write records of its own."""
 
-    def start(self, scope: Scope) -> None:
-        """Begin to capture the tasks of `scope`; IotwinError when that is not possible."""
+    def start(self) -> None:
+        """Begin to capture; IotwinError when that is not possible."""
 
     def follow(self, pid: int) -> None:
         """Capture the process `pid`, which waits for its first instruction, and all its descendants."""

@@ -19,7 +19,7 @@ _LEDGER_FIELDS = 5
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None when it can (short of trying)."""
+    """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
     if os.uname().machine != "x86_64":
         return f"the probes read x86-64 registers; this machine is {os.uname().machine}"
     if os.geteuid() != 0:
@@ -28,13 +28,6 @@ def unavailable_reason() -> str | None:
         return "the kernel has no BTF (/sys/kernel/btf/vmlinux); it was built without CONFIG_DEBUG_INFO_BTF"
     if not libbpf_available():
         return "libbpf.so.1 is not installed; install the package libbpf1"
-    try:
-        with BpfObject(compiled_probes()) as probes:
-            probes.set_max_entries("events", 1 << 16)
-            probes.set_max_entries("names", 1 << 16)
-            probes.load()
-    except IotwinError as error:
-        return str(error)
     return None
 
 
@@ -43,33 +36,32 @@ class LibbpfBackend:
 
     name = "libbpf"
 
-    def __init__(self, buffer_bytes: int = 1 << 24) -> None:
-        """`buffer_bytes` is the size of the event ring buffer, a power of two."""
+    def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
+        """Load the programs for the tasks of `scope`; `buffer_bytes` is the size of the event ring buffer, a power of two."""
         self.probes = ["tp_btf/sys_enter", "tp_btf/sys_exit", "tp_btf/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
-        self._object: BpfObject | None = None
         self._ledger = Ledger()
+        kinds = bytearray(_MAX_CALLS)
+        for number, kind in CALLS.values():
+            kinds[number] = kind
+        self._object: BpfObject | None = BpfObject(compiled_probes())
+        try:
+            self._object.set_constants(bytes(kinds) + struct.pack("<Qi", scope.cgroup_id, scope.cgroup_level))
+            self._object.set_max_entries("events", buffer_bytes)
+            self._object.load()
+            self._events = RingBuffer(self._object.map_fd("events"), buffer_bytes)
+            self._names = RingBuffer(self._object.map_fd("names"), _NAMES_BYTES)
+        except BaseException:
+            self._object.close()
+            raise
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command as it is."""
         return command
 
-    def start(self, scope: Scope) -> None:
-        """Load and attach the programs for the tasks of `scope`."""
-        kinds = bytearray(_MAX_CALLS)
-        for number, kind in CALLS.values():
-            kinds[number] = kind
-        self._object = BpfObject(compiled_probes())
-        try:
-            self._object.set_constants(bytes(kinds) + struct.pack("<Qi", scope.cgroup_id, scope.cgroup_level))
-            self._object.set_max_entries("events", self._buffer_bytes)
-            self._object.load()
-            self._events = RingBuffer(self._object.map_fd("events"), self._buffer_bytes)
-            self._names = RingBuffer(self._object.map_fd("names"), _NAMES_BYTES)
-            self._object.attach()
-        except BaseException:
-            self._object.close()
-            raise
+    def start(self) -> None:
+        """Attach the programs."""
+        self._loaded().attach()
 
     def follow(self, pid: int) -> None:
         """Enter `pid` into the process tree, which is what filters when there is no cgroup."""

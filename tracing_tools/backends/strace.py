@@ -35,7 +35,8 @@ class StraceBackend:
 
     name = "strace"
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
+        """strace follows the command's process tree, whatever the scope."""
         self.probes = ["ptrace"]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
@@ -46,7 +47,7 @@ class StraceBackend:
             "-e", "signal=none", "-e", f"trace={calls}", "-o", str(raw / "strace"), "--", *command,
         ]  # fmt: skip
 
-    def start(self, scope: Scope) -> None:
+    def start(self) -> None:
         """Nothing to do: strace starts with the command."""
 
     def follow(self, pid: int) -> None:
