@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmark import config as workload
 from benchmark.config import Config, Normal, Quantiles, dump, load
-from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.errors import IotwinError, UsageError
 
 seconds = st.floats(0, 1e6)
 durations = st.one_of(
@@ -142,8 +142,8 @@ def test_a_failed_dump_leaves_the_old_file(twin: Config, twin_path: Path, monkey
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(IotwinError, match="No space"):
         dump(twin, twin_path)
     assert twin_path.read_bytes() == before
     assert list(twin_path.parent.glob("*.partial")) == []
