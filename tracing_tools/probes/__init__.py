@@ -34,7 +34,3 @@ def compiled_probes() -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return _OBJECT
-
-
-if __name__ == "__main__":
-    print(compiled_probes())
