@@ -25,6 +25,7 @@ from datagen.manifest import (
     write_manifest,
 )
 from datagen.pool import UnitWriter, run_units
+from datagen.scale import ScaledFiles, ScaledRows, write_copy, write_rows
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.progress import note, progress
 from tracing_tools.trace.units import format_size
@@ -69,7 +70,8 @@ def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None =
         raise UsageError("give either a size or a number of samples, for example --size 512MiB")
     if samples < 1:
         raise UsageError(f"{samples} samples make no data set; ask for at least 1")
-    request = Request(layout.workload, msgspec.to_builtins(layout), samples, seed)
+    # As the manifest will say it: tuples become lists, so that a journal's request compares equal.
+    request = Request(layout.workload, msgspec.json.decode(msgspec.json.encode(layout)), samples, seed)
     return Plan(layout, request, layout.unit_bytes(samples, seed))
 
 
@@ -212,4 +214,8 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
             from datagen.formats import write_files
 
             return partial(write_files, layout, request.samples, request.seed, directory)
+        case ScaledFiles() as layout:
+            return partial(write_copy, layout, request.samples, request.seed, directory)
+        case ScaledRows() as layout:
+            return partial(write_rows, layout, request.samples, request.seed, directory)
     raise TypeError(f"no writer for {planned.layout}")

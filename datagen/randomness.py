@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # What the draws are for. Each purpose is its own stream, so that adding draws to one changes no other. Never renumber.
-SHAPE, CONTENT, NOISE, SIZES, COLUMNS = range(1, 6)
+SHAPE, CONTENT, NOISE, SIZES, COLUMNS, AUGMENT = range(1, 7)
 
 
 def words(seed: int, index: int, purpose: int, count: int) -> NDArray[np.uint64]:

@@ -17,7 +17,7 @@ from tracing_tools.trace.progress import set_quiet
 _COMMANDS = (
     ("doctor", "Doctor"), ("demo", "Demo"), ("generate", "Generate"), ("trace", "Record"), ("info", "Info"),
     ("recover", "Recover"), ("fit", "Fit"), ("emulate", "Emulate"), ("compare", "Compare"), ("plot", "Plot"),
-    ("report", "Report"),
+    ("report", "Report"), ("scale", "Scale"),
 )  # fmt: skip
 
 
@@ -102,8 +102,8 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"iotwin {command.name}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has gone (a pager, head); that is no error of ours.
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has gone (a pager, head); that is no error of ours. rich makes a SystemExit of it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

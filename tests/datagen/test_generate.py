@@ -11,7 +11,7 @@ import pytest
 
 from datagen import generate as module
 from datagen.generate import generate, plan
-from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
 from datagen.manifest import JOURNAL_NAME, MANIFEST_NAME
 from datagen.verify import verify
 from iotwin.commands.generate import Generate
@@ -92,6 +92,12 @@ def test_same_request_again_changes_nothing(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     generate(SMALL, tmp_path, samples=2, workers=1)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_format_request_with_dimensions_is_known_again(tmp_path):
+    layout = FormatLayout(format="npy", record_dims=(3, 4))
+    manifest = generate(layout, tmp_path, samples=2, workers=1)
+    assert generate(layout, tmp_path, samples=2, workers=1) == manifest
 
 
 def test_directories_with_other_content_are_left_alone(tmp_path):

@@ -1,0 +1,121 @@
+"""Copies that are not the same bytes again: volumes flipped, blurred or sharpened, tables and texts with their values moved.
+
+Everything works block by block on whole planes, rows or lines; draws come from one stream for each copied file.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.layouts import DlrmLayout
+from tracing_tools.trace.errors import IotwinError
+
+_BLOCK_BYTES = 1 << 20
+_MOVED_SHARE = 0.1  # of the words of a text that are swapped, deleted and inserted, each
+
+Bytes = NDArray[np.uint8]
+
+
+class Change(NamedTuple):
+    """What happens to one copy of a volume: the axes of (D, H, W) it is mirrored along, and its filter."""
+
+    flips: tuple[bool, bool, bool]
+    sharpness: float  # from -1, a blur, over 0, nothing, to 1
+
+
+def volume_change(stream: np.random.PCG64) -> Change:
+    """Return the next change of `stream`; at least one axis is flipped."""
+    flips = 1 + int(stream.random_raw()) % 7
+    sharpness = int(stream.random_raw()) * 2.0**-63 - 1
+    return Change((bool(flips & 1), bool(flips & 2), bool(flips & 4)), sharpness)
+
+
+def changed_planes(volume: NDArray[np.generic], change: Change, image: bool) -> Iterator[NDArray[np.generic]]:
+    """Yield the planes (H, W) of the changed `volume` (D, H, W). A mask is flipped only, so that it still fits its image."""
+    flipped = volume[tuple(slice(None, None, -1 if flip else 1) for flip in change.flips)]
+    for plane in flipped:
+        yield np.ascontiguousarray(_filtered(plane, change.sharpness) if image else plane)
+
+
+def _filtered(plane: NDArray[np.generic], sharpness: float) -> NDArray[np.generic]:
+    """Return the plane plus `sharpness` times what a (1, 2, 1) / 4 blur in both directions takes away, within its own range."""
+    values = plane.astype(np.float32)
+    padded = np.pad(values, 1, mode="edge")
+    along = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
+    blurred = (along[:, :-2] + 2 * along[:, 1:-1] + along[:, 2:]) / 4
+    return np.clip(values + sharpness * (values - blurred), values.min(), values.max()).astype(plane.dtype)
+
+
+def shuffled_rows(rows: NDArray[np.int32], stream: np.random.PCG64) -> NDArray[np.int32]:
+    """Return Criteo's binary rows (count, 40) with every categorical column's values shuffled among the rows.
+
+    Each column keeps its range and its distribution; what goes together in a row is new.
+    """
+    result = rows.copy()
+    for column in range(1 + DlrmLayout.DENSE, DlrmLayout.COLUMNS):
+        result[:, column] = rows[_permutation(stream, len(rows)), column]
+    return result
+
+
+def _permutation(stream: np.random.PCG64, count: int) -> NDArray[np.int64]:
+    return np.argsort(stream.random_raw(count), kind="stable")
+
+
+def line_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the file as blocks of whole lines, about a mebibyte each."""
+    while block := file.read(_BLOCK_BYTES):
+        yield block + file.readline()
+
+
+def shuffled_lines(block: bytes, stream: np.random.PCG64, path: Path) -> Bytes:
+    """Return Criteo's text lines with every categorical column shuffled among the lines, as shuffled_rows does.
+
+    Raises IotwinError when a line does not have Criteo's 40 columns.
+    """
+    data, starts, ends = _fields(block, b"\t\n")
+    lines = int(np.count_nonzero(data[ends - 1] == ord("\n")))
+    last = data[ends[DlrmLayout.COLUMNS - 1 :: DlrmLayout.COLUMNS] - 1]
+    if len(ends) != lines * DlrmLayout.COLUMNS or (last != ord("\n")).any():
+        raise IotwinError(f"{path} has lines without Criteo's {DlrmLayout.COLUMNS} tab-separated columns; it cannot be shuffled")
+    order = np.arange(len(ends), dtype=np.int64).reshape(lines, DlrmLayout.COLUMNS)
+    for column in range(1 + DlrmLayout.DENSE, DlrmLayout.COLUMNS):
+        order[:, column] = order[:, column][_permutation(stream, lines)]
+    return _gathered(data, starts, ends, order.reshape(-1))
+
+
+def moved_words(block: bytes, stream: np.random.PCG64) -> Bytes:
+    """Return lines of text in which a tenth of the words are swapped with the next, deleted, or inserted from elsewhere.
+
+    The last word of every line stays, so the number of lines does too.
+    """
+    data, starts, ends = _fields(block, b" \n")
+    inner = data[ends - 1] == ord(" ")
+    kind = (stream.random_raw(len(ends)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    order = np.arange(len(ends))
+    swap = np.flatnonzero((kind[:-1] < _MOVED_SHARE) & inner[:-1] & inner[1:])
+    swap = swap[np.diff(swap, prepend=-2) > 1]  # a word takes part in one swap
+    order[swap], order[swap + 1] = swap + 1, swap
+    delete = inner & (kind > 1 - _MOVED_SHARE)
+    insert = np.flatnonzero(inner & (kind >= _MOVED_SHARE) & (kind < 2 * _MOVED_SHARE))
+    words = np.flatnonzero(inner)
+    inserted = words[stream.random_raw(len(insert)) % np.uint64(max(1, len(words)))] if len(words) else insert
+    kept = np.flatnonzero(~delete)
+    return _gathered(data, starts, ends, np.insert(order[kept], np.searchsorted(kept, insert), inserted))
+
+
+def _fields(block: bytes, separators: bytes) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the block's bytes, ended by a newline, and where each field starts and ends, its separator included."""
+    data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
+    ends = np.flatnonzero((data == separators[0]) | (data == separators[1])) + 1
+    return data, np.concatenate([[0], ends[:-1]]), ends
+
+
+def _gathered(data: Bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], order: NDArray[np.int64]) -> Bytes:
+    """Return the fields of `data` joined in `order`."""
+    lengths = (ends - starts)[order]
+    shift = starts[order] - np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    places: NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(shift, lengths)
+    return data.take(places)

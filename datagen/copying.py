@@ -1,0 +1,78 @@
+"""Copying whole files by the cheapest way their file systems have: shared blocks, then a copy inside the kernel."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from datagen.files import PARTIAL_SUFFIX, Piece
+from tracing_tools.trace.errors import IotwinError
+
+_FICLONE = 0x40049409  # linux/fs.h
+_CHUNK_BYTES = 64 << 20  # between two reports
+
+
+@lru_cache(maxsize=1 << 16)
+def _sha256(path: Path) -> str:
+    """Return the checksum of a source; a worker that copies it again need not read it again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written: Callable[[int], None]) -> Piece:
+    """Copy `source`, of `size_bytes`, to the temporary name of the file `name`, flush it to disk and return its piece.
+
+    Raises IotwinError when the disk refuses or the source no longer has its size.
+    """
+    target = directory / (name + PARTIAL_SUFFIX)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+            if not _clone(reader.fileno(), writer.fileno()):
+                _copy(reader.fileno(), writer.fileno(), size_bytes, written)
+            else:
+                written(size_bytes)
+            os.fsync(writer.fileno())
+            copied_bytes = os.fstat(writer.fileno()).st_size
+    except OSError as error:
+        raise IotwinError(f"{target}: {error.strerror}; make room, then run the same command to go on") from None
+    if copied_bytes != size_bytes:
+        raise IotwinError(f"{source} changed its size while it was copied; scale again when nothing writes to it")
+    return Piece(name, 0, size_bytes, _sha256(source))
+
+
+def _clone(reader: int, writer: int) -> bool:
+    """Make both files share the same blocks (reflink); return whether the file system can."""
+    try:
+        fcntl.ioctl(writer, _FICLONE, reader)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], None]) -> None:
+    place = 0
+    copy = _within_file_systems
+    while place < size_bytes:
+        try:
+            count = copy(reader, writer, min(_CHUNK_BYTES, size_bytes - place), place)
+        except OSError:
+            if copy is _between_file_systems:
+                raise
+            copy = _between_file_systems  # a full disk refuses this too, and then it is said
+            continue
+        if not count:
+            return
+        place += count
+        written(count)
+
+
+def _within_file_systems(reader: int, writer: int, size_bytes: int, place: int) -> int:
+    return os.copy_file_range(reader, writer, size_bytes, place, place)
+
+
+def _between_file_systems(reader: int, writer: int, size_bytes: int, place: int) -> int:
+    os.lseek(writer, place, os.SEEK_SET)
+    return os.sendfile(writer, reader, place, size_bytes)

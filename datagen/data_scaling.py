@@ -1,0 +1,31 @@
+"""The command of the paper artifact, kept for its users: a thin call of ``iotwin scale``.
+
+python datagen/data_scaling.py --input_path DIR --output_path DIR --desired_size BYTES --workload {unet3d,imseg,bert,dlrm}
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+_WORKLOADS = {"unet3d": "unet3d", "imseg": "unet3d", "bert": "bert", "dlrm": "dlrm"}
+
+
+def main() -> None:
+    """Translate the arguments and become ``iotwin scale``."""
+    parser = argparse.ArgumentParser(description="Grow a real data set; see also: iotwin scale --help")
+    parser.add_argument("--input_path", required=True, help="directory of the data set to grow")
+    parser.add_argument("--output_path", required=True, help="directory to write")
+    parser.add_argument("--desired_size", required=True, help="bytes, or a size such as 500GB")
+    parser.add_argument("--workload", required=True, choices=list(_WORKLOADS), help="whose data set")
+    args = parser.parse_args()
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+    command = ["-m", "iotwin.main", "scale", _WORKLOADS[args.workload], args.input_path]
+    command += ["-o", args.output_path, "--size", args.desired_size]
+    os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - exit status and signals become its own
+
+
+if __name__ == "__main__":
+    main()

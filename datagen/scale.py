@@ -1,0 +1,264 @@
+"""Grow a real data set: copies of its cases, shards or rows under further names, by `datagen.generate.generate`.
+
+A grown data set has a layout like any other, so that it is planned, written, gone on with after a kill and verified in the
+same way.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.augment import changed_planes, line_blocks, moved_words, shuffled_lines, shuffled_rows, volume_change
+from datagen.copying import copy_file
+from datagen.files import Piece, PieceWriter
+from datagen.layouts import BertLayout, DlrmLayout, PlannedPiece, Unet3dLayout, npy_header
+from datagen.randomness import AUGMENT, bulk_stream
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.units import format_size
+
+WORKLOADS = ("unet3d", "bert", "dlrm")
+_BLOCK_ROWS = 1 << 14
+
+
+class SourceFile(NamedTuple):
+    """A file of the data set to grow."""
+
+    name: str
+    size_bytes: int
+
+
+class ScaledFiles(msgspec.Struct, frozen=True):
+    """Whole samples or shards copied in turn: unet3d's cases, bert's shards, dlrm's text files.
+
+    The n-th copy is of the source's n-th group of files, modulo their number; copies beyond the first round are changed when
+    `augment`. The files of `once` come along once. A sample is a group.
+    """
+
+    source: str  # directory
+    kind: str
+    groups: tuple[tuple[SourceFile, ...], ...]
+    once: tuple[SourceFile, ...]
+    augment: bool
+
+    workload: ClassVar[str] = "scaled"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = False  # words that come and go change sizes a little
+
+    def names(self, samples: int, index: int) -> tuple[str, ...]:
+        """Return the names of the files of copy `index`."""
+        if self.kind == "unet3d":
+            return Unet3dLayout.case_names(index)
+        return (f"part-{index:05d}-of-{samples:05d}",) if self.kind == "bert" else (f"day_{index}",)
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the files of copy `unit`; those of `once` are the units after the last copy."""
+        if unit >= samples:
+            return [PlannedPiece(*self.once[unit - samples])]
+        group = self.groups[unit % len(self.groups)]
+        return [PlannedPiece(name, file.size_bytes) for name, file in zip(self.names(samples, unit), group, strict=True)]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of every unit."""
+        copies = np.resize(self._group_bytes(), samples)
+        return np.concatenate([copies, np.array([file.size_bytes for file in self.once], np.int64)])
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return samples * len(self.groups[0]) + len(self.once)
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many copies fit into `size_bytes`; UsageError when not even the source does."""
+        groups = self._group_bytes()
+        left_bytes = size_bytes - sum(file.size_bytes for file in self.once)
+        _refuse_less(self.source, int(groups.sum()), left_bytes)
+        rounds, rest_bytes = divmod(left_bytes, int(groups.sum()))
+        return int(rounds) * len(groups) + int(np.searchsorted(np.cumsum(groups), rest_bytes, side="right"))
+
+    def _group_bytes(self) -> NDArray[np.int64]:
+        return np.array([sum(file.size_bytes for file in group) for group in self.groups], np.int64)
+
+
+class ScaledRows(msgspec.Struct, frozen=True):
+    """dlrm's binary training file, whose rows are repeated; rows beyond the first round are shuffled when `augment`.
+
+    The test file and the counts come along once. A sample is a row.
+    """
+
+    source: str  # directory
+    rows: int  # of the source's training file
+    once: tuple[SourceFile, ...]
+    augment: bool
+
+    workload: ClassVar[str] = "scaled"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = True
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the run of rows of unit `unit`; the files of `once` are the units after the last run."""
+        size_bytes, units = DlrmLayout.SAMPLE_BYTES, -(-samples // DlrmLayout.UNIT_SAMPLES)
+        if unit >= units:
+            return [PlannedPiece(*self.once[unit - units])]
+        first = unit * DlrmLayout.UNIT_SAMPLES
+        count = min(DlrmLayout.UNIT_SAMPLES, samples - first)
+        return [PlannedPiece(DlrmLayout.TRAIN_NAME, count * size_bytes, first * size_bytes, samples * size_bytes)]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of every unit."""
+        firsts = np.arange(0, samples, DlrmLayout.UNIT_SAMPLES, dtype=np.int64)
+        runs = np.minimum(samples - firsts, DlrmLayout.UNIT_SAMPLES) * DlrmLayout.SAMPLE_BYTES
+        return np.concatenate([runs, np.array([file.size_bytes for file in self.once], np.int64)])
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return 1 + len(self.once)
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many rows fit into `size_bytes`; UsageError when not even the source does."""
+        left_bytes = size_bytes - sum(file.size_bytes for file in self.once)
+        _refuse_less(self.source, self.rows * DlrmLayout.SAMPLE_BYTES, left_bytes)
+        return left_bytes // DlrmLayout.SAMPLE_BYTES
+
+
+def _refuse_less(source: str, has_bytes: int, wanted_bytes: int) -> None:
+    if wanted_bytes < has_bytes:
+        raise UsageError(f"{source} is larger than that already ({format_size(has_bytes)}); ask for more")
+
+
+def scaled_layout(workload: str, source: Path, augment: bool = False) -> ScaledFiles | ScaledRows:
+    """Return the layout that grows the data set of `workload` in `source`; IotwinError when there is none."""
+    if not source.is_dir():
+        raise UsageError(f"{source}: no such directory; name the one that holds the {workload} data set")
+    source = source.resolve()
+    groups: list[tuple[Path, ...]]
+    once: list[Path] = []
+    if workload == "unet3d":
+        groups = [(case.image, case.mask) for case in Unet3dLayout.discover(source)]
+    elif workload == "bert":
+        groups = [(path,) for path in sorted(source.glob("part-*-of-*"))]
+        once = [path for path in (source / BertLayout.EVALUATION_NAME,) if path.exists()]
+        if augment and groups and b"\0" in groups[0][0].open("rb").read(4096):
+            raise UsageError(f"{groups[0][0]} is no text, so its words cannot be moved; grow it without augmentation")
+    elif (source / DlrmLayout.TRAIN_NAME).exists():
+        return _scaled_rows(source, augment)
+    else:
+        days = (path for path in source.glob("day_*") if path.name[4:].isdecimal())
+        groups = [(path,) for path in sorted(days, key=lambda path: int(path.name[4:]))]
+    if not groups:
+        names = "part-NNNNN-of-NNNNN" if workload == "bert" else f"{DlrmLayout.TRAIN_NAME} and no day_N"
+        raise IotwinError(f"{source} holds no {names}; name the directory of a {workload} data set")
+    sources = tuple(tuple(_source_file(path) for path in group) for group in groups)
+    return ScaledFiles(str(source), workload, sources, tuple(map(_source_file, once)), augment)
+
+
+def _scaled_rows(source: Path, augment: bool) -> ScaledRows:
+    size_bytes = (source / DlrmLayout.TRAIN_NAME).stat().st_size
+    if not size_bytes or size_bytes % DlrmLayout.SAMPLE_BYTES:
+        raise IotwinError(
+            f"{source / DlrmLayout.TRAIN_NAME} has {size_bytes} bytes, not rows of {DlrmLayout.SAMPLE_BYTES}; is it whole?"
+        )
+    once = (source / name for name in (DlrmLayout.TEST_NAME, DlrmLayout.COUNTS_NAME))
+    found = tuple(_source_file(path) for path in once if path.exists())
+    return ScaledRows(str(source), size_bytes // DlrmLayout.SAMPLE_BYTES, found, augment)
+
+
+def _source_file(path: Path) -> SourceFile:
+    size_bytes = path.stat().st_size
+    if not size_bytes:
+        raise IotwinError(f"{path} is empty; remove it or make it whole")
+    return SourceFile(path.name, size_bytes)
+
+
+def write_copy(
+    layout: ScaledFiles, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write the files of unit `unit` under temporary names and return their pieces."""
+    if unit >= samples:
+        return [_copy_once(layout, layout.once[unit - samples], directory, written)]
+    group = layout.groups[unit % len(layout.groups)]
+    names, sources = layout.names(samples, unit), [Path(layout.source) / file.name for file in group]
+    if not layout.augment or unit < len(layout.groups):
+        return [
+            copy_file(source, file.size_bytes, directory, name, written)
+            for source, file, name in zip(sources, group, names, strict=True)
+        ]
+    stream = bulk_stream(seed, unit, AUGMENT)
+    if layout.kind == "unet3d":
+        return _write_changed_case(sources, names, stream, directory, written)
+    with PieceWriter(directory, names[0], written) as file, sources[0].open("rb") as lines:
+        for block in line_blocks(lines):
+            changed = moved_words(block, stream) if layout.kind == "bert" else shuffled_lines(block, stream, sources[0])
+            file.write(changed.data)
+        return [file.piece()]
+
+
+def _copy_once(layout: ScaledFiles | ScaledRows, file: SourceFile, directory: Path, written: Callable[[int], None]) -> Piece:
+    return copy_file(Path(layout.source) / file.name, file.size_bytes, directory, file.name, written)
+
+
+def _write_changed_case(
+    sources: list[Path], names: tuple[str, ...], stream: np.random.PCG64, directory: Path, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write image and mask, changed alike."""
+    change = volume_change(stream)
+    pieces = []
+    for source, name, is_image in zip(sources, names, (True, False), strict=True):
+        volume = _volume(source)
+        with PieceWriter(directory, name, written) as file:
+            file.write(npy_header(volume.dtype.str, volume.shape))
+            for plane in changed_planes(volume[0], change, is_image):
+                file.write(plane.data)
+            pieces.append(file.piece())
+    return pieces
+
+
+def _volume(path: Path) -> NDArray[np.generic]:
+    """Return the volume (1, D, H, W) in `path`, read as it is used; IotwinError when it holds something else."""
+    try:
+        volume: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError):
+        raise IotwinError(f"{path} is not a numpy array; make it whole or remove its case") from None
+    if volume.ndim != 4 or len(volume) != 1:
+        raise IotwinError(f"{path} has the shape {volume.shape} instead of (1, D, H, W); remove its case")
+    return volume
+
+
+def write_rows(
+    layout: ScaledRows, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write the run of rows of unit `unit`, or a file that comes along once, and return its piece."""
+    (planned,) = layout.unit_pieces(samples, seed, unit)
+    if planned.name != DlrmLayout.TRAIN_NAME:
+        (file,) = (file for file in layout.once if file.name == planned.name)
+        return [_copy_once(layout, file, directory, written)]
+    stream = bulk_stream(seed, unit, AUGMENT)
+    rows = _source_rows(Path(layout.source) / DlrmLayout.TRAIN_NAME)
+    if len(rows) != layout.rows:
+        raise IotwinError(f"{layout.source}: {planned.name} changed its size; scale again when nothing writes to it")
+    first = planned.offset // DlrmLayout.SAMPLE_BYTES
+    with PieceWriter(directory, planned.name, written, planned.offset) as sink:
+        for start, count in _runs(first, planned.size_bytes // DlrmLayout.SAMPLE_BYTES, layout.rows):
+            block = rows[start % layout.rows :][:count]
+            sink.write(
+                np.ascontiguousarray(shuffled_rows(block, stream) if layout.augment and start >= layout.rows else block).data
+            )
+        return [sink.piece()]
+
+
+@lru_cache(maxsize=1)
+def _source_rows(path: Path) -> NDArray[np.int32]:
+    rows: NDArray[np.int32] = np.memmap(path, DlrmLayout.DTYPE, "r").reshape(-1, DlrmLayout.COLUMNS)
+    return rows
+
+
+def _runs(first: int, count: int, source_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield (first row, rows) of runs that end at a round's end or a block's."""
+    end = first + count
+    while first < end:
+        step = min(_BLOCK_ROWS, end - first, source_rows - first % source_rows)
+        yield first, step
+        first += step

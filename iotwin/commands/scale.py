@@ -1,0 +1,62 @@
+"""``iotwin scale``: grow a real data set to a wanted size by copying its cases."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+from tracing_tools.trace.errors import UsageError, nearest
+
+
+class Scale(Command):
+    """Grow a data set."""
+
+    name = "scale"
+    help = "grow a real data set to a wanted size by copying its cases"
+    epilog = """examples:
+  iotwin scale unet3d data/kits -o data/kits-500g --size 500GB
+  iotwin scale dlrm data/criteo -o data/criteo-big --size 2TB --augment --workers 8"""
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add what to grow, how far and how."""
+        parser.add_argument("workload", metavar="WORKLOAD", help="whose data set: unet3d, bert, dlrm")
+        parser.add_argument("source", metavar="SOURCE", type=Path, help="directory of the data set to grow; only read")
+        parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
+        parser.add_argument("--size", metavar="SIZE", required=True, help="as many whole copies as fit, for example 500GB")
+        parser.add_argument("--augment", action="store_true", help="change the copies: no two of them are the same bytes")
+        parser.add_argument("--seed", metavar="N", type=int, default=0, help="of --augment: same seed, same bytes (default 0)")
+        parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
+        parser.add_argument("--force", action="store_true", help="replace another data set, or write beside foreign files")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Grow the data set; the document says what it came to."""
+        from datagen.generate import generate
+        from datagen.scale import WORKLOADS, scaled_layout
+        from tracing_tools.trace.units import parse_size
+
+        if args.workload not in WORKLOADS:
+            known = nearest(args.workload, list(WORKLOADS))
+            raise UsageError(f"unknown workload '{args.workload}'{known}; known: {', '.join(WORKLOADS)}")
+        if args.workers is not None and args.workers < 1:
+            raise UsageError(f"--workers {args.workers} can do nothing; give at least 1")
+        size_bytes = parse_size(args.size)
+        if args.output.resolve() == args.source.resolve():
+            raise UsageError(f"{args.output} is the data set to grow; choose another directory for the grown one")
+        layout = scaled_layout(args.workload, args.source, args.augment)
+        manifest = generate(
+            layout, args.output, size_bytes=size_bytes, seed=args.seed, workers=args.workers, force=args.force
+        )  # fmt: skip
+        return Outcome({
+            "directory": str(args.output), "source": str(args.source), "workload": args.workload, "augment": args.augment,
+            "samples": manifest.request.samples, "seed": args.seed, "size_bytes": manifest.size_bytes,
+            "files": len({piece.name for piece in manifest.pieces}),
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print one line on what the directory holds."""
+        from tracing_tools.trace.units import format_size
+
+        print(
+            f"{document['directory']}: {document['files']} files, {format_size(document['size_bytes'])}, "
+            f"grown from {document['source']}"
+        )
