@@ -45,8 +45,9 @@ def event_table(rows: list[tuple]) -> pa.Table:
     """Rows of (start_ns, duration_ns, op, pid, tid, file_id, fd, offset, requested, result, flags, cpu) as a sorted table."""
     rows = sorted(rows)
     columns = list(zip(*rows, strict=True)) if rows else [[] for _ in schema.EVENTS]
-    return pa.table([pa.array(c, type=f.type if not pa.types.is_dictionary(f.type) else pa.string())
-                     for c, f in zip(columns, schema.EVENTS, strict=True)], names=schema.EVENTS.names).cast(schema.EVENTS)  # fmt: skip
+    types = [pa.string() if pa.types.is_dictionary(field.type) else field.type for field in schema.EVENTS]
+    arrays = [pa.array(column, type=kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.table(arrays, names=schema.EVENTS.names).cast(schema.EVENTS)
 
 
 def write_job(path: Path, job: Job | None = None) -> Path:
@@ -133,21 +134,24 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     ops, numbers = np.unique(np.asarray(events["op"].to_pylist(), dtype=str), return_counts=True)
     manifest = Manifest(
         status="complete", backend="synthetic", tool_version="test",
-        host=Host("testhost", "6.1.0", 2, 8 << 30, "x86_64", "ext4"), target=Target(command=["python", "train.py"], root_pid=job.pid),
-        clock=[ClockPair(job.start_ns, 1_700_000_000 * SECOND, 100), ClockPair(end_ns, 1_700_000_000 * SECOND + end_ns - job.start_ns, 100)],
-        start_ns=job.start_ns, end_ns=end_ns, counts={str(o): int(n) for o, n in zip(ops, numbers, strict=True)}, lost=job.lost, exit_status=0,
+        host=Host("testhost", "6.1.0", 2, 8 << 30, "x86_64", "ext4"),
+        target=Target(command=["python", "train.py"], root_pid=job.pid),
+        clock=[ClockPair(time_ns, 1_700_000_000 * SECOND + time_ns - job.start_ns, 100) for time_ns in (job.start_ns, end_ns)],
+        counts={str(op): int(number) for op, number in zip(ops, numbers, strict=True)},
+        start_ns=job.start_ns, end_ns=end_ns, lost=job.lost, exit_status=0,
     )  # fmt: skip
     n = len(names)
     files = {
-        "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n, "path": names, "renamed_to": [None] * n,
-        "container": [None] * n, "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints), "kind": kinds,
+        "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n,
+        "path": names, "renamed_to": [None] * n, "container": [None] * n, "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints), "kind": kinds,
     }  # fmt: skip
     names_p = ("pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_status")
     proc = dict(zip(names_p, map(list, zip(*processes, strict=True)), strict=True))
     proc |= {"namespace_pid": proc["pid"], "exit_ns": [end_ns] * len(processes), "container": [None] * len(processes)}
     phase = {name: [row[i] for row in phases] for i, name in enumerate(schema.PHASES.names)}
     samples = {"cpu": _cpu_samples(job, end_ns)}
-    write_trace(path, manifest, [events], _encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES),
+    tables = (_encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES))
+    write_trace(path, manifest, [events], *tables,
                 {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()})  # fmt: skip
 
 
