@@ -143,7 +143,8 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     n = len(names)
     files = {
         "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n,
-        "path": names, "renamed_to": [None] * n, "container": [None] * n, "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints), "kind": kinds,
+        "path": names, "renamed_to": [None] * n, "container": [None] * n, "kind": kinds,
+        "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints),
     }  # fmt: skip
     names_p = ("pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_status")
     proc = dict(zip(names_p, map(list, zip(*processes, strict=True)), strict=True))
