@@ -270,3 +270,26 @@ print(":::MLLOG {torn")
     assert ((phases["end_ns"] - phases["start_ns"]).iloc[1:] >= 50_000_000).all()
     assert phases["start_ns"].between(trace.manifest.start_ns, trace.manifest.end_ns).all()
     assert any("torn" in note for note in trace.manifest.notes)
+
+
+def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_program, monkeypatch):
+    from tracing_tools import capture
+    from tracing_tools.targets.cgroup import JobCgroup
+
+    monkeypatch.setattr(JobCgroup, "create", classmethod(lambda cls: "this test has none"))
+    target = tmp_path / "target"
+    target.write_bytes(bytes(16384))
+    loop = f"while True: open({str(target)!r}, 'rb').read()"
+    neighbour = subprocess.Popen([sys.executable, "-c", loop])
+    try:
+        command = [str(calls_program), str(target), str(ROUNDS), str(tmp_path / "counts")]
+        capture.trace_command(command, tmp_path / "t", capture.Options(forward_output=False))
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    trace = Trace(tmp_path / "t")
+    events = on_path(trace, str(target))
+    seen = events["op"].astype(str).replace({"openat": "open"}).value_counts().to_dict()
+    assert own_counts(trace) == {key: seen.get(key, 0) for key in own_counts(trace)}
+    assert neighbour.pid not in set(events["pid"])
+    assert any("process tree" in note for note in trace.manifest.notes)
