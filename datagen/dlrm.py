@@ -6,17 +6,20 @@ categorical feature, so that a real model's loss falls.
 """
 
 import io
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import Piece, PieceWriter
-from datagen.layouts import DlrmLayout
+from datagen.files import Piece, PieceWriter, Stream
+from datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
 from datagen.randomness import NOISE, bulk_stream
 
 _BLOCK_ROWS = 1 << 12  # 640 KiB of samples: a block stays in a core's cache from its draw to its write
+_DECIMALS = 5  # of the largest dense feature, 65535
+_HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TELLING_CATEGORY = 5  # the feature with three values
 _CLICK_SHARES = (0.01, 0.10)  # of rows in which neither telling feature speaks for a click, and added by each that does
 
@@ -43,18 +46,73 @@ def write_unit(
     (planned,) = layout.unit_pieces(samples, seed, unit)
     with PieceWriter(directory, planned.name, written, planned.offset) as file:
         if planned.name == layout.COUNTS_NAME:
-            file.write(_counts())
-            return [file.piece()]
-        stream = bulk_stream(seed, unit, NOISE)
-        left = planned.size_bytes // layout.SAMPLE_BYTES
-        while left:
-            count = min(_BLOCK_ROWS, left)
-            file.write(rows(stream, count).data)
-            left -= count
+            file.write(_array_file("counts", DlrmLayout.CATEGORIES))
+        else:
+            for block in _blocks(seed, unit, planned.size_bytes // layout.SAMPLE_BYTES):
+                file.write(block.data)
         return [file.piece()]
 
 
-def _counts() -> bytes:
+def _blocks(seed: int, unit: int, count: int) -> Iterator[NDArray[np.int32]]:
+    """Yield the `count` samples of a unit, some thousands at a time."""
+    stream = bulk_stream(seed, unit, NOISE)
+    for first in range(0, count, _BLOCK_ROWS):
+        yield rows(stream, min(_BLOCK_ROWS, count - first))
+
+
+def _array_file(name: str, values: Sequence[int]) -> bytes:
+    """Return an .npz of one int64 array."""
     buffer = io.BytesIO()
-    np.savez(buffer, counts=np.array(DlrmLayout.CATEGORIES, np.int64))
+    np.savez(buffer, allow_pickle=False, **{name: np.array(values, np.int64)})
     return buffer.getvalue()
+
+
+def write_day(
+    layout: DlrmDaysLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write the file of day `unit`, or one of the counts, under its temporary name and return its piece."""
+    (planned,) = layout.unit_pieces(samples, seed, unit)
+    days = layout.day_samples(samples)
+    with PieceWriter(directory, planned.name, written) as file:
+        if planned.name == DlrmLayout.COUNTS_NAME:
+            file.write(_array_file("counts", DlrmLayout.CATEGORIES))
+        elif planned.name == layout.DAY_COUNTS_NAME:
+            file.write(_array_file("total_per_file", days.tolist()))
+        elif layout.form == "text":
+            for block in _blocks(seed, unit, int(days[unit])):
+                file.write(lines(block).data)
+        else:
+            _write_arrays(file, seed, unit, int(days[unit]))
+        return [file.piece()]
+
+
+def _write_arrays(file: PieceWriter, seed: int, unit: int, count: int) -> None:
+    """Write the day's arrays one after the other, drawing the samples anew for each instead of keeping them."""
+    dense = 1 + DlrmLayout.DENSE
+    members = (("X_int", slice(1, dense), (count, 13)), ("X_cat", slice(dense, None), (count, 26)), ("y", 0, (count,)))
+    with zipfile.ZipFile(Stream(file), "w") as archive:
+        for name, columns, shape in members:
+            # A ZipInfo of its own is dated 1980, so that the same request gives the same bytes.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                member.write(npy_header(DlrmLayout.DTYPE, shape))
+                for block in _blocks(seed, unit, count):
+                    member.write(np.ascontiguousarray(block[:, columns]).data)
+
+
+def lines(block: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Return samples as Criteo's text lines: label and dense features in decimal, categories in 8 hexadecimal digits."""
+    numbers, categories = block[:, : 1 + DlrmLayout.DENSE], block[:, 1 + DlrmLayout.DENSE :].view(np.uint32)
+    powers = np.array([10**place for place in range(_DECIMALS - 1, -1, -1)], np.int32)
+    decimal = np.empty((*numbers.shape, _DECIMALS + 1), np.uint8)
+    decimal[..., :-1] = numbers[..., None] // powers % 10 + ord("0")
+    decimal[..., -1] = ord("\t")
+    shown = np.ones(decimal.shape, bool)
+    shown[..., : _DECIMALS - 1] = numbers[..., None] >= powers[:-1]
+    shifts = np.arange(28, -1, -4, dtype=np.uint32)
+    hexadecimal = np.empty((*categories.shape, 9), np.uint8)
+    hexadecimal[..., :-1] = _HEXADECIMAL[categories[..., None] >> shifts & np.uint32(15)]
+    hexadecimal[..., -1] = ord("\t")
+    hexadecimal[:, -1, -1] = ord("\n")
+    content = np.concatenate([decimal.reshape(len(block), -1), hexadecimal.reshape(len(block), -1)], axis=1)
+    kept = np.concatenate([shown.reshape(len(block), -1), np.ones((len(block), hexadecimal[0].size), bool)], axis=1)
+    return content.reshape(-1).compress(kept.reshape(-1))

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,28 @@ class PieceWriter:
                 os.fsync(self._fd)
         finally:
             os.close(self._fd)
+
+
+class Stream(io.RawIOBase):
+    """What libraries that write front to back take for a file."""
+
+    def __init__(self, sink: PieceWriter) -> None:
+        self._sink, self._place = sink, 0
+
+    def writable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def tell(self) -> int:
+        """Return the bytes written so far."""
+        return self._place
+
+    def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
+        """Append `data`, all of it."""
+        view = memoryview(data).cast("B")
+        self._sink.write(view)
+        self._place += len(view)
+        return len(view)
 
 
 class Publisher:

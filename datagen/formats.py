@@ -1,7 +1,6 @@
 """Writers of the file formats the emulator reads. Files stream through blocks, so memory does not grow with their size."""
 
 import bz2
-import io
 import lzma
 import math
 import struct
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datagen.content import Content, as_numbers
-from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, flush, read_piece
+from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, Stream, flush, read_piece
 from datagen.layouts import FormatLayout, npy_header
 from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from tracing_tools.trace.errors import IotwinError
@@ -123,30 +122,11 @@ def _write_npy(file: File) -> list[Piece]:
         return [sink.piece()]
 
 
-class _Stream(io.RawIOBase):
-    """What libraries that write front to back take for a file."""
-
-    def __init__(self, sink: PieceWriter) -> None:
-        self._sink, self._place = sink, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
-        view = memoryview(data).cast("B")
-        self._sink.write(view)
-        self._place += len(view)
-        return len(view)
-
-
 def _write_npz(file: File) -> list[Piece]:
     method = zipfile.ZIP_DEFLATED if file.layout.compression == "zip" else zipfile.ZIP_STORED
     labels = np.zeros(file.records, np.int64)
     with file.open(file.name) as sink:
-        with zipfile.ZipFile(_Stream(sink), "w", method, compresslevel=file.layout.compression_level) as archive:
+        with zipfile.ZipFile(Stream(sink), "w", method, compresslevel=file.layout.compression_level) as archive:
             for name, header, blocks in (
                 ("x.npy", npy_header(file.dtype.str, _stored(file)), file.blocks()),
                 ("y.npy", npy_header("<i8", labels.shape), iter([labels.view(np.uint8)])),
@@ -312,7 +292,7 @@ def _write_parquet(file: File) -> list[Piece]:
     with file.open(file.name) as sink:
         # Statistics would hold two more copies of the largest records.
         settings = {"compression": file.layout.compression, "use_dictionary": False, "write_statistics": False}
-        with pq.ParquetWriter(_Stream(sink), schema, **settings) as writer:
+        with pq.ParquetWriter(Stream(sink), schema, **settings) as writer:
             for batch in file.batches():
                 offsets = np.arange(len(batch) + 1, dtype=np.int32) * np.int32(file.record_bytes)
                 buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(batch))]
@@ -331,7 +311,7 @@ def _write_jpeg(file: File) -> list[Piece]:
 
     pixels = np.concatenate(list(file.blocks())).reshape(_image_shape(file))
     with file.open(file.name) as sink:
-        Image.fromarray(pixels).save(cast(IO[bytes], _Stream(sink)), "JPEG", quality=_JPEG_QUALITY)
+        Image.fromarray(pixels).save(cast(IO[bytes], Stream(sink)), "JPEG", quality=_JPEG_QUALITY)
         return [sink.piece()]
 
 

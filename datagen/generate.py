@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datagen.files import PARTIAL_SUFFIX, Piece, Publisher, is_on_disk
-from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Layout, PlannedPiece, Unet3dLayout
+from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, FormatLayout, Layout, PlannedPiece, Unet3dLayout
 from datagen.manifest import (
     JOURNAL_NAME,
     MANIFEST_NAME,
@@ -206,6 +206,10 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
             from datagen.dlrm import write_unit
 
             return partial(write_unit, layout, request.samples, request.seed, directory)
+        case DlrmDaysLayout() as layout:
+            from datagen.dlrm import write_day
+
+            return partial(write_day, layout, request.samples, request.seed, directory)
         case BertLayout() as layout:
             from datagen.bert import write_shard
 

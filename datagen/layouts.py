@@ -234,6 +234,63 @@ class DlrmLayout(msgspec.Struct, frozen=True):
         return max(0, rows * 47 // 48)
 
 
+class DlrmDaysLayout(msgspec.Struct, frozen=True):
+    """Criteo Terabyte by days, before and halfway through the workload's preprocessing; samples spread evenly over the days.
+
+    `text`: `day_N`, the download's lines of label, 13 numbers and 26 categories as 8 hexadecimal digits, tab-separated. `npz`:
+    `day_N_reordered.npz` with X_int (n, 13), X_cat (n, 26) and y (n,), all int32, `day_day_count.npz` with the samples of each
+    day, and `day_fea_count.npz`; as facebookresearch/dlrm's data_utils.py leaves them for its memory-mapped loader, which takes
+    the last day for testing.
+    """
+
+    form: str = "text"
+
+    workload: ClassVar[str] = "dlrm"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = False
+    FORMS: ClassVar[tuple[str, ...]] = ("text", "npz")
+    DAYS: ClassVar[int] = 24
+    LINE_BYTES: ClassVar[int] = 284  # mean of generated lines; a category with its separator takes 9
+    DAY_COUNTS_NAME: ClassVar[str] = "day_day_count.npz"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown form."""
+        if self.form not in self.FORMS:
+            raise UsageError(
+                f"unknown form '{self.form}'{nearest(self.form, ['binary', 'text', 'npz'])}; known: binary, text, npz"
+            )
+
+    def day_samples(self, samples: int) -> NDArray[np.int64]:
+        """Return the samples of each day; small data sets have as many days as samples."""
+        days = min(self.DAYS, samples)
+        return np.asarray(samples // days + (np.arange(days) < samples % days), np.int64)
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the file of day `unit`; the counts are the units after the last day."""
+        days = self.day_samples(samples)
+        if unit < len(days):
+            name = f"day_{unit}" if self.form == "text" else f"day_{unit}_reordered.npz"
+            return [PlannedPiece(name, int(self.unit_bytes(samples, seed)[unit]))]
+        return [PlannedPiece((self.DAY_COUNTS_NAME, DlrmLayout.COUNTS_NAME)[unit - len(days)], DlrmLayout.COUNTS_BYTES)]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return about the bytes of each day and of the counts."""
+        days = self.day_samples(samples)
+        if self.form == "text":
+            return days * self.LINE_BYTES
+        return np.concatenate([days * DlrmLayout.SAMPLE_BYTES + 800, np.full(2, DlrmLayout.COUNTS_BYTES)])
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return len(self.unit_bytes(samples, 0))
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return about how many samples fit into `size_bytes`."""
+        if self.form == "text":
+            return size_bytes // self.LINE_BYTES
+        return max(0, (size_bytes - 800 * self.DAYS - 2 * DlrmLayout.COUNTS_BYTES) // DlrmLayout.SAMPLE_BYTES)
+
+
 class BertLayout(msgspec.Struct, frozen=True):
     """Wikipedia for BERT pre-training as TFRecord shards `part-NNNNN-of-NNNNN` of tf.Example records, and `eval_10k`.
 

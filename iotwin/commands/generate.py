@@ -36,6 +36,7 @@ class Generate(Command):
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d: multiply every volume extent (default 1)")
+        parser.add_argument("--form", metavar="FORM", help="dlrm: binary (default), text or npz")
         parser.add_argument("--entropy", metavar="F", type=float, help="with --config: share of incompressible bytes (default 1)")
         parser.add_argument("--dedup", metavar="F", type=float, help="with --config: share of repeated extents (default 0)")
         parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
@@ -99,17 +100,19 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
         raise UsageError(f"name the workload whose data set to write ({', '.join(_WORKLOADS)}) or give --config")
     if args.entropy is not None or args.dedup is not None:
         raise UsageError(f"--entropy and --dedup go with --config; what {args.workload} reads decides its content")
-    from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+    from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, Unet3dLayout
 
     if args.scale is not None and args.workload in ("bert", "dlrm"):
         raise UsageError(f"--scale shrinks unet3d's volumes; {args.workload} has none, so leave it out")
+    if args.form is not None and args.workload in ("unet3d", "bert"):
+        raise UsageError(f"--form chooses among dlrm's files; {args.workload} has one form, so leave it out")
     match args.workload:
         case "unet3d":
             return Unet3dLayout() if args.scale is None else Unet3dLayout(scale=args.scale), None
         case "bert":
             return BertLayout(), None
         case "dlrm":
-            return DlrmLayout(), None
+            return (DlrmLayout() if args.form in (None, "binary") else DlrmDaysLayout(form=args.form)), None
     raise UsageError(f"unknown workload '{args.workload}'{nearest(args.workload, _WORKLOADS)}; known: {', '.join(_WORKLOADS)}")
 
 
@@ -118,8 +121,8 @@ def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
 
     from datagen.config import read_config
 
-    if args.workload is not None or args.scale is not None:
-        raise UsageError("give either a workload, which --scale may shrink, or --config")
+    if args.workload is not None or args.scale is not None or args.form is not None:
+        raise UsageError("give either a workload, which --scale and --form may change, or --config")
     layout, samples = read_config(args.config)
     shares = {"entropy": args.entropy, "dedup": args.dedup}
     return msgspec.structs.replace(layout, **{key: share for key, share in shares.items() if share is not None}), samples

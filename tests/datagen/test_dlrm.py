@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout
+from datagen.dlrm import lines
+from datagen.generate import generate, plan
+from datagen.layouts import DlrmDaysLayout, DlrmLayout
+from datagen.verify import verify
 
 LAYOUT = DlrmLayout()
 SAMPLES = 3 * LAYOUT.UNIT_SAMPLES // 2  # two units of training samples
@@ -66,3 +68,44 @@ def test_size_is_met_from_below(size_bytes, seed):
     if samples:
         assert LAYOUT.unit_bytes(samples, seed).sum() <= size_bytes
     assert size_bytes < LAYOUT.unit_bytes(samples + 2, seed).sum()
+
+
+@given(st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 2**31 - 1)), min_size=1, max_size=20))
+def test_lines_say_the_numbers(values):
+    block = np.zeros((len(values), 40), np.int32)
+    block[:, 3], block[:, 20] = np.array(values).T
+    expected = "".join("\t".join([*(str(n) for n in row[:14]), *(f"{n:08x}" for n in row[14:])]) + "\n" for row in block.tolist())
+    assert lines(block).tobytes().decode() == expected
+
+
+@pytest.mark.parametrize("form", DlrmDaysLayout.FORMS)
+def test_days_hold_the_samples(form, tmp_path):
+    layout = DlrmDaysLayout(form=form)
+    manifest = generate(layout, tmp_path / "one", samples=100_000, seed=3, workers=1)
+    assert generate(layout, tmp_path / "two", samples=100_000, seed=3, workers=2) == manifest == verify(tmp_path / "one", 1)
+    assert manifest.size_bytes == pytest.approx(plan(layout, samples=100_000).size_bytes, rel=0.001)
+    counts = layout.day_samples(100_000)
+    assert counts.sum() == 100_000 and len(counts) == 24
+    for day in (0, 23):
+        if form == "text":
+            text = (tmp_path / "one" / f"day_{day}").read_text().splitlines()
+            table = [[int(value, 16 if column > 13 else 10) for column, value in enumerate(line.split("\t"))] for line in text]
+            y, dense, categories = np.split(np.array(table), [1, 14], axis=1)
+        else:
+            with np.load(tmp_path / "one" / f"day_{day}_reordered.npz") as arrays:
+                y, dense, categories = arrays["y"][:, None], arrays["X_int"], arrays["X_cat"]
+            assert y.dtype == dense.dtype == categories.dtype == np.int32
+        assert y.shape == (counts[day], 1) and dense.shape == (counts[day], 13) and categories.shape == (counts[day], 26)
+        assert set(np.unique(y)) == {0, 1} and dense.min() == 0
+        assert (categories.max(axis=0) < LAYOUT.CATEGORIES).all() and categories[:, 0].max() > 10**8
+    if form == "npz":
+        with np.load(tmp_path / "one" / layout.DAY_COUNTS_NAME) as arrays:
+            assert arrays["total_per_file"].tolist() == counts.tolist()
+
+
+def test_both_forms_hold_the_same_samples(tmp_path):
+    for form in DlrmDaysLayout.FORMS:
+        generate(DlrmDaysLayout(form=form), tmp_path / form, samples=5000, workers=1)
+    with np.load(tmp_path / "npz" / "day_7_reordered.npz") as arrays:
+        block = np.concatenate([arrays["y"][:, None], arrays["X_int"], arrays["X_cat"]], axis=1)
+    assert lines(block).tobytes() == (tmp_path / "text" / "day_7").read_bytes()

@@ -67,6 +67,8 @@ def test_requests_that_make_no_data_set(layout, tmp_path):
         (["unet3d", "--samples", 1, "--scale", 0], "scale 0.0 is out of range"),
         (["dlrm", "--samples", 1, "--scale", 0.5], "--scale shrinks unet3d"),
         (["unet3d", "--samples", 1, "--workers", 0], "--workers 0"),
+        (["dlrm", "--samples", 1, "--form", "txt"], "did you mean 'text'"),
+        (["bert", "--samples", 1, "--form", "text"], "--form chooses among dlrm's"),
     ],
 )
 def test_command_line_refuses_in_one_line(arguments, message, tmp_path):
