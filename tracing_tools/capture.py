@@ -25,6 +25,7 @@ from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 
 # The ring buffer holds some 100 ms of the fastest stream that two CPUs were seen to produce.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.04
+_BUSY_EVENTS = 1000  # in one drain
 _CLOCK_EVERY_NS = 10_000_000_000
 _LEDGER_EVERY_NS = 500_000_000  # also how much a killed recorder may leave uncounted
 _GRACE_S = 5.0  # between asking an interrupted job to end and ending it
@@ -105,6 +106,7 @@ class _Session:
         except IotwinError as error:
             recording.manifest.notes.append(f"no GPU samples: {error}")
         self._sample_due = self._clock_due = self._ledger_due = 0
+        self._pause_s = _POLL_BUSY_S
         self._interrupted = False
         self._status: int | None = None
         self._failure: IotwinError | None = None
@@ -168,13 +170,14 @@ class _Session:
 
     def _drain(self) -> bool:
         """Move what is pending; on a disk error stop recording, but let the job go on."""
+        self._pause_s = _POLL_IDLE_S
         if self._failure is not None:
-            self._pause_s = _POLL_IDLE_S
             return False
         try:
             before = self._recording.events_written
             busy = self._backend.drain(self._recording)
-            self._pause_s = _POLL_BUSY_S if self._recording.events_written - before > 1000 else _POLL_IDLE_S
+            if self._recording.events_written - before > _BUSY_EVENTS:
+                self._pause_s = _POLL_BUSY_S
             self._journal()
             return busy
         except IotwinError as error:
