@@ -46,13 +46,22 @@ class StartedCommand:
         gate_read, self._gate = os.pipe()
         self._failure, failure_write = os.pipe()
         outputs = [os.open(logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for name in ("stdout", "stderr")]
+        # Held back meanwhile: Python drops a Ctrl-C that arrives in the hooks it runs around a fork.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.pid = os.fork()
         if self.pid == 0:
-            self._become(program, gate_read, failure_write, outputs, user)
+            self._become(program, gate_read, failure_write, outputs, user, held)
         for descriptor in (gate_read, failure_write, *outputs):
             os.close(descriptor)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        except KeyboardInterrupt:
+            self.abandon()
+            raise
 
-    def _become(self, program: str, gate: int, failure: int, outputs: list[int], user: User | None) -> None:
+    def _become(
+        self, program: str, gate: int, failure: int, outputs: list[int], user: User | None, mask: set[int | signal.Signals]
+    ) -> None:
         """In the child: everything before the gate, so that after it nothing but the exec is left to be traced."""
         try:
             os.close(self._gate)
@@ -69,6 +78,7 @@ class StartedCommand:
             # Python ignores SIGPIPE and handles SIGINT its own way; the command gets the defaults.
             for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if os.read(gate, 1):
                 os.execve(program, self.command, environment)  # noqa: S606 - the user's own command, as given
         except OSError as error:
