@@ -9,9 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.output import write_whole
 from tracing_tools.trace.progress import note
 
 _SUMMARY = "summary.json"
+# Written first, so that a directory can be known as an earlier demo's, and only what a demo made is ever removed.
+_ABOUT = "README.txt"
+_ABOUT_TITLE = "Written by iotwin demo; the next one replaces these:"
+_MADE = {
+    "report.html": "open it in a browser: timelines, comparison, tables",
+    "timeline.png": "the real run above its twin",
+    "similarity.json": "how alike the real run is to its twin, and to a second real run",
+    "summary.json": "the same, with the seconds of each step; written last",
+    "twin.yaml": "the twin, derived from rerun.trace; run it with iotwin emulate",
+    "real.trace": "the training run, as traced",
+    "rerun.trace": "the same job again",
+    "twin.trace": "the twin's run",
+    "data": "the data set",
+    "real_output": "what the jobs wrote: checkpoints and results",
+    "rerun_output": "",
+    "twin_output": "",
+}
 _DATA_BYTES = 384 << 20
 _SCALE = 0.3  # of KiTS19's volumes, so that two CPU cores train on them
 SEED = 1
@@ -35,8 +53,7 @@ def run_demo(directory: Path, force: bool) -> dict[str, Any]:
     demo.step("compare", "how alike they are", "similarity.json", demo.compare)
     demo.step("draw", "timelines and the report", "report.html", demo.draw)
     summary = demo.summary()
-    (directory / (_SUMMARY + ".partial")).write_text(json.dumps(summary, indent=1) + "\n")
-    (directory / (_SUMMARY + ".partial")).replace(directory / _SUMMARY)
+    _write_json(directory / _SUMMARY, summary)
     return summary
 
 
@@ -48,13 +65,27 @@ def _prepare(directory: Path, force: bool) -> None:
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; choose another directory")
     if directory.exists() and any(directory.iterdir()):
-        ours = (directory / "data").exists() or (directory / _SUMMARY).exists()
-        if not ours:
+        if not (directory / _ABOUT).exists() or not (directory / _ABOUT).read_text(errors="replace").startswith(_ABOUT_TITLE):
             raise UsageError(f"{directory} holds other files; choose another directory")
         if not force:
             raise UsageError(f"{directory} holds an earlier demo; choose another directory or add --force to replace it")
-        shutil.rmtree(directory)
+        _remove_made(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name:<16} {what}".rstrip() for name, what in _MADE.items()]
+    (directory / _ABOUT).write_text("\n".join([_ABOUT_TITLE, "", *lines]) + "\n")
+
+
+def _remove_made(directory: Path) -> None:
+    """Remove what an earlier demo made, and nothing that was put beside it."""
+    for path in (directory / name for name in _MADE):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 class _Demo:
@@ -107,6 +138,8 @@ class _Demo:
         manifest = trace_command(
             command, directory, Options(interval_ns=_SAMPLE_EVERY_NS, workload="unet3d", forward_output=False)
         )
+        if any(text.startswith("interrupted") for text in manifest.notes):
+            raise KeyboardInterrupt  # the tracer passed it on to the job and finished the trace; the demo ends here
         if manifest.exit_status != 0:
             last = (directory / "logs" / "stderr").read_text(errors="replace").strip().splitlines()[-1:]
             raise IotwinError(
@@ -122,7 +155,7 @@ class _Demo:
         real, rerun, twin = (Trace(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin"))
         self._documents["real_vs_twin"] = compare(real, twin, repeats=[rerun]).to_document()
         self._documents["real_vs_rerun"] = compare(real, rerun).to_document()
-        (self._directory / "similarity.json").write_text(json.dumps(self._documents, indent=1) + "\n")
+        _write_json(self._directory / "similarity.json", self._documents)
 
     def draw(self) -> None:
         from trace_visuals.report import write_report

@@ -26,7 +26,8 @@ JOB = {
 }
 
 
-def _cut_off_recording(path: Path) -> None:
+def cut_off_recording(path: Path) -> None:
+    """Write a recording whose tracer was killed, as far as anybody can tell."""
     manifest = Manifest("recording", "libbpf", Host("h", "k", 1, 1, "x86_64"), Target(["python", "train.py"]))
     with Recording(path, manifest) as recording:
         recording.append_clock()
@@ -44,7 +45,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("real", "rerun", "twin")):
         write_job(base / f"{name}.trace", Job(**JOB, seed=seed, root="data"))
     dump(fit(Trace(base / "real.trace")).config, base / "twin.yaml")
-    _cut_off_recording(base / "cut.trace")
+    cut_off_recording(base / "cut.trace")
     return base
 
 

@@ -1,0 +1,57 @@
+"""Command lines as processes of their own: started as from a terminal, interrupted, and what they leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The only line on stderr."""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in lines[0]
+    return lines[0]
+
+
+def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
+    """Start the command line in a session of its own, so that a Ctrl-C can reach it and its children and nobody else."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "iotwin.main", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True, **options,
+    )  # fmt: skip
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 100) -> None:
+    """Wait until `condition()`; fail naming `what` after a time that no machine needs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never saw {what}"
+        time.sleep(0.005)
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Send SIGINT to the whole foreground group, as a terminal does, and wait for its end and that of its children."""
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=100)
+    # Python's own resource tracker ends a moment after the process that it serves.
+    wait_for(lambda: not members(process.pid), f"the end of the processes {members(process.pid)}")
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def members(session: int) -> list[int]:
+    """Pids of the processes, zombies aside, that are still in the session."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
