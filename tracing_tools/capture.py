@@ -1,5 +1,6 @@
 """Tracing one command from before its first instruction to the end of its last descendant."""
 
+import functools
 import os
 import signal
 import socket
@@ -280,6 +281,7 @@ def _streams(forward: bool) -> list[tuple[str, IO[bytes]]]:
     return [("stdout", sys.stdout.buffer), ("stderr", sys.stderr.buffer)] if forward else []
 
 
+@functools.cache
 def _version() -> str:
     try:
         return metadata.version("iotwin")

@@ -245,6 +245,7 @@ def test_without_root_it_says_so_and_uses_strace(tmp_path):
 import os, sys
 import pandas, pyarrow.dataset, pyarrow.parquet
 import iotwin.main, tracing_tools.capture
+tracing_tools.capture._version()
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
