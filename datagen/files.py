@@ -5,9 +5,10 @@ import hashlib
 import io
 import os
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import msgspec
 
@@ -119,15 +120,24 @@ class Publisher:
                 return
         partial = self._directory / (piece.name + PARTIAL_SUFFIX)
         if partial.exists():  # not so when an earlier, interrupted call has published it
-            partial.replace(self._directory / piece.name)
+            self.publish(partial, piece.name)
 
+    def publish(self, partial: Path, name: str) -> None:
+        """Give the whole file at `partial` the final name `name`."""
+        partial.replace(self._directory / name)
 
-def is_on_disk(directory: Path, piece: Piece) -> bool:
-    """Return whether the piece's file, under its final or temporary name, is long enough to hold it."""
-    for path in (directory / piece.name, directory / (piece.name + PARTIAL_SUFFIX)):
-        if path.exists():
-            return path.stat().st_size >= piece.offset + piece.size_bytes
-    return False
+    def final_bytes(self, name: str) -> int | None:
+        """Return the size of the file that has the final name `name`, None when there is none."""
+        path = self._directory / name
+        return path.stat().st_size if path.exists() else None
+
+    def has(self, piece: Piece) -> bool:
+        """Return whether the piece's file, under its final or temporary name, is long enough to hold it."""
+        size_bytes = self.final_bytes(piece.name)
+        partial = self._directory / (piece.name + PARTIAL_SUFFIX)
+        if size_bytes is None and partial.exists():
+            size_bytes = partial.stat().st_size
+        return size_bytes is not None and size_bytes >= piece.offset + piece.size_bytes
 
 
 def flush(path: Path) -> None:
@@ -138,12 +148,17 @@ def flush(path: Path) -> None:
 
 def read_piece(path: Path, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
     """Return the piece of the file `name`, now at `path`, that is found on disk; shorter where the file ends early."""
+    with path.open("rb", buffering=0) as file:
+        return read_open_piece(file, name, offset, size_bytes, read)
+
+
+def read_open_piece(file: BinaryIO | FileIO, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
+    """Return the piece that is found in `file`, opened for reading."""
     digest = hashlib.sha256()
     left_bytes = size_bytes
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while left_bytes and (block := file.read(min(_READ_BYTES, left_bytes))):
-            digest.update(block)
-            left_bytes -= len(block)
-            read(len(block))
+    file.seek(offset)
+    while left_bytes and (block := file.read(min(_READ_BYTES, left_bytes))):
+        digest.update(block)
+        left_bytes -= len(block)
+        read(len(block))
     return Piece(name, offset, size_bytes - left_bytes, digest.hexdigest())

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import PARTIAL_SUFFIX, Piece, Publisher, is_on_disk
+from datagen.files import PARTIAL_SUFFIX, Piece, Publisher
 from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, FormatLayout, Layout, PlannedPiece, Unet3dLayout
 from datagen.manifest import (
     JOURNAL_NAME,
@@ -94,18 +94,15 @@ def generate(
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     if finished := _prepare(directory, planned.request, force):
         return finished
-    done = _finished_units(directory)
+    publisher = Publisher(directory)
+    done = finished_units(directory, publisher)
     try:
-        _check_space(directory, planned.size_bytes - sum(piece.size_bytes for unit in done.values() for piece in unit))
+        check_space(directory, planned.size_bytes - sum(piece.size_bytes for unit in done.values() for piece in unit))
     except IotwinError:
         if not done:
-            _remove_ours(directory)
+            remove_ours(directory)
         raise
-    if done:
-        note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
-    _write_units(planned, directory, done, workers or len(os.sched_getaffinity(0)))
-    pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
-    manifest = DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
+    manifest = write_units(planned, directory, publisher, done, workers)
     write_manifest(directory, manifest)
     (directory / JOURNAL_NAME).unlink()
     return manifest
@@ -128,12 +125,12 @@ def _prepare(directory: Path, request: Request, force: bool) -> DataSetManifest 
     if any(directory.iterdir()) and not force:
         what = "another, unfinished data set" if unfinished else "files that are not this data set's"
         raise IotwinError(f"{directory} holds {what}; choose an empty directory or go ahead with --force")
-    _remove_ours(directory)
+    remove_ours(directory)
     start_journal(directory, request)
     return None
 
 
-def _remove_ours(directory: Path) -> None:
+def remove_ours(directory: Path) -> None:
     """Remove a finished or unfinished data set of ours, and nothing else."""
     _, done = read_journal(directory)
     pieces = [piece for unit in done.values() for piece in unit]
@@ -147,13 +144,14 @@ def _remove_ours(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-def _finished_units(directory: Path) -> dict[int, list[Piece]]:
-    """Return the units that an interrupted call finished and whose bytes are still there."""
+def finished_units(directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
+    """Return the units that an interrupted call finished, by the journal in `directory`, and whose bytes are still there."""
     _, done = read_journal(directory)
-    return {unit: pieces for unit, pieces in done.items() if all(is_on_disk(directory, piece) for piece in pieces)}
+    return {unit: pieces for unit, pieces in done.items() if all(publisher.has(piece) for piece in pieces)}
 
 
-def _check_space(directory: Path, needed_bytes: int) -> None:
+def check_space(directory: Path, needed_bytes: int) -> None:
+    """Raise IotwinError unless `needed_bytes` are free in `directory`."""
     free_bytes = shutil.disk_usage(directory).free
     if needed_bytes > free_bytes:
         raise IotwinError(
@@ -162,23 +160,29 @@ def _check_space(directory: Path, needed_bytes: int) -> None:
         )
 
 
-def _write_units(planned: Plan, directory: Path, done: dict[int, list[Piece]], workers: int) -> None:
-    """Write every unit that is not yet `done`, adding it to `done`, to the journal and, once whole, to the directory."""
+def write_units(
+    planned: Plan, directory: Path, publisher: Publisher, done: dict[int, list[Piece]], workers: int | None
+) -> DataSetManifest:
+    """Write every unit that is not yet `done` to `directory` and its journal, publish whole files, return the manifest."""
+    if done:
+        note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
     # Longest first, so that no worker is left alone with a big one at the end.
     todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit not in done]
-    publisher = Publisher(directory)
-    for unit, pieces in done.items():
-        _publish(publisher, planned, unit, pieces)
     with (
         progress(f"generating {planned.request.workload}", planned.size_bytes) as advance,
         (directory / JOURNAL_NAME).open("ab", buffering=0) as journal,
     ):
         _lock(journal, directory)
+        for unit, pieces in done.items():
+            _publish(publisher, planned, unit, pieces)
         advance(sum(piece.size_bytes for pieces in done.values() for piece in pieces))
-        for unit, pieces in run_units(_unit_writer(planned, directory), todo, workers, advance):
+        writer = _unit_writer(planned, directory)
+        for unit, pieces in run_units(writer, todo, workers or len(os.sched_getaffinity(0)), advance):
             journal.write(msgspec.json.encode(JournalEntry(unit, pieces)) + b"\n")
             _publish(publisher, planned, unit, pieces)
             done[unit] = pieces
+    pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
+    return DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
 
 
 def _lock(journal: FileIO, directory: Path) -> None:

@@ -42,11 +42,24 @@ class JournalEntry(msgspec.Struct, frozen=True):
     pieces: list[Piece]
 
 
+def encode_manifest(manifest: DataSetManifest) -> bytes:
+    """Return the content of manifest.json."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode_manifest(content: bytes, place: object) -> DataSetManifest:
+    """Return what `content`, found at `place`, says; IotwinError when it is not one of our manifests."""
+    try:
+        return msgspec.json.decode(content, type=DataSetManifest)
+    except msgspec.DecodeError as error:
+        raise IotwinError(f"{place} is not the manifest of an iotwin data set: {error}") from None
+
+
 def write_manifest(directory: Path, manifest: DataSetManifest) -> None:
     """Write the manifest so that a reader sees the old one or the new one, never half of either."""
     temporary = directory / (MANIFEST_NAME + ".partial")
     with temporary.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        file.write(encode_manifest(manifest))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(directory / MANIFEST_NAME)
@@ -56,11 +69,10 @@ def read_manifest(directory: Path) -> DataSetManifest:
     """Return the manifest of the data set in `directory`; IotwinError when there is none or it is not one of ours."""
     path = directory / MANIFEST_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=DataSetManifest)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise IotwinError(f"{directory} is not a finished iotwin data set: it has no {MANIFEST_NAME}") from None
-    except msgspec.DecodeError as error:
-        raise IotwinError(f"{path} is not the manifest of an iotwin data set: {error}") from None
+    return decode_manifest(content, path)
 
 
 def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]]]:

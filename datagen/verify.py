@@ -7,45 +7,62 @@ from pathlib import Path
 
 from datagen.files import Piece, read_piece
 from datagen.manifest import DataSetManifest, read_manifest
-from datagen.pool import run_units
+from datagen.pool import UnitWriter, run_units
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.progress import progress
 
 
 def verify(directory: Path, workers: int | None = None) -> DataSetManifest:
     """Return the manifest of the data set in `directory` after reading all of it; IotwinError if any byte differs."""
-    manifest = read_manifest(directory)
-    faults = _wrong_sizes(directory, manifest)
+
+    def size_bytes(name: str) -> int | None:
+        path = directory / name
+        return path.stat().st_size if path.exists() else None
+
+    return compare(str(directory), read_manifest(directory), size_bytes, partial(_read_piece, directory), workers)
+
+
+def compare(
+    place: str,
+    manifest: DataSetManifest,
+    size_bytes: Callable[[str], int | None],
+    reader: Callable[[list[Piece], int, Callable[[int], None]], list[Piece]],
+    workers: int | None,
+) -> DataSetManifest:
+    """Return `manifest` if the data set at `place` is what it says, else raise IotwinError.
+
+    `size_bytes` tells a file's size by its name, None when it is missing; `reader` (picklable) reads the piece at an index of a
+    list.
+    """
+    faults = _wrong_sizes(manifest, size_bytes)
     pieces = [piece for piece in manifest.pieces if piece.name not in faults]
+    read: UnitWriter = partial(reader, pieces)
     with progress("verifying", sum(piece.size_bytes for piece in pieces)) as advance:
-        reader = partial(_read_piece, directory, pieces)
-        for index, (found,) in run_units(reader, range(len(pieces)), workers or len(os.sched_getaffinity(0)), advance):
+        for index, (found,) in run_units(read, range(len(pieces)), workers or len(os.sched_getaffinity(0)), advance):
             if found != pieces[index]:
                 faults[found.name] = "its content differs"
     if faults:
         name, fault = min(faults.items())
         files = len({piece.name for piece in manifest.pieces})
         raise IotwinError(
-            f"{directory}: {len(faults)} of {files} files do not match the manifest, first {name}: {fault}; "
+            f"{place}: {len(faults)} of {files} files do not match the manifest, first {name}: {fault}; "
             "generate the data set again with --force"
         )
     return manifest
 
 
-def _wrong_sizes(directory: Path, manifest: DataSetManifest) -> dict[str, str]:
+def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | None]) -> dict[str, str]:
     """Return what is wrong with the files whose size alone tells, by name."""
     sizes: dict[str, int] = {}
     for piece in manifest.pieces:
         sizes[piece.name] = sizes.get(piece.name, 0) + piece.size_bytes
     faults = {}
-    for name, size_bytes in sizes.items():
-        try:
-            found_bytes = (directory / name).stat().st_size
-        except FileNotFoundError:
+    for name, expected_bytes in sizes.items():
+        found_bytes = size_bytes(name)
+        if found_bytes is None:
             faults[name] = "it is missing"
-        else:
-            if found_bytes != size_bytes:
-                faults[name] = f"it has {found_bytes} bytes instead of {size_bytes}"
+        elif found_bytes != expected_bytes:
+            faults[name] = f"it has {found_bytes} bytes instead of {expected_bytes}"
     return faults
 
 

@@ -29,7 +29,13 @@ class Generate(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the request and how to carry it out."""
         parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="whose data set: " + ", ".join(_WORKLOADS))
-        parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
+        parser.add_argument(
+            "-o",
+            "--output",
+            metavar="DIR",
+            required=True,
+            help="directory to write, made if missing, or a URL such as s3://bucket/prefix",
+        )
         parser.add_argument("--size", metavar="SIZE", help="as many whole samples as fit, for example 512MiB")
         parser.add_argument("--config", metavar="YAML", type=Path, help="a DLIO workload file, in place of WORKLOAD")
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
@@ -50,11 +56,9 @@ class Generate(Command):
         if args.workers is not None and args.workers < 1:
             raise UsageError(f"--workers {args.workers} can do nothing; give at least 1")
         if args.verify:
-            from datagen.verify import verify
+            return Outcome(_document("verified", args.output, _verify(args.output, args.workers)))
 
-            return Outcome(_document("verified", args.output, verify(args.output, args.workers)))
-
-        from datagen.generate import generate, plan
+        from datagen.generate import plan
         from tracing_tools.trace.units import parse_size
 
         layout, samples = _layout(args)
@@ -64,20 +68,13 @@ class Generate(Command):
             planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=args.seed)
             first, last = (planned.pieces(unit) for unit in (0, len(planned.unit_bytes) - 1))
             return Outcome({
-                "state": "planned", "directory": str(args.output), "workload": layout.workload,
+                "state": "planned", "directory": args.output, "workload": layout.workload,
                 "samples": planned.request.samples, "seed": args.seed, "files": planned.files,
                 "size_bytes": planned.size_bytes, "exact": layout.exact, "layout": planned.request.layout,
                 "first_file": first[0].name, "last_file": last[-1].name,
             })  # fmt: skip
-        manifest = generate(
-            layout,
-            args.output,
-            samples=samples,
-            size_bytes=size_bytes,
-            seed=args.seed,
-            workers=args.workers,
-            force=args.force,
-        )
+        request = {"samples": samples, "size_bytes": size_bytes, "seed": args.seed, "workers": args.workers, "force": args.force}
+        manifest = _generate(layout, args.output, request)
         return Outcome(_document("written", args.output, manifest))
 
     def show(self, document: dict[str, Any]) -> None:
@@ -90,6 +87,26 @@ class Generate(Command):
             f"{document['directory']}: {document['state']} {document['samples']} {document['workload']} samples "
             f"in {document['files']} files, {about}{format_size(document['size_bytes'])}{names}"
         )
+
+
+def _verify(output: str, workers: int | None) -> "DataSetManifest":
+    if "://" in output:
+        from datagen import remote
+
+        return remote.verify(output, workers)
+    from datagen.verify import verify
+
+    return verify(Path(output), workers)
+
+
+def _generate(layout: "Layout", output: str, request: dict[str, Any]) -> "DataSetManifest":
+    if "://" in output:
+        from datagen import remote
+
+        return remote.generate(layout, output, **request)
+    from datagen.generate import generate
+
+    return generate(layout, Path(output), **request)
 
 
 def _layout(args: Namespace) -> "tuple[Layout, int | None]":
@@ -128,10 +145,10 @@ def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
     return msgspec.structs.replace(layout, **{key: share for key, share in shares.items() if share is not None}), samples
 
 
-def _document(state: str, directory: Path, manifest: "DataSetManifest") -> dict[str, Any]:
+def _document(state: str, directory: str, manifest: "DataSetManifest") -> dict[str, Any]:
     request = manifest.request
     return {
-        "state": state, "directory": str(directory), "workload": request.workload, "samples": request.samples,
+        "state": state, "directory": directory, "workload": request.workload, "samples": request.samples,
         "seed": request.seed, "files": len({piece.name for piece in manifest.pieces}), "size_bytes": manifest.size_bytes,
         "layout": request.layout,
     }  # fmt: skip

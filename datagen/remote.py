@@ -1,0 +1,184 @@
+"""Data sets in object stores and other file systems that fsspec knows: `s3://bucket/prefix`.
+
+Such stores cannot rename or append. Files are made whole in a local staging directory, with its journal, and uploaded one by
+one; an object appears whole or not at all, and the manifest goes last. A kill leaves the staging directory, from which the same
+command goes on. Uploads happen while the workers make the next files.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from datagen.files import Piece, Publisher, read_open_piece
+from datagen.generate import Plan, check_space, finished_units, plan, write_units
+from datagen.layouts import Layout
+from datagen.manifest import (
+    MANIFEST_NAME,
+    DataSetManifest,
+    Request,
+    decode_manifest,
+    encode_manifest,
+    read_journal,
+    start_journal,
+)
+from datagen.verify import compare
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.progress import note
+
+if TYPE_CHECKING:
+    from fsspec.spec import AbstractFileSystem
+
+
+class Store(NamedTuple):
+    """A place in a file system of fsspec."""
+
+    url: str
+    files: "AbstractFileSystem"
+    prefix: str
+
+    def path(self, name: str) -> str:
+        """Return the path of the file `name` of the data set."""
+        return f"{self.prefix}/{name}"
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every object below the prefix, by its name in the data set."""
+        with _one_line(self.url):
+            self.files.invalidate_cache()
+            found = self.files.find(self.prefix, detail=True)
+        return {path.removeprefix(f"{self.prefix}/"): int(entry["size"]) for path, entry in found.items()}
+
+    def manifest(self) -> DataSetManifest:
+        """Return the manifest; IotwinError when there is none or it is not one of ours."""
+        if MANIFEST_NAME not in self.sizes():
+            raise IotwinError(f"{self.url} is not a finished iotwin data set: it has no {MANIFEST_NAME}")
+        with _one_line(self.url):
+            content: bytes = self.files.cat_file(self.path(MANIFEST_NAME))
+        return decode_manifest(content, f"{self.url}/{MANIFEST_NAME}")
+
+
+@contextmanager
+def _one_line(url: str) -> Iterator[None]:
+    """Turn whatever a store's client raises into one line: each has its own exceptions, without a common base."""
+    try:
+        yield
+    except IotwinError:
+        raise
+    except Exception as error:
+        raise IotwinError(
+            f"{url}: {' '.join(str(error).split()) or type(error).__name__}; is it reachable and writable?"
+        ) from None
+
+
+def open_store(url: str) -> Store:
+    """Return the place that `url` names; IotwinError when what its protocol needs is not installed."""
+    try:
+        from fsspec.core import url_to_fs
+
+        files, prefix = url_to_fs(url)
+    except ImportError as error:
+        raise IotwinError(f"{url}: {error}; install it with: pip install 'iotwin[s3]'") from None
+    except ValueError as error:
+        raise IotwinError(f"{url}: {error}; write for example s3://bucket/prefix") from None
+    return Store(url.rstrip("/"), files, prefix.rstrip("/"))
+
+
+class _Uploader(Publisher):
+    """Publishes by uploading; the staged file goes."""
+
+    def __init__(self, staging: Path, store: Store) -> None:
+        super().__init__(staging)
+        self._store, self._sizes = store, store.sizes()
+
+    def publish(self, partial: Path, name: str) -> None:
+        """Upload the file."""
+        with _one_line(self._store.url):
+            path = self._store.path(name)
+            self._store.files.makedirs(path.rpartition("/")[0], exist_ok=True)  # of no effect in an object store
+            self._store.files.put_file(str(partial), path)
+        partial.unlink()
+
+    def final_bytes(self, name: str) -> int | None:
+        """Return the size of the object, if there was one when this call began."""
+        return self._sizes.get(name)
+
+
+def generate(
+    layout: Layout,
+    url: str,
+    *,
+    samples: int | None = None,
+    size_bytes: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    force: bool = False,
+) -> DataSetManifest:
+    """Write the data set at `url` as datagen.generate.generate does in a directory, with the same bytes and the same errors."""
+    planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
+    store = open_store(url)
+    key = hashlib.sha256(store.url.encode()).hexdigest()[:16]
+    staging = Path(tempfile.gettempdir()) / f"iotwin-{os.getuid()}-{key}"
+    if finished := _prepare(store, staging, planned.request, force):
+        return finished
+    check_space(staging, _staged_bytes(planned, workers or len(os.sched_getaffinity(0))))
+    uploader = _Uploader(staging, store)
+    manifest = write_units(planned, staging, uploader, finished_units(staging, uploader), workers)
+    with _one_line(url):
+        store.files.pipe_file(store.path(MANIFEST_NAME), encode_manifest(manifest))
+    shutil.rmtree(staging)
+    return manifest
+
+
+def _staged_bytes(planned: Plan, workers: int) -> int:
+    """Return about the most that is staged at a time: a unit of each worker, and a file that several units write."""
+    largest = int(np.argmax(planned.unit_bytes))
+    shared = max(piece.file_bytes or 0 for piece in planned.pieces(largest))
+    return max(shared, min(planned.size_bytes, (workers + 1) * int(planned.unit_bytes[largest])))
+
+
+def _prepare(store: Store, staging: Path, request: Request, force: bool) -> DataSetManifest | None:
+    """Make the store and `staging` ready for `request`; return the manifest if the store already holds that data set."""
+    names = store.sizes()
+    if MANIFEST_NAME in names and not force:
+        manifest = store.manifest()
+        if manifest.request == request:
+            note(f"{store.url} already holds this data set; check it with --verify")
+            return manifest
+        raise IotwinError(f"{store.url} already holds another data set; choose another prefix or replace it with --force")
+    unfinished, done = read_journal(staging)
+    if unfinished == request and not force:
+        return None
+    if names and not force:
+        raise IotwinError(
+            f"{store.url} holds files that are not this data set's; choose an empty prefix or go ahead with --force"
+        )
+    ours = {piece.name for pieces in done.values() for piece in pieces}
+    if MANIFEST_NAME in names:
+        ours |= {MANIFEST_NAME, *(piece.name for piece in store.manifest().pieces)}
+    with _one_line(store.url):
+        for name in sorted(ours & names.keys()):
+            store.files.rm_file(store.path(name))
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o700)
+    start_journal(staging, request)
+    return None
+
+
+def verify(url: str, workers: int | None = None) -> DataSetManifest:
+    """Return the manifest of the data set at `url` after reading all of it; IotwinError if any byte differs."""
+    store = open_store(url)
+    return compare(store.url, store.manifest(), store.sizes().get, partial(_read_piece, url), workers)
+
+
+def _read_piece(url: str, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
+    """Return piece `index` with the checksum of what the store holds."""
+    store, piece = open_store(url), pieces[index]
+    with _one_line(url), store.files.open(store.path(piece.name), "rb") as file:
+        return [read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)]

@@ -1,0 +1,146 @@
+"""Data sets in object stores: through fsspec's memory store, and through S3's own protocol where a local server is installed."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from datagen import remote
+from datagen.generate import generate
+from datagen.layouts import DlrmLayout, FormatLayout, Unet3dLayout
+from tracing_tools.trace.errors import IotwinError
+
+SMALL = Unet3dLayout(scale=0.1)
+_numbers = count()
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote.tempfile, "gettempdir", lambda: str(tmp_path))
+    return f"memory://bucket{next(_numbers)}/data"
+
+
+def objects(url):
+    store = remote.open_store(url)
+    return {name: store.files.cat_file(store.path(name)) for name in store.sizes()}
+
+
+def content(directory):
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("layout", [SMALL, DlrmLayout(), FormatLayout(format="tfrecord")], ids=lambda layout: layout.workload)
+def test_a_store_gets_the_same_bytes_as_a_directory(layout, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(DlrmLayout, "UNIT_SAMPLES", 1000)
+    manifest = remote.generate(layout, url, samples=5000 if layout.workload == "dlrm" else 4, workers=1)
+    generate(layout, tmp_path / "local", samples=manifest.request.samples, workers=1)
+    assert objects(url) == content(tmp_path / "local")
+    assert remote.generate(layout, url, samples=manifest.request.samples) == remote.verify(url, workers=1) == manifest
+    assert not list(tmp_path.glob("iotwin-*"))
+
+
+def test_an_interrupted_upload_goes_on(url, tmp_path, monkeypatch):
+    real, uploads = remote._Uploader.publish, []
+
+    def interrupted(self, partial, name):
+        if len(uploads) == 5:
+            raise KeyboardInterrupt
+        uploads.append(name)
+        real(self, partial, name)
+
+    monkeypatch.setattr(remote._Uploader, "publish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        remote.generate(SMALL, url, samples=6, workers=1)
+    assert sorted(objects(url)) == sorted(uploads)
+    monkeypatch.setattr(remote._Uploader, "publish", lambda *call: (uploads.append(call[2]), real(*call)))
+    remote.generate(SMALL, url, samples=6, workers=1)
+    assert len(uploads) == len(set(uploads)) == 12
+    generate(SMALL, tmp_path / "local", samples=6, workers=1)
+    assert objects(url) == content(tmp_path / "local")
+
+
+def test_other_content_is_left_alone(url):
+    store = remote.open_store(url)
+    store.files.pipe_file(store.path("mine"), b"keep")
+    with pytest.raises(IotwinError, match="not this data set's"):
+        remote.generate(SMALL, url, samples=2, workers=1)
+    remote.generate(SMALL, url, samples=3, workers=1, force=True)
+    with pytest.raises(IotwinError, match="another data set"):
+        remote.generate(SMALL, url, samples=2, workers=1)
+    remote.generate(SMALL, url, samples=2, workers=1, force=True)
+    assert len(objects(url)) == 6 and objects(url)["mine"] == b"keep"
+
+
+def test_damage_and_absence_are_found(url):
+    with pytest.raises(IotwinError, match="no manifest"):
+        remote.verify(url)
+    remote.generate(SMALL, url, samples=2, workers=1)
+    store = remote.open_store(url)
+    whole = store.files.cat_file(store.path("case_00001_x.npy"))
+    store.files.pipe_file(store.path("case_00001_x.npy"), whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(IotwinError, match=r"case_00001_x.npy: its content differs"):
+        remote.verify(url, workers=1)
+    store.files.rm_file(store.path("case_00001_x.npy"))
+    with pytest.raises(IotwinError, match=r"case_00001_x.npy: it is missing"):
+        remote.verify(url, workers=1)
+    with pytest.raises(IotwinError, match="Protocol not known: nosuch"):
+        remote.generate(SMALL, "nosuch://bucket", samples=1)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    for name in ("s3fs", "moto", "flask"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs the Python package {name}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL)
+    endpoint = f"http://127.0.0.1:{port}"
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1", "TMPDIR": str(tmp_path_factory.mktemp("staging")),
+    }  # fmt: skip
+    try:
+        _wait_for(endpoint)
+        yield os.environ | settings
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait_for(endpoint):
+    for _ in range(200):
+        try:
+            urlopen(f"{endpoint}/moto-api/").close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail("the S3 server does not answer")
+
+
+def _iotwin(environment, *arguments):
+    command = [sys.executable, "-m", "iotwin.main", "generate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+
+
+def test_s3(s3, tmp_path):
+    make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
+    subprocess.run([sys.executable, "-c", make], check=True, env=s3)
+    request = ["unet3d", "--samples", 4, "--scale", 0.4, "--workers", 2]
+    for target in ("s3://bucket/kits", tmp_path / "local"):
+        done = _iotwin(s3, *request, "-o", target)
+        assert done.returncode == 0, done.stderr
+    fetch = "import s3fs, sys; s3fs.S3FileSystem().get('bucket/kits', sys.argv[1], recursive=True)"
+    subprocess.run([sys.executable, "-c", fetch, tmp_path / "fetched"], check=True, env=s3)
+    assert content(tmp_path / "fetched") == content(tmp_path / "local")
+    assert _iotwin(s3, "-o", "s3://bucket/kits", "--verify").returncode == 0
+    refused = _iotwin(s3, *request, "-o", "s3://nobucket/kits")
+    assert refused.returncode == 1 and refused.stderr.strip().count("\n") == 0 and "s3://nobucket/kits" in refused.stderr
