@@ -13,7 +13,8 @@ _SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
 _TEMPORARY = ("/dev/shm/", "/memfd:")  # noqa: S108 - names to recognise, not files to make
 _LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/")
-_LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".pth", ".egg-link"}
+_LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".pth", ".egg-link", ".sh"}
+_PROGRAM_FOLDERS = {"bin", "sbin"}  # a file without a suffix in one is a program: its interpreter reads it like any other file
 _LOG_SUFFIXES = {".log", ".out", ".err"}
 _CHECKPOINT_SUFFIXES = {".pt", ".ckpt", ".safetensors", ".pkl", ".meta", ".index"}
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".txt", ".md"}
@@ -35,11 +36,12 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
         return "temporary"
     if path.startswith(_SYSTEM) or path.startswith("/dev/"):
         return "system"
-    suffix = PurePosixPath(path).suffix
+    suffix, folder = PurePosixPath(path).suffix, PurePosixPath(path).parent.name
     if written_bytes:
         return _kind_of_written(suffix, written_bytes)
     in_library = path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS)
-    if in_library or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg"):
+    is_program = folder in _PROGRAM_FOLDERS and not suffix
+    if in_library or is_program or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg"):
         return "library"
     if file_type == 0:
         return "missing"
