@@ -14,7 +14,7 @@ from tracing_tools.trace import schema
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
 
-_PAIR = re.compile(r"(?P<case>.*)_[xy]\.npy")
+_PAIR = re.compile(r"(?P<case>.*)_(?P<part>[xy])\.npy")
 
 
 @dataclass
@@ -44,7 +44,7 @@ def find_samples(trace: Trace) -> Samples:
     dataset = dataset[dataset["path"].str.endswith(".npy")]
     folder = _common_folder(dataset["path"].tolist())
     keys = [_sample_key(path, folder) for path in dataset["path"]]
-    layout: Literal["unet3d", "npy"] = "unet3d" if all(_PAIR.fullmatch(path) for path in dataset["path"]) else "npy"
+    layout: Literal["unet3d", "npy"] = "unet3d" if _are_pairs(dataset["path"].tolist()) else "npy"
     if layout == "npy":
         keys = [str(PurePosixPath(path).relative_to(folder)) for path in dataset["path"]]
     names, sample = np.unique(keys, return_inverse=True)
@@ -52,6 +52,16 @@ def find_samples(trace: Trace) -> Samples:
     of_file = np.full(len(files), -1, np.int64)
     of_file[dataset["file_id"].to_numpy()] = sample
     return Samples(folder, layout, [str(name) for name in names], sizes, _accesses(trace, of_file))
+
+
+def _are_pairs(paths: list[str]) -> bool:
+    """Whether the files are images and masks of the same cases; a job that reads images alone has no use for the masks."""
+    found = [_PAIR.fullmatch(path) for path in paths]
+    cases: dict[str, set[str]] = {"x": set(), "y": set()}
+    for match in found:
+        if match:
+            cases[match["part"]].add(match["case"])
+    return all(found) and cases["x"] == cases["y"]
 
 
 def _common_folder(paths: list[str]) -> str:

@@ -182,3 +182,9 @@ def test_a_trace_of_no_training_job_is_refused(tmp_path):
 def test_losses_are_said(tmp_path):
     config = fit(Trace(write_job(tmp_path / "t", Job(lost={"ring_full": 12})))).config
     assert any("lost 12 events" in text for text in config.twin.assumptions)
+
+
+def test_a_job_that_reads_images_alone_gets_a_twin_that_does_too(tmp_path):
+    config = fit(Trace(write_job(tmp_path / "t", Job(files=8, evaluation_files=0)))).config
+    assert config.twin.layout == "npy"
+    assert config.twin.train_files == [f"case_{number:05d}_x.npy" for number in range(8)]
