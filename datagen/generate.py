@@ -21,6 +21,7 @@ from datagen.manifest import (
     Request,
     read_journal,
     read_manifest,
+    remove_journals,
     start_journal,
     write_manifest,
 )
@@ -92,7 +93,7 @@ def generate(
     Raises UsageError for a request that makes no data set, IotwinError for a directory or disk that cannot take it.
     """
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
-    if finished := _prepare(directory, planned.request, force):
+    if finished := prepare(directory, planned.request, force):
         return finished
     publisher = Publisher(directory)
     done = finished_units(directory, publisher)
@@ -102,13 +103,14 @@ def generate(
         if not done:
             remove_ours(directory)
         raise
-    manifest = write_units(planned, directory, publisher, done, workers)
+    write_units(planned, directory, publisher, done, workers)
+    manifest = whole(planned, done)
     write_manifest(directory, manifest)
-    (directory / JOURNAL_NAME).unlink()
+    remove_journals(directory)
     return manifest
 
 
-def _prepare(directory: Path, request: Request, force: bool) -> DataSetManifest | None:
+def prepare(directory: Path, request: Request, force: bool) -> DataSetManifest | None:
     """Make `directory` ready for `request`; return the manifest if it already holds exactly that data set."""
     if directory.exists() and not directory.is_dir():
         raise IotwinError(f"{directory} is a file; name a directory to write the data set to")
@@ -140,8 +142,8 @@ def remove_ours(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
     for path in directory.rglob("*" + PARTIAL_SUFFIX):
         path.unlink()
-    for name in (MANIFEST_NAME, JOURNAL_NAME):
-        (directory / name).unlink(missing_ok=True)
+    (directory / MANIFEST_NAME).unlink(missing_ok=True)
+    remove_journals(directory)
 
 
 def finished_units(directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
@@ -161,26 +163,42 @@ def check_space(directory: Path, needed_bytes: int) -> None:
 
 
 def write_units(
-    planned: Plan, directory: Path, publisher: Publisher, done: dict[int, list[Piece]], workers: int | None
-) -> DataSetManifest:
-    """Write every unit that is not yet `done` to `directory` and its journal, publish whole files, return the manifest."""
+    planned: Plan,
+    directory: Path,
+    publisher: Publisher,
+    done: dict[int, list[Piece]],
+    workers: int | None,
+    share: slice = slice(None),
+    journal_name: str = JOURNAL_NAME,
+) -> None:
+    """Write the `share` of the units that is not yet `done`, add it to `done` and to the journal, publish whole files."""
     if done:
         note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
+    ours = range(len(planned.unit_bytes))[share]
     # Longest first, so that no worker is left alone with a big one at the end.
-    todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit not in done]
+    todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit in ours and unit not in done]
     with (
-        progress(f"generating {planned.request.workload}", planned.size_bytes) as advance,
-        (directory / JOURNAL_NAME).open("ab", buffering=0) as journal,
+        progress(f"generating {planned.request.workload}", int(planned.unit_bytes[share].sum())) as advance,
+        (directory / journal_name).open("ab", buffering=0) as journal,
     ):
         _lock(journal, directory)
-        for unit, pieces in done.items():
-            _publish(publisher, planned, unit, pieces)
-        advance(sum(piece.size_bytes for pieces in done.values() for piece in pieces))
+        publish_done(planned, publisher, done)
+        advance(sum(piece.size_bytes for unit, pieces in done.items() if unit in ours for piece in pieces))
         writer = _unit_writer(planned, directory)
         for unit, pieces in run_units(writer, todo, workers or len(os.sched_getaffinity(0)), advance):
             journal.write(msgspec.json.encode(JournalEntry(unit, pieces)) + b"\n")
             _publish(publisher, planned, unit, pieces)
             done[unit] = pieces
+
+
+def publish_done(planned: Plan, publisher: Publisher, done: dict[int, list[Piece]]) -> None:
+    """Publish the files that the `done` units make whole."""
+    for unit, pieces in done.items():
+        _publish(publisher, planned, unit, pieces)
+
+
+def whole(planned: Plan, done: dict[int, list[Piece]]) -> DataSetManifest:
+    """Return the manifest of the data set whose units are all `done`."""
     pieces = sorted((piece for unit in done.values() for piece in unit), key=lambda piece: (piece.name, piece.offset))
     return DataSetManifest(planned.request, sum(piece.size_bytes for piece in pieces), pieces)
 

@@ -4,6 +4,7 @@ The manifest holds no times and no machine, so that the same request gives the s
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tracing_tools.trace.errors import IotwinError
 
 MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = ".iotwin-generate.jsonl"
+NODE_JOURNAL_PATTERN = ".iotwin-generate-of-*.jsonl"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -78,22 +80,39 @@ def read_manifest(directory: Path) -> DataSetManifest:
 def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
     """Return the unfinished request in `directory` (None if there is none) and the pieces of its finished units.
 
-    A torn last line, left by a kill, is dropped: its unit is written again.
+    The journals of all nodes count. A line torn by a kill, to which a later call may have added its first one, is dropped: its
+    units are written again.
     """
+    request, done = _read_lines(directory / JOURNAL_NAME)
+    for path in sorted(directory.glob(NODE_JOURNAL_PATTERN)):
+        same, entries = _read_lines(path)
+        if same == request:
+            done |= entries
+    return request, done
+
+
+def _read_lines(path: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
     try:
-        lines = (directory / JOURNAL_NAME).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return None, {}
-    try:
+        lines = path.read_bytes().split(b"\n")
         request = msgspec.json.decode(lines[0], type=Request)
-    except msgspec.DecodeError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return None, {}
-    entries = [msgspec.json.decode(line, type=JournalEntry) for line in lines[1:-1]]
-    return request, {entry.unit: entry.pieces for entry in entries}
+    done = {}
+    for line in lines[1:-1]:
+        with suppress(msgspec.DecodeError):
+            entry = msgspec.json.decode(line, type=JournalEntry)
+            done[entry.unit] = entry.pieces
+    return request, done
 
 
-def start_journal(directory: Path, request: Request) -> None:
-    """Begin the journal of `request`, replacing any other."""
-    temporary = directory / (JOURNAL_NAME + ".partial")
+def start_journal(directory: Path, request: Request, name: str = JOURNAL_NAME) -> None:
+    """Begin the journal of `request`, replacing any other of that name."""
+    temporary = directory / (name + ".partial")
     temporary.write_bytes(msgspec.json.encode(request) + b"\n")
-    temporary.replace(directory / JOURNAL_NAME)
+    temporary.replace(directory / name)
+
+
+def remove_journals(directory: Path) -> None:
+    """Remove the journals of all nodes, the one that says there is an unfinished data set last."""
+    for path in (*directory.glob(NODE_JOURNAL_PATTERN), directory / JOURNAL_NAME):
+        path.unlink(missing_ok=True)

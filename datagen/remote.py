@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from datagen.files import Piece, Publisher, read_open_piece
-from datagen.generate import Plan, check_space, finished_units, plan, write_units
+from datagen.generate import Plan, check_space, finished_units, plan, whole, write_units
 from datagen.layouts import Layout
 from datagen.manifest import (
     MANIFEST_NAME,
@@ -129,7 +129,9 @@ def generate(
         return finished
     check_space(staging, _staged_bytes(planned, workers or len(os.sched_getaffinity(0))))
     uploader = _Uploader(staging, store)
-    manifest = write_units(planned, staging, uploader, finished_units(staging, uploader), workers)
+    done = finished_units(staging, uploader)
+    write_units(planned, staging, uploader, done, workers)
+    manifest = whole(planned, done)
     with _one_line(url):
         store.files.pipe_file(store.path(MANIFEST_NAME), encode_manifest(manifest))
     shutil.rmtree(staging)

@@ -41,6 +41,9 @@ class Generate(Command):
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
+        parser.add_argument(
+            "--nodes", metavar="I/N", help="this is node I (from 0) of N that write DIR; mpirun says so by itself"
+        )
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d: multiply every volume extent (default 1)")
         parser.add_argument("--form", metavar="FORM", help="dlrm: binary (default), text or npz")
         parser.add_argument("--entropy", metavar="F", type=float, help="with --config: share of incompressible bytes (default 1)")
@@ -74,7 +77,7 @@ class Generate(Command):
                 "first_file": first[0].name, "last_file": last[-1].name,
             })  # fmt: skip
         request = {"samples": samples, "size_bytes": size_bytes, "seed": args.seed, "workers": args.workers, "force": args.force}
-        manifest = _generate(layout, args.output, request)
+        manifest = _generate(layout, args.output, args.nodes, request)
         return Outcome(_document("written", args.output, manifest))
 
     def show(self, document: dict[str, Any]) -> None:
@@ -99,11 +102,20 @@ def _verify(output: str, workers: int | None) -> "DataSetManifest":
     return verify(Path(output), workers)
 
 
-def _generate(layout: "Layout", output: str, request: dict[str, Any]) -> "DataSetManifest":
+def _generate(layout: "Layout", output: str, nodes: str | None, request: dict[str, Any]) -> "DataSetManifest":
+    from datagen.nodes import mpi_node, parse_node
+
+    node = parse_node(nodes) if nodes is not None else mpi_node()
     if "://" in output:
+        if node is not None:
+            raise UsageError(f"several nodes share a directory, not {output}; let one node write it")
         from datagen import remote
 
         return remote.generate(layout, output, **request)
+    if node is not None:
+        from datagen import nodes as several
+
+        return several.generate(layout, Path(output), node, **request)
     from datagen.generate import generate
 
     return generate(layout, Path(output), **request)

@@ -214,7 +214,7 @@ def test_resume_writes_again_what_was_lost(tmp_path, monkeypatch):
     (tmp_path / "case_00001_x.npy").unlink()
     os.truncate(tmp_path / "case_00002_y.npy", 10)
     with (tmp_path / JOURNAL_NAME).open("ab") as journal:
-        journal.write(b'{"unit": 3, "pie')
+        journal.write(b'{"unit": 3, "pie{"unit": 2, "pieces": []}\n{"unit": 3, "pie')
     generate(SMALL, tmp_path, samples=4, workers=2)
     assert content(tmp_path) == expected
 

@@ -1,0 +1,143 @@
+"""One data set written by several nodes into one shared directory, with MPI or without.
+
+Node i of n writes the units whose index is i modulo n and keeps a journal of them in the directory. The nodes talk through the
+directory alone: the first prepares it, gathers the journals, publishes the files that several nodes wrote, and writes the
+manifest. A node that was killed is started again with the same command; the others wait.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from datagen.files import Piece, Publisher
+from datagen.generate import Plan, check_space, finished_units, plan, prepare, publish_done, whole, write_units
+from datagen.layouts import Layout
+from datagen.manifest import (
+    MANIFEST_NAME,
+    DataSetManifest,
+    Request,
+    read_journal,
+    read_manifest,
+    remove_journals,
+    start_journal,
+    write_manifest,
+)
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.progress import note
+
+_LOOK_EVERY_S = 0.2
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI; MPICH and its kin
+
+
+class Node(NamedTuple):
+    """One of `size` nodes; `barrier` waits for all of them, where something can."""
+
+    rank: int  # from 0
+    size: int
+    barrier: Callable[[], None] | None = None
+
+    @property
+    def journal_name(self) -> str:
+        """Name of this node's journal."""
+        return f".iotwin-generate-of-{self.size}-{self.rank}.jsonl"
+
+
+def parse_node(text: str) -> Node:
+    """Return the node that `text` names: '0/4' is the first of four."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise UsageError(f"--nodes '{text}' names no node; write 0/4, 1/4, 2/4 and 3/4 on four nodes")
+    return Node(int(index), int(count))
+
+
+def mpi_node() -> Node | None:
+    """Return this process's place if mpirun started it beside others, else None; IotwinError when mpi4py is missing."""
+    if max(int(os.environ.get(name, "1")) for name in _SIZE_VARIABLES) < 2:
+        return None
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise IotwinError("running under mpirun needs mpi4py; install it with: pip install 'iotwin[mpi]'") from None
+    world = MPI.COMM_WORLD
+    return Node(world.Get_rank(), world.Get_size(), world.Barrier)
+
+
+def generate(
+    layout: Layout,
+    directory: Path,
+    node: Node,
+    *,
+    samples: int | None = None,
+    size_bytes: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    force: bool = False,
+) -> DataSetManifest:
+    """Write this node's share as datagen.generate.generate does, wait for the others, and return the manifest of the whole."""
+    if force and node.barrier is None:
+        raise UsageError(
+            "--force cannot go with --nodes, as no node knows what another has replaced; remove the directory instead"
+        )
+    planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
+    if finished := _begin(planned, directory, node, force):
+        return finished
+    publisher = Publisher(directory)
+    done = finished_units(directory, publisher)
+    if not (directory / node.journal_name).exists():
+        start_journal(directory, planned.request, node.journal_name)
+    write_units(planned, directory, publisher, done, workers, slice(node.rank, None, node.size), node.journal_name)
+    return _finish(planned, directory) if node.rank == 0 else _wait_for_manifest(planned.request, directory)
+
+
+def _begin(planned: Plan, directory: Path, node: Node, force: bool) -> DataSetManifest | None:
+    """Have the first node make the directory ready and the others wait for it; return the manifest of a finished data set."""
+    finished = None
+    if node.rank == 0:
+        finished = prepare(directory, planned.request, force)
+        if not finished:
+            done_bytes = sum(piece.size_bytes for pieces in _all_done(directory).values() for piece in pieces)
+            check_space(directory, planned.size_bytes - done_bytes)
+    if node.barrier is not None:
+        node.barrier()
+    if node.rank:
+        note(f"node {node.rank} of {node.size}: waiting for node 0 to prepare {directory}")
+        while read_journal(directory)[0] != planned.request:
+            if finished := _finished(planned.request, directory):
+                return finished
+            time.sleep(_LOOK_EVERY_S)
+    return finished
+
+
+def _finished(request: Request, directory: Path) -> DataSetManifest | None:
+    """Return the manifest, once it is there; IotwinError if it is of something else."""
+    if not (directory / MANIFEST_NAME).exists():
+        return None
+    manifest = read_manifest(directory)
+    if manifest.request != request:
+        raise IotwinError(f"{directory} already holds another data set; choose another directory or remove it")
+    return manifest
+
+
+def _all_done(directory: Path) -> dict[int, list[Piece]]:
+    return finished_units(directory, Publisher(directory))
+
+
+def _finish(planned: Plan, directory: Path) -> DataSetManifest:
+    """Wait until the journals have every unit, publish what several nodes wrote, and write the manifest."""
+    note("waiting for the other nodes")
+    while len(done := _all_done(directory)) < len(planned.unit_bytes):
+        time.sleep(_LOOK_EVERY_S)
+    publish_done(planned, Publisher(directory), done)
+    manifest = whole(planned, done)
+    write_manifest(directory, manifest)
+    remove_journals(directory)
+    return manifest
+
+
+def _wait_for_manifest(request: Request, directory: Path) -> DataSetManifest:
+    note("waiting for node 0 to write the manifest")
+    while not (manifest := _finished(request, directory)):
+        time.sleep(_LOOK_EVERY_S)
+    return manifest
