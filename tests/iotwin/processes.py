@@ -1,14 +1,18 @@
 """Command lines as processes of their own: started as from a terminal, interrupted, and what they leave."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from iotwin.main import main
 from tests.conftest import ROOT
+from tracing_tools.trace.progress import set_quiet
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
@@ -17,6 +21,19 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, result.stderr
     assert "Traceback" not in lines[0]
     return lines[0]
+
+
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, which spares the imports; for requests that start nothing."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as end:  # argparse's way
+            status = end.code
+        finally:
+            set_quiet(False)
+    return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
 
 
 def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:

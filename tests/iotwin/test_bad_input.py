@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_iotwin
-from tests.iotwin.processes import one_line
+from tests.iotwin.processes import call, one_line
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,15 @@ from tests.iotwin.processes import one_line
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_request_is_one_line_and_status_2(arguments, expected, trace, tmp_path):
+def test_a_wrong_request_is_one_line_and_status_2(arguments, expected, trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("reader: {batchsize: 3}\n")
     (tmp_path / "good.yaml").write_text("reader: {batch_size: 3}\n")
     (tmp_path / "dlio.yaml").write_text("reader: {odirect: true}\n")
     (tmp_path / "text.yaml").write_text("nothing but text\n")
     (tmp_path / "code.yaml").write_text(f'!!python/object/apply:os.system ["touch {tmp_path}/run"]\n')
     before = sorted(tmp_path.rglob("*"))
-    result = run_iotwin(*(str(trace) if word == "TRACE" else word for word in arguments), cwd=tmp_path)
+    result = call(*(trace if word == "TRACE" else word for word in arguments))
     assert result.returncode == 2, result.stderr
     assert expected in one_line(result)
     assert one_line(result).startswith("iotwin")
@@ -59,7 +60,7 @@ def test_a_wrong_request_is_one_line_and_status_2(arguments, expected, trace, tm
     "what", ["nothing", "a directory", "an empty directory", "a file", "an empty file", "a socket", "a broken link"]
 )
 @pytest.mark.parametrize("command", ["info", "compare", "recover"])
-def test_what_is_no_trace_is_named(command, what, tmp_path, trace):
+def test_what_is_no_trace_is_named(command, what, tmp_path, trace, monkeypatch):
     path = tmp_path / "thing"
     if "directory" in what:
         path.mkdir()
@@ -69,12 +70,12 @@ def test_what_is_no_trace_is_named(command, what, tmp_path, trace):
         path.write_bytes(b"" if "empty" in what else b"PK\x03\x04")
     elif what == "a socket":
         with socket.socket(socket.AF_UNIX) as server:
-            os.chdir(tmp_path)
+            monkeypatch.chdir(tmp_path)  # the name of a socket is at most 107 bytes
             server.bind(path.name)
     elif what == "a broken link":
         path.symlink_to("nowhere")
     others = [trace] if command == "compare" else []
-    result = run_iotwin(command, path, *others)
+    result = call(command, path, *others)
     assert result.returncode == 1
     assert str(path) in one_line(result)
 
@@ -88,7 +89,7 @@ def test_every_reader_refuses_a_cut_off_trace_and_writes_nothing(command, trace,
         "info": ["info", cut], "compare": ["compare", trace, cut], "fit": ["fit", cut, "-o", tmp_path / "t.yaml"],
         "plot": ["plot", "timeline", trace, cut, "-o", tmp_path / "t.png"], "report": ["report", cut, "-o", tmp_path / "r.html"],
     }[command]  # fmt: skip
-    result = run_iotwin(*arguments)
+    result = call(*arguments)
     assert result.returncode == 1
     assert f"iotwin recover {cut}" in one_line(result)
     assert [path.name for path in tmp_path.iterdir()] == ["cut.trace"]
@@ -100,7 +101,7 @@ def test_the_demo_never_replaces_what_is_not_its_own(content, tmp_path):
     (tmp_path / content).parent.mkdir(exist_ok=True)
     (tmp_path / content).write_text("mine")
     for arguments in ([], ["--force"]):
-        result = run_iotwin("demo", "-o", tmp_path, *arguments)
+        result = call("demo", "-o", tmp_path, *arguments)
         assert result.returncode == 2
         assert "other files" in one_line(result)
         assert (tmp_path / content).read_text() == "mine"
@@ -108,7 +109,7 @@ def test_the_demo_never_replaces_what_is_not_its_own(content, tmp_path):
 
 def test_the_demo_is_refused_on_a_file(tmp_path):
     (tmp_path / "demo").write_text("mine")
-    result = run_iotwin("demo", "-o", tmp_path / "demo")
+    result = call("demo", "-o", tmp_path / "demo")
     assert result.returncode == 2 and "is a file" in one_line(result)
 
 
@@ -116,7 +117,7 @@ def test_the_demo_is_refused_on_a_file(tmp_path):
 def test_a_place_that_is_not_there_is_named_before_any_work(command, trace, tmp_path):
     name = {"fit": "t.yaml", "plot": "t.png", "report": "r.html"}[command]
     words = ["plot", "timeline"] if command == "plot" else [command]
-    result = run_iotwin(*words, trace, "-o", tmp_path / "missing" / name)
+    result = call(*words, trace, "-o", tmp_path / "missing" / name)
     assert result.returncode == 1
     assert "missing is not a directory" in one_line(result)
 
@@ -134,6 +135,13 @@ def test_a_reader_that_goes_away_is_no_error(trace):
     result = run_iotwin("info", trace, capture_output=False, stdout=writing, stderr=-1)
     os.close(writing)
     assert result.returncode == 0 and result.stderr == ""
+
+
+def test_as_a_process_of_its_own(tmp_path):
+    """The tests above call the command line in their own process; this is what a shell sees."""
+    result = run_iotwin("info", tmp_path / "nothing")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert one_line(result) == f"iotwin info: {tmp_path / 'nothing'}: no such trace; check the path"
 
 
 def test_debug_shows_where(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import run_iotwin
 from tests.docs.conftest import cut_off_recording
+from tests.iotwin.processes import call
 
 
 def commands(traces: list[Path], folder: Path) -> dict[str, list[str | Path]]:
@@ -51,7 +52,7 @@ def test_json_is_one_document_and_nothing_else(name, traces, tmp_path):
 @pytest.mark.parametrize("name", list(KEYS))
 def test_quiet_is_silent(name, traces, tmp_path):
     cut_off_recording(tmp_path / "cut.trace")
-    result = run_iotwin(*commands(traces, tmp_path)[name], "--quiet")
+    result = call(*commands(traces, tmp_path)[name], "--quiet")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
