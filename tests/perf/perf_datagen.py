@@ -1,8 +1,11 @@
-"""Generation speed, beside dd writing as many incompressible bytes to the same disk with the same syncing.
+"""Generation beside its rivals: dd on the same disk, a plain Python TFRecord writer, upstream DLIO; memory and planning.
 
     python -m tests.perf.perf_datagen [DIRECTORY]
 
-Runs alternate between dd and iotwin, because disks and neighbours change speed by the minute; ratios are of medians.
+Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 (pip install --no-deps, with hydra-core, omegaconf, mpi4py,
+pydftracer 1.0.2, psutil, torch, h5py, pandas, Pillow) to measure upstream side by side; without it its figures measured earlier
+on a like machine stand in, and the detail says so. They also do for tfrecord, for which upstream needs TensorFlow, and for hdf5,
+which 2.0.0 writes hundreds of times as slowly as the later version measured then.
 """
 
 import os
@@ -13,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +24,11 @@ import numpy as np
 
 from datagen.generate import generate, plan
 from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Layout, Unet3dLayout
+from tests.perf.figures import Figure, interleaved, median_ratio
 from tracing_tools.trace.progress import set_quiet
 
 _ROUNDS = 3
-_SIZE_BYTES = 2 << 30
+_SIZE_BYTES = 1 << 30
 _AGAINST_DD: dict[str, Layout] = {
     "unet3d": Unet3dLayout(),
     "dlrm": DlrmLayout(),
@@ -32,6 +36,28 @@ _AGAINST_DD: dict[str, Layout] = {
     "raw binary": FormatLayout(format="bin", record_bytes=64 << 20),
 }
 _PYTHON_RECORDS = 300
+# Files and bytes of a record. csv is small because upstream takes minutes for a few mebibytes.
+_FORMATS = dict.fromkeys(("npz", "hdf5", "tfrecord", "jpeg", "png", "parquet"), (16, 4 << 20)) | {"csv": (2, 1 << 18)}
+_EARLIER_ONLY = ("tfrecord", "hdf5")
+# Seconds of generation in process, one rank, and the mebibytes generated: DLIO at e1919d7 on a quiet 2-CPU machine.
+_UPSTREAM_EARLIER = {"npz": (1.13, 128), "hdf5": (1.08, 128), "tfrecord": (1.41, 128), "png": (2.84, 64), "csv": (52, 4)}
+
+
+def measure() -> list[Figure]:
+    """Return the figures."""
+    return list(figures())
+
+
+def figures(parent: Path | None = None) -> Iterator[Figure]:
+    """Yield the figures as they are measured, in a temporary directory below `parent`."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix="iotwin-perf-") as temporary:
+        directory = Path(temporary)
+        yield from _against_dd(directory)
+        yield _bert_against_python(directory)
+        for name in _FORMATS:
+            yield _against_upstream(name, directory)
+        yield _memory(directory)
+        yield _dry_run()
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -41,19 +67,33 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _against_dd(name: str, layout: Layout, directory: Path, source: Path) -> None:
-    """Print the bytes per second of generating `layout` over those of dd."""
-    copy, data = directory / "copy", directory / "data"
-    size_bytes = plan(layout, size_bytes=_SIZE_BYTES).size_bytes
-    dd = ["dd", f"if={source}", f"of={copy}", "bs=1M", f"count={size_bytes >> 20}", "conv=fsync", "status=none"]
-    ours, theirs = [], []
-    for _ in range(_ROUNDS):
-        theirs.append(_seconds(partial(subprocess.run, dd, check=True)))
-        copy.unlink()
-        ours.append(_seconds(partial(generate, layout, data, size_bytes=_SIZE_BYTES)))
-        shutil.rmtree(data)
-    print(f"datagen {name} MB/s: {size_bytes / statistics.median(ours) / 1e6:.0f}")
-    print(f"datagen {name} bytes/s over dd's: {statistics.median(theirs) / statistics.median(ours):.2f} (at least 0.8)")
+def _against_dd(directory: Path) -> Iterator[Figure]:
+    """Yield the bytes per second of generation over those of dd writing as many with the same syncing."""
+    source = directory / "source"
+    with source.open("wb") as file:
+        for _ in range(_SIZE_BYTES >> 26):
+            file.write(np.random.default_rng().bytes(1 << 26))
+    for name, layout in _AGAINST_DD.items():
+        copy, data = directory / "copy", directory / "data"
+        size_bytes = plan(layout, size_bytes=_SIZE_BYTES).size_bytes
+        dd = ["dd", f"if={source}", f"of={copy}", "bs=1M", f"count={size_bytes >> 20}", "conv=fsync", "status=none"]
+        theirs, ours = interleaved(_ROUNDS, partial(_run_dd, dd, copy), partial(_run_generate, layout, data))
+        speed = size_bytes / statistics.median(ours) / 1e6
+        detail = f"{speed:.0f} MB/s, dd {size_bytes / statistics.median(theirs) / 1e6:.0f} MB/s"
+        yield Figure(f"generate {name}: bytes/s over dd's", median_ratio(theirs, ours), 0.8, at_most=False, detail=detail)
+    source.unlink()
+
+
+def _run_dd(command: list[str], copy: Path) -> float:
+    seconds = _seconds(partial(subprocess.run, command, check=True))
+    copy.unlink()
+    return seconds
+
+
+def _run_generate(layout: Layout, data: Path) -> float:
+    seconds = _seconds(partial(generate, layout, data, size_bytes=_SIZE_BYTES))
+    shutil.rmtree(data)
+    return seconds
 
 
 def _python_crc32c_table() -> list[int]:
@@ -104,31 +144,66 @@ def _python_record(rng: np.random.Generator) -> bytes:
     return length + _python_checksum(length) + record + _python_checksum(record)
 
 
-def _bert_against_python(directory: Path) -> None:
-    """Print how many times as many BERT records as a plain Python writer we write in a second of one CPU."""
-    samples = 250_000  # 500 to a shard: enough that a shard's making outweighs its opening and closing
-    ours, theirs = [], []
+def _bert_against_python(directory: Path) -> Figure:
+    """Return how many times as many bytes of BERT records as a plain Python writer we write in a CPU second."""
     rng = np.random.default_rng(0)
-    for _ in range(_ROUNDS):
+    samples = 100_000  # 200 to a shard: enough that a shard's making outweighs its opening and closing
+
+    def theirs() -> float:
         begin = time.process_time()
         size_bytes = sum(len(_python_record(rng)) for _ in range(_PYTHON_RECORDS))
-        theirs.append(size_bytes / (time.process_time() - begin))
+        return size_bytes / (time.process_time() - begin)
+
+    def ours() -> float:
         begin = time.process_time()
         manifest = generate(BertLayout(), directory / "data", samples=samples, workers=1)
-        ours.append(manifest.size_bytes / (time.process_time() - begin))
-        shutil.rmtree(directory / "data")
-    print(f"datagen bert, MB per CPU second: {statistics.median(ours) / 1e6:.0f}")
-    print(f"datagen bert over a plain Python writer: {statistics.median(ours) / statistics.median(theirs):.0f} (at least 20)")
-
-
-def _cpu_per_gib(directory: Path) -> None:
-    """Print CPU seconds per GiB of every format, 16 files of 4 MiB (images: one each, csv: as many bytes of numbers)."""
-    for name in FormatLayout.FORMATS:
-        begin = time.process_time()
-        manifest = generate(FormatLayout(format=name, record_bytes=4 << 20), directory / "data", samples=16, workers=1)
         used = time.process_time() - begin
-        print(f"datagen {name} CPU s/GiB: {used / manifest.size_bytes * 2**30:.1f}")
         shutil.rmtree(directory / "data")
+        return manifest.size_bytes / used
+
+    python, numpy = interleaved(_ROUNDS, theirs, ours)
+    detail = f"{statistics.median(numpy) / 1e6:.0f} MB per CPU second"
+    return Figure("generate bert: over a plain Python writer", median_ratio(numpy, python), 20, at_most=False, detail=detail)
+
+
+def _against_upstream(name: str, directory: Path) -> Figure:
+    """Return upstream's CPU seconds over ours for the same records, or ours per GiB where upstream has no such format."""
+    files, record_bytes = _FORMATS[name]
+    gib = files * record_bytes / 2**30
+    ours = partial(_our_cpu_seconds, name, directory)
+    interpreter = os.environ.get("IOTWIN_DLIO_PYTHON")
+    if name == "parquet" or (name == "jpeg" and not interpreter):
+        used = statistics.median(interleaved(_ROUNDS, ours)[0])
+        return Figure(f"generate {name}: CPU s/GiB", used / gib, detail="no upstream figure")
+    if interpreter and name not in _EARLIER_ONLY:
+        upstream, used_list = interleaved(2, partial(_upstream_cpu_seconds, interpreter, name, directory), ours)
+        detail = "measured side by side"
+    else:
+        seconds, mebibytes = _UPSTREAM_EARLIER[name]
+        upstream, used_list = [seconds / mebibytes * 1024 * gib], interleaved(_ROUNDS, ours)[0]
+        detail = "upstream measured earlier"
+    detail = f"{statistics.median(used_list) / gib:.2f} CPU s/GiB, upstream {statistics.median(upstream) / gib:.1f}, {detail}"
+    return Figure(
+        f"generate {name}: upstream's CPU over ours", median_ratio(upstream, used_list), 3, at_most=False, detail=detail
+    )
+
+
+def _our_cpu_seconds(name: str, directory: Path) -> float:
+    files, record_bytes = _FORMATS[name]
+    layout = FormatLayout(format=name, record_bytes=record_bytes)
+    begin = time.process_time()
+    generate(layout, directory / "data", samples=files, workers=1)
+    used = time.process_time() - begin
+    shutil.rmtree(directory / "data")
+    return used
+
+
+def _upstream_cpu_seconds(interpreter: str, name: str, directory: Path) -> float:
+    script = Path(__file__).with_name("upstream_generation.py")
+    command = [interpreter, str(script), str(directory), name, *map(str, _FORMATS[name])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    shutil.rmtree(directory / "data")
+    return float(next(line for line in done.stdout.splitlines() if line.startswith("CPU seconds: ")).split()[-1])
 
 
 # A fresh interpreter that is its own only worker; VmHWM is its own peak, unlike ru_maxrss, which a child inherits.
@@ -149,39 +224,32 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("V
 """
 
 
-def _memory(directory: Path) -> None:
-    """Print the peak resident memory of the worker that needs most, over all workloads and formats."""
+def _memory(directory: Path) -> Figure:
+    """Return the peak resident memory of the worker that needs most, over workloads and formats."""
     peaks = {}
     for name in ("unet3d", "bert", "dlrm", *(name for name in FormatLayout.FORMATS if name != "csv")):
         command = [sys.executable, "-c", _MEMORY_CODE, str(directory / "data"), name]
         peaks[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
         shutil.rmtree(directory / "data")
     name = max(peaks, key=lambda name: peaks[name])
-    print(f"datagen largest worker, MiB, {name}: {peaks[name]:.0f} (at most 300)")
+    return Figure("generate: MiB of the largest worker", peaks[name], 300, detail=f"{name}; 32 MiB records, csv left out")
 
 
-def _plan_seconds() -> None:
-    worst = max(_seconds(partial(plan, layout, size_bytes=10**12)) for layout in _AGAINST_DD.values())
-    print(f"datagen plan of 1 TB s: {worst:.2f} (at most 2)")
+def _dry_run() -> Figure:
+    """Return the seconds of the slowest dry run of a terabyte, the whole command."""
+    slowest = max(
+        _seconds(partial(subprocess.run, [*command, workload, "--size", "1TB"], check=True, capture_output=True))
+        for workload in ("unet3d", "bert", "dlrm")
+        for command in [[sys.executable, "-m", "iotwin.main", "generate", "--dry-run", "-o", "data"]]
+    )
+    return Figure("generate --size 1TB --dry-run: s", slowest, 2, detail="slowest of unet3d, bert, dlrm, from start to exit")
 
 
 def main() -> None:
-    """Print one line per figure."""
+    """Print the figures alone."""
     set_quiet(True)
-    parent = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    with tempfile.TemporaryDirectory(dir=parent) as temporary:
-        directory = Path(temporary)
-        source = directory / "source"
-        with source.open("wb") as file:
-            for _ in range(_SIZE_BYTES >> 26):
-                file.write(np.random.default_rng().bytes(1 << 26))
-        for name, layout in _AGAINST_DD.items():
-            _against_dd(name, layout, directory, source)
-        source.unlink()
-        _bert_against_python(directory)
-        _cpu_per_gib(directory)
-        _memory(directory)
-        _plan_seconds()
+    for figure in figures(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
+        print(figure.line(), flush=True)
 
 
 if __name__ == "__main__":
