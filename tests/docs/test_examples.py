@@ -1,6 +1,5 @@
 """Every example of the documentation runs as it stands, or names the test that covers it."""
 
-import importlib.util
 import re
 import shlex
 import subprocess
@@ -43,9 +42,8 @@ def _run_console(block: Block, directory: Path, environment: dict[str, str], sta
 
 
 def _run_sql(block: Block, directory: Path, environment: dict[str, str], status: int) -> None:
-    if importlib.util.find_spec("duckdb"):
-        program = "import duckdb, sys; print(duckdb.sql(sys.argv[1]))"
-        _run(["python", "-c", program, block.text], block, directory, environment, status)
+    program = "import duckdb, sys; print(duckdb.sql(sys.argv[1]))"
+    _run(["python", "-c", program, block.text], block, directory, environment, status)
 
 
 def _run_block(block: Block, directory: Path, environment: dict[str, str]) -> None:

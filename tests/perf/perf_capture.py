@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.perf.figures import Figure, interleaved, median_ratio
@@ -21,18 +22,19 @@ _ROUNDS = 9
 _QUIET = Options(forward_output=False)
 
 
-def measure() -> list[Figure]:
-    """Return the figures."""
+def measure() -> Iterator[Figure]:
+    """Yield the figures."""
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
         directory = Path(name)
-        return [*_preads(directory), *_training(directory), _killed(directory)]
+        yield from _preads(directory)
+        yield _killed(directory)
+        yield from _training(directory)
 
 
-def _preads(directory: Path) -> list[Figure]:
-    program, data = directory / "preads", directory / "data"
+def _preads(directory: Path) -> Iterator[Figure]:
+    program, data = directory / "preads", directory / "cached"
     subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_name("preads.c")], check=True)
     data.write_bytes(os.urandom(64 << 20))
-    figures = []
     for size, bound in ((4096, 2.2), (65536, None), (1 << 20, None)):
         count = _PREADS if size == 4096 else _PREADS * 4096 // size
         command = [str(program), str(data), str(size), str(count)]
@@ -51,12 +53,9 @@ def _preads(directory: Path) -> list[Figure]:
         # The dynamic loader preads a few headers of its own before main.
         whole = all(0 <= calls - count - _WARM < 10 for calls in kept)
         detail = f"{count} preads, {_ROUNDS} pairs; {'none lost, each recorded once' if whole else f'recorded {kept}'}"
-        figures.append(
-            Figure(f"cached preads of {size >> 10} KiB: traced / untraced", median_ratio(under, plain), bound, detail=detail)
-        )
+        yield Figure(f"cached preads of {size >> 10} KiB: traced / untraced", median_ratio(under, plain), bound, detail=detail)
         if not whole:
-            figures.append(Figure(f"cached preads of {size >> 10} KiB: runs not whole", 1, 0))
-    return figures
+            yield Figure(f"cached preads of {size >> 10} KiB: runs not whole", 1, 0)
 
 
 def _training(directory: Path) -> list[Figure]:

@@ -1,5 +1,6 @@
 """Starting the traced command: stopped before its first instruction, as the invoking user, with its output kept."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -88,7 +89,8 @@ class StartedCommand:
 
     def release(self) -> None:
         """Let the command run; IotwinError when it cannot be executed."""
-        os.write(self._gate, b"\1")
+        with contextlib.suppress(BrokenPipeError):  # killed while it waited; its exit status will say so
+            os.write(self._gate, b"\1")
         os.close(self._gate)
         reason = os.read(self._failure, 4096).decode(errors="replace")  # ends at the exec, which closes the other end
         os.close(self._failure)
