@@ -134,8 +134,8 @@ class _Session:
             write_manifest(self._recording.directory, manifest)
             self._follow_to_the_end(command)
         finally:
+            manifest.end_ns = time.monotonic_ns()
             self._stop_backend()
-        manifest.end_ns = time.monotonic_ns()
         manifest.cost.wall_ns = manifest.end_ns - manifest.start_ns
         manifest.cost.job_cpu_ns = self._cgroup.cpu_ns() if self._cgroup else None
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before
