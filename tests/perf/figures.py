@@ -30,10 +30,11 @@ class Figure:
 
 
 def interleaved(rounds: int, *work: Callable[[], float]) -> list[list[float]]:
-    """Call each of `work` once a round, in turn, and return the values of each."""
+    """Call each of `work` once a round and return the values of each; every other round goes backwards, against drift."""
     values: list[list[float]] = [[] for _ in work]
-    for _ in range(rounds):
-        for each, results in zip(work, values, strict=True):
+    for number in range(rounds):
+        pairs = list(zip(work, values, strict=True))
+        for each, results in pairs if number % 2 == 0 else reversed(pairs):
             results.append(each())
     return values
 
@@ -41,6 +42,11 @@ def interleaved(rounds: int, *work: Callable[[], float]) -> list[list[float]]:
 def median_ratio(numerators: list[float], denominators: list[float]) -> float:
     """The ratio of the medians."""
     return statistics.median(numerators) / statistics.median(denominators)
+
+
+def paired_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """The median of the rounds' ratios: for work so long that the machine changes between rounds."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def machine() -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.figures import Figure, interleaved, median_ratio, paired_ratio
 from tests.perf.perf_twin import JOB, generate_data
 from tracing_tools.capture import Options, trace_command
 from tracing_tools.trace.finish import recover_trace
@@ -19,6 +19,7 @@ from tracing_tools.trace.reader import Trace
 _PREADS = 100_000
 _WARM = 1024  # in preads.c
 _ROUNDS = 9
+_TRAINING_PAIRS = 9
 _QUIET = Options(forward_output=False)
 
 
@@ -74,8 +75,8 @@ def _training(directory: Path) -> list[Figure]:
         return manifest.cost.wall_ns / 1e9
 
     costs: list[float] = []
-    plain, under = interleaved(5, untraced, traced)
-    ratio = median_ratio(under, plain)
+    plain, under = interleaved(_TRAINING_PAIRS, untraced, traced)
+    ratio = paired_ratio(under, plain)
     seconds = f"{', '.join(f'{a:.1f}' for a in plain)} s untraced; {', '.join(f'{b:.1f}' for b in under)} s traced"
     return [
         Figure("unet3d training: traced / untraced", ratio, 1.03, detail=seconds),
