@@ -28,6 +28,7 @@ def measure() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
         directory = Path(name)
         yield from _preads(directory)
+        yield from _counts(directory)
         yield _killed(directory)
         yield from _training(directory)
 
@@ -57,6 +58,33 @@ def _preads(directory: Path) -> Iterator[Figure]:
         yield Figure(f"cached preads of {size >> 10} KiB: traced / untraced", median_ratio(under, plain), bound, detail=detail)
         if not whole:
             yield Figure(f"cached preads of {size >> 10} KiB: runs not whole", 1, 0)
+
+
+def _counts(directory: Path) -> Iterator[Figure]:
+    """Calls that the trace counts otherwise than the program itself, or than strace -c; across fork, threads and exec."""
+    program, data = directory / "calls", directory / "calls.data"
+    source = Path(__file__).parents[1] / "tracing_tools" / "calls.c"
+    subprocess.run(["cc", "-O1", "-pthread", "-o", program, source], check=True)
+    data.write_bytes(bytes(16384))
+    command = [str(program), str(data), "200", str(directory / "calls.counts")]
+    manifest = trace_command(command, directory / "calls.trace", _QUIET)
+    trace = Trace(directory / "calls.trace")
+    own = dict(line.split() for line in (trace.path / "logs" / "stdout").read_text().splitlines())
+    files, events = trace.files(), trace.events_frame()
+    on_data = events[events["file_id"].isin(files.loc[files["path"] == str(data), "file_id"])]
+    seen = on_data["op"].astype(str).replace({"openat": "open"}).value_counts().to_dict()
+    differing = {op: (seen.get(op, 0), int(count)) for op, count in own.items() if seen.get(op, 0) != int(count)}
+    detail = f"{sum(map(int, own.values()))} calls of {', '.join(own)}" if not differing else f"(traced, own): {differing}"
+    yield Figure("operations counted otherwise than by the program itself", len(differing), 0, detail=detail)
+
+    summary = directory / "calls.strace"
+    subprocess.run(["strace", "-f", "-c", "-o", summary, *command], check=True, capture_output=True)
+    fields = [line.split() for line in summary.read_text().splitlines()]
+    oracle = {row[-1]: int(row[3]) for row in fields if len(row) >= 5 and row[3].isdecimal()}
+    checked = ("read", "write", "openat", "close", "fsync")
+    differing = {op: (manifest.counts[op], oracle[op]) for op in checked if manifest.counts[op] != oracle[op]}
+    detail = ", ".join(f"{op} {oracle[op]}" for op in checked) if not differing else f"(traced, strace): {differing}"
+    yield Figure("operations counted otherwise than by strace -c", len(differing), 0, detail=detail)
 
 
 def _training(directory: Path) -> list[Figure]:
