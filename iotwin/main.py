@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from iotwin import __version__
-from iotwin.command import Command
+from iotwin.command import Command, Outcome
 from tracing_tools.trace.errors import IotwinError, nearest
 from tracing_tools.trace.progress import set_quiet
 
@@ -85,14 +85,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(commands[args.command], args)
 
 
-def _run(command: Command, args: argparse.Namespace) -> int:
+def _show(command: Command, args: argparse.Namespace, outcome: Outcome) -> None:
     try:
-        outcome = command.run(args)
         if args.json:
             print(json.dumps(outcome.document))
         elif not args.quiet:
             command.show(outcome.document)
         sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has gone (a pager, head); that is no error of ours. rich makes a SystemExit of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(command: Command, args: argparse.Namespace) -> int:
+    try:
+        outcome = command.run(args)
+        _show(command, args, outcome)
         return outcome.exit_status
     except IotwinError as error:
         if args.debug:
@@ -102,10 +110,6 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"iotwin {command.name}: interrupted", file=sys.stderr)
         return 130
-    except (BrokenPipeError, SystemExit):
-        # Whoever read our output has gone (a pager, head); that is no error of ours. rich makes a SystemExit of it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         if args.debug:
             raise

@@ -1,5 +1,6 @@
 """Tracing one command from before its first instruction to the end of its last descendant."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -273,8 +274,10 @@ class _Tail:
                 log.seek(self._position)
                 content = log.read(size - self._position)
             self._position += len(content)
-            self._stream.write(content)
-            self._stream.flush()
+            # Whoever read our output may have gone (head); the trace is not theirs to end, and the log has it all.
+            with contextlib.suppress(BrokenPipeError):
+                self._stream.write(content)
+                self._stream.flush()
 
 
 def _streams(forward: bool) -> list[tuple[str, IO[bytes]]]:

@@ -150,7 +150,7 @@ def test_fitted_times_are_the_jobs_own(data, tmp_path, workers):
     own_s = own.loc[own["phase"] == "train", "compute_ns"].to_numpy() / 1e9
     fitted = config.train.computation_time
     assert isinstance(fitted, Quantiles)
-    assert abs(np.mean(fitted.values) - np.mean(own_s)) < 0.01  # one stall of a busy machine moves the mean of 16
+    assert abs(np.mean(fitted.values) - np.mean(own_s)) < 0.005
     if workers < 2:  # steps between whose batches the rank did not wait share their time equally: right in the mean only
         assert abs(np.median(fitted.values) - np.median(own_s)) < 0.005
     preprocess = config.reader.preprocess_time

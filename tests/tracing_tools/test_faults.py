@@ -275,3 +275,21 @@ def test_the_job_runs_as_the_invoking_user(tmp_path):
     assert (tmp_path / "t" / "logs" / "stdout").read_text() == "65534\n"
     assert (tmp_path / "t" / "manifest.json").stat().st_uid == 65534
     assert Trace(tmp_path / "t").manifest.target.user_id == 65534
+
+
+@root
+def test_a_reader_that_goes_away_does_not_end_the_trace(tmp_path):
+    script = "for i in 1 2 3 4; do seq 20000; sleep 0.1; done; cat /etc/hostname; exit 5"
+    command = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--", "sh", "-c", script]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as tracer:
+        assert tracer.stdout is not None and tracer.stderr is not None
+        assert tracer.stdout.readline() == "1\n"
+        tracer.stdout.close()
+        errors = tracer.stderr.read()
+    assert tracer.returncode == 5, errors
+    assert "Traceback" not in errors
+    trace = Trace(tmp_path / "t")
+    assert trace.manifest.status == "complete"
+    assert "/etc/hostname" in set(trace.files()["path"])
+    assert len((trace.path / "logs" / "stdout").read_text().splitlines()) == 4 * 20000 + 1
