@@ -3,11 +3,15 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tracing_tools.trace.progress import set_quiet
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,6 +37,15 @@ def _has_torch() -> bool:
     import importlib.util
 
     return importlib.util.find_spec("torch") is not None
+
+
+@pytest.fixture(autouse=True)
+def process_wide_state() -> Iterator[None]:
+    """Undo what a command run in the tests' own process sets for the whole process: the quiet flag and the SIGTERM handler."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    set_quiet(False)
 
 
 def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:

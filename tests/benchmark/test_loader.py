@@ -157,11 +157,12 @@ def test_a_killed_worker_ends_the_epoch_with_one_line(tmp_path: Path) -> None:
                 time.sleep(2 * PATIENCE_S)
             return super().fetch(epoch, batch)
 
+    before = set(children())  # other tests may have left multiprocessing's resource tracker
     with pytest.raises(IotwinError) as error, make_loader(Stuck(tmp_path / "log"), 2, 2, False) as loader:
         fetched = loader.epoch(1, batches(8))
         next(fetched)
         time.sleep(0.05)  # batch 1, of the worker to be killed, is away
-        _, second = sorted(children())
+        _, second = sorted(set(children()) - before)
         os.kill(second, signal.SIGKILL)
         list(fetched)
     assert f"(process {second}) was killed by SIGKILL in epoch 1" in str(error.value)
