@@ -43,6 +43,13 @@ need libbpf.so.1 libbpf1 "eBPF programs cannot be loaded; tracing falls back to 
 need strace strace "there is no way to trace without eBPF"
 if [ "$mode" = test ]; then
     need cc gcc "tests that compile a C program are skipped"
+    need fio fio "generation and emulation are not held against fio"
+    need mpirun openmpi-bin "tests of several nodes by MPI are skipped"
+    need dockerd docker.io "tests in containers are skipped"
+    need debootstrap debootstrap "the tests' base image cannot be built, and tests of the workloads' images are skipped"
+    need busybox busybox-static "tests in containers are skipped"
+    need bpftrace bpftrace "the bpftrace backend is not tested"
+    need libbcc.so.0 python3-bpfcc "the bcc backend is not tested"
     need chromedriver chromium-driver "the report's browser tests are skipped"
     need chromium chromium "the report's browser tests are skipped"
 fi
@@ -70,6 +77,10 @@ if [ "$mode" = test ]; then extras="[test]"; fi
 install --editable ".$extras" || { say "could not install the Python packages; is a package index reachable?"; exit 1; }
 # By name and version: pip then takes a CPU build where one is offered, instead of gigabytes of CUDA.
 install "$(grep '^torch==' requirements.lock)" || say "could not get torch: the real workloads, and with them make run, do not work"
+if [ "$mode" = test ]; then
+    install "$(grep '^tensorflow_cpu==' requirements.lock)" || say "could not get TensorFlow: tests of bert's training are skipped"
+    install "$(grep '^mpi4py==' requirements.lock)" || say "could not get mpi4py: tests of several nodes by MPI are skipped"
+fi
 
 .venv/bin/python -m tracing_tools.probes >/dev/null || say "tracing falls back to strace"
 mkdir -p .setup

@@ -84,10 +84,20 @@ class Trace:
         """Return the phases table in order of start; empty when the job logged none."""
         return self._table("phases.parquet", schema.PHASES)
 
+    def block(self) -> pd.DataFrame | None:
+        """Return the block requests in order of issue, or None when they were not traced."""
+        return self._optional("block.parquet", schema.BLOCK)
+
+    def gpu(self) -> pd.DataFrame | None:
+        """Return the accelerator activity in order of start, or None when none was traced."""
+        return self._optional("gpu.parquet", schema.GPU)
+
     def samples(self, kind: str) -> pd.DataFrame | None:
-        """Return the samples of 'cpu', 'memory', 'disk' or 'gpu', or None when they were not taken."""
-        name = f"samples/{kind}.parquet"
-        return self._table(name, schema.SAMPLES[kind]) if (self.path / name).exists() else None
+        """Return the samples of a kind of `schema.SAMPLES`, or None when they were not taken."""
+        return self._optional(f"samples/{kind}.parquet", schema.SAMPLES[kind])
+
+    def _optional(self, name: str, expected: pa.Schema) -> pd.DataFrame | None:
+        return self._table(name, expected) if (self.path / name).exists() else None
 
     def _table(self, name: str, expected: pa.Schema) -> pd.DataFrame:
         path = self.path / name

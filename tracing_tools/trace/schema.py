@@ -63,6 +63,43 @@ PROCESSES = pa.schema([
 
 PROCESS_ROLES = ("rank", "loader", "helper")
 
+BLOCK = pa.schema([
+    ("queued_ns", pa.int64()),  # when the request was queued; null when not seen
+    ("issue_ns", pa.int64()),  # when the driver was given it
+    ("duration_ns", pa.int64()),  # from issue to completion; null when the trace ended before
+    ("op", _label),  # one of BLOCK_OPS
+    ("device", pa.int64()),  # as os.stat().st_rdev of the device
+    ("sector", pa.int64()),  # of 512 bytes
+    ("size_bytes", pa.int64()),
+    ("flags", pa.int32()),  # bits of the BLOCK_* constants below
+    ("cgroup", pa.int64()),  # id of the cgroup that caused the request
+    ("origin", _label),  # one of BLOCK_ORIGINS
+    ("pid", pa.int32()),  # of the task that issued it, which need not be the one that caused it
+    ("comm", pa.string()),
+])  # fmt: skip
+
+BLOCK_OPS = ("read", "write", "flush", "discard", "other")
+BLOCK_ORIGINS = ("task", "kernel")  # issued by a process, or by the kernel on its behalf (writeback, kworker)
+BLOCK_SYNC, BLOCK_META, BLOCK_FUA, BLOCK_READAHEAD = 1, 2, 4, 8
+
+GPU = pa.schema([
+    ("start_ns", pa.int64()),
+    ("duration_ns", pa.int64()),
+    ("kind", _label),  # one of GPU_KINDS
+    ("device", pa.int32()),  # null when not known
+    ("stream", pa.int64()),  # null when not known
+    ("size_bytes", pa.int64()),  # copies, sets and allocations; null otherwise
+    ("direction", _label),  # of a copy, one of COPY_DIRECTIONS; null otherwise
+    ("pid", pa.int32()),
+    ("tid", pa.int32()),
+    ("name", pa.dictionary(pa.int32(), pa.string())),  # of the API call or kernel
+    ("source", _label),  # uprobe, kineto or tensorflow
+])  # fmt: skip
+
+# launch, memcpy, memset, malloc, free, sync: a call of the API on the CPU; kernel, copy, set: work on the device
+GPU_KINDS = ("launch", "memcpy", "memset", "malloc", "free", "sync", "kernel", "copy", "set", "other")
+COPY_DIRECTIONS = ("host_to_host", "host_to_device", "device_to_host", "device_to_device", "peer", "default")
+
 PHASES = pa.schema([
     ("phase", _label),  # one of PHASE_NAMES
     ("start_ns", pa.int64()),
@@ -111,7 +148,30 @@ GPU_SAMPLES = pa.schema([
     ("memory_used_bytes", pa.int64()),
 ])  # fmt: skip
 
-SAMPLES = {"cpu": CPU_SAMPLES, "memory": MEMORY_SAMPLES, "disk": DISK_SAMPLES, "gpu": GPU_SAMPLES}
+GPU_PROCESS_SAMPLES = pa.schema([
+    ("time_ns", pa.int64()),
+    ("device", pa.int32()),
+    ("pid", pa.int32()),
+    ("sm_percent", pa.float32()),  # sm .. dec: the columns of nvidia-smi pmon; null when the driver does not say
+    ("mem_percent", pa.float32()),
+    ("enc_percent", pa.float32()),
+    ("dec_percent", pa.float32()),
+    ("memory_used_bytes", pa.int64()),
+    ("command", pa.string()),
+])  # fmt: skip
+
+PRESSURE_SAMPLES = pa.schema([
+    ("time_ns", pa.int64()),
+    ("interval_ns", pa.int64()),
+    ("resource", pa.string()),  # cpu, memory or io
+    ("some", pa.float32()),  # share of the interval in which some task waited for it, 0..1
+    ("full", pa.float32()),  # share in which all tasks did; null where the kernel does not say
+])  # fmt: skip
+
+SAMPLES = {
+    "cpu": CPU_SAMPLES, "memory": MEMORY_SAMPLES, "disk": DISK_SAMPLES, "gpu": GPU_SAMPLES,
+    "gpu_process": GPU_PROCESS_SAMPLES, "pressure": PRESSURE_SAMPLES,
+}  # fmt: skip
 
 # Names of one idea under several system calls, for whoever groups by meaning.
 READ_OPS = ("read", "pread64", "readv", "preadv", "preadv2")

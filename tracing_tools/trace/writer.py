@@ -67,13 +67,22 @@ def write_trace(
     processes: Mapping[str, Any] | pa.Table,
     phases: Mapping[str, Any] | pa.Table,
     samples: Mapping[str, Mapping[str, Any] | pa.Table] | None = None,
+    block: Mapping[str, Any] | pa.Table | None = None,
+    gpu: Mapping[str, Any] | pa.Table | None = None,
 ) -> None:
-    """Write a whole trace; `manifest.status` and the counts must already say what the tables hold, except `events`."""
+    """Write a whole trace; `manifest.status` and the counts must already say what the tables hold, except `events`.
+
+    `block` and `gpu` are left out, not empty, when they were not traced.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     manifest.events = write_events(directory / "events.parquet", events)
     write_table(directory / "files.parquet", schema.FILES, files)
     write_table(directory / "processes.parquet", schema.PROCESSES, processes)
     write_table(directory / "phases.parquet", schema.PHASES, phases)
+    if block is not None:
+        write_table(directory / "block.parquet", schema.BLOCK, block)
+    if gpu is not None:
+        write_table(directory / "gpu.parquet", schema.GPU, gpu)
     for kind, columns in (samples or {}).items():
         write_table(directory / "samples" / f"{kind}.parquet", schema.SAMPLES[kind], columns)
     write_manifest(directory, manifest)
