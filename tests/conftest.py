@@ -66,3 +66,20 @@ def calls_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = ROOT / "tests" / "tracing_tools" / "calls.c"
     subprocess.run([compiler, "-O1", "-pthread", "-o", program, source], check=True)
     return program
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[str]:
+    """The address of a Docker Engine, which DOCKER_HOST names meanwhile; see tests/docker_engine.py."""
+    from tests.docker_engine import docker_engine
+
+    with docker_engine() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def test_image(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image of busybox and the C program that makes a known number of calls, /bin/calls."""
+    from tests.docker_engine import build_test_image
+
+    return build_test_image(tmp_path_factory.mktemp("image"))

@@ -1,0 +1,146 @@
+"""A Docker Engine for tests: the one that runs, or one of their own under a private directory, and images built from scratch."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+IMAGE = "iotwin-test:latest"
+_START_S = 60
+_STOP_S = 60
+
+
+@contextmanager
+def docker_engine() -> Iterator[str]:
+    """Yield the address of a Docker Engine (DOCKER_HOST is set to it meanwhile); skip with the reason where there is none.
+
+    An engine of our own is started only where none answers. It has its own socket, data and containerd, no network but `none` and
+    `host`, and is stopped by its process id with all that it mounted.
+    """
+    docker = pytest.importorskip("docker", reason="the Python package docker is not installed")
+    try:
+        docker.from_env().ping()
+    except docker.errors.DockerException:
+        pass
+    else:
+        yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        return
+    base = Path(tempfile.mkdtemp(prefix="iotwin-docker-"))
+    before = os.environ.get("DOCKER_HOST")
+    try:
+        with _own_engine(base) as address:
+            os.environ["DOCKER_HOST"] = address
+            yield address
+            _remove_containers(docker.from_env())
+    finally:
+        os.environ.pop("DOCKER_HOST", None)
+        if before is not None:
+            os.environ["DOCKER_HOST"] = before
+        _remove(base)
+
+
+@contextmanager
+def _own_engine(base: Path) -> Iterator[str]:
+    for program in ("dockerd", "containerd", "setpriv"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no Docker Engine answers and {program} is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("no Docker Engine answers and starting one needs root")
+    socket, log = base / "docker.sock", base / "log"
+    command = [
+        # Ended with the tests even when they are killed.
+        "setpriv", "--pdeathsig", "TERM",
+        "dockerd", "--host", f"unix://{socket}", "--data-root", str(base / "data"), "--exec-root", str(base / "exec"),
+        "--pidfile", str(base / "pid"), "--storage-driver", _storage_driver(base), "--bridge=none", "--iptables=false",
+        "--ip6tables=false", "--ip-masq=false", "--group=root",
+    ]  # fmt: skip
+    environment = {key: value for key, value in os.environ.items() if key != "DOCKER_HOST"}
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as engine:
+        try:
+            _wait_until_ready(engine, f"unix://{socket}", log)
+            yield f"unix://{socket}"
+        finally:
+            engine.terminate()
+            try:
+                engine.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                engine.kill()
+
+
+def _wait_until_ready(engine: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
+    import docker
+
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and engine.poll() is None:
+        try:
+            docker.DockerClient(base_url=address).ping()
+            return
+        except docker.errors.DockerException:
+            time.sleep(0.1)
+    lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+    pytest.skip(f"dockerd does not start here: {lines[-1]}")
+
+
+def _storage_driver(base: Path) -> str:
+    """overlay2 where an overlay can be mounted in `base`, else vfs, which copies."""
+    folders = [base / "probe" / name for name in ("lower", "upper", "work", "merged")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    options = "lowerdir={},upperdir={},workdir={}".format(*folders[:3])
+    mounted = subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, folders[3]], check=False, capture_output=True)
+    if mounted.returncode == 0:
+        subprocess.run(["umount", folders[3]], check=True)
+    shutil.rmtree(base / "probe")
+    return "overlay2" if mounted.returncode == 0 else "vfs"
+
+
+def _remove_containers(client: object) -> None:
+    for container in client.containers.list(all=True):  # type: ignore[attr-defined]
+        container.remove(force=True)
+
+
+def _remove(base: Path) -> None:
+    """Remove the engine's directory, after unmounting what a killed one may have left mounted in it."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in sorted((mount for mount in mounts if mount.startswith(f"{base}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", mount], check=False)
+    shutil.rmtree(base, ignore_errors=True)
+
+
+def build_from_scratch(tag: str, folder: Path) -> None:
+    """Build the image `tag` of the files in `folder` and busybox, without any registry; skip where busybox is not static."""
+    import docker
+
+    busybox = shutil.which("busybox")
+    # A dynamic program names its loader right after the headers.
+    if busybox is None or b"/ld-linux" in Path(busybox).read_bytes()[:4096]:
+        pytest.skip("busybox-static is not installed, of which the tests' images are made")
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    shutil.copy(busybox, programs / "busybox")
+    listed = subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    for name in {*listed} - {"busybox"}:
+        (programs / name).symlink_to("busybox")
+    (folder / "tmp").mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY . /\nENV PATH=/bin\n")
+    docker.from_env().images.build(path=str(folder), tag=tag, rm=True)
+
+
+def build_test_image(folder: Path) -> str:
+    """Build the image of busybox and `calls` (tests/tracing_tools/calls.c, static) and return its name."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) is installed")
+    (folder / "bin").mkdir(parents=True)
+    source = ROOT / "tests" / "tracing_tools" / "calls.c"
+    subprocess.run([compiler, "-O1", "-static", "-pthread", "-o", folder / "bin" / "calls", source], check=True)
+    build_from_scratch(IMAGE, folder)
+    return IMAGE
