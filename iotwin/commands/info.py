@@ -6,6 +6,8 @@ from typing import Any
 
 from iotwin.command import Command, Outcome
 
+_SHOWN = 5
+
 
 class Info(Command):
     """Describe a trace."""
@@ -35,11 +37,13 @@ class Info(Command):
         from rich.table import Table
         from rich.text import Text
 
+        from iotwin.statistics_table import show_statistics
+        from trace_visuals.labels import plain
         from tracing_tools.trace.units import format_duration, format_size
 
         manifest, console = document["manifest"], Console()
         host, lost = manifest["host"], sum(manifest["lost"].values())
-        console.print(Text(f"{document['trace']}: {' '.join(manifest['target']['command'])}", style="bold"))
+        console.print(Text(plain(f"{document['trace']}: {' '.join(manifest['target']['command'])}", 200), style="bold"))
         console.print(Text(
             f"{manifest['status']}, by {manifest['backend']} on {host['hostname']} (Linux {host['kernel']}, {host['cpus']} CPUs, "
             f"{format_size(host['memory_bytes'])}, {host['file_system']})"
@@ -48,18 +52,14 @@ class Info(Command):
         losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
         console.print(f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}")
 
-        table = Table(
-            "operation", *(["calls", "errors", "bytes", "time", "median", "99 %"]), title="operations", title_justify="left"
-        )
-        for row in document["operations"]:
-            times = (format_duration(row[key]) for key in ("total_ns", "p50_ns", "p99_ns"))
-            table.add_row(row["op"], str(row["calls"]), str(row["errors"]), format_size(row["bytes"]), *times)
-        console.print(table)
+        show_statistics(document["operations"], "operations", len(document["operations"]))
         table = Table("kind", "files", "calls", "read", "written", title="files", title_justify="left")
         for row in document["files"]:
             sizes = (format_size(row[key]) for key in ("read_bytes", "written_bytes"))
             table.add_row(row["kind"], str(row["files"]), str(row["calls"]), *sizes)
         console.print(table)
+        show_statistics(document["busiest_files"], "files with the most time in calls", _SHOWN)
+        show_statistics(document["busiest_processes"], "processes with the most time in calls", _SHOWN)
         if document["phases"]:
             table = Table("phase", "times", "mean", "total", title="phases", title_justify="left")
             for row in document["phases"]:
@@ -68,4 +68,4 @@ class Info(Command):
         processes = ", ".join(f"{count} {role}" for role, count in document["processes"].items())
         console.print(f"processes: {processes}")
         for note in manifest["notes"]:
-            console.print(Text(f"note: {note}"))
+            console.print(Text(plain(f"note: {note}", 500)))

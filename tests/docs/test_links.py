@@ -3,6 +3,7 @@
 import argparse
 import ast
 import re
+import shlex
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_every_command_has_a_page_with_all_its_options(name):
 def test_examples_of_help_parse(name):
     """The examples under --help have only options that exist."""
     for line in COMMANDS[name].epilog.splitlines():
-        words = line.removeprefix("example: ").split()
+        words = shlex.split(line.removeprefix("example: "))
         if words[:1] == ["iotwin"]:
             assert _build_parser(_commands())[0].parse_args(words[1:]).command == name
 

@@ -92,6 +92,21 @@ class Trace:
         """Return the accelerator activity in order of start, or None when none was traced."""
         return self._optional("gpu.parquet", schema.GPU)
 
+    def tables(self) -> dict[str, ds.Dataset]:
+        """Return every table the trace has as an Arrow dataset, by name; those of samples are called samples_KIND."""
+        expected = {"files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "block": schema.BLOCK,
+                    "gpu": schema.GPU}  # fmt: skip
+        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
+        places |= {
+            f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()
+        }
+        found: dict[str, ds.Dataset] = {"events": self._events}
+        for name, (path, columns) in places.items():
+            if path.exists():
+                _footer(path)
+                found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())
+        return found
+
     def samples(self, kind: str) -> pd.DataFrame | None:
         """Return the samples of a kind of `schema.SAMPLES`, or None when they were not taken."""
         return self._optional(f"samples/{kind}.parquet", schema.SAMPLES[kind])

@@ -1,0 +1,105 @@
+"""``iotwin stats``: calls, errors, bytes and times by operation, file or process; or any question in SQL."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+_SHOWN = 40
+
+
+class Stats(Command):
+    """Counts the calls of traces."""
+
+    name = "stats"
+    help = "calls, errors, bytes, times and percentiles by operation, file or process; or SQL over the tables"
+    epilog = (
+        "examples:\n  iotwin stats real.trace --by file\n"
+        '  iotwin stats real.trace --sql "select op, count(*) from events group by op"'
+    )
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the traces, what to count by, and how to print it."""
+        parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace to count; several are counted together")
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument(
+            "--by", choices=["op", "file", "process"], default="op", help="one row per system call, file or process"
+        )
+        what.add_argument(
+            "--sql", metavar="SELECT", help="answer this question about one trace; its tables are events, files, ..."
+        )
+        parser.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Count in one pass over the events, or answer the question."""
+        from tracing_tools.trace.errors import UsageError
+        from tracing_tools.trace.reader import Trace
+
+        if args.csv and args.json:
+            raise UsageError("--csv and --json exclude each other; choose one")
+        if args.sql is not None and len(args.traces) > 1:
+            raise UsageError(f"--sql asks one trace, not {len(args.traces)}; give one TRACE")
+        traces = [Trace(path) for path in args.traces]
+        lost = sum(trace.manifest.lost_events for trace in traces)
+        document: dict[str, Any] = {"traces": [str(path) for path in args.traces], "lost": lost, "csv": args.csv}
+        if args.sql is not None:
+            from tracing_tools.trace.sql import query
+
+            columns, rows = query(traces[0], args.sql)
+            return Outcome(document | {"columns": columns, "rows": rows})
+        return Outcome(document | {"by": args.by, "rows": _count(traces, args.by)})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print a table for a person, or CSV."""
+        rows = document["rows"]
+        if document["csv"]:
+            _print_csv(document.get("columns") or list(rows[0] if rows else ()), rows)
+        elif "columns" in document:
+            _print_answer(document["columns"], rows)
+        else:
+            from iotwin.statistics_table import show_statistics
+
+            show_statistics(rows, f"calls by {document['by']}", _SHOWN, "see them all with --csv or --json")
+            if document["lost"]:
+                print(f"events LOST: {document['lost']:,}, so calls, bytes and times are too low")
+
+
+def _count(traces: list[Any], by: str) -> list[dict[str, Any]]:
+    from trace_visuals.labels import trace_labels
+    from tracing_tools.trace import statistics
+
+    labels = trace_labels([trace.path for trace in traces])
+    tallies = [
+        statistics.named(statistics.tally_trace(trace, [by])[by], trace, label, by)
+        for trace, label in zip(traces, labels, strict=True)
+    ]
+    table = statistics.rows(tallies, by)
+    return statistics.document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table)
+
+
+def _print_csv(columns: list[str], rows: list[Any]) -> None:
+    import csv
+    import sys
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(row.values() if isinstance(row, dict) else row for row in rows)
+
+
+def _print_answer(columns: list[str], rows: list[list[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from trace_visuals.labels import plain
+
+    table = Table()
+    for name in columns:
+        table.add_column(Text(name))
+    for row in rows[:_SHOWN]:
+        table.add_row(*(Text(plain("" if value is None else str(value), 80)) for value in row))
+    console = Console()
+    console.print(table)
+    if len(rows) > _SHOWN:
+        console.print(f"{len(rows) - _SHOWN:,} more rows; see them all with --csv or --json")

@@ -1,0 +1,43 @@
+"""Statistics of calls as a table for the terminal; names from a trace are shown as plain text."""
+
+from typing import Any
+
+_HEADINGS = {
+    "time_share": "% time", "calls": "calls", "errors": "errors", "read_bytes": "read", "written_bytes": "written",
+    "total_ns": "time", "p50_ns": "median", "p90_ns": "90 %", "p99_ns": "99 %", "max_ns": "longest",
+}  # fmt: skip
+_WORDS = 60  # characters of a name
+
+
+def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
+    """Print the first `most` rows (of `trace.statistics.document`); `more` says where the others are, if anything."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from trace_visuals.labels import plain
+
+    console = Console()
+    if not rows:
+        console.print(f"{title}: no calls")
+        return
+    names = [name for name in rows[0] if name not in (*_HEADINGS, "bytes")]
+    table = Table(*names, title=title, title_justify="left")
+    for heading in _HEADINGS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows[:most]:
+        words = [Text(plain("" if row[name] is None else str(row[name]), _WORDS)) for name in names]
+        table.add_row(*words, *(_cell(name, row[name]) for name in _HEADINGS))
+    console.print(table)
+    if more and len(rows) > most:
+        console.print(f"{len(rows) - most:,} more; {more}")
+
+
+def _cell(name: str, value: float) -> str:
+    from tracing_tools.trace.units import format_duration, format_size
+
+    if name.endswith("_ns"):
+        return format_duration(value)
+    if name == "time_share":
+        return f"{100 * value:.1f}"
+    return format_size(value) if name.endswith("_bytes") else f"{value:,.0f}"
