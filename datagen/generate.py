@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datagen.files import PARTIAL_SUFFIX, Piece, Publisher
-from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, FormatLayout, Layout, PlannedPiece, Unet3dLayout
+from datagen.layouts import (
+    BertLayout,
+    DlrmDaysLayout,
+    DlrmLayout,
+    FormatLayout,
+    Layout,
+    PlannedPiece,
+    RecordedLayout,
+    Unet3dLayout,
+)
 from datagen.manifest import (
     JOURNAL_NAME,
     MANIFEST_NAME,
@@ -240,6 +249,10 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
             from datagen.formats import write_files
 
             return partial(write_files, layout, request.samples, request.seed, directory)
+        case RecordedLayout() as layout:
+            from datagen.recorded import write_file
+
+            return partial(write_file, layout, request.seed, directory)
         case ScaledFiles() as layout:
             return partial(write_copy, layout, request.samples, request.seed, directory)
         case ScaledRows() as layout:

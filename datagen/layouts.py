@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -350,6 +350,47 @@ class BertLayout(msgspec.Struct, frozen=True):
         """Return how many training samples are expected to fit into `size_bytes` beside the evaluation file."""
         records = size_bytes // self.RECORD_BYTES
         return max(records * 10 // 11, records - self.EVALUATION_SAMPLES)
+
+
+class RecordedLayout(msgspec.Struct, frozen=True):
+    """Files of given names and sizes: the stand-in for a data set that a trace saw. Each file is one sample."""
+
+    files: tuple[tuple[str, int], ...] = ()  # (name relative to the directory, bytes)
+
+    workload: ClassVar[str] = "recorded"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse names that lead out of the directory or stand twice, and empty files."""
+        if not self.files:
+            raise UsageError("a recorded data set without files has nothing to generate")
+        for name, size_bytes in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+                raise UsageError(f"file name {name!r} does not stay within the data set's directory; give relative names")
+            if name == "manifest.json":
+                raise UsageError("a recorded file is called manifest.json, as the data set's own list is; leave it out")
+            if size_bytes < 1:
+                raise UsageError(f"file {name!r} has {size_bytes} bytes; give at least 1")
+        if len({str(PurePosixPath(name)) for name, _ in self.files}) != len(self.files):
+            raise UsageError("a file name stands twice in the recorded data set; each must be its own")
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return file `unit`: one unit is one file."""
+        return [PlannedPiece(*self.files[unit])]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of each file."""
+        return np.array([size_bytes for _, size_bytes in self.files[:samples]], np.int64)
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return samples
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many files, from the first on, fit whole into `size_bytes`."""
+        return int(np.searchsorted(np.cumsum(self.unit_bytes(len(self.files), seed)), size_bytes, side="right"))
 
 
 class FormatLayout(msgspec.Struct, frozen=True):

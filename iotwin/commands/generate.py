@@ -38,6 +38,12 @@ class Generate(Command):
         )
         parser.add_argument("--size", metavar="SIZE", help="as many whole samples as fit, for example 512MiB")
         parser.add_argument("--config", metavar="YAML", type=Path, help="a DLIO workload file, in place of WORKLOAD")
+        parser.add_argument(
+            "--recipe",
+            metavar="CSV",
+            type=Path,
+            help="a list of files (name, size_bytes), as iotwin twin writes, in place of WORKLOAD",
+        )
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
@@ -123,6 +129,8 @@ def _generate(layout: "Layout", output: str, nodes: str | None, request: dict[st
 
 def _layout(args: Namespace) -> "tuple[Layout, int | None]":
     """Return the layout that was asked for and, where a configuration says so, how many samples."""
+    if args.recipe is not None:
+        return _recorded_layout(args)
     if args.config is not None:
         return _configured_layout(args)
     if args.workload is None:
@@ -143,6 +151,17 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
         case "dlrm":
             return (DlrmLayout() if args.form in (None, "binary") else DlrmDaysLayout(form=args.form)), None
     raise UsageError(f"unknown workload '{args.workload}'{nearest(args.workload, _WORKLOADS)}; known: {', '.join(_WORKLOADS)}")
+
+
+def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
+    from datagen.recorded import read_recipe
+
+    given = {"a workload": args.workload, "--config": args.config, "--scale": args.scale, "--form": args.form,
+             "--entropy": args.entropy, "--dedup": args.dedup}  # fmt: skip
+    if unfit := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"--recipe says all about the data set; leave out {', '.join(unfit)}")
+    layout = read_recipe(args.recipe)
+    return layout, len(layout.files)
 
 
 def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":

@@ -1,0 +1,60 @@
+"""Stand-ins for the files of a recorded data set: the same names and sizes, other content, and the recipe that lists them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from datagen.content import Content
+from datagen.files import Piece, PieceWriter
+from datagen.layouts import RecordedLayout, npy_header
+from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.output import write_whole
+
+_BLOCK_BYTES = 1 << 20
+
+
+def read_recipe(path: Path) -> RecordedLayout:
+    """Return the data set that the CSV file at `path` (columns name, size_bytes) lists; UsageError when it lists none."""
+    types = csv.ConvertOptions(column_types={"name": pa.string(), "size_bytes": pa.int64()}, strings_can_be_null=False)
+    try:
+        table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=types)
+        names, sizes = table["name"].to_pylist(), table["size_bytes"].to_pylist()
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; give the dataset.csv that iotwin twin wrote") from None
+    except (pa.ArrowException, KeyError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path}: is not a list of files with the columns name, size_bytes ({reason})") from None
+    if None in sizes:
+        raise UsageError(f"{path}: line {sizes.index(None) + 2} has no size_bytes; give every file's size")
+    return RecordedLayout(tuple(zip(names, sizes, strict=True)))
+
+
+def write_recipe(path: Path, files: Sequence[tuple[str, int]]) -> None:
+    """Write the CSV file that `read_recipe` reads; `files` are (name, size in bytes)."""
+    table = pa.table({
+        "name": pa.array([name for name, _ in files], pa.string()), "size_bytes": pa.array([size for _, size in files], pa.int64())
+    })  # fmt: skip
+    sink = pa.BufferOutputStream()
+    csv.write_csv(table, sink)
+    write_whole(path, sink.getvalue().to_pybytes())
+
+
+def write_file(layout: RecordedLayout, seed: int, directory: Path, unit: int, written: Callable[[int], None]) -> list[Piece]:
+    """Write file `unit` under a temporary name and return its piece: noise, behind a valid header where the name says .npy."""
+    name, size_bytes = layout.files[unit]
+    content = Content(seed, unit, 1.0, 0.0)
+    with PieceWriter(directory, name, written) as sink:
+        header = _npy_header_within(size_bytes) if name.endswith(".npy") else b""
+        sink.write(header)
+        for begin in range(len(header), size_bytes, _BLOCK_BYTES):
+            sink.write(content.take(min(_BLOCK_BYTES, size_bytes - begin)).data)
+        return [sink.piece()]
+
+
+def _npy_header_within(size_bytes: int) -> bytes:
+    """Return the header of a .npy file of bytes that comes to `size_bytes` with it; empty when the file is too short for one."""
+    header_bytes = len(npy_header(np.dtype(np.uint8).str, (size_bytes,)))
+    return npy_header(np.dtype(np.uint8).str, (size_bytes - header_bytes,)) if size_bytes > header_bytes else b""
