@@ -29,6 +29,7 @@ class Fitted:
 
     config: c.Config
     evidence: dict[str, str]
+    files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
 
 
 def fit(trace: Trace) -> Fitted:
@@ -51,7 +52,14 @@ def fit(trace: Trace) -> Fitted:
         checkpoint=_checkpoint(checkpoints, assumptions),
         twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
     )
-    return Fitted(config, _evidence(samples, training, evaluations, checkpoints))
+    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples.folder))
+
+
+def _files(trace: Trace, folder: str) -> list[tuple[str, int]]:
+    files = trace.files()
+    files = files[(files["kind"] == "dataset") & (files["size_bytes"] > 0)].sort_values("path")
+    found = zip(map(PurePosixPath, files["path"]), files["size_bytes"].astype(int), strict=True)
+    return [(str(path.relative_to(folder)), int(size)) for path, size in found if path.is_relative_to(folder)]
 
 
 def _losses(trace: Trace) -> list[str]:

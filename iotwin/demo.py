@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from iotwin.traced import run_traced
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.output import write_whole
 from tracing_tools.trace.progress import note
@@ -38,7 +39,6 @@ JOB = [
     "--epochs", "4", "--batch-size", "4", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2",
     "--base-channels", "4", "--depth", "3", "--crop", "40", "--overlap", "0", "--threads", "1", "--seed", str(SEED),
 ]  # fmt: skip
-_SAMPLE_EVERY_NS = 200_000_000
 
 
 def run_demo(directory: Path, force: bool) -> dict[str, Any]:
@@ -132,21 +132,7 @@ class _Demo:
         self._trace("twin", [sys.executable, "-m", "iotwin.main", "emulate", str(self._directory / "twin.yaml")])
 
     def _trace(self, name: str, command: list[str]) -> None:
-        from tracing_tools.capture import Options, trace_command
-
-        directory = self._directory / f"{name}.trace"
-        manifest = trace_command(
-            command, directory, Options(interval_ns=_SAMPLE_EVERY_NS, workload="unet3d", forward_output=False)
-        )
-        if any(text.startswith("interrupted") for text in manifest.notes):
-            raise KeyboardInterrupt  # the tracer passed it on to the job and finished the trace; the demo ends here
-        if manifest.exit_status != 0:
-            last = (directory / "logs" / "stderr").read_text(errors="replace").strip().splitlines()[-1:]
-            raise IotwinError(
-                f"the {name} run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs"
-            )
-        lost = f", {manifest.lost_events} LOST" if manifest.lost_events else ", none lost"
-        note(f"      {manifest.events} events by {manifest.backend}{lost}")
+        run_traced(command, self._directory / f"{name}.trace", "unet3d")
 
     def compare(self) -> None:
         from tracesim import compare

@@ -15,10 +15,21 @@ from tracing_tools.trace.progress import set_quiet
 
 # Module and class of each command, in the order a newcomer needs them.
 _COMMANDS = (
-    ("doctor", "Doctor"), ("demo", "Demo"), ("generate", "Generate"), ("trace", "Record"), ("info", "Info"),
-    ("stats", "Stats"), ("recover", "Recover"), ("fit", "Fit"), ("emulate", "Emulate"), ("compare", "Compare"), ("plot", "Plot"),
-    ("report", "Report"), ("scale", "Scale"),
-)  # fmt: skip
+    ("doctor", "Doctor"),
+    ("demo", "Demo"),
+    ("generate", "Generate"),
+    ("trace", "Record"),
+    ("info", "Info"),
+    ("stats", "Stats"),
+    ("recover", "Recover"),
+    ("fit", "Fit"),
+    ("emulate", "Emulate"),
+    ("compare", "Compare"),
+    ("twin", "Twin"),
+    ("plot", "Plot"),
+    ("report", "Report"),
+    ("scale", "Scale"),
+)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -42,7 +42,7 @@ class Generate(Command):
             "--recipe",
             metavar="CSV",
             type=Path,
-            help="a list of files (name, size_bytes), as iotwin twin writes, in place of WORKLOAD",
+            help="a list of files (name, size_bytes), as of iotwin twin, in place of WORKLOAD",
         )
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
