@@ -2,8 +2,8 @@
 
 What a fit says of a time differs a little from the time that was there: a step's computation, say, seems longer by what the
 system calls around it took. The twin's run has the same error, and its true times are known: the YAML says them. So each time is
-moved by the difference between what the fit found in the job and what it finds in the twin (indirect inference; Gourieroux, Monfort
-and Renault, Journal of Applied Econometrics 8, 1993), quantile by quantile.
+moved by the difference between what the fit found in the job and what it finds in the twin (indirect inference; Gourieroux,
+Monfort and Renault, Journal of Applied Econometrics 8, 1993), quantile by quantile.
 """
 
 import copy

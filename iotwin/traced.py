@@ -12,8 +12,8 @@ _SAMPLE_EVERY_NS = 200_000_000
 def run_traced(command: list[str], directory: Path, workload: str, backend: str = "auto") -> Manifest:
     """Run `command` under the tracer, its trace at `directory`, and return the manifest.
 
-    Raises IotwinError with the command's last line when it fails, and KeyboardInterrupt when it was interrupted: the tracer passes
-    that on to the command and finishes the trace.
+    Raises IotwinError with the command's last line when it fails, and KeyboardInterrupt when it was interrupted: the tracer
+    passes that on to the command and finishes the trace.
     """
     from tracing_tools.capture import Options, trace_command
 
