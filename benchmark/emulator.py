@@ -12,7 +12,7 @@ from benchmark.draws import DrawnTime, Purpose
 from benchmark.loader import Fetcher, Loader, make_loader
 from benchmark.metrics import StepLog
 from benchmark.mllog import MlLog
-from benchmark.order import Batch, evaluation_batches, training_batches
+from benchmark.order import Batches, evaluation_batches, training_batches
 from benchmark.process import age_s, sharpen_timers
 from benchmark.sleeper import Sleeper
 from tracing_tools.trace.progress import note
@@ -121,7 +121,7 @@ class _Training:
         prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
         return make_loader(fetcher, workers, prefetch, config.twin.persistent_workers)
 
-    def _pass(self, phase: str, epoch: int, batches: list[Batch], loader: Loader) -> None:
+    def _pass(self, phase: str, epoch: int, batches: Batches, loader: Loader) -> None:
         """Take every batch in order and compute on it: one epoch of training, or one evaluation."""
         steps = self._measured.steps
         begin_ns = pass_begin_ns = time.monotonic_ns()

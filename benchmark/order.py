@@ -1,31 +1,103 @@
-"""The order in which samples are read: a fresh permutation each epoch, as from PyTorch's DistributedSampler, in batches."""
+"""The order in which samples are read: computed where it is asked for, so that it takes no memory however many there are.
+
+An order is a bijection from places to samples; a rank takes its share of the places. Whole training data sets are permuted
+(`benchmark.permutation`), afresh each epoch: no sample is repeated, and none is lost but those that do not fill a batch on every
+rank (drop_last).
+
+| shuffled | the sample at place p | the place of the j-th sample of rank r of R |
+|---|---|---|
+| nothing | p | j * R + r, as torch's DistributedSampler |
+| samples | permutation(p) | the same |
+| files of S samples | permutation(p // S) * S + p % S | r * (N // R) + j: a rank reads whole files |
+| batches of B samples | permutation(p // B) * B + p % B | ((j // B) * R + r) * B + j % B |
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.config import Config
-from benchmark.draws import Purpose, generator
+from benchmark.permutation import Permutation
 
 Batch = NDArray[np.int64]  # indices of samples, in the order they are read
+_Mapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+_BLOCK_SAMPLES = 8192  # computed at a time: the cost of numpy's calls is spread, and 64 KiB are kept
 
 
-def training_batches(config: Config, samples: int, epoch: int) -> list[Batch]:
-    """Return the batches of one training epoch: no sample twice, what does not fill a batch left out (drop_last)."""
-    shuffled = "seed" in (config.reader.file_shuffle, config.reader.sample_shuffle)
-    order = np.arange(samples, dtype=np.int64)
-    if shuffled:
-        order = generator(config.train.seed, Purpose.ORDER, epoch=epoch if config.train.seed_change_epoch else 0).permutation(
-            order
-        )
+class Batches(Sequence[Batch]):
+    """The batches of one rank: of the `samples` that `at` yields for 0, 1, 2, ..., `size` to a batch, the last maybe short."""
+
+    def __init__(self, samples: int, size: int, count: int, at: _Mapping) -> None:
+        self._samples, self._size, self._count, self._at = samples, size, count, at
+        self._first, self._block = 0, np.empty(0, np.int64)  # the batches computed last, by the first one's number
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> Batch: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Batch]: ...
+
+    def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
+        """Return batch `number`, from 0."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(self._count))]
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        low = (number - self._first) * self._size
+        if not 0 <= low < len(self._block):
+            self._first, low = number, 0
+            begin = number * self._size
+            length = self._size * max(1, _BLOCK_SAMPLES // self._size)
+            self._block = self._at(np.arange(begin, min(begin + length, self._samples), dtype=np.int64))
+        return self._block[low : low + self._size]
+
+
+def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Batches:
+    """Return the batches of `rank` in training epoch `epoch`; every rank has as many, all of them full.
+
+    At most `train.total_training_steps`, where that is given.
+    """
     size = config.reader.batch_size
-    steps = samples // size
+    count = samples // (size * ranks)
+    at = _order(config, samples, epoch, rank, ranks)
     if config.train.total_training_steps > 0:
-        steps = min(steps, config.train.total_training_steps)
-    return list(order[: steps * size].reshape(steps, size))
+        count = min(count, config.train.total_training_steps)
+    return Batches(count * size, size, count, at)
 
 
-def evaluation_batches(config: Config, samples: int) -> list[Batch]:
-    """Return the batches of one evaluation: every sample once, in order; the last batch may be short."""
+def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _Mapping:
+    """Return what maps the places 0, 1, 2, ... of a rank to samples."""
+    reader, epoch = config.reader, epoch if config.train.seed_change_epoch else 0
+    each = config.dataset.num_samples_per_file
+    shuffled = reader.sample_shuffle != "off" or (reader.file_shuffle != "off" and each == 1)
+    if not shuffled and reader.file_shuffle != "off":
+        files = Permutation(samples // each, config.train.seed, epoch)
+        return lambda places: _within(files, each, places + rank * (samples // ranks))
+    if not shuffled:
+        return lambda places: places * ranks + rank
+    order = Permutation(samples, config.train.seed, epoch)
+    return lambda places: order(places * ranks + rank)
+
+
+def _within(order: Permutation, each: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the samples at `places` when runs of `each` samples keep their inner order."""
+    run, inner = np.divmod(places, each)
+    return order(run) * each + inner
+
+
+def evaluation_batches(config: Config, samples: int, rank: int = 0, ranks: int = 1) -> Batches:
+    """Return the batches of `rank` in one evaluation: every sample once over all ranks, in order.
+
+    Every rank has as many batches, so that none waits for another in vain; the last ones may be short or empty.
+    """
     size = config.reader.batch_size_eval
-    order = np.arange(samples, dtype=np.int64)
-    return [order[start : start + size] for start in range(0, samples, size)]
+    own, most = (math.ceil(max(0, samples - each) / ranks) for each in (rank, 0))
+    return Batches(own, size, math.ceil(most / size), lambda places: places * ranks + rank)
