@@ -21,6 +21,8 @@ class Scope:
 
     cgroup_id: int = 0
     cgroup_level: int = 0
+    entered_by_exec: bool = False  # of the cgroup, only what executed a program there (and its forks): no container runtime
+    starts_command: bool = True  # the target is a command that the backend may wrap; False: it runs already, or elsewhere
 
 
 class Backend(Protocol):

@@ -31,6 +31,11 @@ def unavailable_reason() -> str | None:
     return None
 
 
+def _packed(scope: Scope) -> bytes:
+    """Return the scope as the constants of syscalls.bpf.c, in order of declaration."""
+    return struct.pack("<QiII", scope.cgroup_id, scope.cgroup_level, scope.entered_by_exec, os.getpid())
+
+
 class LibbpfBackend:
     """Captures by tracepoints on system call entry and exit, filtered in the kernel by cgroup or process tree."""
 
@@ -46,7 +51,7 @@ class LibbpfBackend:
             kinds[number] = kind
         self._object: BpfObject | None = BpfObject(compiled_probes())
         try:
-            self._object.set_constants(bytes(kinds) + struct.pack("<Qi", scope.cgroup_id, scope.cgroup_level))
+            self._object.set_constants(bytes(kinds) + _packed(scope))
             self._object.set_max_entries("events", buffer_bytes)
             self._object.load()
             self._events = RingBuffer(self._object.map_fd("events"), buffer_bytes)

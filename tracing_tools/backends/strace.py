@@ -17,6 +17,7 @@ import numpy as np
 from tracing_tools.backends import strace_text as text
 from tracing_tools.backends.base import Ledger, Scope
 from tracing_tools.trace import records
+from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.recording import RAW, Recording, read_clocks
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
 
@@ -36,7 +37,9 @@ class StraceBackend:
     name = "strace"
 
     def __init__(self, scope: Scope) -> None:
-        """strace follows the command's process tree, whatever the scope."""
+        """strace follows the command's process tree; IotwinError when the scope has no command of ours."""
+        if not scope.starts_command:
+            raise IotwinError("strace traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["ptrace"]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:

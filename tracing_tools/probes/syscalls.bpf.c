@@ -33,6 +33,8 @@ enum kind {
 const volatile u8 call_kind[MAX_CALLS] = {};
 const volatile u64 target_cgroup = 0; /* 0: filter by the pid tree instead */
 const volatile s32 target_level = 0;  /* depth of target_cgroup in its hierarchy */
+const volatile u32 entered_by_exec = 0; /* of the cgroup, only processes that executed a program in it, and their forks */
+const volatile u32 tracer_pid = 0;    /* never traced, should it be in the cgroup itself */
 
 struct event {
 	u64 start_ns, duration_ns;
@@ -51,7 +53,7 @@ enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
 
 struct name {
 	u64 time_ns; /* start of the call that this belongs to */
-	u64 inode;
+	u64 inode; /* of the opened file; of a fork, exec or exit: the id of the process's cgroup */
 	s64 size; /* of the opened file, bytes */
 	u32 type, pid, tid, device, generation, mode;
 	s32 parent, result;
@@ -82,10 +84,18 @@ struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); }
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct ledger); } ledgers SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct scratch); } scratches SEC(".maps");
 
+INLINE int in_cgroup(struct task_struct *task)
+{
+	return bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup && task->tgid != tracer_pid;
+}
+
+/* A container runtime sets a container up from inside its cgroup: that is not the job's, so the tree begins at an exec. */
 INLINE int is_traced(struct task_struct *task)
 {
-	if (target_cgroup)
-		return bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup;
+	if (target_cgroup && !in_cgroup(task))
+		return 0;
+	if (target_cgroup && !entered_by_exec)
+		return 1;
 	u32 pid = task->tgid;
 	return bpf_map_lookup_elem(&tree, &pid) != NULL;
 }
@@ -477,11 +487,12 @@ int on_fork(u64 *context)
 	u8 one = 1;
 	if (child->pid != child->tgid || !is_traced(parent))
 		return 0;
-	if (!target_cgroup)
+	if (!target_cgroup || entered_by_exec)
 		bpf_map_update_elem(&tree, &pid, &one, 0);
 	struct scratch *scratch = take_scratch(parent, NAME_FORK, bpf_ktime_get_ns());
 	if (!scratch)
 		return 0;
+	scratch->name.inode = bpf_get_current_cgroup_id();
 	struct pid *numbers = child->thread_pid;
 	u32 level = numbers->level & 31;
 	scratch->name.pid = scratch->name.tid = pid;
@@ -497,6 +508,10 @@ SEC("tp_btf/sched_process_exec")
 int on_exec(u64 *context)
 {
 	struct task_struct *task = (void *)context[0];
+	u32 pid = task->tgid;
+	u8 one = 1;
+	if (target_cgroup && entered_by_exec && in_cgroup(task))
+		bpf_map_update_elem(&tree, &pid, &one, 0);
 	if (!is_traced(task))
 		return 0;
 	struct scratch *scratch = take_scratch(task, NAME_EXEC, bpf_ktime_get_ns());
@@ -505,6 +520,7 @@ int on_exec(u64 *context)
 	u64 begin = task->mm->arg_start, length = task->mm->arg_end - begin;
 	if (length > MAX_ARGUMENTS)
 		length = MAX_ARGUMENTS;
+	scratch->name.inode = bpf_get_current_cgroup_id();
 	scratch->name.parent = task->real_parent->tgid;
 	struct pid *numbers = task->thread_pid;
 	u32 level = numbers->level & 31;
@@ -525,12 +541,13 @@ int on_process_exit(u64 *context)
 	struct scratch *scratch = take_scratch(task, NAME_EXIT, bpf_ktime_get_ns());
 	if (scratch) {
 		scratch->name.parent = task->real_parent->tgid;
+		scratch->name.inode = bpf_get_current_cgroup_id();
 		scratch->name.result = task->exit_code;
 		scratch->name.length = sizeof(task->comm);
 		bpf_probe_read_kernel(scratch->bytes, sizeof(task->comm), task->comm);
 		send_name(scratch);
 	}
-	if (!target_cgroup)
+	if (!target_cgroup || entered_by_exec)
 		bpf_map_delete_elem(&tree, &pid);
 	return 0;
 }
