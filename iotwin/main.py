@@ -29,6 +29,7 @@ _COMMANDS = (
     ("plot", "Plot"),
     ("report", "Report"),
     ("scale", "Scale"),
+    ("export", "Export"),
 )
 
 

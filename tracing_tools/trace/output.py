@@ -1,7 +1,10 @@
 """Writing a result's file: refused early when it cannot work, never half-written under its final name."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from tracing_tools.trace.errors import IotwinError, UsageError
 
@@ -23,13 +26,21 @@ def check_output(path: Path) -> None:
         raise IotwinError(f"{directory} is not writable, so {path.name} cannot be written there; choose another place")
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` under a temporary name in the same directory, then rename it to `path`; IotwinError when that fails."""
+@contextmanager
+def open_whole(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            yield file
         partial.replace(path)
     except OSError as error:
         raise IotwinError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` under a temporary name in the same directory, then rename it to `path`; IotwinError when that fails."""
+    with open_whole(path) as file:
+        file.write(content)

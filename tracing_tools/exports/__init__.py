@@ -1,0 +1,50 @@
+"""A trace for other programs: Perfetto, Chrome's trace viewers, spreadsheets, fio. Streamed: a batch of events at a time."""
+
+import gzip
+from pathlib import Path
+
+from tracing_tools.exports.chrome import write_chrome
+from tracing_tools.exports.iolog import write_iolog
+from tracing_tools.exports.perfetto import write_perfetto
+from tracing_tools.exports.table import write_csv
+from tracing_tools.trace.errors import UsageError, nearest
+from tracing_tools.trace.output import check_output, open_whole
+from tracing_tools.trace.reader import Trace
+
+_ENDINGS = {
+    ".pftrace": "perfetto", ".perfetto-trace": "perfetto", ".json": "chrome", ".csv": "csv", ".iolog": "fio", ".fio": "fio",
+}  # fmt: skip
+_WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome, "csv": write_csv}
+FORMATS = (*_WRITERS, "fio")
+
+
+def format_of(output: Path, given: str | None) -> str:
+    """Return the format `given`, or else the one that the name of `output` (a .gz apart) tells; UsageError when neither does."""
+    if given is not None:
+        if given not in FORMATS:
+            raise UsageError(f"unknown format '{given}'{nearest(given, list(FORMATS))}; known: {', '.join(FORMATS)}")
+        return given
+    found = _ENDINGS.get(Path(output.name.removesuffix(".gz")).suffix.lower())
+    if found is None:
+        raise UsageError(f"{output}: the name tells no format; end it in {', '.join(_ENDINGS)} or add --format")
+    return found
+
+
+def export_trace(trace: Trace, output: Path, format_: str, files: Path | None = None) -> int:
+    """Write `trace` to `output` (compressed if its name ends in .gz) and return the events in it.
+
+    `files` is the directory that a fio replay works on; by default `output` with .files appended.
+    """
+    check_output(output)
+    if files is not None and format_ != "fio":
+        raise UsageError(f"--files is for the format fio, not {format_}; leave it out")
+    if format_ == "fio" and output.suffix == ".gz":
+        raise UsageError(f"{output}: fio cannot read compressed logs; leave out .gz")
+    with open_whole(output) as out:
+        if format_ == "fio":
+            directory = files or output.with_name(output.name + ".files")
+            return write_iolog(trace, out, directory.absolute())
+        if output.suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=5, mtime=0) as packed:
+                return _WRITERS[format_](trace, packed)  # type: ignore[arg-type]
+        return _WRITERS[format_](trace, out)

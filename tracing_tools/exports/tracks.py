@@ -1,0 +1,100 @@
+"""What a trace viewer shows beside the system calls: phases, accelerator work, samples. All small next to the events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.reader import Trace
+
+_DEVICE_KINDS = ("kernel", "copy", "set")
+_NOT_MEASURED = ("time_ns", "interval_ns")
+
+
+@dataclass
+class Slices:
+    """Named intervals on one track, in order of start; `pid` is the process they are drawn under, None for the machine."""
+
+    track: str
+    pid: int | None
+    start_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    names: NDArray[np.object_]
+
+
+@dataclass
+class Counter:
+    """A value over time."""
+
+    track: str
+    time_ns: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+def process_names(trace: Trace) -> dict[int, str]:
+    """Return what each process is called, by pid."""
+    processes = trace.processes()
+    return dict(zip(processes["pid"].astype(int).tolist(), processes["comm"].astype(str).tolist(), strict=True))
+
+
+def slices(trace: Trace) -> Iterator[Slices]:
+    """Yield the tracks of phases (by rank and phase) and of accelerator activity (calls by thread, work by device and stream)."""
+    phases = trace.phases()
+    key: Any
+    for key, group in phases.groupby(["rank", "phase"], observed=True, dropna=False):
+        rank, phase = key
+        duration = group["end_ns"] - group["start_ns"]
+        numbers = group["step" if phase == "step" else "epoch"]
+        names = pd.Series([f"{phase} {_whole(number)}" if pd.notna(number) else str(phase) for number in numbers], dtype=object)
+        yield _slices(f"rank {_whole(rank)}: {phase}", None, group["start_ns"], duration, names)
+    gpu = trace.gpu()
+    if gpu is None:
+        return
+    on_device = gpu["kind"].isin(_DEVICE_KINDS)
+    for (device, stream), group in gpu[on_device].groupby(["device", "stream"], dropna=False):
+        track = f"GPU {_whole(device)} stream {_whole(stream)}"
+        yield _slices(track, None, group["start_ns"], group["duration_ns"], group["name"].astype(str))
+    for key, group in gpu[~on_device].groupby(["pid", "tid"], dropna=False):
+        pid, tid = key
+        process = None if pd.isna(pid) else int(pid)
+        names = group["name"].astype(str)
+        yield _slices(f"CUDA calls of thread {_whole(tid)}", process, group["start_ns"], group["duration_ns"], names)
+
+
+def _slices(
+    track: str, pid: int | None, start_ns: "pd.Series[int]", duration_ns: "pd.Series[int]", names: "pd.Series[Any]"
+) -> Slices:
+    start, duration = start_ns.to_numpy().astype(np.int64), duration_ns.to_numpy().astype(np.int64)
+    return Slices(track, pid, start, duration, names.to_numpy(dtype=object))
+
+
+def _whole(number: Any) -> str:
+    return "?" if pd.isna(number) else str(int(number))
+
+
+def counters(trace: Trace) -> Iterator[Counter]:
+    """Yield every measured column of the samples, apart for each device, process or resource; and block requests in flight."""
+    for kind, expected in schema.SAMPLES.items():
+        samples = trace.samples(kind)
+        if samples is None:
+            continue
+        keys = [name for name in ("device", "pid", "resource") if name in expected.names]
+        measured = [name for name in samples.columns if name not in (*_NOT_MEASURED, *keys, "command")]
+        for key, group in samples.groupby(keys) if keys else [((), samples)]:
+            place = " ".join(str(part) for part in key)
+            for name in measured:
+                valid = group[group[name].notna()]
+                if len(valid):
+                    track = " ".join(part for part in (kind, place, name) if part)
+                    yield Counter(track, valid["time_ns"].to_numpy(np.int64), valid[name].to_numpy(np.float64))
+    block = trace.block()
+    for device, group in [] if block is None else block[block["duration_ns"].notna()].groupby("device"):
+        issued = group["issue_ns"].to_numpy(np.int64)
+        times = np.concatenate([issued, issued + group["duration_ns"].to_numpy(np.int64)])
+        change = np.repeat([1, -1], len(group))
+        order = np.argsort(times, kind="stable")
+        yield Counter(f"block requests in flight on device {device}", times[order], change[order].cumsum().astype(np.float64))
