@@ -1,14 +1,28 @@
 """Random draws keyed by what they are for: a rerun draws the same, whatever the workers and whatever was drawn before."""
 
+import math
 from enum import IntEnum
 from statistics import NormalDist
 
 import numpy as np
 
-from benchmark.config import Duration, Normal, Quantiles
+from benchmark.config import (
+    Duration,
+    Exponential,
+    Gamma,
+    Lognormal,
+    Normal,
+    Poisson,
+    Quantiles,
+    Recorded,
+    Uniform,
+)
+from benchmark.gamma import gamma_quantile
+from benchmark.recording import read_recording
 
 # Consecutive steps, or samples, that share one draw from each stratum of the distribution.
 _STRATA = 8
+_SMALLEST = 5e-324
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -38,6 +52,8 @@ def inverse_cdf(duration: Duration, probability: float) -> float:
     Quantiles are interpolated linearly between equally spaced probabilities. A normal curve is truncated at zero: the
     probability counts the part above it, so that no mass piles up at zero and none is folded over.
     """
+    # Unbounded curves take neither 0 nor 1, and a draw may round to either.
+    inner = min(max(probability, _SMALLEST), _LARGEST_BELOW_ONE)
     match duration:
         case Quantiles(values):
             place = probability * (len(values) - 1)
@@ -47,13 +63,34 @@ def inverse_cdf(duration: Duration, probability: float) -> float:
         case Normal(mean, stdev) if stdev > 0:
             curve = NormalDist(mean, stdev)
             below_zero = curve.cdf(0.0)
-            # inv_cdf takes neither 0 nor 1, and a draw may round to either.
-            place = min(max(below_zero + probability * (1 - below_zero), 5e-324), _LARGEST_BELOW_ONE)
+            place = min(max(below_zero + probability * (1 - below_zero), _SMALLEST), _LARGEST_BELOW_ONE)
             return max(0.0, curve.inv_cdf(place))
-        case Normal(mean):
+        case Normal(mean) | Lognormal(mean, 0.0):
             return mean
-        case _:
-            return float(duration)
+        case Lognormal(mean, stdev):
+            variance = math.log1p((stdev / mean) ** 2)  # of the logarithms; their mean is log(mean) - variance / 2
+            return mean * math.exp(math.sqrt(variance) * NormalDist().inv_cdf(inner) - variance / 2)
+        case Uniform(least, most):
+            return least + probability * (most - least)
+        case Exponential(scale):
+            return -scale * math.log1p(-inner)
+        case Gamma(shape, scale):
+            return scale * gamma_quantile(shape, inner)
+        case Poisson(lam):
+            return float(_poisson_quantile(lam, inner))
+        case Recorded(file):
+            raise TypeError(f"{file}: a recording is replayed, not drawn from")
+    return float(duration)
+
+
+def _poisson_quantile(lam: float, probability: float) -> int:
+    count, term = 0, math.exp(-lam)
+    total = term
+    while total < probability and term > 0:
+        count += 1
+        term *= lam / count
+        total += term
+    return count
 
 
 class DrawnTime:
@@ -62,15 +99,22 @@ class DrawnTime:
     Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5): each eight steps that follow one another get one draw from
     each eighth of the distribution, in random order. Every single draw has the distribution asked for, but the sum over an epoch
     of few steps comes closer to its mean than that of independent draws, so that a short twin lasts as long as the job.
+
+    A recording is replayed instead, each rank and epoch from a place drawn for it.
     """
 
     def __init__(self, duration: Duration, seed: int, purpose: Purpose) -> None:
-        self._duration, self._seed, self._purpose = duration, seed, purpose
+        self._seed, self._purpose = seed, purpose
+        self._duration = duration
+        self._recording = read_recording(duration.file) if isinstance(duration, Recorded) else None
         self._block: tuple[int, int, int] | None = None
         self._probabilities: list[float] = []
 
     def seconds(self, rank: int, epoch: int, step: int) -> float:
         """Return the seconds of this step (or sample, or file), counted from 0; the same at every call."""
+        if self._recording is not None:
+            first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
+            return float(self._recording[(first + step) % len(self._recording)])
         if isinstance(self._duration, float | int):
             return float(self._duration)
         number, place = divmod(step, _STRATA)

@@ -15,6 +15,7 @@ from benchmark.mllog import MlLog
 from benchmark.order import Batches, evaluation_batches, training_batches
 from benchmark.process import age_s, sharpen_timers
 from benchmark.sleeper import Sleeper
+from benchmark.steptimes import step_time
 from tracing_tools.trace.progress import note
 
 _RANK = 0
@@ -26,7 +27,8 @@ class ComputeTime:
 
     def __init__(self, config: Config) -> None:
         seed, first = config.train.seed, config.twin.first_step_time
-        self._train = DrawnTime(config.train.computation_time, seed, Purpose.TRAIN_STEP)
+        computation = step_time(config.train.computation_time, config.num_gpus or 1, config.reader.batch_size)
+        self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP)
         self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
         self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP)
 

@@ -72,6 +72,7 @@ def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[P
     sizes = samples.size_bytes[np.unique(np.concatenate([part.samples for part in training]))]
     return c.Dataset(
         data_folder=samples.folder,
+        format="npy",
         num_files_train=len(_members(training)),
         num_files_eval=len(_members(evaluations)) if evaluations else None,
         record_length_bytes=round(float(sizes.mean())),

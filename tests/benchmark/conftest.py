@@ -28,7 +28,7 @@ def twin(tmp_path: Path, cases: Path) -> Config:
     """Eight training and two evaluation cases, batch 2, two workers, two epochs, evaluation and a checkpoint after each."""
     return workload.Config(
         workflow=workload.Workflow(evaluation=True, checkpoint=True),
-        dataset=workload.Dataset(data_folder=str(cases)),
+        dataset=workload.Dataset(data_folder=str(cases), format="npy"),
         reader=workload.Reader(batch_size=2, read_threads=2, sample_shuffle="seed"),
         train=workload.Train(epochs=2, computation_time=workload.Quantiles(values=[0.001, 0.002, 0.005])),
         checkpoint=workload.Checkpoint(checkpoint_folder=str(tmp_path / "checkpoints")),

@@ -80,19 +80,22 @@ def test_off_is_a_word_as_in_dlio(twin_path: Path) -> None:
         ("readers.batch_size=4", "readers: unknown key (did you mean 'reader'?)"),
         ("twin.checkpoint.files=[{nme: a, write_sizes: [[1, 1]]}]", "files[0].nme: unknown key (did you mean 'name'?)"),
         ("train.computation_time={type: normal, mean: 1, stddev: 2}", "time.stddev: unknown key (did you mean 'stdev'?)"),
-        ("reader.odirect=true", "reader.odirect: a DLIO key that is not supported yet"),
-        ("storage.storage_type=s3", "storage: a DLIO key that is not supported yet"),
+        ("reader.transfer_size=1MiB", "transfer_size: expected int, got str; sizes are numbers of bytes, without a unit"),
+        ("train.computation_time=5ms", "got str; times are numbers of seconds, without a unit"),
+        ("train.computation_time={type: norml, mean: 1}", "train.computation_time.type: 'norml' is not supported; use normal or"),
+        ("storage.storage_type=s4", "storage.storage_type: 's4' is not supported; use local_fs or"),
+        ("model.parallelism={zero_stage: 3, pipeline: 2}", "zero_stage: stage 3 shards the model over all ranks"),
+        ("model.type=transformer", "model.num_layers: a transformer has at least 1"),
+        ("train.computation_time={type: uniform, min: 2, max: 1}", "train.computation_time.min: must not be above max"),
         ("reader.batch_size=four", "reader.batch_size: expected int, got str"),
         ("reader.batch_size=0", "reader.batch_size: expected int >= 1"),
-        ("reader.data_loader=tensorflow", "reader.data_loader: 'tensorflow' is not supported; use native"),
-        ("reader.sample_shuffle=random", "reader.sample_shuffle: 'random' is not supported; use off or seed"),
+        ("reader.sample_shuffle=on", "reader.sample_shuffle: 'on' is not supported; use off or seed or random"),
         ("train.computation_time=-1", "train.computation_time: expected float >= 0.0"),
         ("train.computation_time=.inf", "train.computation_time: expected float"),
         ("train.computation_time={type: quantiles, values: [2, 1]}", "train.computation_time.values: quantiles must ascend"),
         ("train.computation_time={type: quantiles, values: []}", "train.computation_time.values: expected array of length >= 1"),
         ("twin.init_time=1e999", "twin.init_time: expected float"),
-        ("workflow.generate_data=True", "workflow.generate_data: not supported; make the data set first"),
-        ("twin.checkpoint.files=[]", "twin.checkpoint.files: workflow.checkpoint needs at least one file"),
+        ("workflow={train: false}", "workflow.train: nothing is left to do"),
         ("twin.checkpoint.files=[{name: ../../etc/x, write_sizes: [[1, 1]]}]", "must be a path inside checkpoint_folder"),
         ("twin.train_files=[/etc/passwd]", "must be a path inside data_folder"),
         ("twin.train_files=[a, a]", "twin.train_files: a name is listed twice"),
@@ -115,7 +118,10 @@ def test_what_is_wrong_is_named_in_one_line(twin_path: Path, override: str, expe
         (b"reader: [1\n", "twin.yaml:2: is not YAML"),
         (b"\xff\xfe\x00", "cannot be read as text"),
         (b"!!python/object/apply:os.system [id]\n", "is not YAML"),
-        (b"model: {name: x}\n", "section missing required field dataset"),
+        (b"hosts: 127.0.0.1\n", "hosts: unknown key"),
+        (b"dataset: {record_length: 1, record_length_bytes: 2}\n", "given twice"),
+        (b"defaults: [twin]\n", "its defaults lead back to itself"),
+        (b"defaults: [other]\n", "workload=other: not among"),
         (b"dataset: {data_folder: d, data_folder: &a [*a]}\n", "refers to itself"),
     ],
 )
@@ -147,3 +153,44 @@ def test_a_failed_dump_leaves_the_old_file(twin: Config, twin_path: Path, monkey
         dump(twin, twin_path)
     assert twin_path.read_bytes() == before
     assert list(twin_path.parent.glob("*.partial")) == []
+
+
+def test_both_spellings_of_dlio_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "dlio.yaml"
+    path.write_text(
+        "model: unet3d\nframework: tensorflow\n"
+        "dataset: {record_length: 114660.07, record_length_stdev: 5, record_length_resize: 9}\n"
+        "data_reader: {batch_size: 3, prefetch_size: 0, file_shuffle: false}\n"
+        "train: {computation_time: {mean: 2, stdev: 1}}\nevaluation: {eval_time: 8, eval_time_stdev: 3}\n"
+        "checkpoint: {type: all_ranks, model_size: 77, time_between_checkpoints: -1}\n"
+    )
+    config = load(
+        path, ["++workload.data_reader.read_threads=4", "++workload.reader.preprocess_time_stdev=1", "hydra.run.dir=there"]
+    )
+    assert (config.model.name, config.model.model_size_bytes) == ("unet3d", 77)
+    sizes = (
+        config.dataset.record_length_bytes,
+        config.dataset.record_length_bytes_stdev,
+        config.dataset.record_length_bytes_resize,
+    )
+    assert sizes == (114660.07, 5, 9)
+    reader = config.reader
+    assert (reader.batch_size, reader.read_threads, reader.prefetch_size, reader.file_shuffle) == (3, 4, None, "off")
+    assert config.train.computation_time == Normal(mean=2, stdev=1)
+    assert (config.evaluation.eval_time, reader.preprocess_time) == (Normal(mean=8, stdev=3), Normal(mean=0, stdev=1))
+    assert (config.checkpoint.type, config.checkpoint.time_between_checkpoints) == ("all_ranks", 0.0)
+    assert config.output.folder == "there"
+
+
+def test_every_value_has_its_origin(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "train: {epochs: 2, computation_time: {type: normal, mean: 1}}\nreader: {batch_size: 2}\n"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults: [base, _self_]\nreader: {batch_size: 3, read_threads: 4}\n")
+    rows = {name: (value, origin) for name, value, origin in workload.compose(path, ["++workload.reader.read_threads=5"]).rows()}
+    assert rows["train.epochs"] == (2, "base.yaml")
+    assert rows["train.computation_time"] == ({"type": "normal", "mean": 1.0, "stdev": 0.0}, "base.yaml")
+    assert rows["reader.batch_size"] == (3, "mine.yaml")
+    assert rows["reader.read_threads"] == (5, "++workload.reader.read_threads=5")
+    assert rows["reader.file_shuffle"] == ("off", "default")

@@ -31,7 +31,7 @@ from tests.iotwin.processes import call, one_line
         (["fit", "TRACE", "-o", "."], "is a directory"),
         (["emulate", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["emulate", "bad.yaml"], "bad.yaml: reader.batchsize: unknown key (did you mean 'batch_size'?)"),
-        (["emulate", "dlio.yaml"], "a DLIO key that is not supported yet"),
+        (["emulate", "dlio.yaml"], "dlio.yaml: reader.transfer_size: expected int, got str; sizes are numbers of bytes"),
         (["emulate", "good.yaml", "faster"], "'faster' is not an override"),
         (["emulate", "text.yaml"], "is not a workload"),
         (["emulate", "code.yaml"], "is not YAML"),
@@ -44,7 +44,7 @@ def test_a_wrong_request_is_one_line_and_status_2(arguments, expected, trace, tm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("reader: {batchsize: 3}\n")
     (tmp_path / "good.yaml").write_text("reader: {batch_size: 3}\n")
-    (tmp_path / "dlio.yaml").write_text("reader: {odirect: true}\n")
+    (tmp_path / "dlio.yaml").write_text("reader: {transfer_size: 1MiB}\n")
     (tmp_path / "text.yaml").write_text("nothing but text\n")
     (tmp_path / "code.yaml").write_text(f'!!python/object/apply:os.system ["touch {tmp_path}/run"]\n')
     before = sorted(tmp_path.rglob("*"))

@@ -1,0 +1,337 @@
+"""The sections and keys of a workload YAML as typed structs: DLIO's under DLIO's names and defaults, ours under ``twin:``.
+
+Keys that DLIO reads and nothing depends on here are fields too, marked "of no effect", so that its files load as they stand.
+Where DLIO has two spellings of a key, `benchmark.config.spelling` turns the other into the one here.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from benchmark.config.durations import Duration, Seconds, StepTime
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+OrNone = Annotated[int, msgspec.Meta(ge=-1)]  # DLIO's way of saying none: -1
+# An explicit maximum keeps one typing error (a size in the place of a count) from becoming a fork bomb.
+Processes = Annotated[int, msgspec.Meta(ge=0, le=1024)]
+Size = (
+    Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+)  # bytes; DLIO has means such as 114660.07
+Datatype = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
+Shuffle = Literal["off", "seed", "random"]  # random: a fresh order in each epoch even where seed_change_epoch is false
+
+
+class Section(msgspec.Struct, forbid_unknown_fields=True):
+    """What every section of the YAML is: known fields and nothing else."""
+
+
+class Parallelism(Section):
+    """How the model is spread over ranks."""
+
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    data: OrNone = -1  # -1: ranks / (tensor * pipeline)
+    zero_stage: Literal[0, 1, 2, 3] = 0
+
+
+class Transformer(Section):
+    """The shape that a transformer's checkpoint size follows from."""
+
+    vocab_size: Positive = 32000
+    hidden_size: Positive = 2048
+    ffn_hidden_size: Positive = 8192
+    num_attention_heads: Positive = 32
+    num_kv_heads: Positive = 8
+
+
+class Model(Section):
+    """The model emulated: a label, and what its checkpoints hold."""
+
+    name: str = "default"
+    type: str | None = None  # only `transformer` changes anything: sizes then follow from the shape
+    model_size_bytes: Size = 10240  # of the model state that a rank which checkpoints writes, unless type is transformer
+    model_datatype: Datatype = "fp16"
+    optimizer_datatype: Datatype = "fp32"
+    optimization_groups: list[Positive] = []  # elements of each optimizer tensor, given one by one
+    num_layers: OrNone = -1
+    layer_parameters: list[Positive] = []  # elements of each tensor of a layer, given one by one
+    parallelism: Parallelism = msgspec.field(default_factory=Parallelism)
+    transformer: Transformer = msgspec.field(default_factory=Transformer)
+
+
+class Workflow(Section):
+    """Which parts of the job run. Without train: generation alone, or checkpoints alone."""
+
+    generate_data: bool = False
+    train: bool = True
+    evaluation: bool = False
+    checkpoint: bool = False
+    profiling: bool = False
+    debug: bool = False  # of no effect; see --debug
+    query: str | None = None  # prints one resolved value, as `reader.batch_size`, and ends
+
+
+class Storage(Section):
+    """Where data set and checkpoints are; paths below `storage_root` unless they are absolute."""
+
+    storage_type: Literal["local_fs", "parallel_fs", "direct_fs", "s3", "aistore", "s3dlio"] = "local_fs"
+    storage_root: str = "./"
+    storage_options: dict[str, str | int | float | bool | None] = {}  # of the object store: endpoint_url, region, keys
+    storage_library: str | None = None  # of no effect: fsspec speaks to every store
+
+
+class Hdf5(Section):
+    """What only hdf5 files have."""
+
+    chunk_dims: list[Positive] = []
+    num_dset_per_record: Positive = 1
+    max_shape: list[Positive] = []
+
+
+class ParquetColumn(Section):
+    """A column of parquet files; one that is not read costs no reading."""
+
+    name: str
+    dtype: str = "float32"
+    size: Positive = 1  # elements in each row
+    read: bool = True
+
+
+class Parquet(Section):
+    """What only parquet files have."""
+
+    columns: list[ParquetColumn] = []
+    row_group_size: Positive | None = None  # rows
+    read_mode: Literal["default", "row_group"] = "default"
+    generation_batch_size: Positive | None = None  # of no effect
+
+
+class Dataset(Section):
+    """The files read, and how they are generated."""
+
+    data_folder: str = "./data/"
+    format: str = "tfrecord"  # of datagen's FormatLayout, `synthetic` for no files at all, or a reader's plug-in
+    num_files_train: Count | None = None  # all there are when not given (a unet3d pair counts once)
+    num_files_eval: Count | None = None
+    num_samples_per_file: Positive = 1
+    eval_num_samples_per_file: Positive | None = None  # None: as in training
+    record_length_bytes: Size | None = None  # mean sample size (of a pair: both files); None: DLIO's 65536 where it is needed
+    record_length_bytes_stdev: Size | None = None
+    record_length_bytes_resize: Size | None = None  # of the sample that the loader hands over; None: the sample as it is stored
+    record_dims: list[Positive] = []  # instead of a length
+    record_element_type: str = "uint8"
+    num_subfolders_train: Count = 0
+    num_subfolders_eval: Count = 0
+    file_prefix: str = "img"
+    compression: str = "none"
+    compression_level: Count = 4
+    interleave: bool = False  # samples of several files in turn, as tf.data's interleave
+    hdf5: Hdf5 = msgspec.field(default_factory=Hdf5)
+    parquet: Parquet = msgspec.field(default_factory=Parquet)
+    enable_chunking: bool = False
+    chunk_size: Count = 0
+    keep_files: bool = True  # false: the files that this run generated are removed at its end
+    generation_buffer_size: Size = 2 << 30  # of no effect: generation streams
+    data_gen_method: str | None = None  # of no effect
+    # Beyond DLIO: as in `iotwin generate --config`.
+    record_length_distribution: Literal["normal", "lognormal"] = "normal"
+    record_length_histogram: list[tuple[int, float]] = []
+    entropy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    dedup: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
+class Reader(Section):
+    """How samples are read: the loader of one rank."""
+
+    data_loader: str = "native"  # native, pytorch, tensorflow, synthetic; dali, native_dali, terabyte as native; or a plug-in
+    data_loader_classname: str | None = None  # plug-ins by `module.Class`
+    reader_classname: str | None = None
+    data_loader_sampler: str | None = None
+    batch_size: Positive = 1
+    batch_size_eval: Positive = 1
+    read_threads: Processes = 1  # worker processes; 0: the main process reads
+    computation_threads: Processes = 1  # tf.data's parallel parsing; of no effect elsewhere
+    # Batches in flight over all workers, each having ceil(size / read_threads), as in DLIO. When not given, each worker has two
+    # whatever their number, as in PyTorch.
+    prefetch_size: Positive | None = None
+    file_shuffle: Shuffle = "off"  # with one sample per file, the same thing as sample_shuffle: either one shuffles
+    sample_shuffle: Shuffle = "off"
+    shuffle_size: Positive = 1024  # samples in tf.data's shuffle buffer
+    read_type: Literal["on_demand", "memory"] = "on_demand"  # memory: each file is read once, in the first epoch
+    file_access: Literal["multi", "shared", "collective", "mpio", "posix"] = "multi"  # of no effect, as in DLIO
+    transfer_size: Positive | None = None  # bytes of one read; None: as the format's own reader has it
+    preprocess_time: Duration = 0.0  # per training sample, in the worker
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] = "fork"  # of the pytorch loader; native always forks
+    pin_memory: bool = True  # the pytorch loader's; native copies where twin.reader.pinned_copies says so
+    odirect: bool = False  # past the page cache
+    dont_use_mmap: bool = False  # of no effect
+    transformed_record_dims: list[Positive] = []
+    transformed_record_element_type: str = "uint8"
+
+
+class Train(Section):
+    """Training steps."""
+
+    epochs: Positive = 1
+    computation_time: StepTime = 0.0  # per step
+    # At most this many steps in each epoch, as DLIO has it; -1: all.
+    total_training_steps: OrNone = -1
+    seed: Count = 123  # of order, drawn times and checkpoint content
+    seed_change_epoch: bool = True  # a fresh order each epoch; False: the same order in all
+
+
+class Evaluation(Section):
+    """Evaluation: by epochs, or by steps where `steps_between_evals` is given."""
+
+    eval_time: Duration = 0.0  # per evaluation step
+    eval_after_epoch: Positive = 1  # first after this epoch,
+    epochs_between_evals: Positive = 1  # then every so many
+    eval_after_step: OrNone = -1  # first after this step of the run; -1: after the first steps_between_evals
+    steps_between_evals: OrNone = -1
+    total_eval_steps: OrNone = -1  # of each evaluation; -1: all
+
+
+class Ksm(Section):
+    """DLIO's page merging, which shrinks its tensors in memory; of no effect, as one buffer serves all writes here."""
+
+    madv_mergeable_id: int = 12
+    high_ram_trigger: float = 30.0
+    low_ram_exit: float = 15.0
+    await_time: float = 200.0
+
+
+class Checkpoint(Section):
+    """Checkpoints: by epochs, or by steps where `steps_between_checkpoints` is given."""
+
+    checkpoint_folder: str = "./checkpoints/"
+    checkpoint_after_epoch: Positive = 1  # first after this epoch,
+    epochs_between_checkpoints: Positive = 1  # then every so many
+    checkpoint_after_step: OrNone = -1  # one more after this step of the run
+    steps_between_checkpoints: OrNone = -1
+    time_between_checkpoints: Duration = 0.0  # seconds of computing between checkpoints, when only checkpoints run
+    num_checkpoints_write: OrNone = -1  # when only checkpoints run: how many are written,
+    num_checkpoints_read: OrNone = -1  # and then read back
+    type: Literal["rank_zero", "all_ranks"] = "rank_zero"  # who writes the model where nothing is sharded
+    mode: Literal["default", "subset"] = "default"  # subset: fewer ranks than the model's parallelism, which write their shares
+    fsync: bool | None = None  # for all files; when not given, each file does as recorded
+    recovery_rank_shift: bool = False  # reading back, each rank reads another's files, past its node's page cache
+    rank_sync: bool = False  # ranks wait for one another after each checkpoint
+    randomize_tensor: bool = True  # random bytes; false: zeros, which storage may compress away
+    ksm: Ksm | None = None
+    checkpoint_mechanism_classname: str | None = None
+    # The fork of the artifact: writes alternate between q1 bytes and a normal curve, never below min.
+    ckpt_write_sz_q1: Positive | None = None
+    ckpt_write_sz_mean: Positive | None = None
+    ckpt_write_sz_std: Count | None = None
+    ckpt_write_sz_min: Positive | None = None
+
+
+class OutputMetric(Section):
+    """Which steps of an epoch the metrics leave out."""
+
+    exclude_start_steps: Count = 1  # warming up: the first batch has no step to hide behind
+    exclude_end_steps: Count = 0
+
+
+class Output(Section):
+    """Where results go."""
+
+    folder: str = "./output/"
+    log_file: str = "dlio.log"  # in the folder
+    metric: OutputMetric = msgspec.field(default_factory=OutputMetric)
+
+
+class Profiling(Section):
+    """What is sampled beside the run when workflow.profiling is true."""
+
+    profiler: Literal["none", "iostat", "trace", "darshan", "tensorboard"] = "iostat"
+    iostat_devices: list[str] = []  # such as sda; all when none is given
+
+
+class Metric(Section):
+    """What counts as success."""
+
+    au: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9  # accelerator utilisation to reach
+
+
+class CheckpointFile(Section):
+    """One file of a checkpoint, as it was seen being written."""
+
+    name: str  # within checkpoint_folder; '{epoch}' becomes the epoch's number, a name without it is overwritten
+    write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
+    fsync: bool = False
+    rename: bool = False  # written under a temporary name, then renamed
+    epochs: list[Positive] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
+
+
+class TwinCheckpoint(Section):
+    """What DLIO's checkpoint section cannot say."""
+
+    files: list[CheckpointFile] = []  # recorded; without any, sizes follow from the model section
+    serialization_time: Duration = 0.0  # seconds per file besides writing, spread over its writes in proportion to their bytes
+    write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
+    rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
+    directory_sync: bool = False  # fsync of the folder after the renames
+    asynchronous: bool = False  # a snapshot in memory, persisted beside training
+    in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
+    keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
+    seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: as the checkpoint section says
+
+
+class TwinEvaluation(Section):
+    """What DLIO's evaluation section cannot say."""
+
+    read_threads: Processes | None = None  # worker processes; None: as in training
+    preprocess_time: Duration = 0.0  # per evaluation sample
+
+
+class TwinReader(Section):
+    """What DLIO's reader section cannot say."""
+
+    workers: Literal["processes", "threads"] = "processes"
+    mmap: bool = False  # files are mapped, not read
+    interleave_files: Positive | None = None  # files that dataset.interleave takes turns among; None: 8
+    random_batches: bool = False  # shuffles batches, not samples: one read each out of one big file
+    pinned_copies: bool = False  # each batch is copied to the main process, as pinned memory is
+
+
+class Twin(Section):
+    """What iotwin adds to DLIO's keys."""
+
+    source: str = ""  # the trace the twin was derived from
+    host: str = ""  # the machine that trace was taken on
+    assumptions: list[str] = []  # what the trace could not tell, in words
+    # unet3d, bert, dlrm: those workloads' files; npy: one file a sample of any name; None: as dataset.format says.
+    layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
+    train_files: list[str] | None = None  # names within data_folder; of a unet3d pair the part before _x.npy
+    eval_files: list[str] | None = None
+    startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
+    init_time: Duration = 0.0  # from the start of init to the first epoch
+    first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others
+    barrier: bool = True  # ranks wait for one another after each step, as an all-reduce makes them
+    all_reduce_time: Duration = 0.0  # seconds of each step after that wait, drawn alike on all ranks
+    busy_wait: bool = False  # computing keeps a CPU busy instead of sleeping
+    persistent_workers: bool = False  # worker processes live through all epochs; False: fresh ones for each
+    reader: TwinReader = msgspec.field(default_factory=TwinReader)
+    evaluation: TwinEvaluation = msgspec.field(default_factory=TwinEvaluation)
+    checkpoint: TwinCheckpoint = msgspec.field(default_factory=TwinCheckpoint)
+
+
+class Config(Section, kw_only=True):
+    """One workload, as the emulator runs it."""
+
+    model: Model = msgspec.field(default_factory=Model)
+    framework: Literal["pytorch", "tensorflow"] = "pytorch"
+    num_gpus: Positive | None = None  # that step time models are asked for, where one rank stands for several
+    workflow: Workflow = msgspec.field(default_factory=Workflow)
+    storage: Storage = msgspec.field(default_factory=Storage)
+    dataset: Dataset = msgspec.field(default_factory=Dataset)
+    reader: Reader = msgspec.field(default_factory=Reader)
+    train: Train = msgspec.field(default_factory=Train)
+    evaluation: Evaluation = msgspec.field(default_factory=Evaluation)
+    checkpoint: Checkpoint = msgspec.field(default_factory=Checkpoint)
+    output: Output = msgspec.field(default_factory=Output)
+    profiling: Profiling = msgspec.field(default_factory=Profiling)
+    metric: Metric = msgspec.field(default_factory=Metric)
+    twin: Twin = msgspec.field(default_factory=Twin)
