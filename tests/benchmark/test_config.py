@@ -148,7 +148,7 @@ def test_a_failed_dump_leaves_the_old_file(twin: Config, twin_path: Path, monkey
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(IotwinError, match="No space"):
         dump(twin, twin_path)
     assert twin_path.read_bytes() == before
