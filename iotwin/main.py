@@ -21,6 +21,7 @@ _COMMANDS = (
     ("trace", "Record"),
     ("info", "Info"),
     ("stats", "Stats"),
+    ("import_trace", "Import"),
     ("recover", "Recover"),
     ("fit", "Fit"),
     ("emulate", "Emulate"),

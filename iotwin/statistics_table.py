@@ -6,31 +6,46 @@ _HEADINGS = {
     "time_share": "% time", "calls": "calls", "errors": "errors", "read_bytes": "read", "written_bytes": "written",
     "total_ns": "time", "p50_ns": "median", "p90_ns": "90 %", "p99_ns": "99 %", "max_ns": "longest",
 }  # fmt: skip
+_NARROW_HEADINGS = {"time_share", "calls", "errors", "total_ns", "p50_ns", "p99_ns"}
+_WIDE, _PIPE_WIDTH = 125, 160  # characters of a line
 _WORDS = 60  # characters of a name
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
     """Print the first `most` rows (of `trace.statistics.document`); `more` says where the others are, if anything."""
-    from rich.console import Console
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from trace_visuals.labels import plain
 
-    console = Console()
+    console = wide_console()
     if not rows:
         console.print(f"{title}: no calls")
         return
+    headings = {name: text for name, text in _HEADINGS.items() if console.width >= _WIDE or name in _NARROW_HEADINGS}
     names = [name for name in rows[0] if name not in (*_HEADINGS, "bytes")]
-    table = Table(*names, title=title, title_justify="left")
-    for heading in _HEADINGS.values():
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for heading in headings.values():
         table.add_column(heading, justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(name, overflow="fold")
     for row in rows[:most]:
         words = [Text(plain("" if row[name] is None else str(row[name]), _WORDS)) for name in names]
-        table.add_row(*words, *(_cell(name, row[name]) for name in _HEADINGS))
+        table.add_row(*(_cell(name, row[name]) for name in headings), *words)
     console.print(table)
     if more and len(rows) > most:
         console.print(f"{len(rows) - most:,} more; {more}")
+
+
+def wide_console() -> Any:
+    """Return the console; where output is no terminal its lines are long, unless COLUMNS says otherwise."""
+    import os
+
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPE_WIDTH)
 
 
 def _cell(name: str, value: float) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends import strace_text as text
 from tracing_tools.backends.base import Ledger, Scope
 from tracing_tools.trace import records
+from tracing_tools.trace import strace_text as text
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.recording import RAW, Recording, read_clocks
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind

@@ -1,4 +1,4 @@
-"""strace's text, one call a line (options -f -ff -y, times in nanoseconds), parsed into calls."""
+"""strace's text, one call a line (options -f -ff -y -yy, UNIX times in nano- or microseconds), parsed into calls."""
 
 import errno
 import os
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _LINE = re.compile(
-    rb"(?P<s>\d+)\.(?P<ns>\d{9}) (?P<name>\w+)\((?P<arguments>.*)\) += "
+    rb"(?P<s>\d+)\.(?P<ns>\d{6,9}) (?P<name>\w+)\((?P<arguments>.*)\) += "
     rb"(?P<result>\?|0x[0-9a-f]+|-?\d+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
-    rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{9})>)?$"
+    rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{6,9})>)?$"
 )
-_EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{9}) \+\+\+ (?:exited with (?P<status>\d+)|killed by (?P<signal>SIG\w+))")
+_EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{6,9}) \+\+\+ (?:exited with (?P<status>\d+)|killed by (?P<signal>SIG\w+))")
 _DESCRIPTOR = re.compile(rb"(?P<fd>AT_FDCWD|-?\d+)(?:<(?P<path>[^>]*)>)?")
 _STRING = re.compile(rb'"(?P<text>(?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-f]{2}|.)")
@@ -57,7 +57,7 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
         elif ended := _EXITED.match(line):
             signal_number = _signal_number(ended["signal"]) if ended["signal"] else 0
             status = signal_number or int(ended["status"]) << 8
-            yield Call(tid, int(ended["s"]) * 10**9 + int(ended["ns"]), 0, "exit", b"", status, None)
+            yield Call(tid, _nanoseconds(ended["s"], ended["ns"]), 0, "exit", b"", status, None)
 
 
 def _call(tid: int, match: re.Match[bytes]) -> Call | None:
@@ -68,10 +68,14 @@ def _call(tid: int, match: re.Match[bytes]) -> Call | None:
         return None  # the process ended within the call
     else:
         result = int(match["result"], 0)
-    start_ns = int(match["s"]) * 10**9 + int(match["ns"])
-    duration_ns = int(match["took_s"]) * 10**9 + int(match["took_ns"]) if match["took_s"] else 0
+    start_ns = _nanoseconds(match["s"], match["ns"])
+    duration_ns = _nanoseconds(match["took_s"], match["took_ns"]) if match["took_s"] else 0
     path = None if match["path"] is None else unescape(match["path"])
     return Call(tid, start_ns, duration_ns, match["name"].decode(), match["arguments"], result, path)
+
+
+def _nanoseconds(seconds: bytes, fraction: bytes) -> int:
+    return int(seconds) * 10**9 + int(fraction.ljust(9, b"0"))
 
 
 def _signal_number(name: bytes) -> int:

@@ -1,0 +1,45 @@
+"""``iotwin import``: recordings of other tools as traces."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Import(Command):
+    """Turns another tool's recording into a trace."""
+
+    name = "import"
+    help = "turn a recording of strace, fio, Darshan, DFTracer, a profiler or the paper artifact into a trace"
+    epilog = "examples:\n  iotwin import strace.out -o job.trace\n  iotwin import run1 -o run1.trace --timezone America/Toronto"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the source, the trace and how to read the one."""
+        parser.add_argument("source", type=Path, metavar="SOURCE", help="file, or the artifact's directory")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="trace to write")
+        parser.add_argument(
+            "--format", metavar="NAME", help="artifact, strace, fio, darshan, dftracer or chrome; found out when left out"
+        )
+        parser.add_argument("--timezone", metavar="ZONE", help="of the machine that recorded an artifact directory (default UTC)")
+        parser.add_argument("--force", action="store_true", help="replace a trace that is there")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Import."""
+        from tracing_tools.trace.importers import import_trace
+
+        manifest, imported = import_trace(args.source, args.output, args.format, args.timezone, args.force)
+        return Outcome({
+            "trace": str(args.output), "format": manifest.backend.removeprefix("import "), "events": manifest.events,
+            "block_requests": imported.block.num_rows if imported.block is not None else 0,
+            "accelerator_events": imported.gpu.num_rows if imported.gpu is not None else 0, "phases": len(imported.phases),
+            "torn_lines": {name: count for name, count in imported.torn.items() if count}, "notes": manifest.notes,
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Say what became of the source."""
+        counted = f"{document['events']:,} events, {document['block_requests']:,} block requests, "
+        counted += f"{document['accelerator_events']:,} accelerator events, {document['phases']} phases"
+        print(f"{document['trace']}: {document['format']}, {counted}")
+        for note in document["notes"]:
+            print(f"note: {note}")

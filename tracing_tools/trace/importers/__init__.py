@@ -1,0 +1,49 @@
+"""Foreign recordings as traces: one module a format, each with `recognises(source)` and `read(source, timezone)`."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tracing_tools.trace.errors import UsageError, nearest
+from tracing_tools.trace.importers.assemble import Imported, write_imported
+from tracing_tools.trace.manifest import Manifest
+from tracing_tools.trace.recording import refuse_unusable
+
+# In the order in which a source is tried; a DFTracer file is Chrome's events, one a line.
+FORMATS = {
+    "artifact": "artifact",
+    "fio": "fio",
+    "darshan": "darshan",
+    "dftracer": "chrome",
+    "chrome": "chrome",
+    "strace": "strace",
+}
+
+
+def import_trace(
+    source: Path, directory: Path, format_name: str | None = None, timezone: str | None = None, force: bool = False
+) -> tuple[Manifest, Imported]:
+    """Write what `source` holds as a trace at `directory`; return its manifest and what was found.
+
+    `format_name` is one of FORMATS (None: the one that recognises the source), `timezone` the IANA name of the local time that
+    some formats stamp. Raises UsageError for an unknown format or an output that is taken, IotwinError for an unreadable source.
+    """
+    if not source.exists():
+        raise UsageError(f"{source}: no such file or directory; check the path")
+    refuse_unusable(directory, force)
+    name = format_name or _recognised(source)
+    imported: Imported = _importer(name).read(source, timezone)
+    return write_imported(imported, directory, source, name), imported
+
+
+def _importer(name: str) -> Any:
+    if name not in FORMATS:
+        raise UsageError(f"format '{name}' is not known{nearest(name, list(FORMATS))}; known: {', '.join(FORMATS)}")
+    return importlib.import_module(f"{__name__}.{FORMATS[name]}")
+
+
+def _recognised(source: Path) -> str:
+    for name in FORMATS:
+        if _importer(name).recognises(source):
+            return "dftracer" if name == "chrome" and ".pfw" in source.suffixes else name
+    raise UsageError(f"{source} is of no format known here; name it with --format {'|'.join(FORMATS)}")

@@ -1,0 +1,161 @@
+"""The paper artifact's directory of raw recordings: bpftrace text, samplers and the job's log, on one clock."""
+
+import datetime
+import re
+import zoneinfo
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.importers import artifact_samples as samples
+from tracing_tools.trace.importers.artifact_calls import read_block, read_calls
+from tracing_tools.trace.importers.assemble import Imported
+from tracing_tools.trace.importers.text import read_lines
+from tracing_tools.trace.manifest import ClockPair
+from tracing_tools.trace.mllog import read_phases
+
+_SECOND = 1_000_000_000
+_DAY_S = 86_400
+_SLACK_S = 900  # the log may begin so long before or end so long after the recording
+_DLIO_LINE = re.compile(
+    r"\[\w+\] (?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?) (?P<edge>Starting|Ending) (?P<what>epoch|block|eval|checkpoint)"
+    r"\w*(?: (?P<number>\d+))?"
+)
+_DLIO_PHASES = {"epoch": "epoch", "block": "block", "eval": "evaluation", "checkpoint": "checkpoint"}
+
+
+def recognises(source: Path) -> bool:
+    """Return whether `source` looks like such a directory."""
+    return source.is_dir() and any((source / f"trace_{name}.out").exists() for name in ("read", "write", "openat", "bio"))
+
+
+def read(source: Path, timezone: str | None) -> Imported:
+    """Return what the directory holds; `timezone` is the IANA name of the machine's local time, UTC when None.
+
+    Events before the log's init are left out, as the artifact's own plots do. Raises IotwinError when local time and the log
+    contradict each other, UsageError for an unknown time zone.
+    """
+    if not source.is_dir():
+        raise UsageError(f"{source} is not a directory: the artifact's recordings are; choose another --format")
+    torn: dict[str, int] = {}
+    imported = Imported(calls=read_calls(source, torn), torn=torn)
+    imported.processes = samples.container_processes(sorted(source.glob("pids_*.out")))
+    bio = source / "trace_bio.out"
+    if bio.exists():
+        imported.block = read_block(bio, torn)
+    align = source / "trace_time_align.out"
+    if not align.exists():
+        imported.notes.append("no trace_time_align.out: phases and samples cannot be placed on the calls' clock and are left out")
+        return imported
+    clock, torn[align.name] = samples.read_local_clock(align)
+    _add_samples(imported, source, clock)
+    _add_phases(imported, source, clock, _zone(timezone))
+    return _from_init(imported)
+
+
+def _zone(timezone: str | None) -> zoneinfo.ZoneInfo:
+    try:
+        return zoneinfo.ZoneInfo(timezone or "UTC")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        raise UsageError(f"--timezone '{timezone}' is no IANA time zone; write for example America/Toronto") from None
+
+
+def _add_samples(imported: Imported, source: Path, clock: samples.LocalClock) -> None:
+    readers = {"cpu": ("cpu.out", samples.cpu_samples), "gpu_process": ("gpu.out", samples.gpu_samples),
+               "disk": ("iostat.json", samples.disk_samples)}  # fmt: skip
+    for kind, (name, reader) in readers.items():
+        if (source / name).exists():
+            imported.samples[kind] = reader(source / name, clock)
+    if imported.samples.get("gpu_process"):
+        imported.samples["gpu"] = samples.gpu_of_job(imported.samples["gpu_process"])
+
+
+def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zone: zoneinfo.ZoneInfo) -> None:
+    logs = sorted(source.glob("*.log"))
+    unix = _log_times_ns(logs)
+    if not unix:
+        imported.notes.append("no MLLOG or DLIO log: phases are not known")
+        return
+    monotonic_ns, second = clock.ticks[0]
+    realtime_ns = _date_of(second, unix, zone)
+    imported.clock = [ClockPair(monotonic_ns, realtime_ns, clock.uncertainty_ns)]
+    _check_zone(imported, unix, monotonic_ns - realtime_ns, zone)
+
+    def to_monotonic_ns(time_ns: int) -> int:
+        return time_ns - realtime_ns + monotonic_ns
+
+    imported.phases, imported.torn["MLLOG"] = read_phases([log for log in logs if log.name != "dlio.log"], to_monotonic_ns)
+    if (source / "dlio.log").exists():
+        imported.phases += _dlio_phases(source / "dlio.log", to_monotonic_ns)
+
+
+def _log_times_ns(logs: list[Path]) -> list[int]:
+    """Return the first and last UNIX time of the logs."""
+    times = []
+    for log in logs:
+        for line in read_lines(log):
+            if log.name == "dlio.log" and (match := _DLIO_LINE.match(line)):
+                times.append(_utc_ns(match["time"]))
+            elif ":::MLLOG" in line and (found := re.search(r'"time_ms": *(\d+)', line)):
+                times.append(int(found[1]) * 1_000_000)
+    return [min(times), max(times)] if times else []
+
+
+def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
+    """Return the UNIX ns of the local `second` of the day, on the day that brings it closest to the start of the log."""
+    day = datetime.datetime.fromtimestamp(unix[0] / _SECOND, zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    candidates = []
+    for shift in (-1, 0, 1):
+        local = day.replace(tzinfo=None) + datetime.timedelta(days=shift, seconds=second % _DAY_S)
+        candidates.append(round(local.replace(tzinfo=zone).timestamp()) * _SECOND)
+    return min(candidates, key=lambda time_ns: abs(time_ns - unix[0]))
+
+
+def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zoneinfo.ZoneInfo) -> None:
+    """Raise IotwinError when the job's log lies outside the recording: the time zone must then be another."""
+    calls = imported.calls
+    if not calls.num_rows:
+        return
+    begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["start_ns"]).as_py()
+    away_s = max(begin - (unix[0] + offset_ns), unix[1] + offset_ns - end) / _SECOND
+    if away_s > _SLACK_S:
+        raise IotwinError(
+            f"in time zone {zone.key} the job's log lies {away_s / 3600:.2g} hours outside the recorded calls; "
+            "give the --timezone of the machine that recorded them"
+        )
+
+
+def _utc_ns(text: str) -> int:
+    moment = datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
+    return round(moment.timestamp() * 1e6) * 1000
+
+
+def _dlio_phases(path: Path, to_monotonic_ns: Any) -> list[dict[str, Any]]:
+    """Return the phases of an emulator's dlio.log, whose times are UTC."""
+    rows: list[dict[str, Any]] = []
+    begun: dict[str, tuple[int, int | None]] = {}
+    for line in read_lines(path):
+        match = _DLIO_LINE.match(line)
+        if match is None:
+            continue
+        phase, time_ns = _DLIO_PHASES[match["what"]], to_monotonic_ns(_utc_ns(match["time"]))
+        if match["edge"] == "Starting":
+            begun[phase] = time_ns, int(match["number"]) if match["number"] else None
+        elif phase in begun:
+            start_ns, number = begun.pop(phase)
+            rows.append({"phase": phase, "start_ns": start_ns, "end_ns": max(time_ns, start_ns), "rank": 0, "epoch": number})
+    return rows
+
+
+def _from_init(imported: Imported) -> Imported:
+    starts = [row["start_ns"] for row in imported.phases if row["phase"] == "init"]
+    if starts:
+        before = imported.calls.num_rows
+        imported.calls = imported.calls.filter(pc.greater_equal(imported.calls["start_ns"], min(starts)))
+        if imported.block is not None:
+            imported.block = imported.block.filter(pc.greater_equal(imported.block["issue_ns"], min(starts)))
+        if before > imported.calls.num_rows:
+            imported.notes.append(f"{before - imported.calls.num_rows} calls before the log's init were left out")
+    return imported

@@ -1,0 +1,181 @@
+"""What the paper artifact recorded once a second, in local time of day: CPU, GPU, disks; and the container's processes."""
+
+import itertools
+import json
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.importers.text import read_lines
+
+_SECOND = 1_000_000_000
+_DAY_S = 86_400
+_TIME = re.compile(r"(?P<h>\d{1,2}):(?P<m>\d\d):(?P<s>\d\d)(?: *(?P<half>[AaPp][Mm]))?")
+_MIB = 1 << 20
+
+
+def seconds_of_day(text: str) -> int | None:
+    """Return the seconds since midnight of the first HH:MM:SS (12- or 24-hour clock) in `text`, None when there is none."""
+    match = _TIME.search(text)
+    if match is None:
+        return None
+    hour = int(match["h"])
+    if match["half"]:
+        hour = hour % 12 + 12 * (match["half"].lower() == "pm")
+    return hour * 3600 + int(match["m"]) * 60 + int(match["s"])
+
+
+@dataclass(frozen=True)
+class LocalClock:
+    """Moments at which the local time of day changed to a new second: (CLOCK_MONOTONIC ns, seconds of the day unwrapped)."""
+
+    ticks: list[tuple[int, int]]
+    uncertainty_ns: int  # of the best of them
+
+    def monotonic_ns(self, second: int) -> int:
+        """Return when the (unwrapped) local second began, from the tick before it."""
+        place = max(bisect_right(self.ticks, second, key=lambda tick: tick[1]) - 1, 0)
+        time_ns, at = self.ticks[place]
+        return time_ns + (second - at) * _SECOND
+
+    def unwrap(self, seconds: list[int]) -> list[int]:
+        """Return rising seconds for times of day in the order recorded, so that midnight does not jump back."""
+        result: list[int] = []
+        before = self.ticks[0][1] - _DAY_S // 2
+        for second in seconds:
+            while second < before - 60:
+                second += _DAY_S
+            before = max(second, before)
+            result.append(second)
+        return result
+
+
+def read_local_clock(path: Path) -> tuple[LocalClock, int]:
+    """Return the clock of trace_time_align.out and its torn lines; the smallest gap across a change of second is the truest.
+
+    Raises IotwinError when no second changes in it.
+    """
+    rows, torn = [], 0
+    for line in read_lines(path):
+        match = re.fullmatch(r"(\d+)\s+(\d{1,2}:\d\d:\d\d(?: *[AP]M)?)\s*", line)
+        if match:
+            rows.append((int(match[1]), seconds_of_day(match[2]) or 0))
+        elif line[:1].isdigit():
+            torn += 1
+    days, best, gap = 0, (0, 0), 0
+    for (before_ns, before), (time_ns, second) in itertools.pairwise(rows):
+        days += second < before
+        if second != before and (not gap or time_ns - before_ns < gap):
+            gap, best = time_ns - before_ns, ((before_ns + time_ns) // 2, second + days * _DAY_S)
+    if not gap:
+        raise IotwinError(f"{path}: the second never changes in it, so local times cannot be placed; leave the file out")
+    return LocalClock([best], gap // 2), torn
+
+
+def cpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
+    """Return the rows of schema.CPU_SAMPLES of `mpstat 1`; its columns go by their names."""
+    names: list[str] = []
+    rows, seconds = [], []
+    for line in read_lines(path):
+        if "%usr" in line and "CPU" in line:
+            names = line.split("CPU", 1)[1].split()
+            continue
+        fields = line.split()
+        if "all" not in fields or line.startswith("Average") or (second := seconds_of_day(line)) is None:
+            continue
+        values = fields[fields.index("all") + 1 :]
+        if len(values) != len(names) or not all(re.fullmatch(r"\d+[.,]\d+", value) for value in values):
+            continue
+        share = {name: float(value.replace(",", ".")) / 100 for name, value in zip(names, values, strict=True)}
+        seconds.append(second)
+        system = share.get("%sys", 0) + share.get("%irq", 0) + share.get("%soft", 0)
+        rows.append({"user": share["%usr"] + share.get("%nice", 0), "system": system, "iowait": share.get("%iowait", 0),
+                     "idle": share.get("%idle", 0), "interval_ns": _SECOND})  # fmt: skip
+    return _placed(rows, seconds, clock)
+
+
+def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
+    """Return the rows of schema.GPU_PROCESS_SAMPLES of `nvidia-smi pmon -s um -o DT`."""
+    rows, seconds = [], []
+    for line in read_lines(path):
+        fields = line.split(None, 10)
+        second = seconds_of_day(line)
+        if line.startswith("#") or len(fields) < 10 or second is None or not fields[2].isdecimal():
+            continue
+        percents = [None if text == "-" else float(text) for text in fields[5:10]]
+        names = ("sm_percent", "mem_percent", "enc_percent", "dec_percent")
+        used = None if percents[4] is None else int(percents[4] * _MIB)
+        seconds.append(second)
+        rows.append({
+            "device": int(fields[2]), "pid": int(fields[3]) if fields[3].isdecimal() else None, "memory_used_bytes": used,
+            "command": fields[10].strip() if len(fields) > 10 else "", **dict(zip(names, percents, strict=False)),
+        })  # fmt: skip
+    return _placed(rows, seconds, clock)
+
+
+def gpu_of_job(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of schema.GPU_SAMPLES of the job: of several pids on one device the first seen is the job's."""
+    first: dict[int, int] = {}
+    rows = []
+    for row in processes:
+        if row["pid"] is not None and first.setdefault(row["device"], row["pid"]) != row["pid"]:
+            continue
+        rows.append({
+            "time_ns": row["time_ns"], "device": row["device"], "sm_percent": row["sm_percent"] or 0.0,
+            "memory_percent": row["mem_percent"] or 0.0, "memory_used_bytes": row["memory_used_bytes"],
+        })  # fmt: skip
+    return rows
+
+
+def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
+    """Return the rows of schema.DISK_SAMPLES of `iostat -mdxty -o JSON 1`; a file cut off by a kill is read as far as it goes."""
+    rows, seconds = [], []
+    for statistics in _iostat_documents(path):
+        second = seconds_of_day(str(statistics.get("timestamp", "")))
+        for disk in statistics.get("disk", []) if second is not None else []:
+            reads, writes = float(disk.get("r/s", 0)), float(disk.get("w/s", 0))
+            seconds.append(second)
+            rows.append({
+                "interval_ns": _SECOND, "device": str(disk.get("disk_device", "")), "reads": round(reads),
+                "writes": round(writes), "read_bytes": round(float(disk.get("rMB/s", 0)) * _MIB),
+                "written_bytes": round(float(disk.get("wMB/s", 0)) * _MIB),
+                "busy": min(float(disk.get("util", 0)) / 100, 1.0),
+            })  # fmt: skip
+    return _placed(rows, [second for second in seconds if second is not None], clock)
+
+
+def _iostat_documents(path: Path) -> list[dict[str, Any]]:
+    text = "\n".join(read_lines(path))
+    begin = text.find("[", text.find('"statistics"'))
+    decoder, found = json.JSONDecoder(), []
+    at = begin + 1
+    while 0 < at < len(text):
+        at = text.find("{", at)
+        try:
+            document, at = decoder.raw_decode(text, at) if at >= 0 else (None, -1)
+        except ValueError:
+            break
+        if isinstance(document, dict):
+            found.append(document)
+    return found
+
+
+def _placed(rows: list[dict[str, Any]], seconds: list[int], clock: LocalClock) -> list[dict[str, Any]]:
+    """Return the rows with `time_ns`: a sample is printed at the end of its second."""
+    return [row | {"time_ns": clock.monotonic_ns(second)} for row, second in zip(rows, clock.unwrap(seconds), strict=True)]
+
+
+def container_processes(paths: list[Path]) -> list[dict[str, Any]]:
+    """Return the processes of `docker top -efT` listings (UID PID SPID PPID C STIME TTY TIME CMD), threads folded together."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in paths:
+        for line in read_lines(path):
+            fields = line.split(None, 8)
+            if len(fields) == 9 and fields[1].isdecimal() and fields[3].isdecimal():
+                pid, command = int(fields[1]), fields[8].strip()
+                row = {"pid": pid, "ppid": int(fields[3]), "comm": Path(command.split()[0]).name[:15], "command_line": command}
+                found.setdefault(pid, row)
+    return list(found.values())

@@ -1,0 +1,208 @@
+"""Chrome's JSON trace events: those of profilers (PyTorch's Kineto), and of DFTracer, which writes one event a line."""
+
+import gzip
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+
+_NANOSECONDS = 1000  # Chrome's times are microseconds
+_CALL_CATEGORIES = ("posix", "stdio", "syscall", "io")
+_GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set", "cuda_runtime": "launch", "cuda_driver": "launch"}
+_RUNTIME_KINDS = (("memcpy", "memcpy"), ("memset", "memset"), ("malloc", "malloc"), ("free", "free"), ("synchronize", "sync"))
+_DIRECTIONS = {
+    "HtoH": "host_to_host",
+    "HtoD": "host_to_device",
+    "DtoH": "device_to_host",
+    "DtoD": "device_to_device",
+    "PtoP": "peer",
+}
+_OPS = {"open64": "open", "pread": "pread64", "pwrite": "pwrite64", "creat64": "creat", "fopen": "open", "fopen64": "open",
+        "fread": "read", "fwrite": "write", "fclose": "close"}  # fmt: skip
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_MOST_BYTES = 1 << 33  # of a decompressed file: what a small bomb may become
+
+
+class _Event(msgspec.Struct):
+    """A trace event; what other keys it has does not matter."""
+
+    name: Any = ""
+    cat: Any = ""
+    ph: str = ""
+    ts: float = 0
+    dur: float = 0
+    pid: Any = 0
+    tid: Any = 0
+    args: Any = None
+
+
+class _Document(msgspec.Struct):
+    """The object form of a trace."""
+
+    traceEvents: list[_Event] = []
+
+
+_LINE = msgspec.json.Decoder(_Event)
+
+
+def recognises(source: Path) -> bool:
+    """Return whether the file begins as trace events do."""
+    if not source.is_file():
+        return False
+    try:
+        with gzip.open(source) if source.suffix == ".gz" else source.open("rb") as file:
+            head = file.read(4096)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return head.lstrip()[:1] in (b"[", b"{") and (b'"traceEvents"' in head or b'"ph"' in head or b'"cat"' in head)
+
+
+def read(source: Path, timezone: str | None) -> Imported:
+    """Return the calls on files, accelerator activity and profiler steps of the trace; times are its own, microseconds to ns."""
+    content = _content(source)
+    torn = {source.name: 0}
+    try:
+        events = _whole(content)
+    except msgspec.DecodeError:
+        events, torn[source.name] = _by_line(content)
+    return _imported(_paired(events), torn)
+
+
+def _content(source: Path) -> bytes:
+    try:
+        with gzip.open(source) if source.suffix == ".gz" else source.open("rb") as file:
+            content: bytes = file.read(_MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise IotwinError(f"{source} cannot be read ({error}): it is cut off or damaged; copy it again") from None
+    if len(content) > _MOST_BYTES:
+        raise IotwinError(f"{source} holds more than {_MOST_BYTES >> 30} GiB; split it")
+    return content
+
+
+def _whole(content: bytes) -> list[_Event]:
+    if content.lstrip()[:1] == b"[":
+        return msgspec.json.decode(content, type=list[_Event])
+    document = msgspec.json.decode(content, type=_Document)
+    if not document.traceEvents:
+        raise msgspec.DecodeError("no traceEvents: one event a line, perhaps")
+    return document.traceEvents
+
+
+def _by_line(content: bytes) -> tuple[list[_Event], int]:
+    """Return the events of one a line, as DFTracer writes them, and how many lines were torn."""
+    events, torn = [], 0
+    for line in content.split(b"\n"):
+        line = line.strip().rstrip(b",")
+        if line in (b"", b"[", b"]"):
+            continue
+        try:
+            events.append(_LINE.decode(line.removeprefix(b"[")))
+        except msgspec.DecodeError:
+            torn += 1
+    return events, torn
+
+
+def _paired(events: list[_Event]) -> list[_Event]:
+    """Return the events with a duration; pairs of begin and end become one."""
+    whole, begun = [], dict[tuple[Any, Any], list[_Event]]()
+    for event in events:
+        if event.ph == "B":
+            begun.setdefault((event.pid, event.tid), []).append(event)
+        elif event.ph == "E" and begun.get((event.pid, event.tid)):
+            start = begun[event.pid, event.tid].pop()
+            start.dur = event.ts - start.ts
+            whole.append(start)
+        else:
+            whole.append(event)
+    return whole
+
+
+def _imported(events: list[_Event], torn: dict[str, int]) -> Imported:
+    names = {
+        str(event.args.get("value")): str(event.args.get("name"))
+        for event in events if event.ph == "M" and event.name == "FH" and isinstance(event.args, dict)
+    }  # fmt: skip
+    calls, gpu, phases, others = [], [], [], 0
+    for event in events:
+        category = str(event.cat).lower()
+        if event.ph == "M":
+            continue
+        if category in _CALL_CATEGORIES:
+            calls.append(_call(event, names))
+        elif category in _GPU_KINDS:
+            gpu.append(_gpu(event, category))
+        elif step := _STEP.fullmatch(str(event.name)):
+            start_ns = _ns(event.ts)
+            phases.append(
+                {"phase": "step", "start_ns": start_ns, "end_ns": start_ns + _ns(event.dur), "rank": 0, "step": int(step[1])}
+            )
+        else:
+            others += 1
+    notes = [f"{others} events that are neither calls on files nor accelerator work were left out"] if others else []
+    return Imported(_calls_of(calls), torn, notes, phases=phases, gpu=_gpu_table(gpu) if gpu else None)
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * _NANOSECONDS)
+
+
+def _integer(value: Any, missing: int | None = None) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return missing
+
+
+def _call(event: _Event, names: dict[str, str]) -> tuple[Any, ...]:
+    args = event.args if isinstance(event.args, dict) else {}
+    op = _OPS.get(str(event.name), str(event.name))
+    path = args.get("fname") or args.get("filename") or args.get("path") or names.get(str(args.get("fhash")))
+    size = _integer(args.get("count", args.get("size", args.get("image_size"))))
+    moves = op in schema.READ_OPS or op in schema.WRITE_OPS
+    result = _integer(args.get("ret"), size if moves else 0)
+    offset = _integer(args.get("offset")) if moves else None
+    pid, tid = _integer(event.pid, 0), _integer(event.tid, 0)
+    path = None if path is None else str(path)
+    return _ns(event.ts), max(_ns(event.dur), 0), op, pid, tid, path, offset, size if moves else None, result or 0
+
+
+def _calls_of(rows: list[tuple[Any, ...]]) -> pa.Table:
+    if not rows:
+        return CALLS.empty_table()
+    names = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "offset", "requested", "result")
+    columns: dict[str, Any] = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    for name in ("op", "path"):
+        columns[name] = pa.array(columns[name], pa.string()).dictionary_encode()
+    for name in ("offset", "requested"):
+        columns[name] = pa.array(columns[name], pa.int64())
+    for name in ("pid", "tid"):
+        columns[name] = np.array(columns[name], np.int64).astype(np.int32)
+    return calls_table(**columns)
+
+
+def _gpu(event: _Event, category: str) -> dict[str, Any]:
+    args = event.args if isinstance(event.args, dict) else {}
+    kind, name = _GPU_KINDS[category], str(event.name)
+    if category.startswith("cuda"):
+        kind = next(
+            (kind for word, kind in _RUNTIME_KINDS if word in name.lower()), "launch" if "launch" in name.lower() else "other"
+        )
+    direction = next((full for short, full in _DIRECTIONS.items() if short in name), None) if kind == "copy" else None
+    return {
+        "start_ns": _ns(event.ts), "duration_ns": max(_ns(event.dur), 0), "kind": kind, "device": _integer(args.get("device")),
+        "stream": _integer(args.get("stream")), "size_bytes": _integer(args.get("bytes")), "direction": direction,
+        "pid": _integer(event.pid, 0), "tid": _integer(event.tid, 0), "name": name, "source": "kineto",
+    }  # fmt: skip
+
+
+def _gpu_table(rows: list[dict[str, Any]]) -> pa.Table:
+    rows.sort(key=lambda row: row["start_ns"])
+    return pa.Table.from_pylist(rows, schema=schema.GPU)

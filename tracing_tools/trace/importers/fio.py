@@ -1,0 +1,66 @@
+"""fio's I/O logs (write_iolog), versions 2 and 3: which calls were made on which files, without how long they took."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+
+from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+from tracing_tools.trace.importers.text import read_lines
+
+_HEADER = re.compile(r"fio version (\d+) iolog")
+_FILE_ACTIONS = {"add": None, "open": "openat", "close": "close"}
+_TRANSFERS = {"read": "read", "write": "write", "sync": "fsync", "datasync": "fdatasync", "trim": "trim"}
+
+
+def recognises(source: Path) -> bool:
+    """Return whether the first line is fio's."""
+    if not source.is_file():
+        return False
+    with source.open("rb") as file:
+        return _HEADER.match(file.read(64).decode("utf-8", "replace")) is not None
+
+
+def read(source: Path, timezone: str | None) -> Imported:
+    """Return the calls of the log; durations are 0, as fio does not log them.
+
+    Version 3 stamps every line with milliseconds, which become its start. Version 2 has waits (microseconds) in between, which
+    move the clock; calls without a wait between them start a nanosecond apart, in their order.
+    """
+    lines = read_lines(source)
+    match = _HEADER.match(lines[0]) if lines else None
+    if match is None or match[1] not in ("2", "3"):
+        raise UsageError(f"{source} does not begin with 'fio version 2 iolog' or 3; choose another --format")
+    stamped = match[1] == "3"
+    rows, torn, now_ns = [], 0, 0
+    for line in lines[1:]:
+        fields = line.split()
+        if stamped and fields[:1] and fields[0].isdecimal():
+            now_ns, fields = max(int(fields[0]) * 1_000_000, now_ns), fields[1:]
+        if len(fields) == 2 and fields[1] in _FILE_ACTIONS:
+            op, offset, length = _FILE_ACTIONS[fields[1]], None, 0
+        elif len(fields) == 4 and fields[1] == "wait" and fields[2].isdecimal():
+            now_ns += int(fields[2]) * 1000
+            continue
+        elif len(fields) == 4 and fields[1] in _TRANSFERS and fields[2].isdecimal() and fields[3].isdecimal():
+            op, offset, length = _TRANSFERS[fields[1]], int(fields[2]), int(fields[3])
+        else:
+            torn += bool(fields)
+            continue
+        now_ns += 1
+        if op is not None:
+            rows.append((now_ns, op, fields[0], offset, length))
+    notes = ["fio logs no durations and no processes: calls take 0 ns, all by pid 1"]
+    if not rows:
+        return Imported(CALLS.empty_table(), {source.name: torn}, notes)
+    start, op_names, paths, offsets, lengths = map(list, zip(*rows, strict=True))
+    labels = {"op": pa.array(op_names).dictionary_encode(), "path": pa.array(paths).dictionary_encode()}
+    moving = [name in ("read", "write") for name in op_names]
+    transfer = {
+        "offset": pa.array([offset if move else None for offset, move in zip(offsets, moving, strict=True)], pa.int64()),
+        "requested": pa.array([length if move else None for length, move in zip(lengths, moving, strict=True)], pa.int64()),
+        "result": [length if move else 0 for length, move in zip(lengths, moving, strict=True)],
+    }  # fmt: skip
+    table = calls_table(start_ns=start, duration_ns=[0] * len(rows), pid=[1] * len(rows), **labels, **transfer)
+    return Imported(table, {source.name: torn}, notes)

@@ -1,0 +1,193 @@
+"""strace's text: one file of `strace -f` (with -ttt or -tt, -T, -y or -yy), or the files of -ff."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tracing_tools.trace import strace_text as text
+from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.file_table import readable
+from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+from tracing_tools.trace.importers.text import read_lines
+from tracing_tools.trace.syscalls import CALLS as TRACED
+from tracing_tools.trace.syscalls import OPEN_KINDS, Kind
+
+_HEAD = re.compile(r"(?:\[pid +)?(?P<pid>\d+)?\]? *(?P<time>\d+\.\d{6,9}|\d\d:\d\d:\d\d(?:\.\d+)?) (?P<rest>.*)")
+_UNFINISHED = re.compile(r"(?P<begun>.*?)\s*<unfinished \.\.\.>$")
+_RESUMED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
+_CALL_OR_NOTE = re.compile(r"\w+\(|[+-]{3} ")
+_OTHER_FILE_CALLS = {"mkdir", "mkdirat", "rmdir", "ftruncate", "truncate", "stat", "newfstatat", "statx", "fstat"}
+_FORKS = ("clone", "clone3", "fork", "vfork")
+_DAY_NS = 86_400 * 10**9
+
+
+def recognises(source: Path) -> bool:
+    """Return whether one of the first lines reads like strace's."""
+    if not source.is_file():
+        return False
+    with source.open("rb") as file:
+        lines = file.read(1 << 14).decode("utf-8", "replace").splitlines()[:50]
+    heads = [match["rest"] for line in lines if (match := _HEAD.fullmatch(line))]
+    return any(re.match(r"\w+\(.*\) += ", rest) for rest in heads)
+
+
+def read(source: Path, timezone: str | None) -> Imported:
+    """Return the calls of strace's text; times are the text's own: UNIX ns under -ttt, ns since midnight under -tt.
+
+    Positions follow reads, writes, lseek and dup of each descriptor from its open; paths come from -y. Without -T
+    durations are 0.
+    """
+    if not source.is_file():
+        raise UsageError(f"{source} is not a file: give the text that strace -o wrote; of strace -ff, one file")
+    torn = {source.name: 0}
+    replay = _Replay()
+    for call in sorted(_calls(source, torn), key=lambda call: call.start_ns):
+        replay.apply(call)
+    rows = replay.rows
+    notes = ["durations are 0: strace ran without -T"] if rows and not any(row[1] for row in rows) else []
+    notes += ["times are of the day: strace ran with -tt, not -ttt"] if replay.of_the_day else []
+    if not rows:
+        return Imported(CALLS.empty_table(), torn)
+    names = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result")
+    columns: dict[str, Any] = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    for name in ("op", "path"):
+        columns[name] = pa.array(columns[name], pa.string()).dictionary_encode()
+    return Imported(calls_table(**columns), torn, notes, processes=list(replay.processes.values()))
+
+
+def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
+    """Yield the calls, those that were interrupted by other threads' lines put together again."""
+    begun: dict[int, str] = {}
+    suffix = source.suffix[1:]
+    alone = int(suffix) if suffix.isdecimal() else 0
+    days, before = 0, 0
+    for line in read_lines(source):
+        head = _HEAD.fullmatch(line)
+        if head is None:
+            torn[source.name] += bool(line.strip())
+            continue
+        tid, time_ns, rest = int(head["pid"] or alone), _time_ns(head["time"]), head["rest"]
+        if ":" in head["time"]:
+            days += time_ns + days * _DAY_NS < before - _DAY_NS // 2
+            time_ns += days * _DAY_NS
+            before = time_ns
+        stamp = f"{time_ns // 10**9}.{time_ns % 10**9:09d} "
+        if cut := _UNFINISHED.fullmatch(rest):
+            begun[tid] = stamp + cut["begun"]
+            continue
+        if resumed := _RESUMED.fullmatch(rest):
+            if tid not in begun:
+                torn[source.name] += 1
+                continue
+            whole = begun.pop(tid) + resumed["rest"]
+        else:
+            whole = stamp + rest
+        found = list(text.parse_lines(tid, [whole.encode("utf-8", "surrogateescape")]))
+        yield from found
+        torn[source.name] += not found and not re.search(r"= \?|^\S+ (---|\+\+\+) ", whole)
+
+
+def _time_ns(time: str) -> int:
+    whole, _, fraction = time.rpartition(".") if "." in time else (time, "", "")
+    seconds = 0
+    for part in whole.split(":"):
+        seconds = seconds * 60 + int(part)
+    return seconds * 10**9 + int(f"{fraction:0<9}"[:9])
+
+
+@dataclass
+class _Replay:
+    """Follows descriptors, positions and processes through the calls in order of time."""
+
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    processes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    of_the_day: bool = False
+    _pid_of: dict[int, int] = field(default_factory=dict)
+    _positions: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+
+    def apply(self, call: text.Call) -> None:
+        pid = self._pid_of.setdefault(call.tid, call.tid)
+        self.of_the_day |= call.start_ns < 2 * _DAY_NS
+        process = self.processes.setdefault(pid, {"pid": pid})
+        if call.name in _FORKS:
+            self._fork(call, pid)
+        elif call.name == "execve" and call.result == 0:
+            words = [readable(word) for word in text.strings(call.arguments.partition(b", [")[2].partition(b"], ")[0])]
+            process |= {
+                "command_line": " ".join(words),
+                "comm": Path(words[0]).name[:15] if words else "",
+                "started_program": True,
+            }
+        elif call.name == "exit":
+            if call.tid == pid:
+                signal = call.result & 127
+                process |= {"exit_ns": call.start_ns, "exit_status": -signal if signal else call.result >> 8}
+        elif call.name == "lseek" and call.result >= 0:
+            self._position(pid, text.descriptor(call.arguments)[0])[0] = call.result
+        elif call.name in ("dup", "dup2", "dup3") and call.result >= 0:
+            self._positions[pid, call.result] = self._position(pid, text.descriptor(call.arguments)[0])
+        if call.name in TRACED or call.name in _OTHER_FILE_CALLS:
+            self._add(call, pid)
+
+    def _fork(self, call: text.Call, pid: int) -> None:
+        if call.result <= 0:
+            return
+        if b"CLONE_THREAD" in call.arguments:
+            self._pid_of[call.result] = pid
+            return
+        parent = self.processes[pid]
+        self.processes[call.result] = {
+            "pid": call.result, "ppid": pid, "start_ns": call.start_ns, "comm": parent.get("comm", ""),
+            "command_line": parent.get("command_line"),
+        }  # fmt: skip
+        for (owner, fd), position in list(self._positions.items()):
+            if owner == pid:
+                self._positions[call.result, fd] = position
+
+    def _position(self, pid: int, fd: int) -> list[int]:
+        return self._positions.setdefault((pid, fd), [0])
+
+    def _add(self, call: text.Call, pid: int) -> None:
+        kind = TRACED[call.name][1] if call.name in TRACED else Kind.NAME
+        fd, path, offset, requested = -1, None, None, None
+        if kind in OPEN_KINDS:
+            names = text.strings(call.arguments)
+            path = call.result_path or (names[0] if names else None)
+            if call.result >= 0:
+                self._positions[pid, call.result] = [0]
+        elif kind in (Kind.NAME, Kind.NAME_AT, Kind.RENAME, Kind.RENAME_AT):
+            names = text.strings(call.arguments)
+            path = names[0] if names else text.descriptor(call.arguments)[1]
+        elif kind is Kind.MAP:
+            match = re.search(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$", call.arguments)
+            if match is None or b"MAP_ANONYMOUS" in call.arguments:
+                return
+            (fd, path), offset, requested = text.descriptor(match[1]), int(match[2], 0), int(call.arguments.split(b", ")[1])
+        elif kind is not Kind.WAIT:
+            fd, path = text.descriptor(call.arguments)
+            offset, requested = self._transfer(call, kind, pid, fd)
+        named = None if path is None else readable(path)
+        if offset is not None and named is not None and not named.startswith("/"):
+            offset = None  # pipes and sockets have no positions
+        self.rows.append((call.start_ns, call.duration_ns, call.name, pid, call.tid, named, fd, offset, requested, call.result))
+
+    def _transfer(self, call: text.Call, kind: Kind, pid: int, fd: int) -> tuple[int | None, int | None]:
+        """Return (offset, bytes asked for) of a call on a descriptor, and move its position."""
+        if kind is Kind.CLOSE:
+            self._positions.pop((pid, fd), None)
+        if kind in (Kind.CLOSE, Kind.DESCRIPTOR):
+            return None, None
+        vector = sum(int(length) for length in re.findall(rb"iov_len=(\d+)", call.arguments))
+        if kind is Kind.POSITIONED:
+            requested, offset = text.numbers_at_end(call.arguments, 2)
+            return offset, requested
+        if kind is Kind.POSITIONED_VECTOR:
+            return text.numbers_at_end(call.arguments, 1 + call.name.endswith("2"))[0], vector
+        position = self._position(pid, fd)
+        offset = position[0]
+        position[0] += max(call.result, 0)
+        return offset, text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else vector

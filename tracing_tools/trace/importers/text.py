@@ -1,0 +1,147 @@
+"""Columns of large text files: fields separated by single blanks, parsed block by block, torn lines told apart and counted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+
+from tracing_tools.trace.errors import IotwinError
+
+_BLOCK_BYTES = 1 << 25
+# What one line holds, or None when it is torn. Called only for lines that the fast path does not understand.
+ParseLine = Callable[[str], tuple[Any, ...] | None]
+
+
+@dataclass
+class Columns:
+    """The rows of a text file as an Arrow table, and how many of its lines were torn."""
+
+    table: pa.Table
+    torn: int
+
+
+@dataclass
+class _Left:
+    """Lines that the CSV reader refuses because they have too few or too many fields."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def take(self, row: Any) -> str:
+        self.lines.append(row.text)
+        return "skip"
+
+
+def read_columns(path: Path, schema: pa.Schema, parse_line: ParseLine) -> Columns:
+    """Return the columns `schema` of a file whose lines are as many fields between single blanks, in any order of rows.
+
+    Lines before the first that starts with a digit are headers. A line with another number of fields, or with a field that is
+    no number where a number is due, is what `parse_line` makes of it. Raises IotwinError when the file cannot be read.
+    """
+    tables, torn = [schema.empty_table()], 0
+    for block in _blocks(path):
+        table, odd = _parse(block, schema)
+        rows = [parse_line(line) for line in odd]
+        whole = [row for row in rows if row is not None]
+        torn += len(rows) - len(whole)
+        tables.append(table)
+        if whole:
+            columns = zip(*whole, strict=True)
+            arrays = [pa.array(column, type=_plain(kind)) for column, kind in zip(columns, schema.types, strict=True)]
+            tables.append(pa.table(arrays, names=schema.names).cast(schema))
+    return Columns(pa.concat_tables(tables).unify_dictionaries(), torn)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the file in blocks that end with a whole line, without its header lines."""
+    rest, in_header = b"", True
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_BLOCK_BYTES):
+                block = rest + chunk
+                cut = block.rfind(b"\n") + 1
+                block, rest = block[:cut], block[cut:]
+                if in_header:
+                    block, in_header = _without_header(block)
+                if block:
+                    yield block
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None
+    if in_header:
+        rest, _ = _without_header(rest)
+    if rest:
+        yield rest
+
+
+def _without_header(block: bytes) -> tuple[bytes, bool]:
+    """Return what follows the header lines, and whether the header may go on in the next block."""
+    at = 0
+    while at < len(block) and not block[at : at + 1].isdigit():
+        end = block.find(b"\n", at) + 1
+        at = end or len(block)
+    return block[at:], at >= len(block)
+
+
+def _parse(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    left = _Left()
+    try:
+        return _csv(block, schema, left), left.lines
+    except pa.ArrowInvalid:
+        return _parse_doubtful(block, schema)
+
+
+def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    """Parse a block in which some field that should be a number is none: those lines are told apart, the others kept."""
+    left = _Left()
+    text = _csv(block, pa.schema([(name, pa.string()) for name in schema.names]), left)
+    good = None
+    for field_, column in zip(schema, text.columns, strict=True):
+        if not pa.types.is_integer(field_.type):
+            continue
+        # Nineteen digits fit; longer ones (errors printed unsigned) are rare enough for the slow way.
+        fits = pc.and_(pc.ascii_is_decimal(column), pc.less(pc.binary_length(column), 20))
+        good = fits if good is None else pc.and_(good, fits)
+    odd = text.filter(pc.invert(good))
+    lines = [" ".join(row) for row in zip(*(column.to_pylist() for column in odd.columns), strict=True)]
+    kept = text.filter(good)
+    columns = []
+    for field_, column in zip(schema, kept.columns, strict=True):
+        try:
+            columns.append(pc.cast(column, field_.type) if pa.types.is_integer(field_.type) else column.dictionary_encode())
+        except pa.ArrowInvalid:  # a number too large for its column: look at every line on its own
+            return schema.empty_table(), block.decode("utf-8", "backslashreplace").splitlines()
+    return pa.table(columns, names=schema.names).cast(schema), [*lines, *left.lines]
+
+
+def _csv(block: bytes, schema: pa.Schema, left: _Left) -> pa.Table:
+    types = {field_.name: field_.type for field_ in schema}
+    return pv.read_csv(
+        pa.BufferReader(_utf8(block)),
+        read_options=pv.ReadOptions(column_names=schema.names, block_size=1 << 23),
+        parse_options=pv.ParseOptions(delimiter=" ", quote_char=False, invalid_row_handler=left.take),
+        convert_options=pv.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=[]),
+    ).cast(schema)
+
+
+def _utf8(block: bytes) -> bytes:
+    """Return the block with bytes that are not UTF-8 as \\xNN, which Arrow would refuse."""
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError:
+        return block.decode("utf-8", "backslashreplace").encode()
+    return block
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a small file; bytes that are not UTF-8 appear as \\xNN. Raises IotwinError when it cannot be read."""
+    try:
+        return path.read_bytes().decode("utf-8", "backslashreplace").splitlines()
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None
