@@ -1,15 +1,13 @@
-"""Checkpoints of model, optimizer and position: when, written whole or not at all, and read back."""
+"""Checkpoints of epoch, best score, network, model and optimizer: when, and how they are read back."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tracing_tools.trace.errors import IotwinError
+from workloads.checkpoint import State
 
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
-State = dict[str, Any]  # epoch, best_score, network, model, optimizer
 
 
 class EveryEpochs:
@@ -21,22 +19,6 @@ class EveryEpochs:
     def should_checkpoint(self, epoch: int) -> bool:
         """Return whether to write one after `epoch`, counted from 1."""
         return self._interval > 0 and epoch % self._interval == 0
-
-
-def save(state: State, path: Path) -> None:
-    """Write `state` at `path` so that a crash at any instant leaves the old file or the new one; IotwinError when it cannot."""
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its zip writer
-        reason = str(error).splitlines()[0]
-        raise IotwinError(f"{path}: the checkpoint cannot be written ({reason}); free space or choose another --output") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load(path: Path, device: torch.device, network: dict[str, int]) -> State:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracing_tools.trace.errors import UsageError
+from workloads.program import require_at_least
+from workloads.variant import add_variant_options, check_variant
 
 Size = tuple[int, int, int]  # voxels along D, H, W
 
@@ -30,6 +32,8 @@ class Config:
     threads: int  # of the rank's computation; 0 leaves torch's choice
     seed: int
     resume: Path | None
+    variant: str
+    sleep: str | None  # model of the variant sleep
 
     @property
     def network(self) -> dict[str, int]:
@@ -61,15 +65,18 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
     add("--seed", type=int, default=1, help="of weights, order and augmentation (default %(default)s)")
     add("--resume", type=Path, metavar="CHECKPOINT", help="continue after the epoch that this checkpoint ended")
+    add_variant_options(parser)
 
 
 def parse_config(args: Namespace) -> Config:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
-    config = Config(**{**vars(args), "crop": _parse_crop(args.crop)})
-    _require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, prefetch=config.prefetch,
-                      base_channels=config.base_channels, depth=config.depth)  # fmt: skip
-    _require_at_least(0, workers=config.workers, eval_every=config.eval_every, checkpoint_every=config.checkpoint_every,
-                      threads=config.threads, seed=config.seed, learning_rate=config.learning_rate)  # fmt: skip
+    values = {**vars(args), "crop": _parse_crop(args.crop)}
+    check_variant(args.variant, args.sleep, values.pop("variants"))
+    config = Config(**values)
+    require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, prefetch=config.prefetch,
+                     base_channels=config.base_channels, depth=config.depth)  # fmt: skip
+    require_at_least(0, workers=config.workers, eval_every=config.eval_every, checkpoint_every=config.checkpoint_every,
+                     threads=config.threads, seed=config.seed, learning_rate=config.learning_rate)  # fmt: skip
     if not 0 <= config.overlap < 1:
         raise UsageError(f"--overlap {config.overlap} must be at least 0 and below 1")
     factor = 2**config.depth
@@ -87,9 +94,3 @@ def _parse_crop(text: str) -> Size:
         raise UsageError(f"--crop '{text}' must be one number of voxels or three; write for example 128 or 64,96,96")
     sizes = [int(part) for part in parts]
     return (sizes[0], sizes[0], sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1], sizes[2])
-
-
-def _require_at_least(lowest: int, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= lowest:  # also refuses nan
-            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")

@@ -13,9 +13,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from datagen.layouts import Case, Unet3dLayout
 from tracing_tools.trace.errors import IotwinError
+from workloads.parts import Parts
+from workloads.ranks import Ranks
 from workloads.unet3d.config import Config, Size
-from workloads.unet3d.ranks import Ranks
 from workloads.unet3d.transforms import Image, Label, augment, pad_to
+from workloads.variant import INSTRUMENTED
 
 Sample = tuple[Tensor, Tensor]
 
@@ -45,8 +47,8 @@ def _read_volume(path: Path) -> NDArray[np.generic]:
 class TrainingCases(Dataset):
     """Augmented crops; an item's key is (epoch, index), so that what is drawn depends on neither rank nor worker."""
 
-    def __init__(self, cases: Sequence[Case], crop: Size, seed: int) -> None:
-        self._cases, self._crop, self._seed = cases, crop, seed
+    def __init__(self, cases: Sequence[Case], crop: Size, seed: int, parts: Parts) -> None:
+        self._cases, self._crop, self._seed, self._parts = cases, crop, seed, parts
 
     def __len__(self) -> int:
         """Return the number of cases."""
@@ -55,9 +57,11 @@ class TrainingCases(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         """Return the image [1, *crop] (float32) and the mask [1, *crop] (uint8) of one case."""
         epoch, index = key
-        image, label = read_case(self._cases[index])
-        rng = np.random.default_rng((self._seed, epoch, index))
-        image, label = augment(image, label, self._crop, rng)
+        with self._parts.measure("sample_load", epoch_num=epoch, sample_num=index):
+            image, label = read_case(self._cases[index])
+        with self._parts.measure("sample_preproc", epoch_num=epoch, sample_num=index):
+            rng = np.random.default_rng((self._seed, epoch, index))
+            image, label = augment(image, label, self._crop, rng)
         return torch.from_numpy(image), torch.from_numpy(label)
 
 
@@ -92,7 +96,7 @@ def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tupl
             f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
             f"{ranks.world_size} ranks; generate more data or lower --batch-size"
         )
-    dataset = TrainingCases(cases, config.crop, config.seed)
+    dataset = TrainingCases(cases, config.crop, config.seed, Parts(config.variant == INSTRUMENTED, rank=ranks.rank))
     sampler = EpochSampler(dataset, ranks.world_size, ranks.rank, shuffle=True, seed=config.seed, drop_last=True)
     return _loader(dataset, config, ranks, batch_size=config.batch_size, sampler=sampler, drop_last=True), sampler
 

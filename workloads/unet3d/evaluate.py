@@ -1,6 +1,7 @@
 """Evaluation: segment whole volumes window by window and score them."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from functools import cache
 from operator import add
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from workloads.parts import Parts
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.loss import dice_score
 from workloads.unet3d.model import CLASSES
@@ -56,15 +58,23 @@ def _even_chunks(boxes: list[Box], largest: int) -> Iterator[list[Box]]:
         yield boxes[number * len(boxes) // chunks : (number + 1) * len(boxes) // chunks]
 
 
-def evaluate(model: nn.Module, cases: DataLoader, config: Config, device: torch.device) -> tuple[float, int]:
-    """Return the sum of the Dice scores of `cases` (batches of one whole case) and how many there were."""
+def evaluate(model: nn.Module, cases: DataLoader, config: Config, device: torch.device, parts: Parts) -> tuple[float, int]:
+    """Return the sum of the Dice scores of `cases` (batches of one whole case) and how many there were; log the parts of each."""
     model.eval()
     total, count = 0.0, 0
+    asked_ns = time.monotonic_ns()
     with torch.inference_mode():
         for image, label in cases:
-            image, label = image.to(device), label.to(device)
-            scores = sliding_window_scores(model, image, config.crop, config.overlap, config.batch_size)
-            total += dice_score(scores, label[:, 0].long())
+            parts.log("eval_load_batch_mem", asked_ns, time.monotonic_ns() - asked_ns, step_num=count)
+            with parts.measure("eval_load_batch_gpu", step_num=count):
+                image, label = image.to(device), label.to(device)
+            with parts.measure("eval_sliding_window", step_num=count):
+                scores = sliding_window_scores(model, image, config.crop, config.overlap, config.batch_size)
+            with parts.measure("eval_loss_and_score_fn", step_num=count):
+                total += dice_score(scores, label[:, 0].long())
+            done_ns = time.monotonic_ns()
+            parts.log("eval_step_end", asked_ns, done_ns - asked_ns, step_num=count)
+            asked_ns = done_ns
             count += 1
     model.train()
     return total, count

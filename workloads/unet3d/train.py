@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from datagen.layouts import Unet3dLayout
 from tracing_tools.trace.errors import IotwinError
+from workloads.checkpoint import State, save
+from workloads.mllog import MlLog, Value
+from workloads.parts import Parts
+from workloads.program import plain_configuration
+from workloads.ranks import Ranks, join_ranks
 from workloads.unet3d import checkpoint
 from workloads.unet3d.config import Config
 from workloads.unet3d.data import evaluation_loader, training_loader
 from workloads.unet3d.evaluate import evaluate
 from workloads.unet3d.loss import dice_cross_entropy
-from workloads.unet3d.mllog import MlLog
 from workloads.unet3d.model import UNet3d
-from workloads.unet3d.ranks import Ranks, join_ranks
+from workloads.variant import INSTRUMENTED, SleepModel, Slumber
 
 _MOMENTUM = 0.9
 
@@ -52,13 +56,16 @@ class Job:
         self._optimizer = torch.optim.SGD(self._network.parameters(), config.learning_rate, momentum=_MOMENTUM, nesterov=True)
         self._policy = checkpoint.EveryEpochs(config.checkpoint_every)
         self._best_score = -math.inf
-        self._unsaved_best: checkpoint.State | None = None
+        self._unsaved_best: State | None = None
         self.epoch = 0  # the last one that ended
         self.history = History()
         if config.resume:
             self._resume(config.resume)
         if ranks.rank == 0:
             config.output.mkdir(parents=True, exist_ok=True)
+        settle = torch.cuda.synchronize if ranks.device.type == "cuda" else None
+        self._parts = Parts(config.variant == INSTRUMENTED, settle, rank=ranks.rank)
+        self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
         self._log_points(len(training), len(evaluation))
 
     def _log_points(self, training: int, evaluation: int) -> None:
@@ -78,6 +85,8 @@ class Job:
             self.epoch = epoch
             self.history.train_loss.append(loss)
             self._log.point("train_loss", loss, epoch_num=epoch)
+            if self._slumber:  # whose network learns nothing: there is nothing to evaluate or to keep
+                continue
             if self._config.eval_every and epoch % self._config.eval_every == 0:
                 self._evaluate()
             if self._policy.should_checkpoint(epoch):
@@ -87,33 +96,48 @@ class Job:
         """Return the mean loss of the epoch's steps over all ranks."""
         self._sampler.set_epoch(epoch)
         total = 0.0
-        asked = time.perf_counter()
-        for image, label in self._training:
-            arrived = time.perf_counter()
-            total += self._step(image, label)
-            done = time.perf_counter()
-            self.history.wait_s.append(arrived - asked)
-            self.history.compute_s.append(done - arrived)
-            asked = done
+        asked_ns = time.monotonic_ns()
+        for step, (image, label) in enumerate(self._training):
+            arrived_ns = time.monotonic_ns()
+            where: dict[str, Value] = {"epoch_num": epoch, "step_num": step}
+            self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, **where)
+            if self._slumber:
+                self._slumber.next_step()
+            else:
+                total += self._step(image, label, where)
+            done_ns = time.monotonic_ns()
+            self._parts.log("step_end", asked_ns, done_ns - asked_ns, **where)
+            self.history.wait_s.append((arrived_ns - asked_ns) / 1e9)
+            self.history.compute_s.append((done_ns - arrived_ns) / 1e9)
+            asked_ns = done_ns
         loss, steps = self._ranks.sum(total, len(self._training))
         if not math.isfinite(loss):
             raise IotwinError(f"the loss of epoch {epoch} is {loss}: training diverged; lower --learning-rate")
         return loss / steps
 
-    def _step(self, image: Tensor, label: Tensor) -> float:
+    def _step(self, image: Tensor, label: Tensor, where: dict[str, Value]) -> float:
         """Update the weights from one batch and return its loss; the loss's value waits for the device to finish."""
-        image = image.to(self._ranks.device, non_blocking=True)
-        label = label.to(self._ranks.device, non_blocking=True)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = dice_cross_entropy(self._model(image), label[:, 0].long())
-        loss.backward()
-        self._optimizer.step()
-        return float(loss.item())
+        measure = self._parts.measure
+        with measure("load_batch_gpu", **where):
+            image = image.to(self._ranks.device, non_blocking=True)
+            label = label.to(self._ranks.device, non_blocking=True)
+        with measure("all_compute", **where):
+            self._optimizer.zero_grad(set_to_none=True)
+            with measure("model_forward_pass", **where):
+                scores = self._model(image)
+            with measure("loss_tensor_calc", **where):
+                loss = dice_cross_entropy(scores, label[:, 0].long())
+            with measure("model_backward_pass", **where):
+                loss.backward()
+            with measure("model_optim_step", **where):
+                self._optimizer.step()
+            with measure("cum_loss_fn_calc", **where):
+                return float(loss.item())
 
     def _evaluate(self) -> None:
         with self._log.interval("eval", epoch_num=self.epoch):
             # Not the distributed wrapper: ranks may have unequal numbers of windows, and nothing is to be synchronised.
-            total, count = evaluate(self._network, self._evaluation, self._config, self._ranks.device)
+            total, count = evaluate(self._network, self._evaluation, self._config, self._ranks.device, self._parts)
             total, cases = self._ranks.sum(total, count)
         score = total / cases
         self.history.evaluations.append({"epoch": self.epoch, "mean_dice": score})
@@ -127,12 +151,12 @@ class Job:
             if self._ranks.rank == 0:
                 # The best goes first, so that a last one that knows of a best score never lacks its file.
                 if self._unsaved_best:
-                    checkpoint.save(self._unsaved_best, self._config.output / checkpoint.BEST)
+                    save(self._unsaved_best, self._config.output / checkpoint.BEST)
                     self._unsaved_best = None
-                checkpoint.save(self._state(), self._config.output / checkpoint.LAST)
+                save(self._state(), self._config.output / checkpoint.LAST)
             self._ranks.sum(0)  # the others wait here, as training goes on together
 
-    def _state(self) -> checkpoint.State:
+    def _state(self) -> State:
         return {
             "epoch": self.epoch, "best_score": self._best_score, "network": self._config.network,
             "model": self._network.state_dict(), "optimizer": self._optimizer.state_dict(),
@@ -200,6 +224,5 @@ def _result(config: Config, ranks: Ranks, job: Job, first_epoch: int, run_s: flo
         "world_size": ranks.world_size,
         "device": device,
         "torch": torch.__version__,
-        "configuration": {key: list(v) if isinstance(v, tuple) else v if isinstance(v, (int, float)) else str(v)
-                          for key, v in asdict(config).items() if v is not None},
-    }  # fmt: skip
+        "configuration": plain_configuration(config),
+    }

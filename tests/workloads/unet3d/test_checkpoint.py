@@ -6,6 +6,7 @@ import torch
 
 from tests.workloads.unet3d.conftest import names
 from tracing_tools.trace.errors import IotwinError
+from workloads.checkpoint import save
 from workloads.unet3d import checkpoint
 
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ def test_policy(interval, epochs):
 
 
 def test_what_is_saved_is_what_is_read(tmp_path):
-    checkpoint.save(_state(7), tmp_path / "a.pt")
+    save(_state(7), tmp_path / "a.pt")
     state = checkpoint.load(tmp_path / "a.pt", CPU, NETWORK)
     assert state["epoch"] == 7 and torch.equal(state["model"]["weight"], torch.arange(1000.0))
     assert names(tmp_path) == ["a.pt"]
@@ -34,14 +35,14 @@ def test_what_is_saved_is_what_is_read(tmp_path):
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "a.pt"
-    checkpoint.save(_state(1), path)
+    save(_state(1), path)
 
     def full_disk(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(IotwinError, match="No space left"):
-        checkpoint.save(_state(2), path)
+        save(_state(2), path)
     assert names(tmp_path) == ["a.pt"]
     assert checkpoint.load(path, CPU, NETWORK)["epoch"] == 1
 
@@ -55,7 +56,7 @@ def test_bytes_are_on_disk_before_the_name_is(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watch)
-    checkpoint.save(_state(), tmp_path / "a.pt")
+    save(_state(), tmp_path / "a.pt")
     assert synced == [((tmp_path / "a.pt").stat().st_size, False)]
 
 
@@ -85,7 +86,7 @@ def test_truncated_missing_and_other_checkpoints_are_refused(tmp_path):
     path = tmp_path / "a.pt"
     with pytest.raises(IotwinError, match="no such checkpoint"):
         checkpoint.load(path, CPU, NETWORK)
-    checkpoint.save(_state(), path)
+    save(_state(), path)
     with pytest.raises(IotwinError, match="resume it with --base-channels 4 and --depth 2"):
         checkpoint.load(path, CPU, {"base_channels": 8, "depth": 2})
     path.write_bytes(path.read_bytes()[:-100])

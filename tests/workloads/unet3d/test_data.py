@@ -6,8 +6,8 @@ from torch.utils.data.distributed import DistributedSampler
 from datagen.layouts import Case, Unet3dLayout
 from tests.workloads.unet3d.conftest import config
 from tracing_tools.trace.errors import IotwinError
+from workloads.ranks import Ranks
 from workloads.unet3d.data import EpochSampler, read_case, training_loader
-from workloads.unet3d.ranks import Ranks
 
 CPU = torch.device("cpu")
 

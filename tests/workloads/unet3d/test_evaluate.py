@@ -63,17 +63,20 @@ def test_the_centre_of_a_window_counts_most():
 def test_evaluation_leaves_the_network_training(data, tmp_path):
     from datagen.layouts import Unet3dLayout
     from tests.workloads.unet3d.conftest import config
+    from workloads.parts import Parts
+    from workloads.ranks import Ranks
     from workloads.unet3d.data import evaluation_loader
     from workloads.unet3d.evaluate import evaluate
     from workloads.unet3d.model import UNet3d
-    from workloads.unet3d.ranks import Ranks
 
     settings_ = config(data, tmp_path)
     device = torch.device("cpu")
     cases = Unet3dLayout.split(Unet3dLayout.discover(data))[1]
     network = UNet3d(4, 2)
-    halves = [evaluate(network, evaluation_loader(cases, settings_, Ranks(r, 2, device)), settings_, device) for r in range(2)]
-    whole = evaluate(network, evaluation_loader(cases, settings_, Ranks(0, 1, device)), settings_, device)
+    untimed = Parts(False)
+    loaders = [evaluation_loader(cases, settings_, Ranks(rank, 2, device)) for rank in range(2)]
+    halves = [evaluate(network, loader, settings_, device, untimed) for loader in loaders]
+    whole = evaluate(network, evaluation_loader(cases, settings_, Ranks(0, 1, device)), settings_, device, untimed)
     assert network.training
     assert whole[1] == len(cases) == sum(count for _, count in halves)
     assert whole[0] == pytest.approx(sum(total for total, _ in halves))

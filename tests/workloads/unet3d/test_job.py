@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import run_iotwin
+from tests.workloads.mllog import entries, parts
 from tests.workloads.unet3d.conftest import CASES, names, options
+from tracing_tools.trace.reader import Trace
 from workloads.unet3d.__main__ import main
 
 pytestmark = pytest.mark.torch
@@ -211,3 +214,59 @@ def test_two_ranks_share_the_work(data, tmp_path):
     assert result["world_size"] == 2 and result["steps"] == 3 * 4  # 16 cases, 2 ranks, batches of 2
     assert result["train_loss"][-1] < result["train_loss"][0]
     assert names(tmp_path / "out") == ["checkpoint_best.pt", "checkpoint_last.pt", "result.json"]
+
+
+# Variants
+
+
+def test_instrumented_logs_every_part_and_trains_the_same(data, job, tmp_path):
+    original, _ = job(epochs=2, eval_every=2, output=tmp_path / "original")
+    # As a process: loader processes write to the real stdout.
+    arguments = options(data, tmp_path / "out", epochs=2, eval_every=2, workers=2, variant="instrumented")
+    done = subprocess.run([*JOB, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    log = entries(done.stdout)
+    assert json.loads(done.stdout.splitlines()[-1])["train_loss"] == original["train_loss"]
+    found = parts(log)
+    for key in ("load_batch_mem", "load_batch_gpu", "model_forward_pass", "loss_tensor_calc", "model_backward_pass",
+                "model_optim_step", "cum_loss_fn_calc", "all_compute", "step_end"):  # fmt: skip
+        assert len(found[key]) == 16, key
+    for key in ("sample_load", "sample_preproc"):
+        assert len(found[key]) == 32, key
+    for key in ("eval_load_batch_mem", "eval_load_batch_gpu", "eval_sliding_window", "eval_loss_and_score_fn", "eval_step_end"):
+        assert len(found[key]) == 4, key
+    for step, load, compute in zip(found["step_end"], found["load_batch_mem"], found["all_compute"], strict=True):
+        assert step >= load + compute
+
+
+def test_sleep_reads_without_learning(job, tmp_path):
+    result, log = job(epochs=2, variant="sleep", sleep="0.001")
+    assert result["steps"] == 16 and result["evaluations"] == []
+    assert names(tmp_path / "out") == ["result.json"]
+    assert not [entry for entry in log if entry["key"] in ("eval", "checkpoint")]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sleep_reads_what_the_original_reads_in_the_same_order(data, tmp_path, workers):
+    """By the calls that eBPF sees: every process's sequence of (file, offset, bytes) on the data set."""
+    assert _reads(data, tmp_path / "original", workers=workers) == _reads(
+        data, tmp_path / "sleep", workers=workers, variant="sleep", sleep=0
+    )
+
+
+def _reads(data, directory, **changes):
+    """The reads of data-set files, a list per process that reads, by each process's first read."""
+    directory.mkdir()
+    job = [*JOB, *options(data, directory / "out", epochs=2, eval_every=0, checkpoint_every=0, **changes)]
+    done = run_iotwin("trace", "-o", directory / "trace", "--backend", "libbpf", "--", *job, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    trace = Trace(directory / "trace")
+    files = trace.files().set_index("file_id")["path"]
+    wanted = files[files.str.startswith(str(data))]
+    calls = trace.events_frame(columns=["op", "pid", "file_id", "offset", "result"])
+    calls = calls[calls["op"].isin(["read", "pread64"]) & calls["file_id"].isin(wanted.index)]
+    assert len(calls) >= 2 * 16 * 2  # epochs, cases, files of a case
+    return [
+        [(Path(wanted[row.file_id]).name, row.offset, row.result) for row in group.itertuples()]
+        for _, group in calls.groupby("pid", sort=False)
+    ]

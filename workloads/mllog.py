@@ -1,6 +1,7 @@
 """The job's own log: MLPerf logging lines (``:::MLLOG {json}``) on stdout, flushed one by one so that none is lost or late."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ Value = float | int | str | None
 
 
 class MlLog:
-    """Writes MLLOG lines if `enabled` (rank 0 does). Interval keys are init, run, epoch, eval and checkpoint."""
+    """Writes MLLOG lines if `enabled` (rank 0 does). Interval keys are init, run, epoch, block, training, eval and checkpoint."""
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled
@@ -34,12 +35,20 @@ class MlLog:
         self.end(key, **metadata)
 
     def _line(self, event_type: str, key: str, value: Value, metadata: dict[str, Value]) -> None:
-        if not self._enabled:
-            return
-        # time_ns is ours: milliseconds are coarse beside the steps of a small job.
-        now_ns = time.time_ns()
-        entry = {
-            "namespace": "", "time_ms": now_ns // 1_000_000, "time_ns": now_ns, "event_type": event_type,
-            "key": key, "value": value, "metadata": metadata,
-        }  # fmt: skip
-        print(f":::MLLOG {json.dumps(entry)}", flush=True)
+        if self._enabled:
+            write_line(event_type, key, value, metadata)
+
+
+def write_line(event_type: str, key: str, value: Value | dict[str, int], metadata: dict[str, Value]) -> None:
+    """Write one MLLOG line, dated now, to stdout at once.
+
+    It is one write of one whole line: ranks and loader processes share a file or pipe and must not tear each other's lines.
+    """
+    # time_ns is ours: milliseconds are coarse beside the steps of a small job.
+    now_ns = time.time_ns()
+    entry = {
+        "namespace": "", "time_ms": now_ns // 1_000_000, "time_ns": now_ns, "event_type": event_type,
+        "key": key, "value": value, "metadata": metadata,
+    }  # fmt: skip
+    sys.stdout.write(f":::MLLOG {json.dumps(entry)}\n")
+    sys.stdout.flush()

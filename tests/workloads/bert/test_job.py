@@ -1,0 +1,148 @@
+"""BERT pretraining on little data. TensorFlow runs in processes of its own: its threads do not survive a fork of this one."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from datagen.generate import generate
+from datagen.layouts import BertLayout
+from tests.conftest import ROOT
+from tests.workloads.mllog import entries, intervals, parts
+from tracing_tools.trace.errors import IotwinError
+from workloads.bert.__main__ import main
+from workloads.bert.shards import find_shards
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+
+SAMPLES = 400
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("shards")
+    generate(BertLayout(), directory, samples=SAMPLES, seed=3, workers=1)
+    return directory
+
+
+def options(data, output, **changes):
+    values = {
+        "data": data, "output": output, "batch_size": 4, "steps": 60, "eval_steps": 2, "layers": 1, "hidden": 32, "heads": 2,
+        "sequence": 32, "learning_rate": 0.02, "threads": 1, "seed": 1, **changes,
+    }  # fmt: skip
+    return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def run(data, output, *launcher, **changes):
+    command = [sys.executable, "-m", *(launcher or ["workloads.bert"]), *options(data, output, **changes)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def trained(data, tmp_path_factory):
+    """The original job, once."""
+    output = tmp_path_factory.mktemp("original")
+    done = run(data, output)
+    assert done.returncode == 0, done.stderr
+    return output, json.loads((output / "result.json").read_text()), entries(done.stdout)
+
+
+def test_the_loss_falls(trained):
+    """By 0.3 nats, as workloads/bert/README.md states; 0.9 is what the tokens' frequencies alone allow."""
+    _, result, _ = trained
+    assert result["last_loss"] < result["first_loss"] - 0.3
+    assert 0 < result["evaluation"]["masked_word_loss"] < 10.33  # ln of the vocabulary: what a guess scores
+
+
+def test_checkpoints_and_log(trained):
+    output, result, log = trained
+    files = [f"model.ckpt-{step}.{part}" for step in (0, 60) for part in ("data-00000-of-00001", "index")]
+    assert sorted(path.name for path in output.iterdir()) == sorted([*files, "result.json"])
+    data_bytes = (output / files[0]).stat().st_size
+    assert data_bytes > 3 * 4 * result["parameters"]  # weights and two moments
+    assert [key for key, edge in intervals(log) if edge == "START"] == [
+        "init",
+        "run",
+        "checkpoint",
+        "block",
+        "checkpoint",
+        "eval",
+    ]
+    assert parts(log) == {}
+
+
+def test_two_ranks_instrumented(data, tmp_path):
+    """Each rank logs the parts that a compiled step has; rank 0 alone says the rest, and evaluates."""
+    changes = {"variant": "instrumented", "steps": 3, "eval_steps": 2, "batch_size": 2}
+    done = run(data, tmp_path, "workloads.launch", "2", "workloads.bert", **changes)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
+    log = entries(done.stdout)
+    assert {key: len(values) for key, values in parts(log).items()} == {
+        "load_batch_mem": 6, "all_compute": 6, "step_end": 6,
+        "eval_load_batch_mem": 2, "eval_compute": 2, "eval_step_end": 2,
+    }  # fmt: skip
+    assert sorted(e["metadata"]["rank"] for e in log if e["key"] == "step_end") == [0, 0, 0, 1, 1, 1]
+    assert len([line for line in done.stdout.splitlines() if not line.startswith(":::MLLOG")]) == 1
+
+
+def test_profiler_writes_a_timeline_of_the_chosen_steps(data, tmp_path):
+    done = run(data, tmp_path, variant="profiler", steps=7, profile_every=3, eval_steps=0)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("timeline-*")) == ["timeline-3.json", "timeline-6.json"]
+    events = json.loads((tmp_path / "timeline-6.json").read_text())["traceEvents"]
+    timed = [event for event in events if event["ph"] == "X"]
+    assert len(timed) > 50 and all(event["dur"] >= 0 for event in timed)
+    assert {event["pid"] for event in timed} <= {event["pid"] for event in events if event["name"] == "process_name"}
+
+
+def test_every_record_is_read_and_parsed(data):
+    """A CRC error or a record that does not parse would end the program."""
+    program = f"""
+import tensorflow as tf
+from pathlib import Path
+from workloads.bert.data import _parsed
+from workloads.bert.shards import find_shards
+names = [str(path) for path in [*find_shards(Path({str(data)!r}), 1), Path({str(data)!r}) / "eval_10k"]]
+print(sum(len(batch["input_ids"]) for batch in _parsed(tf.data.TFRecordDataset(names), 20)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == str(SAMPLES + BertLayout().evaluation_samples(SAMPLES)), done.stderr
+
+
+def test_a_damaged_shard_is_said(data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    for shard in copy.glob("part-*"):
+        content = bytearray(shard.read_bytes())
+        content[200] ^= 1
+        shard.write_bytes(content)
+    done = run(copy, tmp_path / "out", variant="sleep", sleep=0, steps=50)
+    assert done.returncode == 1
+    assert "bert: a shard is damaged" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"heads": 3}, 2, "--hidden 32 must be a multiple of --heads 3"),
+        ({"sequence": 513}, 2, "more than the 512 tokens"),
+        ({"steps": 0}, 2, "--steps 0 must be at least 1"),
+    ],
+)
+def test_bad_requests(data, tmp_path, capsys, changes, status, message):
+    assert main(options(data, tmp_path / "out", **changes)) == status
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("bert: ") and error.count("\n") == 1
+
+
+def test_missing_shards(data, tmp_path):
+    with pytest.raises(IotwinError, match="iotwin generate bert"):
+        find_shards(tmp_path, 1)
+    shutil.copy(data / "part-00000-of-00400", tmp_path)
+    with pytest.raises(IotwinError, match="holds 1 of 400 shards"):
+        find_shards(tmp_path, 1)
+    with pytest.raises(IotwinError, match="too few for 401 ranks"):
+        find_shards(data, 401)

@@ -1,0 +1,98 @@
+"""What stands for computation in the variant sleep."""
+
+import json
+import statistics
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracing_tools.trace.errors import IotwinError, UsageError
+from workloads.variant import SLEEP, SleepModel, Slumber, check_variant
+
+
+def _drawn(model, count=4000):
+    return [model.seconds(1, 0, step) for step in range(count)]
+
+
+def test_a_number_is_always_the_same():
+    assert set(_drawn(SleepModel.parse("0.25"), 10)) == {0.25}
+
+
+def test_a_normal_curve_has_its_mean_and_deviation():
+    drawn = _drawn(SleepModel.parse("1.36,0.2"))
+    assert statistics.mean(drawn) == pytest.approx(1.36, abs=0.02)
+    assert statistics.stdev(drawn) == pytest.approx(0.2, rel=0.05)
+
+
+def test_a_wide_normal_curve_is_cut_at_zero_without_a_heap_there():
+    drawn = np.array(_drawn(SleepModel.parse("0.1,0.2")))
+    assert (drawn >= 0).all() and (drawn == 0).mean() < 0.01
+    above = NormalDist(0.1, 0.2)
+    expected = above.inv_cdf(above.cdf(0) + 0.5 * (1 - above.cdf(0)))
+    assert np.median(drawn) == pytest.approx(expected, rel=0.05)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=20), st.integers(0, 2**31), st.integers(0, 1000), st.integers(0, 10**6))
+def test_quantiles_bound_what_is_drawn_and_a_rerun_draws_the_same(values, seed, rank, step):
+    model = SleepModel(quantiles=sorted(values))
+    drawn = model.seconds(seed, rank, step)
+    assert min(values) <= drawn <= max(values)
+    assert drawn == SleepModel(quantiles=sorted(values)).seconds(seed, rank, step)
+
+
+def test_ranks_and_steps_draw_their_own():
+    model = SleepModel.parse("1,0.1")
+    assert len({model.seconds(1, rank, step) for rank in range(10) for step in range(10)}) == 100
+
+
+@pytest.mark.parametrize(
+    ("document", "middle"),
+    [(0.5, 0.5), ({"type": "normal", "mean": 0.5, "stdev": 0.01}, 0.5), ({"type": "quantiles", "values": [0.4, 0.5, 0.6]}, 0.5)],
+)
+def test_a_file_as_plot_steps_writes_it(tmp_path, document, middle):
+    (tmp_path / "model.json").write_text(json.dumps(document))
+    assert statistics.median(_drawn(SleepModel.parse(str(tmp_path / "model.json")))) == pytest.approx(middle, rel=0.02)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "1,2,3", "1,-1", "inf"])
+def test_impossible_models(text):
+    with pytest.raises(UsageError):
+        SleepModel.parse(text)
+
+
+def test_files_that_are_no_model(tmp_path):
+    with pytest.raises(IotwinError, match="existing file"):
+        SleepModel.parse(str(tmp_path / "none"))
+    for number, content in enumerate(["{", '{"type": "quantiles", "values": []}', '{"type": "gamma"}', '["a"]']):
+        path = tmp_path / f"{number}.json"
+        path.write_text(content)
+        with pytest.raises(IotwinError, match="plot steps"):
+            SleepModel.parse(str(path))
+
+
+def test_a_late_sleep_shortens_the_next(monkeypatch):
+    now = [0.0]
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds + 0.004  # a timer that is always late
+
+    monkeypatch.setattr("workloads.variant.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("workloads.variant.time.sleep", sleep)
+    slumber = Slumber(SleepModel.parse("0.01"), 1, 0)
+    for _ in range(100):
+        slumber.next_step()
+    assert now[0] == pytest.approx(100 * 0.01 + 0.004)
+
+
+@pytest.mark.parametrize(
+    ("variant", "sleep", "message"),
+    [("slep", None, "did you mean 'sleep'"), (SLEEP, None, "needs --sleep"), ("original", "1", "not for original")],
+)
+def test_variants_that_cannot_be(variant, sleep, message):
+    with pytest.raises(UsageError, match=message):
+        check_variant(variant, sleep, ("original", "instrumented", "sleep"))

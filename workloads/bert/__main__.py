@@ -1,0 +1,24 @@
+"""``python -m workloads.bert``: pretrain the encoder and write checkpoints and result.json."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from workloads.bert.config import parse_config, prepare_parser
+from workloads.program import Result, run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
+    return run_program("bert", "Pretrain BERT on TFRecord shards.", prepare_parser, _run, argv)
+
+
+def _run(args: Namespace) -> Result | None:
+    config = parse_config(args)
+    from workloads.bert.train import train
+
+    return train(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What the job is told on its command line; the defaults are the published job's (BERT-large)."""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from datagen.layouts import BertLayout
+from tracing_tools.trace.errors import UsageError
+from workloads.program import require_at_least
+from workloads.variant import INSTRUMENTED, ORIGINAL, PROFILER, SLEEP, add_variant_options, check_variant
+
+
+@dataclass(frozen=True)
+class Config:
+    """One pretraining job."""
+
+    data: Path
+    output: Path
+    batch_size: int  # per rank
+    steps: int
+    eval_steps: int  # batches of the evaluation after training; 0: none
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int  # tokens of a record that the model sees
+    learning_rate: float
+    profile_every: int  # the variant profiler writes a timeline of every Nth step
+    threads: int  # of the computation; 0 leaves TensorFlow's choice
+    seed: int
+    variant: str
+    sleep: str | None  # model of the variant sleep
+
+
+def prepare_parser(parser: ArgumentParser) -> None:
+    """Add the job's options to `parser`."""
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="DIR", help="directory of part-NNNNN-of-NNNNN and eval_10k")
+    add("--output", type=Path, required=True, metavar="DIR", help="directory for checkpoints, timelines and result.json")
+    add("--batch-size", type=int, default=6, help="records per step and rank (default %(default)s)")
+    add("--steps", type=int, default=2400, help="training steps (default %(default)s)")
+    add("--eval-steps", type=int, default=100, help="batches of the evaluation after training; 0: none (default %(default)s)")
+    add("--layers", type=int, default=24, help="of the encoder (default %(default)s)")
+    add("--hidden", type=int, default=1024, help="width of the encoder (default %(default)s)")
+    add("--heads", type=int, default=16, help="of attention (default %(default)s)")
+    add("--sequence", type=int, default=BertLayout.SEQUENCE, help="first tokens of a record that are used (default %(default)s)")
+    add("--learning-rate", type=float, default=1e-4, help="highest, of Adam with weight decay (default %(default)s)")
+    add(
+        "--profile-every",
+        type=int,
+        default=10,
+        metavar="N",
+        help="steps between timelines of the variant profiler (default %(default)s)",
+    )
+    add("--threads", type=int, default=0, help="CPU threads that compute; 0: TensorFlow's choice (default %(default)s)")
+    add("--seed", type=int, default=1, help="of weights and order (default %(default)s)")
+    add_variant_options(parser, (ORIGINAL, INSTRUMENTED, SLEEP, PROFILER))
+
+
+def parse_config(args: Namespace) -> Config:
+    """Return the job that `args` describe; UsageError for a value that no job can have."""
+    values = dict(vars(args))
+    check_variant(args.variant, args.sleep, values.pop("variants"))
+    config = Config(**values)
+    require_at_least(1, batch_size=config.batch_size, steps=config.steps, layers=config.layers, hidden=config.hidden,
+                     heads=config.heads, profile_every=config.profile_every)  # fmt: skip
+    require_at_least(2, sequence=config.sequence)
+    require_at_least(0, eval_steps=config.eval_steps, learning_rate=config.learning_rate, threads=config.threads,
+                     seed=config.seed)  # fmt: skip
+    if config.hidden % config.heads:
+        raise UsageError(f"--hidden {config.hidden} must be a multiple of --heads {config.heads}")
+    if config.sequence > BertLayout.SEQUENCE:
+        raise UsageError(f"--sequence {config.sequence} is more than the {BertLayout.SEQUENCE} tokens that a record has")
+    return config

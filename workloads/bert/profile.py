@@ -1,0 +1,41 @@
+"""Timelines of single steps: what TensorFlow's profiler saw, as the Chrome trace format that timeline-*.json files have."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+# 2 shows the operations that TensorFlow runs, not only its threads' own marks.
+_HOST_LEVEL = 2
+
+
+@contextmanager
+def timeline_of(path: Path) -> Iterator[None]:
+    """Write what TensorFlow runs in the block to `path`, whole or not at all."""
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_HOST_LEVEL, python_tracer_level=0)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".profile-") as name:
+        with tf.profiler.experimental.Profile(name, options):
+            yield
+        events = [event for profile in Path(name).rglob("*.xplane.pb") for event in _events(profile)]
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps({"traceEvents": events}) + "\n")
+    temporary.replace(path)
+
+
+def _events(profile: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a profile: a process per device, a thread per stream or thread, times in microseconds."""
+    space = xplane_pb2.XSpace.FromString(profile.read_bytes())
+    for process, plane in enumerate(space.planes):
+        yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": plane.name}}
+        for thread, line in enumerate(plane.lines):
+            yield {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": line.name}}
+            for event in line.events:
+                yield {
+                    "name": plane.event_metadata[event.metadata_id].name, "ph": "X", "cat": "Op", "pid": process, "tid": thread,
+                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6, "dur": event.duration_ps / 1e6,
+                }  # fmt: skip

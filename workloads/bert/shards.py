@@ -1,0 +1,20 @@
+"""The TFRecord files that are there, found without TensorFlow."""
+
+from pathlib import Path
+
+from tracing_tools.trace.errors import IotwinError
+
+
+def find_shards(directory: Path, world_size: int) -> list[Path]:
+    """Return the training shards in `directory`; IotwinError when one is missing or a rank would have none."""
+    shards = sorted(directory.glob("part-?????-of-?????"))
+    if not shards:
+        raise IotwinError(
+            f"{directory} holds no part-NNNNN-of-NNNNN; make a data set with: iotwin generate bert -o {directory} --size 1GiB"
+        )
+    wanted = int(shards[0].name.rpartition("-")[2])
+    if len(shards) != wanted:
+        raise IotwinError(f"{directory} holds {len(shards)} of {wanted} shards; generate the data set again")
+    if len(shards) < world_size:
+        raise IotwinError(f"{directory} has {len(shards)} shards, too few for {world_size} ranks; generate more data")
+    return shards

@@ -1,0 +1,169 @@
+"""The training loop: a checkpoint before it, steps, a checkpoint and an evaluation after it."""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+# TensorFlow greets on stderr otherwise, and ranks report as an error that another one has ended; set before its import.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0") == "0" else "3")
+
+import tensorflow as tf
+
+from datagen.layouts import BertLayout
+from tracing_tools.trace.errors import IotwinError
+from workloads.bert.config import Config
+from workloads.bert.data import evaluation_batches, training_batches
+from workloads.bert.model import Bert, Features
+from workloads.bert.optimizer import Adam
+from workloads.bert.profile import timeline_of
+from workloads.bert.ranks import Ranks, join_ranks
+from workloads.bert.shards import find_shards
+from workloads.mllog import MlLog
+from workloads.parts import Parts
+from workloads.program import Result, plain_configuration
+from workloads.variant import INSTRUMENTED, PROFILER, SleepModel, Slumber
+
+
+class Job:
+    """One rank's share of a pretraining job."""
+
+    def __init__(self, config: Config, ranks: Ranks, log: MlLog) -> None:
+        self._config, self._ranks, self._log = config, ranks, log
+        tf.random.set_seed(config.seed)
+        shards = find_shards(config.data, ranks.world_size)
+        self._batches: Iterator[Features] = iter(
+            training_batches(shards, config.batch_size, ranks.rank, ranks.world_size, config.seed)
+        )
+        self._parts = Parts(config.variant == INSTRUMENTED, rank=ranks.rank)
+        self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
+        if self._slumber is None:
+            self._model = Bert(config.layers, config.hidden, config.heads, config.sequence)
+            self._optimizer = Adam(self._model.trainable_variables, config.learning_rate, config.steps)
+            self._compiled_step = tf.function(self._distributed_step)
+            self._compiled_evaluation = tf.function(self._model.losses)
+        config.output.mkdir(parents=True, exist_ok=True)
+        self.loss: list[float] = []  # of every step: masked words and next sentence together
+        self.wait_s = self.compute_s = 0.0
+        log.point("seed", config.seed)
+        log.point("global_batch_size", config.batch_size * ranks.world_size)
+        log.point("max_sequence_length", config.sequence)
+
+    def run(self) -> dict[str, float]:
+        """Train, saving before and after, then evaluate; return what the evaluation found."""
+        self._checkpoint(0)
+        with self._log.interval("block", first_step_num=0, step_count=self._config.steps):
+            for step in range(self._config.steps):
+                self._timed_step(step)
+        self._checkpoint(self._config.steps)
+        return self._evaluate() if self._config.eval_steps and self._slumber is None and self._ranks.rank == 0 else {}
+
+    def _timed_step(self, step: int) -> None:
+        asked_ns = time.monotonic_ns()
+        batch = next(self._batches)
+        arrived_ns = time.monotonic_ns()
+        self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
+        if self._slumber:
+            self._slumber.next_step()
+        else:
+            with self._profiled(step), self._parts.measure("all_compute", step_num=step):
+                loss = float(self._compiled_step(batch))
+            if not math.isfinite(loss):
+                raise IotwinError(f"the loss of step {step} is {loss}: training diverged; lower --learning-rate")
+            self.loss.append(loss)
+        done_ns = time.monotonic_ns()
+        self._parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
+        self.wait_s += (arrived_ns - asked_ns) / 1e9
+        self.compute_s += (done_ns - arrived_ns) / 1e9
+
+    def _profiled(self, step: int) -> AbstractContextManager[None]:
+        # The first step compiles: its timeline would be of that.
+        wanted = self._config.variant == PROFILER and step and step % self._config.profile_every == 0
+        return timeline_of(self._config.output / f"timeline-{step}.json") if wanted and self._ranks.rank == 0 else nullcontext()
+
+    def _distributed_step(self, batch: Features) -> tf.Tensor:
+        return self._ranks.strategy.run(self._step, args=(batch,))
+
+    def _step(self, batch: Features) -> tf.Tensor:
+        """Update the weights from `batch` and return the mean loss over the ranks."""
+        weights = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            masked, following = self._model.losses(batch)
+            loss = masked + following
+        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, weights)]
+        *gradients, loss = self._ranks.mean([*gradients, loss])
+        self._optimizer.apply(gradients)
+        return loss
+
+    def _checkpoint(self, step: int) -> None:
+        if self._slumber:
+            return
+        with self._log.interval("checkpoint", step_num=step):
+            if self._ranks.rank == 0:
+                checkpoint = tf.train.Checkpoint(model=self._model, optimizer=self._optimizer)
+                checkpoint.write(str(self._config.output / f"model.ckpt-{step}"))
+
+    def _evaluate(self) -> dict[str, float]:
+        with self._log.interval("eval", step_num=self._config.steps):
+            batches = iter(evaluation_batches(self._config.data / BertLayout.EVALUATION_NAME, self._config.batch_size))
+            found = [self._evaluation_step(step, batches) for step in range(self._config.eval_steps)]
+        masked, following = (sum(losses) / len(found) for losses in zip(*found, strict=True))
+        self._log.point("eval_accuracy", -masked, step_num=self._config.steps)
+        return {"masked_word_loss": masked, "next_sentence_loss": following}
+
+    def _evaluation_step(self, step: int, batches: Iterator[Features]) -> tuple[float, float]:
+        with self._parts.measure("eval_step_end", step_num=step):
+            with self._parts.measure("eval_load_batch_mem", step_num=step):
+                batch = next(batches)
+            with self._parts.measure("eval_compute", step_num=step):
+                masked, following = self._compiled_evaluation(batch)
+                return float(masked), float(following)
+
+    def parameter_count(self) -> int:
+        """Return the number of the model's weights; 0 for the variant sleep, which has none."""
+        return 0 if self._slumber else sum(int(tf.size(weight)) for weight in self._model.trainable_variables)
+
+
+def train(config: Config) -> Result | None:
+    """Run the job that `config` describes and return its result on rank 0, None on the others.
+
+    Raises IotwinError for data and output that cannot be used, and when memory runs out.
+    """
+    if config.threads:
+        tf.config.threading.set_intra_op_parallelism_threads(config.threads)
+    ranks = join_ranks()
+    log = MlLog(enabled=ranks.rank == 0)
+    try:
+        with log.interval("init"):
+            job = Job(config, ranks, log)
+        begin = time.perf_counter()
+        with log.interval("run"):
+            evaluation = job.run()
+        run_s = time.perf_counter() - begin
+    except tf.errors.OpError as error:
+        raise IotwinError(_explain(error)) from None
+    if ranks.rank:
+        return None
+    tenth = max(1, config.steps // 10)
+    losses = {"first_loss": sum(job.loss[:tenth]) / tenth, "last_loss": sum(job.loss[-tenth:]) / tenth} if job.loss else {}
+    return {
+        "steps": config.steps, **losses, "evaluation": evaluation, "run_seconds": run_s,
+        "seconds_per_step": (job.wait_s + job.compute_s) / config.steps, "wait_seconds_per_step": job.wait_s / config.steps,
+        "compute_seconds_per_step": job.compute_s / config.steps, "parameters": job.parameter_count(),
+        "world_size": ranks.world_size, "device": "gpu" if tf.config.list_physical_devices("GPU") else "cpu",
+        "tensorflow": tf.__version__, "configuration": plain_configuration(config),
+    }  # fmt: skip
+
+
+def _explain(error: tf.errors.OpError) -> str:
+    """Return TensorFlow's error as one line that says what to do."""
+    line = error.message.strip().splitlines()[0]
+    match error:
+        case tf.errors.DataLossError():
+            return f"a shard is damaged ({line}); generate the data set again"
+        case tf.errors.ResourceExhaustedError():
+            return f"out of memory ({line}); make the model or the batch smaller"
+        case tf.errors.InvalidArgumentError():
+            return f"a record cannot be used ({line}); generate the data set again"
+    return line

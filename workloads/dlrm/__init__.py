@@ -1,0 +1,1 @@
+"""DLRM on Criteo Terabyte's binary form: the recommendation training job, on CPUs or GPUs."""

@@ -1,0 +1,29 @@
+"""``python -m workloads.dlrm``: train the recommendation model and write checkpoints and result.json."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from workloads.dlrm.config import parse_config, prepare_parser
+from workloads.program import Result, run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
+    return run_program("dlrm", "Train DLRM on Criteo Terabyte in binary form.", prepare_parser, _run, argv)
+
+
+def _run(args: Namespace) -> Result | None:
+    config = parse_config(args)
+    if config.sleep is not None:
+        # Reads batches and sleeps: needs no PyTorch.
+        from workloads.dlrm.asleep import sleep_through
+
+        return sleep_through(config)
+    from workloads.dlrm.train import train
+
+    return train(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

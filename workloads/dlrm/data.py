@@ -1,0 +1,91 @@
+"""Batches of Criteo Terabyte's binary form: one seek and one read each, in the file's order or shuffled."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.layouts import DlrmLayout
+from tracing_tools.trace.errors import IotwinError
+from workloads.parts import Parts
+
+_ORDER = 0xD12A  # what the draws of the order are keyed by, beside the seed and the pass
+
+
+class Batch(NamedTuple):
+    """What the model takes, for n samples."""
+
+    dense: NDArray[np.float32]  # (n, 13), log(1 + x)
+    categories: NDArray[np.int64]  # (26, n), each below its table's rows
+    labels: NDArray[np.float32]  # (n,), 0 or 1
+
+
+class BatchFile:
+    """One .bin file, read a batch at a time; IotwinError when it is missing, torn or smaller than one batch."""
+
+    def __init__(self, path: Path, batch_size: int, parts: Parts, prefix: str = "") -> None:
+        self._path, self._parts, self._prefix = path, parts, prefix
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise IotwinError(
+                f"{path}: {error.strerror}; make a data set with: iotwin generate dlrm -o {path.parent} --size 1GiB"
+            ) from None
+        size_bytes = os.fstat(self._descriptor).st_size
+        samples, rest = divmod(size_bytes, DlrmLayout.SAMPLE_BYTES)
+        if rest:
+            raise self._unusable(f"is cut off: {size_bytes} bytes are no whole number of samples; generate the data set again")
+        self._batch_bytes = batch_size * DlrmLayout.SAMPLE_BYTES
+        self.batches = samples // batch_size
+        if not self.batches:
+            raise self._unusable(f"holds {samples} samples, too few for one batch of {batch_size}; generate more data")
+
+    def _unusable(self, reason: str) -> IotwinError:
+        self.close()
+        return IotwinError(f"{self._path} {reason}")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def read(self, number: int, most_categories: int) -> Batch:
+        """Return batch `number`, from 0: read by one seek and one call, then preprocessed."""
+        with self._parts.measure(f"{self._prefix}batch_load", batch_num=number):
+            content = self._read_bytes(number)
+        with self._parts.measure(f"{self._prefix}batch_preproc", batch_num=number):
+            return preprocess(np.frombuffer(content, DlrmLayout.DTYPE).reshape(-1, DlrmLayout.COLUMNS), most_categories)
+
+    def _read_bytes(self, number: int) -> bytes:
+        os.lseek(self._descriptor, number * self._batch_bytes, os.SEEK_SET)
+        content = os.read(self._descriptor, self._batch_bytes)
+        while len(content) < self._batch_bytes:  # a call moves at most 2 GiB and may move less
+            more = os.read(self._descriptor, self._batch_bytes - len(content))
+            if not more:
+                raise IotwinError(f"{self._path} became shorter while it was read; generate the data set again")
+            content += more
+        return content
+
+
+def preprocess(samples: NDArray[np.int32], most_categories: int) -> Batch:
+    """Return the batch of `samples` (n, 40) as the published job prepares it: log(1 + dense), categories modulo the limit."""
+    dense = np.log1p(np.maximum(samples[:, 1 : 1 + DlrmLayout.DENSE], 0).astype(np.float32))
+    categories = samples[:, 1 + DlrmLayout.DENSE :].astype(np.int64) % table_rows(most_categories)
+    return Batch(dense, np.ascontiguousarray(categories.T), samples[:, 0].astype(np.float32))
+
+
+def table_rows(most_categories: int) -> NDArray[np.int64]:
+    """Return the rows of each of the 26 embedding tables."""
+    return np.minimum(DlrmLayout.CATEGORIES, most_categories).astype(np.int64)
+
+
+def batch_order(batches: int, steps: int, shuffle: bool, seed: int) -> Iterator[int]:
+    """Yield the number of the batch of each of `steps` steps: pass after pass over the file, each shuffled anew if asked."""
+    for first in range(0, steps, batches):
+        count = min(batches, steps - first)
+        if shuffle:
+            yield from np.random.default_rng((seed, _ORDER, first // batches)).permutation(batches)[:count].tolist()
+        else:
+            yield from range(count)

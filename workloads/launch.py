@@ -1,0 +1,75 @@
+"""``python -m workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine, and end all when one fails.
+
+For workloads whose framework brings no launcher; PyTorch's is torch.distributed.run, which sets the same environment.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+_POLL_S = 0.05
+_GRACE_S = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the ranks and return the first exit status that is not 0, or 0."""
+    if len(arguments) < 2 or not arguments[0].isdecimal() or not int(arguments[0]):
+        print("usage: python -m workloads.launch RANKS MODULE [OPTION...]", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    count, command = int(arguments[0]), [sys.executable, "-m", *arguments[1:]]
+    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_ports(count))}
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, env=shared | own))
+        return _wait(ranks)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        _end(ranks)
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of `count` consecutive ports that are free now."""
+    for first in range(29500, 65000 - count, count):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    return 29500
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
+    while True:
+        statuses = [rank.poll() for rank in ranks]
+        if failed := [status for status in statuses if status]:
+            return failed[0] if failed[0] > 0 else 128 - failed[0]
+        if all(status == 0 for status in statuses):
+            return 0
+        time.sleep(_POLL_S)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Ask the ranks that still run to end, and end those that do not."""
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

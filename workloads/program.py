@@ -1,0 +1,89 @@
+"""What the programs of all workloads share: options, exit statuses, errors in one line, result.json."""
+
+import json
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tracing_tools.trace.errors import IotwinError, UsageError
+
+# How torch words, in a plain RuntimeError, what the machine did, not the code: no memory or a killed loader.
+_MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
+Result = dict[str, Any]
+
+
+def run_program(
+    name: str, description: str, prepare_parser: Callable[[ArgumentParser], None], run: Callable[[Namespace], Result | None],
+    argv: Sequence[str] | None,
+) -> int:  # fmt: skip
+    """Run the job of the command line `argv` (default: the process's own) and return the exit status.
+
+    `run` returns the result, printed as JSON on the last line, on rank 0 and None on the other ranks.
+    """
+    parser = ArgumentParser(prog=f"python -m workloads.{name}", description=description)
+    prepare_parser(parser)
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwinds, so that no half checkpoint is left
+    try:
+        result = run(args)
+        if result is not None:
+            write_result(args.output, result)
+            print(json.dumps(result), flush=True)
+    except IotwinError as error:
+        print(f"{name}: {_last_line(error)}", file=sys.stderr)
+        return error.exit_status
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = "tensorflow" if package == "tensorflow" else "torch"
+        print(
+            f"{name}: training needs the Python package {package}; install it with: pip install iotwin[{extra}]", file=sys.stderr
+        )
+        return 1
+    except MemoryError:
+        print(f"{name}: out of memory; make the model or the batch smaller", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{name}: {error.filename or 'training'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in _MACHINE_FAILURES):
+            raise
+        print(f"{name}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def write_result(output: Path, result: Result) -> None:
+    """Write `result` as result.json in `output`, whole or not at all."""
+    path = output / "result.json"
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def plain_configuration(config: Any) -> dict[str, Any]:
+    """Return the options of a job (a dataclass) as JSON can hold them; those not given are left out."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value if isinstance(value, (int, float)) else str(value)
+        for key, value in asdict(config).items()
+        if value is not None
+    }
+
+
+def require_at_least(lowest: float, **values: float) -> None:
+    """Raise UsageError for the first option of `values` (by its name with underscores) below `lowest` or not a number."""
+    for name, value in values.items():
+        if not value >= lowest:  # also refuses nan
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")
+
+
+def _last_line(error: IotwinError) -> str:
+    """Return the error's own line: a loader process wraps it in its traceback, and the line is the last one, after its type."""
+    return str(error).strip().splitlines()[-1].removeprefix(f"{type(error).__module__}.{type(error).__qualname__}: ")
