@@ -1,28 +1,36 @@
-"""Checkpoints: files of the recorded write sizes, really synced, really renamed, whole under their final name or absent."""
+"""Checkpoints: files really written, synced and renamed, whole under their final name or absent; kept, removed and read back.
 
+A checkpoint whose size follows from the model is a folder `global_epoch{E}_step{S}` with the files of every rank. It is whole
+when every file of every rank has its full size; ranks need not agree on that, as a file has its final name only when it is whole.
+"""
+
+import atexit
 import os
+import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from benchmark.config import CheckpointFile, Config
+from benchmark.checkpoint_plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
+from benchmark.config import Config
 from benchmark.draws import DrawnTime, Purpose, generator
+from benchmark.readers.access import Buffered
 from benchmark.sleeper import Sleeper
 from tracing_tools.trace.errors import IotwinError, UsageError
 
-_RANK = 0
 _BUFFER_LIMIT_BYTES = 8 << 20
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 1e-3  # many small writes share one sleep
-
 
 _MARKER = "iotwin-emulated.txt"
 _MARKER_TEXT = "The checkpoints in this folder were written by iotwin emulate: random bytes, no model.\n"
 
 
 class Written(NamedTuple):
-    """One file of one checkpoint, as it was written."""
+    """One file of one checkpoint, as it was written, or as it was read back."""
 
     epoch: int
     name: str
@@ -31,31 +39,59 @@ class Written(NamedTuple):
     duration_ns: int  # until it stands under its final name, synced if it was to be
 
 
+class Checkpoints(Protocol):
+    """What writes a rank's checkpoints and reads them back."""
+
+    def save(self, epoch: int, step: int = 0) -> list[Written]:
+        """Write the checkpoint after `epoch` and `step`; return the files that are whole since the last call."""
+
+    def finish(self) -> list[Written]:
+        """Wait for what is still being written and return the files that are whole since the last call."""
+
+    def load(self) -> list[Written]:
+        """Read the newest whole checkpoint and return its files; IotwinError when there is none."""
+
+
 class CheckpointWriter:
-    """Writes the files that the workload's checkpoints consist of.
+    """Writes the files that the workload's checkpoints consist of, as rank `rank` of `ranks`.
 
     Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
-    derived on the machine of the job names the job's own checkpoints.
+    derived on the machine of the job names the job's own checkpoints. `ranks_per_node` is how far `load` shifts ranks where
+    `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1) -> None:
+        self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
         self._folder = Path(config.checkpoint.checkpoint_folder)
-        self._files = config.twin.checkpoint.files
-        self._claim(range(1, config.train.epochs + 1))
-        self._fsync = config.checkpoint.fsync
+        self._claim()
         self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
-        largest = max(size for file in self._files for size, _ in file.write_sizes)
-        # One buffer serves all writes, so that memory does not grow with the model; random bytes, which storage cannot compress.
-        content = generator(config.train.seed, Purpose.CHECKPOINT_CONTENT, _RANK).bytes(max(1, min(largest, _BUFFER_LIMIT_BYTES)))
-        self._buffer = memoryview(content)
+        self._buffer = memoryview(self._content())
         self._sleeper = Sleeper()
+        self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
+        self._under_way: list[_Background] = []
+        self._abandoned = False
+        if config.twin.checkpoint.asynchronous:
+            atexit.register(self._abandon)
 
-    def _claim(self, epochs: range) -> None:
+    def _content(self) -> bytes:
+        """One buffer serves all writes, so that memory does not grow with the model; random, so that nothing compresses it."""
+        planned = self._planned(1, 0)
+        largest = max((size for file in planned for size, _ in file.write_sizes), default=1)
+        size_bytes = max(1, min(largest, _BUFFER_LIMIT_BYTES))
+        if not self._config.checkpoint.randomize_tensor:
+            return bytes(size_bytes)
+        return generator(self._config.train.seed, Purpose.CHECKPOINT_CONTENT, self._rank).bytes(size_bytes)
+
+    def _planned(self, epoch: int, step: int) -> list[PlannedFile]:
+        return files_written(self._config, epoch, step, self._rank, self._ranks)
+
+    def _claim(self) -> None:
         """Mark the folder as one of emulated checkpoints, if nothing of value can be lost in it."""
         marker = self._folder / _MARKER
         if marker.exists():
             return
-        for path in sorted({self._path(file, epoch) for file in self._files for epoch in epochs}):
+        folders = (self._folder / checkpoint_name(*number) for number in self._on_disk())
+        for path in chain(self._recorded_paths(), folders):
             if path.exists():
                 raise UsageError(f"{path}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it")
         try:
@@ -64,21 +100,72 @@ class CheckpointWriter:
         except OSError as error:
             raise IotwinError(f"{marker}: cannot be written: {error.strerror}; change checkpoint.checkpoint_folder") from None
 
-    def _path(self, file: CheckpointFile, epoch: int) -> Path:
-        return self._folder / file.name.replace("{epoch}", str(epoch))
+    def _recorded_paths(self) -> Iterator[Path]:
+        """Yield where recorded files would come to stand."""
+        if self._config.twin.checkpoint.files:
+            epochs = range(1, self._config.train.epochs + 1)
+            names = {file.name for epoch in epochs for file in files_written(self._config, epoch, 0, 0, 1)}
+            yield from (self._folder / name for name in sorted(names))
 
-    def save(self, epoch: int) -> list[Written]:
-        """Write the checkpoint after `epoch`; IotwinError, naming the file, when one cannot be written (the disk is full)."""
-        due = [(number, file) for number, file in enumerate(self._files) if file.epochs is None or epoch in file.epochs]
-        return [self._save_file(file, epoch, self._serialization.seconds(number, epoch, 0)) for number, file in due]
+    def save(self, epoch: int, step: int = 0) -> list[Written]:
+        """Write the checkpoint after `epoch` and `step`; when asynchronous, take its snapshot and write it in the background.
 
-    def _save_file(self, file: CheckpointFile, epoch: int, serialization_s: float) -> Written:
-        final = self._path(file, epoch)
+        Returns the files that are whole since the last call. IotwinError, naming the file, when one cannot be written (the disk
+        is full), this checkpoint's or one's that was under way.
+        """
+        if not self._config.twin.checkpoint.asynchronous:
+            return self._persist(epoch, step)
+        written = self._collect(self._config.twin.checkpoint.in_flight - 1)
+        self._snapshot(epoch, step)
+        self._under_way.append(_Background(lambda: self._persist(epoch, step)))
+        return written
+
+    def finish(self) -> list[Written]:
+        """Wait for the checkpoints under way and return their files; IotwinError when one cannot be written."""
+        return self._collect(0)
+
+    def _collect(self, left: int) -> list[Written]:
+        """Return the files of the checkpoints that are done, after waiting until at most `left` are under way."""
+        written: list[Written] = []
+        while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
+            written += self._under_way.pop(0).result()
+        return written
+
+    def _abandon(self) -> None:
+        """End what is under way when the process ends early, so that nothing unfinished stays on disk."""
+        self._abandoned = True
+        for checkpoint in self._under_way:
+            checkpoint.wait()
+
+    def _snapshot(self, epoch: int, step: int) -> None:
+        """Copy as many bytes as the checkpoint has: what training waits for when the rest happens beside it.
+
+        The copy goes through one buffer, so that the snapshot's time is spent but not its memory.
+        """
+        target = memoryview(bytearray(len(self._buffer)))
+        for _ in range(sum(file.size_bytes for file in self._planned(epoch, step)) // len(self._buffer)):
+            target[:] = self._buffer
+
+    def _persist(self, epoch: int, step: int) -> list[Written]:
+        planned = self._planned(epoch, step)
+        written = [
+            self._save_file(file, epoch, self._serialization.seconds(number, epoch, step)) for number, file in enumerate(planned)
+        ]
+        if self._config.twin.checkpoint.directory_sync:
+            for folder in sorted({(self._folder / file.name).parent for file in planned}):
+                self._sync_folder(folder)
+        self._saved.append((epoch, step))
+        if self._config.twin.checkpoint.keep is not None:
+            self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
+        return written
+
+    def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float) -> Written:
+        final = self._folder / file.name
         path = final.with_name(final.name + ".partial") if file.rename else final
         start_ns = time.monotonic_ns()
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
-            size_bytes = self._write(path, file, serialization_s)
+            self._write(path, file, serialization_s)
             if file.rename:
                 path.replace(final)
         except OSError as error:
@@ -89,26 +176,26 @@ class CheckpointWriter:
         except BaseException:
             _remove(path)
             raise
-        return Written(epoch, final.name, size_bytes, start_ns, time.monotonic_ns() - start_ns)
+        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
 
-    def _write(self, path: Path, file: CheckpointFile, serialization_s: float) -> int:
-        total_bytes = sum(size * count for size, count in file.write_sizes) or 1
+    def _write(self, path: Path, file: PlannedFile, serialization_s: float) -> None:
+        total_bytes, fsync = file.size_bytes or 1, self._config.checkpoint.fsync
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        written_bytes, owed_s = 0, 0.0
+        owed_s = 0.0
         try:
-            for size in _sizes(file):
+            for size in file.sizes():
+                if self._abandoned:
+                    raise IotwinError(f"{path}: the checkpoint was given up, as the run ended")
                 self._write_once(descriptor, size)
-                written_bytes += size
                 owed_s += serialization_s * size / total_bytes
                 if owed_s >= _WORTH_SLEEPING_S:
                     self._sleeper.sleep(owed_s)
                     owed_s = 0.0
             self._sleeper.sleep(owed_s)
-            if file.fsync if self._fsync is None else self._fsync:
+            if file.fsync if fsync is None else fsync:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return written_bytes
 
     def _write_once(self, descriptor: int, size_bytes: int) -> None:
         """Write `size_bytes` by one system call, the buffer repeated; by more where the kernel takes less at a time."""
@@ -120,15 +207,119 @@ class CheckpointWriter:
             if left == 0:
                 return
 
+    def _sync_folder(self, folder: Path) -> None:
+        """Make the new names in `folder` last through a loss of power (fsync(2) of a file does not)."""
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise IotwinError(
+                f"{folder}: cannot be synced: {error.strerror}; set twin.checkpoint.directory_sync to false"
+            ) from None
 
-def _sizes(file: CheckpointFile) -> Iterator[int]:
-    for size, count in file.write_sizes:
-        for _ in range(count):
-            yield size
+    def _remove_old(self, epoch: int, step: int, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints, once the one after `epoch` and `step` is whole on every rank."""
+        if not self._whole(epoch, step):
+            return
+        if self._config.twin.checkpoint.files:
+            kept = {file.name for saved in self._saved[-keep:] for file in self._planned(*saved)}
+            for saved in self._saved[:-keep]:
+                for file in self._planned(*saved):
+                    if file.name not in kept:
+                        _remove(self._folder / file.name)
+            return
+        older = [number for number in self._on_disk() if number < (epoch, step)]
+        for number in older[: max(0, len(older) + 1 - keep)]:
+            # Another rank may be at it too.
+            shutil.rmtree(self._folder / checkpoint_name(*number), ignore_errors=True)
+
+    def _on_disk(self) -> list[tuple[int, int]]:
+        """Return the (epoch, step) of the checkpoints whose folders are there, whole or not, oldest first."""
+        return sorted(number for path in self._folder.glob("global_epoch*") if (number := checkpoint_number(path.name)))
+
+    def _whole(self, epoch: int, step: int) -> bool:
+        """Whether every file of every rank is there in full size."""
+        files = [file for rank in range(self._ranks) for file in files_written(self._config, epoch, step, rank, self._ranks)]
+        return bool(files) and all(_size_bytes(self._folder / file.name) == file.size_bytes for file in files)
+
+    def newest(self) -> tuple[int, int] | None:
+        """Return (epoch, step) of the checkpoint to recover from; None when none is whole.
+
+        This is the last one that this writer has saved, or else the latest on disk that is whole.
+        """
+        on_disk = self._on_disk()
+        if self._config.twin.checkpoint.files:
+            on_disk = [(epoch, 0) for epoch in range(1, self._config.train.epochs + 1)]
+        candidates = [*on_disk, *self._saved]
+        return next((number for number in reversed(candidates) if self._whole(*number)), None)
+
+    def load(self) -> list[Written]:
+        """Read what this rank needs of the newest whole checkpoint, as the files were written, or another rank's if shifted.
+
+        Returns the files as they were read; IotwinError, naming the folder or the file, when there is none or it cannot be read.
+        """
+        number = self.newest()
+        if number is None:
+            raise IotwinError(
+                f"{self._folder}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct its folder"
+            )
+        shift = self._ranks_per_node if self._config.checkpoint.recovery_rank_shift else 0
+        rank = (self._rank + shift) % self._ranks
+        return [self._load_file(file, number[0]) for file in files_read(self._config, *number, rank, self._ranks)]
+
+    def _load_file(self, file: PlannedFile, epoch: int) -> Written:
+        start_ns = time.monotonic_ns()
+        with Buffered(str(self._folder / file.name)) as source:
+            for offset in range(0, file.size_bytes, _BUFFER_LIMIT_BYTES):
+                source.read(offset, min(_BUFFER_LIMIT_BYTES, file.size_bytes - offset))
+        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+
+
+class _Background:
+    """A checkpoint being written by a thread of its own."""
+
+    def __init__(self, work: Callable[[], list[Written]]) -> None:
+        self._work = work
+        self._written: list[Written] = []
+        self._error: BaseException | None = None
+        # A daemon: at the end of the process _abandon decides how long to wait for it.
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._written = self._work()
+        except BaseException as error:  # told by `result`, to whoever waits for it
+            self._error = error
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
+    def result(self) -> list[Written]:
+        """Wait, then return the files or raise what went wrong."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._written
+
+
+def _size_bytes(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _remove(path: Path) -> None:
-    """Take away what is not a whole checkpoint; where that fails too, the first failure is the one to report."""
+    """Take away what is not a whole checkpoint, or an old one; where that fails too, the first failure is the one to report."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

@@ -1,42 +1,85 @@
-"""The samples of a workload: which files each one is, and reading one as the real job does."""
+"""The samples of a workload: which files each one is in, and reading one as the real job does."""
 
+import math
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from benchmark.config import Config
-from datagen.layouts import Unet3dLayout
+from benchmark.files import Folder, NamedFiles, Paths, RemoteFolder, open_folder
+from benchmark.order import Batch
+from benchmark.readers import file_format, make_reader
+from benchmark.readers.access import Buffered, Opener
+from benchmark.readers.numpy_files import NumpyLoad
+from benchmark.readers.records import Raw
+from benchmark.readers.sample import Reader
+from datagen.layouts import BertLayout, Case, DlrmLayout, FormatLayout, Unet3dLayout
 from tracing_tools.trace.errors import IotwinError, nearest
 from tracing_tools.trace.progress import note
 from tracing_tools.trace.units import format_size
 
 _NOTED_SIZE_DIFFERENCE = 0.1  # of the record length the twin was derived with
+_PROBED = 4096  # files looked at before the first epoch; of more, as many spread evenly over all
+_PROBED_REMOTE = 16  # each costs a request
+_BERT_SHARD = re.compile(r"part-\d+-of-\d+")
+_SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}
 
 
-class Samples(NamedTuple):
-    """Samples by index: the files of each in the order they are read, and their sizes."""
+_NUMPY = NumpyLoad()
 
-    files: list[tuple[str, ...]]
-    size_bytes: list[int]
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples by index: `each` in every one of `files`, which are paths, several where a sample is in several files."""
+
+    files: Sequence[Paths]
+    size_bytes: int = 0  # of all files; an estimate where they were too many to look at
+    reader: Reader = _NUMPY
+    each: int = 1
+    shape: tuple[int, ...] = ()  # that each sample must have, if it is an array; () for any
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.files) * self.each
 
     def read(self, index: int) -> int:
-        """Read the sample as the real job does, each file whole by numpy.load, and return its bytes.
+        """Read the sample and return the bytes that came from its files.
 
-        Raises IotwinError, naming the file, when one cannot be read or is not whole.
+        Raises IotwinError, naming the file, when one cannot be read, is not whole or holds something else than expected.
         """
-        for path in self.files[index]:
-            try:
-                whole = isinstance(np.load(path, allow_pickle=False), np.ndarray)
-            except OSError as error:
-                raise IotwinError(f"{path}: cannot be read: {error.strerror or error}") from None
-            except Exception as error:  # numpy has no common type for what a damaged header or a short file raises
-                reason = " ".join(str(error).split())
-                raise IotwinError(f"{path}: not a whole .npy file ({reason}); generate the data set again") from None
-            if not whole:
-                raise IotwinError(f"{path}: is an archive, not a .npy file; generate the data set again")
-        return self.size_bytes[index]
+        number, inner = divmod(index, self.each)
+        read_bytes = 0
+        for path in self.files[number]:
+            sample = self.reader.read(path, inner, self.each)
+            if self.shape and isinstance(sample.content, np.ndarray) and sample.content.shape != self.shape:
+                raise IotwinError(
+                    f"{path}: holds samples of shape {sample.content.shape}, but dataset.record_dims says {list(self.shape)}; "
+                    "correct it or generate the data set again"
+                )
+            read_bytes += sample.read_bytes
+        return read_bytes
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether samples that follow one another can be read in one go."""
+        return isinstance(self.reader, Raw)
+
+    def read_runs(self, batch: Batch) -> int:
+        """Read the samples of `batch`, each run of consecutive ones within a file by one read, and return their bytes."""
+        reader = cast(Raw, self.reader)
+        breaks = np.flatnonzero((np.diff(batch) != 1) | (batch[1:] % self.each == 0)) + 1
+        read_bytes = 0
+        for start, stop in pairwise([0, *breaks.tolist(), len(batch)]):
+            if stop > start:
+                number, inner = divmod(int(batch[start]), self.each)
+                for path in self.files[number]:
+                    read_bytes += reader.read_run(path, inner, stop - start, self.each).read_bytes
+        return read_bytes
 
 
 class DataSet(NamedTuple):
@@ -46,30 +89,95 @@ class DataSet(NamedTuple):
     evaluation: Samples
 
 
-def open_dataset(config: Config) -> DataSet:
-    """Return the data set of the workload, each file seen to exist and to hold something.
+class _Found(NamedTuple):
+    """All files of one kind that are there, and how many samples each has."""
 
-    Raises IotwinError, naming file or folder, when a file is missing or empty or there are fewer samples than asked for.
+    files: Sequence[Paths]
+    each: int
+
+
+def open_dataset(config: Config, ranks: int = 1) -> DataSet:
+    """Return the data set of the workload, its files (of more than 4096, so many of them) seen to exist and to hold something.
+
+    Raises IotwinError, naming file or folder, when a file is missing or empty, or there are fewer samples than asked for or
+    than `ranks` batches.
     """
-    folder = Path(config.dataset.data_folder)
-    if not folder.is_dir():
-        raise IotwinError(f"{folder}: no such data folder; generate the data set, or correct dataset.data_folder")
-    find = _unet3d if config.twin.layout == "unet3d" else _npy
-    train, evaluation = find(folder, config)
-    chosen = _first(train, config.dataset.num_files_train, folder, "training", "dataset.num_files_train")
-    chosen_evaluation: Sequence[tuple[Path, ...]] = ()
+    dataset = config.dataset
+    if file_format(config) == "synthetic":
+        return _synthetic(config)
+    folder, opener = open_folder(config)
+    if not folder.exists():
+        raise IotwinError(f"{folder.path}: no such data folder; generate the data set, or correct dataset.data_folder")
+    train, evaluation, reader = _find(folder, config, opener)
+    chosen = _first(train, dataset.num_files_train, folder, "training", "dataset.num_files_train")
+    chosen_evaluation = _Found([], 1)
     if config.workflow.evaluation:
-        chosen_evaluation = _first(evaluation, config.dataset.num_files_eval, folder, "evaluation", "dataset.num_files_eval")
-    dataset = DataSet(_samples(chosen), _samples(chosen_evaluation))
-    _check_enough(config, dataset, folder)
-    _compare_sizes(config, dataset)
-    return dataset
+        chosen_evaluation = _first(evaluation, dataset.num_files_eval, folder, "evaluation", "dataset.num_files_eval")
+    shape = tuple(dataset.record_dims)
+    opened = DataSet(*(_samples(found, folder, reader, shape) for found in (chosen, chosen_evaluation)))
+    _check_enough(config, opened, folder, ranks)
+    _compare_sizes(config, opened)
+    return opened
 
 
-def _unet3d(folder: Path, config: Config) -> tuple[list[tuple[Path, ...]], list[tuple[Path, ...]]]:
-    cases = Unet3dLayout.discover(folder)
-    pairs: dict[str, tuple[Path, ...]] = {case.image.name.removesuffix("_x.npy"): (case.image, case.mask) for case in cases}
-    train, evaluation = ([case.image.name.removesuffix("_x.npy") for case in part] for part in Unet3dLayout.split(cases))
+def _synthetic(config: Config) -> DataSet:
+    """Return samples without files, as many as the files would have."""
+    dataset = config.dataset
+    reader = make_reader(config, Buffered)
+    evaluation_files = (dataset.num_files_eval or 0) if config.workflow.evaluation else 0
+    return DataSet(
+        Samples([("synthetic",)] * (dataset.num_files_train or 0), 0, reader, dataset.num_samples_per_file),
+        Samples([("synthetic",)] * evaluation_files, 0, reader, _evaluation_each(config)),
+    )
+
+
+def _evaluation_each(config: Config) -> int:
+    return config.dataset.eval_num_samples_per_file or config.dataset.num_samples_per_file
+
+
+def _find(folder: Folder, config: Config, opener: Opener) -> tuple[_Found, _Found, Reader]:
+    """Return all training files, all evaluation files and their reader."""
+    each, evaluation_each = config.dataset.num_samples_per_file, _evaluation_each(config)
+    layout = config.twin.layout or _recognised(folder, config)
+    if layout == "dlrm":
+        return *_dlrm(folder, config), Raw(opener, DlrmLayout.SAMPLE_BYTES)
+    if layout == "unet3d":
+        train, evaluation = _unet3d(folder, config)
+        return _Found(train, 1), _Found(evaluation, 1), make_reader(config, opener)
+    if layout == "bert":
+        shards = [(f"{folder.path}/{name}",) for name in folder.names(_BERT_SHARD)]
+        evaluation_file = [(f"{folder.path}/{BertLayout.EVALUATION_NAME}",)]
+        return _Found(shards, each), _Found(evaluation_file, evaluation_each), make_reader(config, opener)
+    files, evaluation_files = _given(folder, config) or _by_format(folder, config)
+    return _Found(files, each), _Found(evaluation_files, evaluation_each), make_reader(config, opener)
+
+
+def _recognised(folder: Folder, config: Config) -> str | None:
+    """Return the workload whose files these are, where the format and a name say so."""
+    if config.dataset.format == "bin" and folder.names(re.compile(re.escape(DlrmLayout.TRAIN_NAME))):
+        return "dlrm"
+    if config.dataset.format == "tfrecord" and folder.names(_BERT_SHARD, first_only=True):
+        return "bert"
+    return None
+
+
+def _dlrm(folder: Folder, config: Config) -> tuple[_Found, _Found]:
+    """The one big file of each kind; as many samples as it holds, or fewer where the workload says so."""
+    parts = []
+    for name, wanted in (
+        (DlrmLayout.TRAIN_NAME, config.dataset.num_samples_per_file),
+        (DlrmLayout.TEST_NAME, _evaluation_each(config)),
+    ):
+        path = f"{folder.path}/{name}"
+        held = folder.size_bytes(path) // DlrmLayout.SAMPLE_BYTES
+        parts.append(_Found([(path,)], min(held, wanted) if wanted > 1 else held))
+    return parts[0], parts[1]
+
+
+def _unet3d(folder: Folder, config: Config) -> tuple[list[Paths], list[Paths]]:
+    cases = Unet3dLayout.discover(Path(folder.path)) if folder.exists() else []
+    pairs: dict[str, Paths] = {_stem(case): (str(case.image), str(case.mask)) for case in cases}
+    train, evaluation = ([_stem(case) for case in part] for part in Unet3dLayout.split(cases))
     given_train, given_evaluation = config.twin.train_files or [], config.twin.eval_files or []
     # Where only one of the lists is given, no case serves both.
     train = given_train or [name for name in train if name not in set(given_evaluation)]
@@ -77,56 +185,116 @@ def _unet3d(folder: Path, config: Config) -> tuple[list[tuple[Path, ...]], list[
     return _named(train, pairs, folder), _named(evaluation, pairs, folder)
 
 
-def _npy(folder: Path, config: Config) -> tuple[list[tuple[Path, ...]], list[tuple[Path, ...]]]:
-    """One file per sample: the names given, else DLIO's folders train/ and valid/, else training on all there are."""
-    twin = config.twin
-    train = folder / "train" if (folder / "train").is_dir() else folder
-    return (
-        [(folder / name,) for name in twin.train_files or ()] or [(path,) for path in sorted(train.glob("*.npy"))],
-        [(folder / name,) for name in twin.eval_files or ()] or [(path,) for path in sorted((folder / "valid").glob("*.npy"))],
-    )
+def _stem(case: Case) -> str:
+    return case.image.name.removesuffix("_x.npy")
 
 
-def _named(names: list[str], pairs: dict[str, tuple[Path, ...]], folder: Path) -> list[tuple[Path, ...]]:
+def _named(names: list[str], pairs: dict[str, Paths], folder: Folder) -> list[Paths]:
     for name in names:
         if name not in pairs:
-            raise IotwinError(f"{folder / name}_x.npy: no such case{nearest(name, list(pairs))}; generate the data set again")
+            raise IotwinError(
+                f"{folder.path}/{name}_x.npy: no such case{nearest(name, list(pairs))}; generate the data set again"
+            )
     return [pairs[name] for name in names]
 
 
-def _first(found: list[tuple[Path, ...]], count: int | None, folder: Path, kind: str, key: str) -> list[tuple[Path, ...]]:
-    if count is not None and count > len(found):
-        raise IotwinError(f"{folder}: has {len(found)} {kind} samples, but {key} is {count}; generate more or lower it")
-    return found[:count]
+def _given(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Paths]] | None:
+    """The files that the twin names, if it does; those it does not name are found as always."""
+    twin = config.twin
+    if not twin.train_files and not twin.eval_files:
+        return None
+    found: list[Sequence[Paths]] = [
+        [(f"{folder.path}/{name}",) for name in names or []] for names in (twin.train_files, twin.eval_files)
+    ]
+    if not all(found):
+        found = [given or others for given, others in zip(found, _by_format(folder, config), strict=True)]
+    return found[0], found[1]
 
 
-def _samples(files: Sequence[tuple[Path, ...]]) -> Samples:
-    return Samples([tuple(map(str, paths)) for paths in files], [sum(map(_size, paths)) for paths in files])
+def _by_format(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Paths]]:
+    """Files of the format, by DLIO's names where they have these; in its folders train/ and valid/ or all in one for training."""
+    inner = folder.below("train")
+    parts: list[Sequence[Paths]] = []
+    for part, asked in (
+        (inner if inner.exists() else folder, config.dataset.num_files_train),
+        (folder.below("valid"), config.dataset.num_files_eval),
+    ):
+        named = _by_number(folder, part, config, asked) if part is not folder else None
+        parts.append(named or _listed(part, file_format(config)))
+    return parts[0], parts[1]
 
 
-def _size(path: Path) -> int:
-    try:
-        size_bytes = path.stat().st_size
-    except OSError as error:
-        raise IotwinError(f"{path}: {error.strerror}; generate the data set again") from None
+def _by_number(folder: Folder, part: Folder, config: Config, asked: int | None) -> NamedFiles | None:
+    """Return the files of `part` (train/ or valid/) if they have DLIO's names, which need not be listed."""
+    dataset, name = config.dataset, file_format(config)
+    if name not in FormatLayout.FORMATS:
+        return None
+    evaluation = part.path.endswith("/valid")
+    folders = dataset.num_subfolders_eval if evaluation else dataset.num_subfolders_train
+    pattern = re.compile(re.escape(dataset.file_prefix) + r"_\d+_of_(\d+)\." + _suffix(name))
+    names = (part.below("0".zfill(len(str(folders)))) if folders > 1 else part).names(pattern, first_only=True)
+    match = pattern.fullmatch(names[0]) if names else None
+    if match is None:
+        return None
+    count = int(match[1])
+    layout = FormatLayout(
+        format=name, prefix=dataset.file_prefix, train_folders=dataset.num_subfolders_train,
+        evaluation_folders=dataset.num_subfolders_eval, evaluation_files=count if evaluation else 0,
+        compression=dataset.compression if name == "csv" else "none",
+    )  # fmt: skip
+    if evaluation:
+        return NamedFiles(folder.path, layout, 0, 0, count)
+    return NamedFiles(folder.path, layout, count, 0, count)
+
+
+def _suffix(format_name: str) -> str:
+    return _SUFFIXES.get(format_name, re.escape(format_name))
+
+
+def _listed(folder: Folder, format_name: str) -> list[Paths]:
+    names = folder.names(re.compile(rf".*\.{_suffix(format_name)}"))
+    return [(f"{folder.path}/{name}",) for name in names]
+
+
+def _first(found: _Found, count: int | None, folder: Folder, kind: str, key: str) -> _Found:
+    if count is not None and count > len(found.files):
+        raise IotwinError(
+            f"{folder.path}: has {len(found.files)} {kind} samples, but {key} is {count}; generate more or lower it"
+        )
+    return found if count is None else found._replace(files=found.files[:count])
+
+
+def _samples(found: _Found, folder: Folder, reader: Reader, shape: tuple[int, ...]) -> Samples:
+    """Return the samples after a look at the files' sizes, at some of them where they are very many."""
+    probed = _PROBED_REMOTE if isinstance(folder, RemoteFolder) else _PROBED
+    count = len(found.files)
+    numbers = sorted({number * (count - 1) // max(1, min(count, probed) - 1) for number in range(min(count, probed))})
+    sizes = [_size(folder, path) for number in numbers for path in found.files[number]]
+    size_bytes = round(math.fsum(sizes) / max(1, len(numbers)) * count)
+    return Samples(found.files, size_bytes, reader, found.each, shape)
+
+
+def _size(folder: Folder, path: str) -> int:
+    size_bytes = folder.size_bytes(path)
     if size_bytes == 0:
         raise IotwinError(f"{path}: is empty (zero bytes); generate the data set again")
     return size_bytes
 
 
-def _check_enough(config: Config, dataset: DataSet, folder: Path) -> None:
-    samples, batch = len(dataset.train.files), config.reader.batch_size
-    if samples < batch:
+def _check_enough(config: Config, dataset: DataSet, folder: Folder, ranks: int) -> None:
+    samples, batch = len(dataset.train), config.reader.batch_size
+    if config.workflow.train and samples < ranks * batch:
+        wanted = f"a batch of {batch}" if ranks == 1 else f"a batch of {batch} on each of {ranks} ranks"
         raise IotwinError(
-            f"{folder}: has {samples} training samples, fewer than a batch of {batch}; generate more or lower reader.batch_size"
+            f"{folder.path}: has {samples} training samples, fewer than {wanted}; generate more or lower reader.batch_size"
         )
-    if config.workflow.evaluation and not dataset.evaluation.files:
-        raise IotwinError(f"{folder}: has no evaluation samples; generate more or set workflow.evaluation to false")
+    if config.workflow.evaluation and not len(dataset.evaluation):
+        raise IotwinError(f"{folder.path}: has no evaluation samples; generate more or set workflow.evaluation to false")
 
 
 def _compare_sizes(config: Config, dataset: DataSet) -> None:
     """Say so when the data set is unlike the one that the twin was derived from: the run is then a what-if."""
     expected = config.dataset.record_length_bytes
-    found = sum(dataset.train.size_bytes) / len(dataset.train.size_bytes)
+    found = dataset.train.size_bytes / max(1, len(dataset.train))
     if expected and abs(found - expected) > _NOTED_SIZE_DIFFERENCE * expected:
         note(f"the training samples are {format_size(found)} on average, the workload says {format_size(expected)}")

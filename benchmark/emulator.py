@@ -78,8 +78,8 @@ def _log_parameters(log: MlLog, config: Config, dataset: DataSet) -> None:
     log.point("seed", config.train.seed)
     log.point("global_batch_size", config.reader.batch_size)
     log.point("num_workers", config.reader.read_threads)
-    log.point("train_samples", len(dataset.train.files))
-    log.point("eval_samples", len(dataset.evaluation.files))
+    log.point("train_samples", len(dataset.train))
+    log.point("eval_samples", len(dataset.evaluation))
 
 
 class _Training:
@@ -100,10 +100,10 @@ class _Training:
         with self._loader("train") as loader, self._loader("evaluation") as evaluation_loader:
             for epoch in range(1, config.train.epochs + 1):
                 with self._log.interval("epoch", epoch_num=epoch):
-                    self._pass("train", epoch, training_batches(config, len(dataset.train.files), epoch), loader)
+                    self._pass("train", epoch, training_batches(config, len(dataset.train), epoch), loader)
                 if config.workflow.evaluation and evaluation.due(epoch):
                     with self._log.interval("eval", epoch_num=epoch):
-                        batches = evaluation_batches(config, len(dataset.evaluation.files))
+                        batches = evaluation_batches(config, len(dataset.evaluation))
                         self._pass("evaluation", epoch, batches, evaluation_loader)
                 if self._checkpoints is not None and checkpoint.due(epoch):
                     with self._log.interval("checkpoint", epoch_num=epoch):

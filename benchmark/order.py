@@ -75,15 +75,18 @@ def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ra
 
 def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _Mapping:
     """Return what maps the places 0, 1, 2, ... of a rank to samples."""
-    reader, epoch = config.reader, epoch if config.train.seed_change_epoch else 0
-    each = config.dataset.num_samples_per_file
-    shuffled = reader.sample_shuffle != "off" or (reader.file_shuffle != "off" and each == 1)
-    if not shuffled and reader.file_shuffle != "off":
-        files = Permutation(samples // each, config.train.seed, epoch)
+    reader, each, size = config.reader, config.dataset.num_samples_per_file, config.reader.batch_size
+    shuffles = {reader.sample_shuffle, reader.file_shuffle}
+    seed, epoch = config.train.seed, epoch if config.train.seed_change_epoch or "random" in shuffles else 0
+    if config.twin.reader.random_batches:
+        batches = Permutation(max(1, samples // size), seed, epoch)
+        return lambda places: _within(batches, size, (places // size * ranks + rank) * size + places % size)
+    if reader.sample_shuffle == "off" and reader.file_shuffle != "off" and each > 1:
+        files = Permutation(samples // each, seed, epoch)
         return lambda places: _within(files, each, places + rank * (samples // ranks))
-    if not shuffled:
+    if shuffles == {"off"}:
         return lambda places: places * ranks + rank
-    order = Permutation(samples, config.train.seed, epoch)
+    order = Permutation(samples, seed, epoch)
     return lambda places: order(places * ranks + rank)
 
 
@@ -94,10 +97,12 @@ def _within(order: Permutation, each: int, places: NDArray[np.int64]) -> NDArray
 
 
 def evaluation_batches(config: Config, samples: int, rank: int = 0, ranks: int = 1) -> Batches:
-    """Return the batches of `rank` in one evaluation: every sample once over all ranks, in order.
+    """Return the batches of `rank` in one evaluation: every sample once over all ranks, in order, or the first
+    `evaluation.total_eval_steps` batches of it.
 
     Every rank has as many batches, so that none waits for another in vain; the last ones may be short or empty.
     """
     size = config.reader.batch_size_eval
     own, most = (math.ceil(max(0, samples - each) / ranks) for each in (rank, 0))
-    return Batches(own, size, math.ceil(most / size), lambda places: places * ranks + rank)
+    count, limit = math.ceil(most / size), config.evaluation.total_eval_steps
+    return Batches(own, size, min(count, limit) if limit > 0 else count, lambda places: places * ranks + rank)

@@ -54,7 +54,7 @@ def summarize(config: Config, measured: Measured) -> dict[str, Any]:
         metric |= phase_metrics("eval", evaluation)
     if measured.checkpoints:
         metric |= checkpoint_metrics(measured.checkpoints)
-    samples = measured.dataset.train.size_bytes + measured.dataset.evaluation.size_bytes
+    samples_bytes = measured.dataset.train.size_bytes + measured.dataset.evaluation.size_bytes
     return {
         "start": _local_time(measured.start_s),
         "end": _local_time(measured.end_s),
@@ -66,7 +66,7 @@ def summarize(config: Config, measured: Measured) -> dict[str, Any]:
         "num_samples_per_file": config.dataset.num_samples_per_file,
         "host_cpu_count": [os.cpu_count()],
         "host_memory_GB": [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)],
-        "data_size_per_host_GB": sum(samples) / (1 << 30),
+        "data_size_per_host_GB": samples_bytes / (1 << 30),
         "epochs": config.train.epochs,
         "metric": metric,
         "iotwin": _own(config, measured),

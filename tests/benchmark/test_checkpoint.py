@@ -59,8 +59,8 @@ def test_names_are_kept_or_overwritten_and_cadences_honoured(twin: Config, tmp_p
         CheckpointFile(name="best.pt", write_sizes=[(20, 1)], epochs=[2]),
     ]
     writer = CheckpointWriter(twin)
-    assert [file.name for file in writer.save(1)] == ["epoch_1.pt", "last.pt"]
-    assert [file.name for file in writer.save(2)] == ["epoch_2.pt", "last.pt", "best.pt"]
+    assert [file.name for file in writer.save(1)] == ["run/epoch_1.pt", "last.pt"]
+    assert [file.name for file in writer.save(2)] == ["run/epoch_2.pt", "last.pt", "best.pt"]
     folder = tmp_path / "checkpoints"
     assert saved(folder / "run") == {"epoch_1.pt": 100, "epoch_2.pt": 100}
     assert {path.name for path in folder.iterdir()} == {"run", "last.pt", "best.pt", MARKER}

@@ -21,7 +21,7 @@ def opened(
     """The names of the training and of the evaluation samples."""
     config = Config(
         workflow=Workflow(evaluation=True),
-        dataset=Dataset(data_folder=str(folder), num_files_train=train, num_files_eval=evaluation),
+        dataset=Dataset(data_folder=str(folder), format="npy", num_files_train=train, num_files_eval=evaluation),
         reader=Reader(batch_size=1),
         twin=Twin(layout=layout, **twin),  # type: ignore[arg-type]
     )
@@ -48,10 +48,11 @@ def test_no_case_is_for_both_when_one_list_is_given(cases: Path) -> None:
 
 
 def test_a_case_is_both_its_files_and_their_size(cases: Path) -> None:
-    config = Config(dataset=Dataset(data_folder=str(cases)), twin=Twin(layout="unet3d"))
+    config = Config(dataset=Dataset(data_folder=str(cases), format="npy"), twin=Twin(layout="unet3d"))
     samples = open_dataset(config).train
     assert samples.files[0] == (str(cases / "case_00001_x.npy"), str(cases / "case_00001_y.npy"))
-    assert samples.size_bytes[0] == sum(Path(path).stat().st_size for path in samples.files[0]) == samples.read(0)
+    assert samples.read(0) == sum(Path(path).stat().st_size for path in samples.files[0])
+    assert samples.size_bytes == sum(Path(path).stat().st_size for files in samples.files for path in files)
 
 
 def test_npy_files_lie_in_one_folder_or_as_dlio_lays_them_out(tmp_path: Path) -> None:
@@ -87,14 +88,17 @@ def test_a_damaged_file_is_read_or_named_never_a_traceback(tmp_path: Path, place
     content = path.read_bytes()
     path.write_bytes(content[:place] + bytes_ + content[place + removed :])
     try:
-        Samples([(str(path),)], [0]).read(0)
+        Samples([(str(path),)]).read(0)
     except IotwinError as error:
         assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
 
 
 def test_a_data_set_of_other_sample_sizes_is_noted(cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    size = open_dataset(Config(dataset=Dataset(data_folder=str(cases)), twin=Twin(layout="unet3d"))).train.size_bytes[0]
+    size = (
+        open_dataset(Config(dataset=Dataset(data_folder=str(cases), format="npy"), twin=Twin(layout="unet3d"))).train.size_bytes
+        // 8
+    )
     for expected, noted in ((size, False), (2 * size, True)):
-        dataset = Dataset(data_folder=str(cases), record_length_bytes=expected)
+        dataset = Dataset(data_folder=str(cases), format="npy", record_length_bytes=expected)
         open_dataset(Config(dataset=dataset, twin=Twin(layout="unet3d")))
         assert ("training samples are" in capsys.readouterr().err) is noted

@@ -24,7 +24,7 @@ class Recorder(Fetcher):
     """Appends `pid epoch first-sample` to a file for every batch it is given, and reads nothing."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(Samples([], []), NO_TIME)
+        super().__init__(Samples([]), NO_TIME)
         self._path = path
 
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
@@ -103,7 +103,7 @@ def test_an_epoch_shorter_than_the_workers_and_one_without_batches(tmp_path: Pat
 
 def test_preprocessing_is_spent_per_sample_and_drawn_alike_whoever_reads(cases: Path) -> None:
     files = [(str(path),) for path in sorted(cases.glob("*_x.npy"))]
-    samples = Samples(files, [Path(path).stat().st_size for (path,) in files])
+    samples = Samples(files)
     preprocess = DrawnTime(Normal(mean=0.002, stdev=0.001), 3, Purpose.TRAIN_SAMPLE)
     order: Sequence[Batch] = [np.array([5, 2]), np.array([0, 7]), np.array([1])]
 
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, workers: int, how: 
     for (path,) in files:
         np.save(path, np.zeros((10, 1000), np.float32))
     damaged(Path(files[5][0]), how)
-    samples = Samples(files, [40_128] * 8)
+    samples = Samples(files)
     with pytest.raises(IotwinError) as error, make_loader(Fetcher(samples, NO_TIME), workers, 2, False) as loader:
         list(loader.epoch(1, batches(8)))
     assert str(error.value).startswith(f"{files[5][0]}: ")

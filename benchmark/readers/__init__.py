@@ -1,0 +1,53 @@
+"""Readers: one sample out of a file, in every format that datagen writes, by every way the kernel has to read."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+from benchmark.config import Config
+from benchmark.plugins import READERS, load_plugin
+from benchmark.readers.access import Buffered, Direct, Mapped, Opener
+from benchmark.readers.hdf5 import Hdf5
+from benchmark.readers.images import Image
+from benchmark.readers.numpy_files import Npy, Npz, NumpyLoad
+from benchmark.readers.records import Indexed, Raw, TfRecord
+from benchmark.readers.sample import InMemory, Reader
+from benchmark.readers.synthetic import Synthetic
+from benchmark.readers.tables import Csv, Parquet
+
+_FORMATS: dict[str, Callable[[Opener], Reader]] = {
+    "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener), "npz": Npz, "hdf5": Hdf5, "tfrecord": TfRecord,
+    "csv": Csv, "parquet": Parquet, "jpeg": partial(Image, kind="JPEG"), "png": partial(Image, kind="PNG"),
+    "indexed_binary": Indexed, "mmap_indexed_binary": Indexed, "bin": Raw,
+}  # fmt: skip
+DEFAULT_RECORD_BYTES = 65536  # DLIO's
+
+
+# Workloads whose layout says the format.
+_LAYOUT_FORMATS = {"unet3d": "npy", "npy": "npy", "bert": "tfrecord", "dlrm": "bin"}
+
+
+def file_format(config: Config) -> str:
+    """Return the name of the workload's file format."""
+    return _LAYOUT_FORMATS.get(config.twin.layout or "", config.dataset.format)
+
+
+def local_opener(config: Config) -> Opener:
+    """Return how files of the workload are read: mapped, past the page cache or through it."""
+    mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
+    way = Direct if config.reader.odirect else Mapped if mapped else Buffered
+    transfer_bytes = config.reader.transfer_size
+    return way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
+
+
+def make_reader(config: Config, opener: Opener) -> Reader:
+    """Return the reader of the workload's format; UsageError names the key when there is none."""
+    name = config.reader.reader_classname or file_format(config)
+    key = "reader.reader_classname" if config.reader.reader_classname else "dataset.format"
+    if name == "synthetic":
+        return Synthetic(int(config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES))
+    if name in _FORMATS:
+        reader = _FORMATS[name](opener)
+    else:
+        reader = load_plugin(READERS, name, key, [*_FORMATS, "synthetic"])(config=config, opener=opener)
+    return InMemory(reader) if config.reader.read_type == "memory" else reader

@@ -1,0 +1,50 @@
+"""The reader of HDF5 files: one row of the dataset `records_0`."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmark.readers.access import Buffered, Opener, Stream, damaged, scratch, unreadable
+from benchmark.readers.sample import Sample, check_member
+from tracing_tools.trace.errors import IotwinError
+
+_DATASET = "records_0"
+
+
+class Hdf5:
+    """Reads by the HDF5 library, which opens the file itself or, where another access is asked for, reads through `opener`."""
+
+    def __init__(self, opener: Opener) -> None:
+        try:
+            import h5py
+        except ImportError:
+            raise IotwinError("dataset.format hdf5 needs h5py; install it with: pip install 'iotwin[hdf5]'") from None
+        self._open, self._h5py_file = opener, h5py.File
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return row `sample` of the file's records; IotwinError, naming it, when it is not whole."""
+        if self._open is Buffered:
+            row = self._row(path, path, sample)
+            return Sample(row, row.nbytes)
+        with self._open(path) as file, Stream(file) as stream:
+            return Sample(self._row(path, stream, sample), stream.read_bytes)
+
+    def _row(self, path: str, source: "str | Stream", sample: int) -> Any:
+        try:
+            with self._h5py_file(source, "r") as file:
+                records = file[_DATASET]
+                rows, *shape = records.shape
+                check_member(path, sample, rows)
+                row_bytes = math.prod(shape) * records.dtype.itemsize
+                # A stream reads into the scratch memory itself.
+                memory = scratch(row_bytes) if isinstance(source, str) else bytearray(row_bytes)
+                row = np.frombuffer(memory, records.dtype).reshape(shape)
+                records.read_direct(row, np.s_[sample])
+                return row
+        except IotwinError:
+            raise
+        except OSError as error:
+            raise (unreadable(path, error) if error.strerror else damaged(path, f"not a whole HDF5 file ({error})")) from None
+        except Exception as error:  # h5py raises KeyError, ValueError and RuntimeError from what is damaged
+            raise damaged(path, f"not a whole HDF5 file with {_DATASET} ({error})") from None
