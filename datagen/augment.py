@@ -26,7 +26,7 @@ class Change(NamedTuple):
     sharpness: float  # from -1, a blur, over 0, nothing, to 1
 
 
-def volume_change(stream: np.random.PCG64) -> Change:
+def volume_change(stream: np.random.SFC64) -> Change:
     """Return the next change of `stream`; at least one axis is flipped."""
     flips = 1 + int(stream.random_raw()) % 7
     sharpness = int(stream.random_raw()) * 2.0**-63 - 1
@@ -49,7 +49,7 @@ def _filtered(plane: NDArray[np.generic], sharpness: float) -> NDArray[np.generi
     return np.clip(values + sharpness * (values - blurred), values.min(), values.max()).astype(plane.dtype)
 
 
-def shuffled_rows(rows: NDArray[np.int32], stream: np.random.PCG64) -> NDArray[np.int32]:
+def shuffled_rows(rows: NDArray[np.int32], stream: np.random.SFC64) -> NDArray[np.int32]:
     """Return Criteo's binary rows (count, 40) with every categorical column's values shuffled among the rows.
 
     Each column keeps its range and its distribution; what goes together in a row is new.
@@ -60,7 +60,7 @@ def shuffled_rows(rows: NDArray[np.int32], stream: np.random.PCG64) -> NDArray[n
     return result
 
 
-def _permutation(stream: np.random.PCG64, count: int) -> NDArray[np.int64]:
+def _permutation(stream: np.random.SFC64, count: int) -> NDArray[np.int64]:
     return np.argsort(stream.random_raw(count), kind="stable")
 
 
@@ -70,7 +70,7 @@ def line_blocks(file: IO[bytes]) -> Iterator[bytes]:
         yield block + file.readline()
 
 
-def shuffled_lines(block: bytes, stream: np.random.PCG64, path: Path) -> Bytes:
+def shuffled_lines(block: bytes, stream: np.random.SFC64, path: Path) -> Bytes:
     """Return Criteo's text lines with every categorical column shuffled among the lines, as shuffled_rows does.
 
     Raises IotwinError when a line does not have Criteo's 40 columns.
@@ -86,7 +86,7 @@ def shuffled_lines(block: bytes, stream: np.random.PCG64, path: Path) -> Bytes:
     return _gathered(data, starts, ends, order.reshape(-1))
 
 
-def moved_words(block: bytes, stream: np.random.PCG64) -> Bytes:
+def moved_words(block: bytes, stream: np.random.SFC64) -> Bytes:
     """Return lines of text in which a tenth of the words are swapped with the next, deleted, or inserted from elsewhere.
 
     The last word of every line stays, so the number of lines does too.

@@ -36,13 +36,13 @@ class Columns(NamedTuple):
     lengths: NDArray[np.int64]  # present bytes of each record
 
 
-def _uniform(stream: np.random.PCG64, records: int, width: int) -> NDArray[np.float32]:
+def _uniform(stream: np.random.SFC64, records: int, width: int) -> NDArray[np.float32]:
     """Return (records, width) draws in [0, 1) with 24 bits."""
     draws = stream.random_raw(records * width // 2 + 1).view(np.uint32)[: records * width]
     return ((draws >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(records, width)
 
 
-def features(stream: np.random.PCG64, records: int) -> list[NDArray[np.generic]]:
+def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]:
     """Return the values of BertLayout.FEATURES for the next `records` records, each (records, values)."""
     layout = BertLayout
     shape = _uniform(stream, records, 4)
@@ -62,7 +62,7 @@ def features(stream: np.random.PCG64, records: int) -> list[NDArray[np.generic]]
     return [tokens, inside, segments, positions, masked_tokens, chosen.astype(np.float32), shape[:, 3:] < 0.5]
 
 
-def _tokens(stream: np.random.PCG64, inside: Flags, second: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return token ids (records, 512) of sequences of two sentences, the second from place `second` on, zero outside."""
     draws = _uniform(stream, *inside.shape)
     words = _FIRST_WORD + (draws * draws * draws * np.float32(BertLayout.VOCABULARY - _FIRST_WORD)).astype(np.int64)
@@ -73,7 +73,7 @@ def _tokens(stream: np.random.PCG64, inside: Flags, second: NDArray[np.int64], l
     return words
 
 
-def _positions(stream: np.random.PCG64, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Flags]:
+def _positions(stream: np.random.SFC64, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Flags]:
     """Return the places to predict (records, 76), rising and zero when unused, and which are used."""
     count = np.clip(np.rint(lengths * _MASKED_SHARE), 1, BertLayout.PREDICTIONS)
     rank = np.arange(BertLayout.PREDICTIONS)
@@ -124,7 +124,7 @@ def _message(tag: int, body: list[Columns]) -> list[Columns]:
     return [_constant(bytes([tag]), len(lengths)), _varints(lengths[:, None]), *body]
 
 
-def records_stream(stream: np.random.PCG64, records: int) -> Bytes:
+def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
     """Return the next `records` records of `stream` as TFRecord bytes.
 
     The message is tensorflow/core/example/{example,feature}.proto: a map from feature name to a list of values.

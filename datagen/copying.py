@@ -1,13 +1,12 @@
 """Copying whole files by the cheapest way their file systems have: shared blocks, then a copy inside the kernel."""
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from datagen.files import PARTIAL_SUFFIX, Piece
+from datagen.files import PARTIAL_SUFFIX, Piece, read_piece
 from tracing_tools.trace.errors import IotwinError
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -15,10 +14,9 @@ _CHUNK_BYTES = 64 << 20  # between two reports
 
 
 @lru_cache(maxsize=1 << 16)
-def _sha256(path: Path) -> str:
+def _checksum(path: Path, size_bytes: int) -> str:
     """Return the checksum of a source; a worker that copies it again need not read it again."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return read_piece(path, path.name, 0, size_bytes, lambda _: None).xxh3_128
 
 
 def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written: Callable[[int], None]) -> Piece:
@@ -40,7 +38,7 @@ def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written
         raise IotwinError(f"{target}: {error.strerror}; make room, then run the same command to go on") from None
     if copied_bytes != size_bytes:
         raise IotwinError(f"{source} changed its size while it was copied; scale again when nothing writes to it")
-    return Piece(name, 0, size_bytes, _sha256(source))
+    return Piece(name, 0, size_bytes, _checksum(source, size_bytes))
 
 
 def _clone(reader: int, writer: int) -> bool:

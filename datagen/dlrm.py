@@ -21,21 +21,38 @@ _BLOCK_ROWS = 1 << 12  # 640 KiB of samples: a block stays in a core's cache fro
 _DECIMALS = 5  # of the largest dense feature, 65535
 _HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TELLING_CATEGORY = 5  # the feature with three values
-_CLICK_SHARES = (0.01, 0.10)  # of rows in which neither telling feature speaks for a click, and added by each that does
+# Of 2**32, the share of clicks among rows in which none, one and both of the telling features speak for one.
+_CLICK_LIMITS = np.array([0.01, 0.11, 0.21]) * 2.0**32
+
+# What rows() multiplies and shifts the columns by, repeated for as many rows as are worked on at a time. The label's range
+# leaves its bits as they are; a dense feature's 16 bits, shifted by up to 15 more, make every magnitude about as frequent.
+_TILE_ROWS = 1 << 6
+_RANGES = np.array([1 << 32, *[1 << 16] * DlrmLayout.DENSE, *DlrmLayout.CATEGORIES], np.uint64)
+_EVEN_RANGES, _ODD_RANGES = np.tile(_RANGES[::2], _TILE_ROWS), np.tile(_RANGES[1::2], _TILE_ROWS)
+_SHIFT_BITS = np.tile(np.array([0] + [15] * DlrmLayout.DENSE + [0] * len(DlrmLayout.CATEGORIES), np.uint32), _TILE_ROWS)
+_LOW_HALF, _HALF_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def rows(stream: np.random.PCG64, count: int) -> NDArray[np.int32]:
-    """Return the next `count` samples of `stream`, shape (count, 40): label, 13 dense, 26 categorical."""
-    draws = stream.random_raw(20 * count).view(np.uint32).reshape(count, 40)
-    sample = np.empty((count, 40), np.dtype(DlrmLayout.DTYPE))
-    dense = draws[:, 1:14]
-    # 16 random bits shifted by up to 15 more: every magnitude from 0 to 65535 is about as frequent.
-    np.right_shift(dense >> np.uint32(16), dense & np.uint32(15), out=sample[:, 1:14], casting="unsafe")
-    # Multiply and shift maps 32 random bits onto a range without a division (Lemire 2019); the bias is below 2**-3 of a count.
-    wide = draws[:, 14:] * np.array(DlrmLayout.CATEGORIES, np.uint64)
-    np.right_shift(wide, np.uint64(32), out=sample[:, 14:], casting="unsafe")
-    telling = (sample[:, 1] < 16).astype(np.float64) + (sample[:, 14 + _TELLING_CATEGORY] == 0)
-    sample[:, 0] = draws[:, 0] < (_CLICK_SHARES[0] + _CLICK_SHARES[1] * telling) * 2.0**32
+def rows(stream: np.random.SFC64, count: int) -> NDArray[np.int32]:
+    """Return the next `count` samples of `stream`, shape (count, 40): label, 13 dense, 26 categorical.
+
+    A column's value is its 32 random bits, of the dense columns shifted right by their own last four, times its range, divided by
+    2**32: a map onto the range without a division (Lemire 2019) whose bias is below 2**-3 of a count. Words of 64 bits hold two
+    columns each, and rows are worked on many at a time, as numpy is fast in long runs only.
+    """
+    words = stream.random_raw(-(-count // _TILE_ROWS) * _EVEN_RANGES.size).reshape(-1, _EVEN_RANGES.size)
+    draws = words.view("<u4")
+    draws >>= draws & _SHIFT_BITS
+    even = words & _LOW_HALF
+    even *= _EVEN_RANGES
+    even >>= _HALF_BITS
+    words >>= _HALF_BITS
+    words *= _ODD_RANGES
+    words &= ~_LOW_HALF
+    words |= even
+    sample: NDArray[np.int32] = words.view(DlrmLayout.DTYPE).reshape(-1, DlrmLayout.COLUMNS)[:count]
+    telling = (sample[:, 1] < 16).astype(np.intp) + (sample[:, 14 + _TELLING_CATEGORY] == 0)
+    sample[:, 0] = sample[:, 0].view(np.uint32) < _CLICK_LIMITS[telling]
     return sample
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datagen import jpeg
 from datagen.content import Content, as_numbers
 from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, Stream, flush, read_piece
 from datagen.layouts import FormatLayout, npy_header
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     import h5py
 
 _BLOCK_BYTES = 1 << 20
-_SHORT_RECORD_BYTES = 1 << 14  # up to here TFRecord checksums of many records advance together
+_SHORT_RECORD_BYTES = 1 << 16  # up to here many records are framed at a time
 _BLOCK_COLUMNS = 1 << 16
-_JPEG_QUALITY = 75
 
 Sink = Callable[[bytes | memoryview], None]
 
@@ -307,11 +307,15 @@ def _image_shape(file: File) -> tuple[int, int]:
 
 
 def _write_jpeg(file: File) -> list[Piece]:
-    from PIL import Image
-
-    pixels = np.concatenate(list(file.blocks())).reshape(_image_shape(file))
+    height, width = _image_shape(file)
+    left = jpeg.padded_pixels(height, width)
     with file.open(file.name) as sink:
-        Image.fromarray(pixels).save(cast(IO[bytes], Stream(sink)), "JPEG", quality=_JPEG_QUALITY)
+        sink.write(jpeg.header(height, width))
+        while left:
+            count = min(_BLOCK_BYTES, left)
+            sink.write(jpeg.coefficients(file.take(count)).data)
+            left -= count
+        sink.write(jpeg.END)
         return [sink.piece()]
 
 

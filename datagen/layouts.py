@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from datagen import jpeg
 from datagen.randomness import SHAPE, uniforms
 from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 
@@ -449,6 +450,8 @@ class FormatLayout(msgspec.Struct, frozen=True):
             raise UsageError(f"element type '{self.dtype}' is no number; give a numpy type such as uint8 or float32")
         if self.format in ("jpeg", "png") and (element != np.uint8 or len(self.record_dims) > 2 or self.samples_per_file > 1):
             raise UsageError(f"a {self.format} file holds one uint8 image of two dimensions; change the format or the record")
+        if self.format == "jpeg" and max(self.record_dims, default=math.isqrt(self.record_bytes)) > jpeg.LONGEST_SIDE:
+            raise UsageError(f"a jpeg has at most {jpeg.LONGEST_SIDE} pixels along a side; choose png or smaller records")
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -481,12 +484,16 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return record_sizes(self, sum(self.files(samples)), seed)
 
     def record_shape(self, record_bytes: int) -> tuple[int, ...]:
-        """Return the dimensions of a record of about `record_bytes` bytes: record_dims, else the squarest two."""
+        """Return the dimensions of a record of about `record_bytes` bytes: record_dims, else the squarest two.
+
+        Those of a jpeg are whole blocks, so that the file takes the wanted bytes.
+        """
         if self.record_dims:
             return self.record_dims
         elements = max(1, record_bytes // np.dtype(self.dtype).itemsize)
-        rows = math.isqrt(elements)
-        return rows, round(elements / rows)
+        step = jpeg.BLOCK_SIDE if self.format == "jpeg" else 1
+        rows = max(1, math.isqrt(elements) // step) * step
+        return rows, max(1, round(elements / rows / step)) * step
 
     def file_name(self, samples: int, index: int) -> str:
         """Return the name of file `index`, training files first."""
@@ -534,6 +541,8 @@ class FormatLayout(msgspec.Struct, frozen=True):
             records = np.full(sum(self.files(samples)), math.prod(self.record_dims) * element_bytes)
         else:
             records = self.record_sizes(samples, seed)
+        if self.format == "jpeg" and self.record_dims:
+            records = np.full(len(records), jpeg.padded_pixels(*(1, *self.record_dims)[-2:]))
         contents = records * self.samples_per_file
         if self.format == "csv":
             # A number takes 2.57 digits and a comma on average if it is a byte; a line of column numbers comes first.

@@ -16,6 +16,7 @@ from tracing_tools.trace.errors import IotwinError
 MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = ".iotwin-generate.jsonl"
 NODE_JOURNAL_PATTERN = ".iotwin-generate-of-*.jsonl"
+GENERATOR = 2  # raised whenever the same request would give other bytes or checksums
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -25,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
     layout: dict[str, Any]
     samples: int
     seed: int
-    generator: int = 1  # raised whenever the same request would give other bytes
+    generator: int = GENERATOR
 
 
 class DataSetManifest(msgspec.Struct, frozen=True):

@@ -1,10 +1,12 @@
-"""Worker processes that take units of work one at a time and report bytes as they go.
+"""Workers that take units of work one at a time and report bytes as they go.
 
-Each worker has its own pipe: when the parent dies, even by SIGKILL, the worker reads end-of-file and exits.
+The first worker is a thread of the caller, so that it writes while the others, processes, start. Each has its own pipe: when the
+parent dies, even by SIGKILL, a worker process reads end-of-file and exits.
 """
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -13,7 +15,7 @@ from typing import cast
 from datagen.files import Piece
 from tracing_tools.trace.errors import IotwinError
 
-_REPORT_EVERY_BYTES = 8 << 20
+_REPORT_EVERY_BYTES = 1 << 20  # how soon a worker notices that nobody listens any more
 
 # Writes one unit; the second argument is called with every write's bytes.
 UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
@@ -22,7 +24,7 @@ UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
 def run_units(
     writer: UnitWriter, units: Sequence[int], workers: int, advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Yield (unit, its pieces) as units finish, from at most `workers` processes; `writer` must be picklable.
+    """Yield (unit, its pieces) as units finish, from at most `workers` workers; `writer` must be picklable.
 
     Raises IotwinError with the worker's message when a unit fails. Leaving the iterator ends the workers.
     """
@@ -32,32 +34,39 @@ def run_units(
             yield unit, writer(unit, advance)
         return
     context = multiprocessing.get_context("spawn")
-    team: dict[Connection, SpawnProcess] = {}
+    ours, theirs = context.Pipe()
+    thread = threading.Thread(target=_work, args=(writer, theirs), daemon=True)
+    team: dict[Connection, SpawnProcess | threading.Thread] = {ours: thread}
+    thread.start()
     try:
-        for _ in range(workers):
+        for _ in range(workers - 1):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(writer, theirs), daemon=True)
+            process = context.Process(target=_work_alone, args=(writer, theirs), daemon=True)
             process.start()
             theirs.close()
             team[ours] = process
-        yield from _dispatch(list(team), iter(units), advance)
+        yield from _dispatch(list(team), units, advance)
     finally:
-        for ours, process in team.items():
+        for ours, worker in team.items():
             ours.close()
-            process.terminate()
-        for process in team.values():
-            process.join()
+            if isinstance(worker, SpawnProcess):
+                worker.terminate()
+        for worker in team.values():
+            worker.join()
 
 
 def _dispatch(
-    pipes: list[Connection], units: Iterator[int], advance: Callable[[float], None]
+    pipes: list[Connection], units: Sequence[int], advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    busy = {pipe for pipe in pipes if _send_next(pipe, units)}
-    while busy:
-        for pipe in cast(list[Connection], wait(list(busy))):
+    """Give a unit to every worker that says it is ready, until all are written; nobody waits for one that is still starting."""
+    left, unanswered = iter(units), len(units)
+    while unanswered:
+        for pipe in cast(list[Connection], wait(pipes)):
             try:
                 answer = pipe.recv()
-            except (EOFError, ConnectionResetError):
+                if answer is None and (unit := next(left, None)) is not None:
+                    pipe.send(unit)
+            except (EOFError, ConnectionError):
                 raise IotwinError(
                     "a worker process was killed, perhaps for lack of memory; run the command again to go on"
                 ) from None
@@ -67,21 +76,18 @@ def _dispatch(
                 case str() as message:
                     raise IotwinError(message)
                 case (int() as unit, list() as pieces):
-                    if not _send_next(pipe, units):
-                        busy.discard(pipe)
+                    unanswered -= 1
                     yield unit, pieces
 
 
-def _send_next(pipe: Connection, units: Iterator[int]) -> bool:
-    unit = next(units, None)
-    if unit is not None:
-        pipe.send(unit)
-    return unit is not None
+def _work_alone(writer: UnitWriter, pipe: Connection) -> None:
+    """Be a worker process. Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _work(writer, pipe)
 
 
 def _work(writer: UnitWriter, pipe: Connection) -> None:
-    """Write units until the pipe closes. Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Write units until the other end of the pipe closes; then close this one."""
     pending = 0
 
     def written(size_bytes: int) -> None:
@@ -93,15 +99,18 @@ def _work(writer: UnitWriter, pipe: Connection) -> None:
 
     try:
         while True:
+            pipe.send(None)  # ready
             unit = pipe.recv()
             pieces = writer(unit, written)
             pipe.send(float(pending))
             pending = 0
             pipe.send((unit, pieces))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):  # nobody listens any more
         return
     except (OSError, IotwinError) as error:
         pipe.send(_one_line(error))
+    finally:
+        pipe.close()
 
 
 def _one_line(error: OSError | IotwinError) -> str:

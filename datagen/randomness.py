@@ -21,10 +21,10 @@ def uniforms(seed: int, index: int, purpose: int, count: int) -> NDArray[np.floa
     return (words(seed, index, purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def bulk_stream(seed: int, index: int, purpose: int) -> np.random.PCG64:
+def bulk_stream(seed: int, index: int, purpose: int) -> np.random.SFC64:
     """Return the stream for bulk content of (seed, index, purpose): gigabytes of words.
 
-    PCG64 gives words about three times as fast as Philox; its starting state is keyed by 128 bits from Philox.
+    SFC64 is numpy's fastest generator, more than twice as fast as Philox; its starting state is keyed by 128 bits from Philox.
     """
     high, low = (int(word) for word in words(seed, index, purpose, 2))
-    return np.random.PCG64(high << 64 | low)
+    return np.random.SFC64(high << 64 | low)

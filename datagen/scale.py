@@ -201,7 +201,7 @@ def _copy_once(layout: ScaledFiles | ScaledRows, file: SourceFile, directory: Pa
 
 
 def _write_changed_case(
-    sources: list[Path], names: tuple[str, ...], stream: np.random.PCG64, directory: Path, written: Callable[[int], None]
+    sources: list[Path], names: tuple[str, ...], stream: np.random.SFC64, directory: Path, written: Callable[[int], None]
 ) -> list[Piece]:
     """Write image and mask, changed alike."""
     change = volume_change(stream)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from datagen.files import Piece, read_piece
-from datagen.manifest import DataSetManifest, read_manifest
+from datagen.manifest import GENERATOR, DataSetManifest, read_manifest
 from datagen.pool import UnitWriter, run_units
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.progress import progress
@@ -34,6 +34,8 @@ def compare(
     `size_bytes` tells a file's size by its name, None when it is missing; `reader` (picklable) reads the piece at an index of a
     list.
     """
+    if manifest.request.generator != GENERATOR:
+        raise IotwinError(f"{place} was made by another version of iotwin, with other checksums; generate it again with --force")
     faults = _wrong_sizes(manifest, size_bytes)
     pieces = [piece for piece in manifest.pieces if piece.name not in faults]
     read: UnitWriter = partial(reader, pieces)

@@ -1,9 +1,11 @@
 """What a user can do wrong, and what a kill, a full disk or a flipped bit does to a data set."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -240,15 +242,53 @@ def test_verify_finds_every_kind_of_damage(tmp_path):
         verify(tmp_path)
 
 
+def test_data_sets_of_another_version_are_named_and_replaced(tmp_path):
+    generate(SMALL, tmp_path, samples=2, workers=1)
+    manifest = tmp_path / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace('"generator": 2', '"generator": 1').replace("xxh3_128", "sha256"))
+    with pytest.raises(IotwinError, match="made by another version of iotwin"):
+        verify(tmp_path, workers=1)
+    with pytest.raises(IotwinError, match="another data set"):
+        generate(SMALL, tmp_path, samples=2, workers=1)
+    generate(SMALL, tmp_path, samples=2, workers=1, force=True)
+    verify(tmp_path, workers=1)
+
+
 def test_a_killed_worker_is_one_clear_line(tmp_path):
     from datagen.pool import run_units
 
     with pytest.raises(IotwinError, match="a worker process was killed"):
-        list(run_units(_die, [1, 2, 3], 2, lambda _: None))
+        list(run_units(_die, range(10**6), 2, lambda _: None))
+
+
+def test_a_failing_or_abandoned_worker_thread_ends(tmp_path):
+    from datagen.pool import run_units
+
+    for _ in range(2):  # the caller's own thread and a process take one each
+        with pytest.raises(IotwinError, match=r"^the disk is gone$"):
+            list(run_units(_fail, [1, 2], 2, lambda _: None))
+    before = threading.active_count()
+    units = run_units(_write_for_long, range(10), 2, lambda _: None)
+    next(units)
+    units.close()
+    assert threading.active_count() == before and not multiprocessing.active_children()
+
+
+def _fail(unit, written):
+    raise OSError(5, "the disk is gone")
+
+
+def _write_for_long(unit, written):
+    if unit:
+        while True:
+            written(1 << 20)
+    return []
 
 
 def _die(unit, written):
-    os.kill(os.getpid(), signal.SIGKILL)
+    if multiprocessing.parent_process():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return []
 
 
 def test_the_artifacts_command_still_works(tmp_path):
