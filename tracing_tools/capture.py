@@ -1,6 +1,7 @@
 """Tracing one command from before its first instruction to the end of its last descendant."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
@@ -23,6 +24,7 @@ from tracing_tools.trace.finish import finish_trace
 from tracing_tools.trace.manifest import Host, Manifest, Target, write_manifest
 from tracing_tools.trace.progress import note
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
+from tracing_tools.trace.syscalls import DEFAULT_DETAIL
 from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 
 # The ring buffer holds some 100 ms of the fastest stream that two CPUs were seen to produce.
@@ -35,13 +37,16 @@ _GRACE_S = 5.0  # between asking an interrupted job to end and ending it
 
 @dataclass
 class Options:
-    """How to trace; `interval_ns` is between samples, `forward_output` copies the job's output to ours."""
+    """How to trace; `interval_ns` is between samples, `forward_output` copies the job's output to ours,
+    `detail` names the groups of operations to record (syscalls.DETAIL_GROUPS).
+    """
 
     backend: str = "auto"
     interval_ns: int = 1_000_000_000
     workload: str | None = None
     force: bool = False
     forward_output: bool = True
+    detail: tuple[str, ...] = DEFAULT_DETAIL
 
 
 def trace_command(command: list[str], directory: Path, options: Options) -> Manifest:
@@ -52,7 +57,8 @@ def trace_command(command: list[str], directory: Path, options: Options) -> Mani
     cgroup = JobCgroup.create() if os.geteuid() == 0 else "it needs root"
     group = None if isinstance(cgroup, str) else cgroup
     try:
-        backend, notes = choose_backend(options.backend, group.scope if group else Scope())
+        scope = dataclasses.replace(group.scope if group else Scope(), detail=options.detail)
+        backend, notes = choose_backend(options.backend, scope)
         if isinstance(cgroup, str):
             notes.append(f"filtering by process tree instead of a cgroup: {cgroup}")
         manifest = _trace(command, directory, options, _Parts(backend, notes, group, user))

@@ -23,6 +23,10 @@ class Record(Command):
         parser.add_argument(
             "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"
         )
+        parser.add_argument(
+            "--detail", default="data,async", metavar="GROUPS",
+            help="what to record, a list of: data, metadata, mmap, async, block; or all (default data,async)",
+        )  # fmt: skip
         parser.add_argument("--workload", metavar="NAME", help="label to keep in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
@@ -30,6 +34,7 @@ class Record(Command):
     def run(self, args: Namespace) -> Outcome:
         """Trace; the exit status is the command's (128 + signal when it was killed by one)."""
         from tracing_tools.capture import Options, trace_command
+        from tracing_tools.trace.syscalls import parse_detail
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if not command:
@@ -37,7 +42,9 @@ class Record(Command):
         interval_ns = parse_duration(args.interval)
         if interval_ns < 1_000_000:
             raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
-        options = Options(args.backend, interval_ns, args.workload, args.force, forward_output=not (args.quiet or args.json))
+        options = Options(
+            args.backend, interval_ns, args.workload, args.force, not (args.quiet or args.json), parse_detail(args.detail)
+        )
         manifest = trace_command(command, args.output, options)
         status = manifest.exit_status if manifest.exit_status is not None else 1
         document = {

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+from collections.abc import Collection
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +13,18 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace.errors import IotwinError
 
-_FUNCTIONS: dict[str, tuple[type, list[type]]] = {
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "bpf_object__open_file": (c_void_p, [c_char_p, c_void_p]),
     "bpf_object__load": (c_int, [c_void_p]),
     "bpf_object__close": (c_int, [c_void_p]),
     "bpf_object__find_map_by_name": (c_void_p, [c_void_p, c_char_p]),
     "bpf_object__next_program": (c_void_p, [c_void_p, c_void_p]),
+    "bpf_object__find_program_by_name": (c_void_p, [c_void_p, c_char_p]),
+    "bpf_program__set_autoload": (c_int, [c_void_p, ctypes.c_bool]),
+    "bpf_program__autoload": (ctypes.c_bool, [c_void_p]),
+    "btf__load_vmlinux_btf": (c_void_p, []),
+    "btf__find_by_name_kind": (c_int, [c_void_p, c_char_p, ctypes.c_uint32]),
+    "btf__free": (None, [c_void_p]),
     "bpf_map__fd": (c_int, [c_void_p]),
     "bpf_map__initial_value": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "bpf_map__set_max_entries": (c_int, [c_void_p, ctypes.c_uint32]),
@@ -29,7 +36,7 @@ _FUNCTIONS: dict[str, tuple[type, list[type]]] = {
     "libbpf_num_possible_cpus": (c_int, []),
     "libbpf_set_print": (c_void_p, [c_void_p]),
 }
-_PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+_TYPEDEF = 8  # BTF_KIND_TYPEDEF of include/uapi/linux/btf.h
 
 
 @functools.cache
@@ -53,6 +60,23 @@ def libbpf_available() -> bool:
     except IotwinError:
         return False
     return True
+
+
+def possible_cpus() -> int:
+    """Return the number of CPUs that the kernel could ever bring up: the entries of its per-CPU maps."""
+    return int(_library().libbpf_num_possible_cpus())
+
+
+def missing_tracepoints(names: Collection[str]) -> list[str]:
+    """Return those of the tracepoints that the running kernel does not have, by its BTF."""
+    library = _library()
+    types = library.btf__load_vmlinux_btf()
+    if not types:
+        raise IotwinError("the kernel's BTF (/sys/kernel/btf/vmlinux) cannot be read")
+    try:
+        return [name for name in names if library.btf__find_by_name_kind(types, f"btf_trace_{name}".encode(), _TYPEDEF) < 0]
+    finally:
+        library.btf__free(types)
 
 
 class BpfObject:
@@ -84,6 +108,12 @@ class BpfObject:
         """Set the size of a map (bytes for a ring buffer); before load."""
         self._lib.bpf_map__set_max_entries(self._map(name), entries)
 
+    def leave_out(self, program: str) -> None:
+        """Neither load nor attach the program; before load."""
+        found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
+        if not found or self._lib.bpf_program__set_autoload(found, False):
+            raise IotwinError(f"the eBPF object has no program {program}; compile it again")
+
     def load(self) -> None:
         """Load maps and programs into the kernel; IotwinError with the kernel's reason when it refuses."""
         error = self._lib.bpf_object__load(self._object)
@@ -91,9 +121,11 @@ class BpfObject:
             raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")
 
     def attach(self) -> None:
-        """Attach every program to its tracepoint."""
+        """Attach every loaded program to its tracepoint."""
         program: int | None = None
         while program := self._lib.bpf_object__next_program(self._object, program):
+            if not self._lib.bpf_program__autoload(program):
+                continue
             link = self._lib.bpf_program__attach(program)
             if not link:
                 name = self._lib.bpf_program__name(program).decode()
@@ -124,7 +156,7 @@ class BpfObject:
 
     def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:
         """Return entry 0 of a per-CPU array of `fields` 64-bit counters, summed over the CPUs; shape (fields,)."""
-        cpus = self._lib.libbpf_num_possible_cpus()
+        cpus = possible_cpus()
         buffer = (c_uint64 * (fields * cpus))()
         key = ctypes.c_uint32(0)
         self._lib.bpf_map_lookup_elem(self.map_fd(name), byref(key), buffer)

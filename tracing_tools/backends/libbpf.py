@@ -2,20 +2,30 @@
 
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 from tracing_tools.backends.base import Ledger, Scope
-from tracing_tools.backends.bpf_object import BpfObject, libbpf_available
+from tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
+from tracing_tools.backends.lanes import Lanes
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import compiled_probes
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import EVENT
-from tracing_tools.trace.syscalls import CALLS
+from tracing_tools.trace.records import BLOCK, EVENT
+from tracing_tools.trace.syscalls import calls_of
 
 _MAX_CALLS = 512  # call_kind[] of syscalls.bpf.c
 _NAMES_BYTES = 1 << 22
-_LEDGER_FIELDS = 5
+_BLOCKS_BYTES = 1 << 21
+_LEDGER_FIELDS = 6
+
+# The programs that only a group of operations needs: group to program to its tracepoint.
+_OPTIONAL = {
+    "mmap": {"on_fault": "mm_filemap_fault", "on_map_pages": "mm_filemap_map_pages"},
+    "async": {"on_uring_submit": "io_uring_submit_req", "on_uring_complete": "io_uring_complete"},
+    "block": {"on_block_issue": "block_rq_issue", "on_block_complete": "block_rq_complete"},
+}
 
 
 def unavailable_reason() -> str | None:
@@ -31,9 +41,20 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def _packed(scope: Scope) -> bytes:
-    """Return the scope as the constants of syscalls.bpf.c, in order of declaration."""
-    return struct.pack("<QiII", scope.cgroup_id, scope.cgroup_level, scope.entered_by_exec, os.getpid())
+_UNSEEN = {
+    "mmap": "reads through memory maps are not recorded",
+    "async": "requests through io_uring are not recorded",
+    "block": "block requests are not recorded",
+}
+
+
+def _constants(scope: Scope, slots: int) -> bytes:
+    """Return the constants of syscalls.bpf.c in order of declaration."""
+    kinds = bytearray(_MAX_CALLS)
+    for number, kind in calls_of(scope.detail).values():
+        kinds[number] = kind
+    filters = struct.pack("<QiII", scope.cgroup_id, scope.cgroup_level, scope.entered_by_exec, os.getpid())
+    return bytes(kinds) + filters + struct.pack("<IQ", slots, scope.block_cgroup_id)
 
 
 class LibbpfBackend:
@@ -44,21 +65,40 @@ class LibbpfBackend:
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
         """Load the programs for the tasks of `scope`; `buffer_bytes` is the size of the event ring buffer, a power of two."""
         self.probes = ["tp_btf/sys_enter", "tp_btf/sys_exit", "tp_btf/sched_process_{fork,exec,exit}"]
+        self._notes: list[str] = []
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
-        kinds = bytearray(_MAX_CALLS)
-        for number, kind in CALLS.values():
-            kinds[number] = kind
+        self._traces_blocks = "block" in scope.detail
+        cpus = possible_cpus() if libbpf_available() else 1
+        slots = 1 << max(buffer_bytes // EVENT.itemsize // cpus, 1).bit_length() - 1
         self._object: BpfObject | None = BpfObject(compiled_probes())
         try:
-            self._object.set_constants(bytes(kinds) + _packed(scope))
-            self._object.set_max_entries("events", buffer_bytes)
+            self._object.set_constants(_constants(scope, slots))
+            for name, entries in (("events", buffer_bytes), ("lanes", cpus), ("slots", cpus * slots)):
+                self._object.set_max_entries(name, entries)
+            self._choose_programs(scope.detail)
             self._object.load()
             self._events = RingBuffer(self._object.map_fd("events"), buffer_bytes)
             self._names = RingBuffer(self._object.map_fd("names"), _NAMES_BYTES)
+            self._blocks = RingBuffer(self._object.map_fd("blocks"), _BLOCKS_BYTES)
+            self._lanes = Lanes(self._object.map_fd("lanes"), self._object.map_fd("slots"), cpus, slots)
         except BaseException:
             self._object.close()
             raise
+
+    def _choose_programs(self, detail: Collection[str]) -> None:
+        """Leave out the programs of groups that were not chosen, and of tracepoints that this kernel does not have."""
+        points = {point for group in detail for point in _OPTIONAL.get(group, {}).values()}
+        missing = set(missing_tracepoints(points)) if points else set()
+        for group, programs in _OPTIONAL.items():
+            lacking = [point for point in programs.values() if point in missing]
+            if group in detail and lacking:
+                self._notes.append(f"this kernel has no tracepoint {', '.join(lacking)}: {_UNSEEN[group]}")
+            for program, point in programs.items():
+                if group in detail and not lacking:
+                    self.probes.append(f"tp_btf/{point}")
+                else:
+                    self._loaded().leave_out(program)
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command as it is."""
@@ -73,24 +113,35 @@ class LibbpfBackend:
         self._loaded().update("tree", pid, 1)
 
     def drain(self, recording: Recording) -> bool:
-        """Take over both ring buffers; more is due at once when a quarter of the event buffer was full."""
+        """Take over what the buffers hold; more is due at once when a quarter of the space for events was full."""
         names = self._names.variable_records()
         if len(names):
             recording.append_names(names.data)
             self._names.consume(len(names))
+        if self._traces_blocks:
+            blocks = self._blocks.fixed_records(BLOCK)
+            recording.append_blocks(blocks)
+            self._blocks.consume(blocks.nbytes)
         events = self._events.fixed_records(EVENT)
+        taken_bytes = events.nbytes
         if len(events):
             recording.append_events(events)
             self._events.consume(events.nbytes)
-        return bool(events.nbytes * 4 > self._buffer_bytes)
+        for records in self._lanes.take():
+            recording.append_events(records)
+            taken_bytes += records.nbytes
+        return bool(taken_bytes * 4 > self._buffer_bytes)
 
     def ledger(self) -> Ledger:
         """Return the programs' own counts."""
         if self._object is not None:
-            seen, dropped, _, names_dropped, missed = (int(n) for n in self._object.per_cpu_sum("ledgers", _LEDGER_FIELDS))
+            counters = (int(n) for n in self._object.per_cpu_sum("ledgers", _LEDGER_FIELDS))
+            seen, dropped, _, names_dropped, missed, blocks_dropped = counters
+            lost = {
+                "ring_full": dropped, "entry_missed": missed, "names_ring_full": names_dropped, "blocks_ring_full": blocks_dropped,
+            }  # fmt: skip
             # A call missed at entry was never seen at exit: it adds to both sides.
-            lost = {"ring_full": dropped, "entry_missed": missed, "names_ring_full": names_dropped}
-            self._ledger = Ledger(seen + missed, {source: count for source, count in lost.items() if count})
+            self._ledger = Ledger(self._lanes.sent() + seen + missed, {source: count for source, count in lost.items() if count})
         return self._ledger
 
     def stop(self, recording: Recording | None) -> None:
@@ -99,13 +150,19 @@ class LibbpfBackend:
             return
         probes = self._object
         probes.detach()
-        while recording is not None and (self._events.pending_bytes() or self._names.pending_bytes()):
+        while recording is not None and self._has_pending():
             self.drain(recording)
+        if recording is not None:
+            recording.manifest.notes += self._notes
         self.ledger()
-        self._events.close()
-        self._names.close()
+        for buffer in (self._events, self._names, self._blocks, self._lanes):
+            buffer.close()
         probes.close()
         self._object = None
+
+    def _has_pending(self) -> bool:
+        rings = (self._events, self._names, self._blocks)
+        return any(ring.pending_bytes() for ring in rings) or bool(self._lanes.pending())
 
     def _loaded(self) -> BpfObject:
         if self._object is None:

@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,12 @@ from tracing_tools.trace import records
 from tracing_tools.trace import strace_text as text
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.recording import RAW, Recording, read_clocks
-from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
+from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
 
 # Not events of the trace, but needed to follow positions, descriptors and processes.
 _FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", "clone", "clone3", "fork", "vfork", "execve")
 _FORKS = ("clone", "clone3", "fork", "vfork")
+_NOT_TOLD = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)  # what strace's text does not tell as one row
 
 
 def unavailable_reason() -> str | None:
@@ -41,10 +42,11 @@ class StraceBackend:
         if not scope.starts_command:
             raise IotwinError("strace traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["ptrace"]
+        self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_TOLD]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` under strace, one text file per thread."""
-        calls = ",".join((*CALLS, *_FOLLOWED))
+        calls = ",".join(dict.fromkeys((*self._calls, *_FOLLOWED)))
         return [
             "strace", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
             "-e", "signal=none", "-e", f"trace={calls}", "-o", str(raw / "strace"), "--", *command,
@@ -74,7 +76,7 @@ class StraceBackend:
             key=lambda call: (call.start_ns, call.name == "exit"),
         )
         clock = read_clocks()
-        replay = _Replay(clock.monotonic_ns - clock.realtime_ns)
+        replay = _Replay(clock.monotonic_ns - clock.realtime_ns, self._calls)
         events = [event for call in calls for event in replay.apply(call)]
         recording.append_names(b"".join(replay.names))
         recording.append_events(np.array(events, records.EVENT) if events else np.zeros(0, records.EVENT))
@@ -86,8 +88,9 @@ class StraceBackend:
 class _Replay:
     """Follows processes, descriptors and positions through the calls in order of time, giving records."""
 
-    def __init__(self, to_monotonic_ns: int) -> None:
+    def __init__(self, to_monotonic_ns: int, wanted: Collection[str]) -> None:
         self._to_monotonic_ns = to_monotonic_ns
+        self._wanted = frozenset(wanted)
         self.names: list[bytes] = []
         self._pid_of: dict[int, int] = {}
         self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> shared position
@@ -103,12 +106,12 @@ class _Replay:
             self._name(records.NAME_EXEC, time_ns, pid, call.tid, b"\0".join(_command_line(call.arguments)), result=pid)
         elif call.name == "exit" and call.tid == pid:
             self._name(records.NAME_EXIT, time_ns, pid, call.tid, b"", result=call.result)
-        elif call.name in CALLS:
+        elif call.name in _FOLLOWED and call.result >= 0:
+            self._follow_descriptor(call, pid)
+        if call.name in self._wanted:
             event = self._event(call, pid, time_ns)
             if event is not None:
                 yield event
-        elif call.result >= 0:
-            self._follow_descriptor(call, pid)
 
     def _fork(self, call: text.Call, pid: int, time_ns: int) -> None:
         if call.result <= 0:
@@ -175,6 +178,10 @@ class _Replay:
             if kind is Kind.CLOSE:
                 self._positions.pop((pid, fd), None)
             return -1, 0
+        if kind in (Kind.RANGE, Kind.ALLOCATE, Kind.LENGTH):
+            numbers = [int(part, 0) if part.isdigit() else -1 for part in call.arguments.split(b", ")[1:]]
+            first = 1 if kind is Kind.ALLOCATE else 0
+            return (-1, numbers[0]) if kind is Kind.LENGTH else (numbers[first], numbers[first + 1])
         if kind is Kind.POSITIONED:
             requested, offset = text.numbers_at_end(call.arguments, 2)
             return offset, requested

@@ -8,14 +8,14 @@ from pathlib import Path
 from tracing_tools.trace.errors import IotwinError
 
 _SOURCE = Path(__file__).parent / "syscalls.bpf.c"
-_TYPES = Path(__file__).parent / "kernel_types.h"
+_SOURCES = [_SOURCE, *Path(__file__).parent.glob("*.h")]
 _OBJECT = Path(__file__).parent / "syscalls.bpf.o"
 _FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable"]
 
 
 def needs_compiling() -> bool:
     """Whether there is no compiled object, or its sources are newer."""
-    return not _OBJECT.exists() or _OBJECT.stat().st_mtime < max(_SOURCE.stat().st_mtime, _TYPES.stat().st_mtime)
+    return not _OBJECT.exists() or _OBJECT.stat().st_mtime < max(path.stat().st_mtime for path in _SOURCES)
 
 
 def compiled_probes() -> Path:

@@ -24,12 +24,13 @@ typedef long long s64;
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
-enum { BPF_F_NO_PREALLOC = 1, BPF_LOCAL_STORAGE_GET_F_CREATE = 1, BPF_RB_NO_WAKEUP = 1 };
+enum { BPF_F_MMAPABLE = 1024, BPF_F_NO_PREALLOC = 1, BPF_LOCAL_STORAGE_GET_F_CREATE = 1, BPF_RB_NO_WAKEUP = 1 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -48,7 +49,11 @@ struct fs_struct { struct path root, pwd; };
 struct mm_struct { unsigned long arg_start, arg_end; };
 struct upid { int nr; };
 struct pid { u32 level; struct upid numbers[1]; };
+struct kernfs_node { u64 id; };
+struct cgroup { struct kernfs_node *kn; };
+struct css_set { struct cgroup *dfl_cgrp; };
 struct task_struct {
+	u32 flags;
 	s32 pid, tgid;
 	int exit_code;
 	char comm[16];
@@ -57,9 +62,25 @@ struct task_struct {
 	struct mm_struct *mm;
 	struct files_struct *files;
 	struct fs_struct *fs;
+	struct css_set *cgroups;
 };
 struct iovec { void *iov_base; unsigned long iov_len; };
-struct linux_binprm;
+struct vm_area_struct { struct file *vm_file; };
+struct address_space { struct inode *host; };
+struct page { unsigned long compound_head; struct address_space *mapping; };
+struct bio_vec { struct page *bv_page; };
+struct cgroup_subsys_state { struct cgroup *cgroup; struct cgroup_subsys_state *parent; };
+struct blkcg { struct cgroup_subsys_state css; };
+struct blkcg_gq { struct blkcg *blkcg; };
+struct block_device { u32 bd_dev; };
+struct bio { struct blkcg_gq *bi_blkg; struct bio_vec *bi_io_vec; };
+struct request { u32 cmd_flags, __data_len; u64 __sector, start_time_ns; struct bio *bio; struct block_device *part; };
+struct kiocb { s64 ki_pos; };
+struct io_rw { struct kiocb kiocb; u64 addr; u32 len; };
+struct io_sync { s64 len, off; int flags; };
+struct io_close { int fd; };
+struct io_cqe { s32 res; int fd; };
+struct io_kiocb { struct file *file; u8 opcode; u32 flags; struct io_cqe cqe; };
 
 #pragma clang attribute pop
 
@@ -80,6 +101,8 @@ static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)1
 static void (*bpf_ringbuf_submit)(void *data, u64 flags) = (void *)132;
 static void *(*bpf_task_storage_get)(void *map, struct task_struct *task, void *value, u64 flags) = (void *)156;
 static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
+static long (*bpf_task_pt_regs)(struct task_struct *task) = (void *)175;
+static long (*bpf_find_vma)(struct task_struct *task, u64 address, void *callback, void *context, u64 flags) = (void *)180;
 static long (*bpf_loop)(u32 iterations, void *callback, void *context, u64 flags) = (void *)181;
 
 /* Casts a kernel address to a typed, fault-tolerant pointer, so that fields are plain loads. Kernel 6.2 and later. */

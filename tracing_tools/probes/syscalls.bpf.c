@@ -2,10 +2,11 @@
  *
  * Two programs see every call (sys_enter, sys_exit); a table set by the loader says which calls are wanted and how their
  * arguments read. A call costs a time stamp and a filter at entry; everything else is read at exit, from registers and
- * from the file, straight into the ring buffer. Nobody is woken: the reader polls. Every record that does not fit is counted.
+ * from the file, straight into a lane: a buffer of the CPU's own that the reader has mapped, so that a record costs no lock
+ * and no call. What does not fit there goes into the ring buffer `events`, as do the records of the other programs (page
+ * faults, asynchronous requests). Nobody is woken: the reader polls. Every record that fits nowhere is counted.
  *
- * Two ring buffers: `events` holds fixed-size records that user space takes over in bulk; `names` holds the rare records of
- * variable size (paths at open, process life). Records say the order by their time stamps.
+ * `names` holds the rare records of variable size (paths at open, process life). Records say the order by their time stamps.
  *
  * The layouts of struct event and struct name have their mirror in tracing_tools/trace/records.py.
  */
@@ -16,7 +17,7 @@ char LICENSE[] SEC("license") = "GPL";
 /* How a system call's arguments read; the loader fills call_kind[] by system call number. */
 enum kind {
 	NOT_TRACED, READ_WRITE, POSITIONED, VECTOR, POSITIONED_VECTOR, DESCRIPTOR, CLOSE, OPEN, OPEN_AT, CREATE, OPEN_AT2,
-	MAP, NAME, NAME_AT, RENAME, RENAME_AT, WAIT,
+	MAP, NAME, NAME_AT, RENAME, RENAME_AT, WAIT, RANGE, ALLOCATE, LENGTH, SEND, COPY, MAPPED, AIO_SUBMIT, AIO_COLLECT,
 };
 
 #define MAX_CALLS 512
@@ -29,12 +30,20 @@ enum kind {
 #define O_ACCESS_MODE 3
 #define AT_CURRENT_DIRECTORY -100
 #define MAP_ANONYMOUS 0x20
+#define NO_ENTRY -2
+#define SPLICE 275 /* its system call number */
+
+/* Operations that are no call of their own; mirrors OTHER_OPS in tracing_tools/trace/syscalls.py. */
+enum other_op { PAGE_FAULT = 512, SENDFILE_TO, SPLICE_TO, COPY_FILE_RANGE_TO, URING = 520, AIO = 540 };
 
 const volatile u8 call_kind[MAX_CALLS] = {};
 const volatile u64 target_cgroup = 0; /* 0: filter by the pid tree instead */
 const volatile s32 target_level = 0;  /* depth of target_cgroup in its hierarchy */
 const volatile u32 entered_by_exec = 0; /* of the cgroup, only processes that executed a program in it, and their forks */
 const volatile u32 tracer_pid = 0;    /* never traced, should it be in the cgroup itself */
+
+const volatile u32 slots_per_cpu = 0;  /* of a lane; a power of two */
+const volatile u64 block_cgroup = 0;  /* whose block requests are traced; 0: those that traced tasks issue */
 
 struct event {
 	u64 start_ns, duration_ns;
@@ -46,6 +55,11 @@ struct event {
 	s32 fd;
 	u32 call_flags_cpu; /* call number: 10 bits, flags: 8 bits, cpu: 14 bits */
 };
+
+/* In a lane an event lies as it lies in a ring buffer, whose header is left for the reader to fill in. */
+struct slot { u64 header; struct event event; };
+/* The program writes head and busy, the reader tail; a line of cache for each. */
+struct lane { u64 head, busy, padding[6], tail, more_padding[7]; };
 
 enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 }; /* above the 4 bits of the file type (S_IFMT >> 12) */
 
@@ -71,14 +85,16 @@ struct scratch {
 
 struct call {
 	u64 start_ns;
-	u64 inode; /* close only: the file is gone when the call has finished */
+	u64 inode; /* close and munmap only: the file is gone when the call has finished */
 	u32 device, generation, flags, padding;
 };
 
-struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed; };
+struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed, blocks_dropped; };
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_TASK_STORAGE); MAP_UINT(map_flags, BPF_F_NO_PREALLOC); MAP_TYPE(key, int); MAP_TYPE(value, struct call); } calls SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 65536); MAP_TYPE(key, u32); MAP_TYPE(value, u8); } tree SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(map_flags, BPF_F_MMAPABLE); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct lane); } lanes SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(map_flags, BPF_F_MMAPABLE); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct slot); } slots SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 24); } events SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); } names SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct ledger); } ledgers SEC(".maps");
@@ -112,6 +128,8 @@ INLINE struct file *file_at(struct task_struct *task, s32 fd)
 	struct fdtable *table = task->files->fdt;
 	if (fd < 0 || (u32)fd >= table->max_fds)
 		return NULL;
+	if (bpf_rdonly_cast) /* any kernel type that begins with a pointer makes the table's entry a plain load */
+		return (struct file *)((struct path *)bpf_rdonly_cast(&table->fd[fd], KERNEL_TYPE_ID(struct path)))->mnt;
 	bpf_probe_read_kernel(&file, sizeof(file), &table->fd[fd]);
 	return file;
 }
@@ -313,6 +331,16 @@ INLINE s64 position_before(struct identity *file, s64 result)
 	return result > 0 ? file->position - result : file->position;
 }
 
+/* Offset of a call that is told it through a pointer, which the call moves on by what it transferred. */
+INLINE s64 offset_through(u64 pointer, struct identity *file, s64 result)
+{
+	s64 after = 0;
+	if (!pointer)
+		return position_before(file, result);
+	bpf_probe_read_user(&after, sizeof(after), (void *)pointer);
+	return result > 0 ? after - result : after;
+}
+
 INLINE void describe(struct event *event, struct pt_regs *regs, u8 kind, struct identity *file)
 {
 	switch (kind) {
@@ -336,7 +364,35 @@ INLINE void describe(struct event *event, struct pt_regs *regs, u8 kind, struct 
 		event->requested = regs->si;
 		event->offset = regs->r9;
 		break;
+	case RANGE:
+		event->offset = regs->si;
+		event->requested = regs->dx;
+		break;
+	case ALLOCATE:
+		event->offset = regs->dx;
+		event->requested = regs->r10;
+		break;
+	case LENGTH:
+	case MAPPED:
+		event->requested = regs->si;
+		break;
+	case SEND:
+		event->requested = regs->r10;
+		event->offset = offset_through(regs->dx, file, event->result);
+		break;
+	case COPY:
+		event->requested = regs->r8;
+		event->offset = offset_through(regs->si, file, event->result);
+		break;
 	}
+}
+
+/* fstatat and its like with an empty path are about the descriptor itself. */
+INLINE int has_empty_path(struct pt_regs *regs)
+{
+	char first = 0;
+	bpf_probe_read_user(&first, sizeof(first), (void *)regs->si);
+	return !first;
 }
 
 /* Descriptor the call works on, or -1. */
@@ -346,7 +402,13 @@ INLINE s32 descriptor_of(struct pt_regs *regs, u8 kind, s64 result)
 		return regs->di;
 	if (kind <= OPEN_AT2)
 		return result >= 0 ? result : -1;
-	return kind == MAP ? (s32)regs->r8 : -1;
+	if (kind == MAP)
+		return regs->r8;
+	if (kind == SEND)
+		return regs->si;
+	if (kind == NAME_AT)
+		return has_empty_path(regs) ? (s32)regs->di : -1;
+	return (kind >= RANGE && kind <= LENGTH) || kind == COPY ? (s32)regs->di : -1;
 }
 
 INLINE u64 open_flags_of(struct pt_regs *regs, u8 kind)
@@ -381,6 +443,66 @@ INLINE void send_given_names(struct task_struct *task, struct pt_regs *regs, u8 
 		send_given(task, second_directory, second, start_ns, result);
 }
 
+INLINE void fill(struct event *event, struct task_struct *task, u32 number, struct identity *file)
+{
+	event->offset = -1;
+	event->requested = 0;
+	event->inode = file->inode;
+	event->pid = task->tgid;
+	event->tid = task->pid;
+	event->device = file->device;
+	event->generation = file->generation;
+	event->call_flags_cpu = number | file->flags << 10 | bpf_get_smp_processor_id() << 18;
+}
+
+/* Reserves a record in the ring buffer; the caller submits it. What does not fit is counted. */
+INLINE struct event *reserve_event(void)
+{
+	struct ledger *counts = ledger();
+	if (!counts)
+		return NULL;
+	counts->events_seen++;
+	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event)
+		counts->events_dropped++;
+	return event;
+}
+
+INLINE void missed(void)
+{
+	struct ledger *counts = ledger();
+	if (counts)
+		counts->calls_missed++;
+}
+
+static long take_vma(struct task_struct *task, struct vm_area_struct *vma, struct identity *out)
+{
+	struct file *file = NULL;
+	KERNEL_READ(file, vma->vm_file);
+	identify(file, out);
+	return 0;
+}
+
+/* What is gone when the call has finished; 0 for a call that is no matter of files. */
+INLINE int note_file(struct call *call, struct task_struct *task, struct pt_regs *regs, u8 kind)
+{
+	struct identity file = {};
+	if (kind == CLOSE) {
+		identify(file_at(task, regs->di), &file);
+	} else {
+		long error = bpf_find_vma(task, regs->di, take_vma, &file, 0);
+		if (error == NO_ENTRY || (!error && !file.inode)) /* nothing mapped there, or memory without a file */
+			return 0;
+	}
+	call->inode = file.inode;
+	call->device = file.device;
+	call->generation = file.generation;
+	call->flags = file.flags;
+	return 1;
+}
+
+#include "async_io.h"
+
 SEC("tp_btf/sys_enter")
 int on_enter(u64 *context)
 {
@@ -398,21 +520,79 @@ int on_enter(u64 *context)
 		return 0;
 	struct call *call = bpf_task_storage_get(&calls, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!call) {
-		struct ledger *counts = ledger();
-		if (counts)
-			counts->calls_missed++;
+		missed();
 		return 0;
 	}
-	if (kind == CLOSE) {
-		struct identity file = {};
-		identify(file_at(task, regs->di), &file);
-		call->inode = file.inode;
-		call->device = file.device;
-		call->generation = file.generation;
-		call->flags = file.flags;
-	}
-	call->start_ns = bpf_ktime_get_ns();
+	if ((kind == CLOSE || kind == MAPPED) && !note_file(call, task, regs, kind))
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	call->start_ns = now;
+	if (kind == AIO_SUBMIT)
+		submit_aio(task, regs, now);
 	return 0;
+}
+
+struct finished { struct task_struct *task; struct pt_regs *regs; u64 start_ns, duration_ns; s64 result; u32 number; s32 fd; u8 kind; };
+
+/* The row of the file that sendfile, splice or copy_file_range wrote to; the call's own row has the file it read. */
+CALLED int send_target(const struct finished *call)
+{
+	struct pt_regs *regs = call->regs;
+	int sends = call->kind == SEND;
+	struct identity file = {};
+	s32 fd = sends ? regs->di : regs->dx;
+	identify(file_at(call->task, fd), &file);
+	struct event *event = reserve_event();
+	if (!event)
+		return 0;
+	fill(event, call->task, sends ? SENDFILE_TO : call->number == SPLICE ? SPLICE_TO : COPY_FILE_RANGE_TO, &file);
+	event->start_ns = call->start_ns;
+	event->duration_ns = call->duration_ns;
+	event->result = call->result;
+	event->fd = fd;
+	event->requested = sends ? regs->r10 : regs->r8;
+	event->offset = sends ? position_before(&file, call->result) : offset_through(regs->r10, &file, call->result);
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+INLINE void fill_call(struct event *event, const struct finished *call, struct identity *file)
+{
+	fill(event, call->task, call->number, file);
+	event->start_ns = call->start_ns;
+	event->duration_ns = call->duration_ns;
+	event->result = call->result;
+	event->fd = call->fd;
+	if (call->kind >= OPEN && call->kind <= OPEN_AT2)
+		event->requested = open_flags_of(call->regs, call->kind);
+	else
+		describe(event, call->regs, call->kind, file);
+}
+
+/* `busy` guards a lane against a program that interrupts this one on the same CPU: it takes the ring buffer instead. */
+INLINE void send_call(const struct finished *call, struct identity *file)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct lane *lane = bpf_map_lookup_elem(&lanes, &cpu);
+	if (lane && !lane->busy) {
+		*(volatile u64 *)&lane->busy = 1;
+		u64 head = lane->head;
+		u32 index = cpu * slots_per_cpu + (head & (slots_per_cpu - 1));
+		struct slot *slot = head - *(volatile u64 *)&lane->tail < slots_per_cpu ? bpf_map_lookup_elem(&slots, &index) : NULL;
+		if (slot) {
+			fill_call(&slot->event, call, file);
+			asm volatile("" ::: "memory"); /* x86 keeps the order of stores, so the compiler must */
+			*(volatile u64 *)&lane->head = head + 1;
+		}
+		*(volatile u64 *)&lane->busy = 0;
+		if (slot)
+			return;
+	}
+	struct event *event = reserve_event();
+	if (!event)
+		return;
+	fill_call(event, call, file);
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 }
 
 SEC("tp_btf/sys_exit")
@@ -432,13 +612,9 @@ int on_exit(u64 *context)
 		return 0;
 	u64 now = bpf_ktime_get_ns(), start = call->start_ns;
 	call->start_ns = 0;
-	struct ledger *counts = ledger();
-	if (!counts)
-		return 0;
-	counts->events_seen++;
 	struct identity file = {};
 	s32 fd = descriptor_of(regs, kind, result);
-	if (kind == CLOSE) {
+	if (kind == CLOSE || kind == MAPPED) {
 		file.inode = call->inode;
 		file.device = call->device;
 		file.generation = call->generation;
@@ -449,31 +625,17 @@ int on_exit(u64 *context)
 	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
 		if (kind <= OPEN_AT2 && result >= 0)
 			send_opened(task, fd, start);
-		else
+		else if (fd < 0)
 			send_given_names(task, regs, kind, start, result);
 	}
-	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
-	if (!event) {
-		counts->events_dropped++;
-		return 0;
-	}
-	event->start_ns = start;
-	event->duration_ns = now - start;
-	event->result = result;
-	event->offset = -1;
-	event->requested = 0;
-	event->inode = file.inode;
-	event->pid = task->tgid;
-	event->tid = task->pid;
-	event->device = file.device;
-	event->generation = file.generation;
-	event->fd = fd;
-	event->call_flags_cpu = number | file.flags << 10 | bpf_get_smp_processor_id() << 18;
-	if (kind >= OPEN && kind <= OPEN_AT2)
-		event->requested = open_flags_of(regs, kind);
-	else
-		describe(event, regs, kind, &file);
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	struct finished finished = {
+		.task = task, .regs = regs, .start_ns = start, .duration_ns = now - start, .result = result, .number = number, .fd = fd, .kind = kind,
+	};
+	send_call(&finished, &file);
+	if (kind == SEND || kind == COPY)
+		send_target(&finished);
+	else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
+		finish_aio(task, regs, kind, now, result);
 	return 0;
 }
 
@@ -551,3 +713,6 @@ int on_process_exit(u64 *context)
 		bpf_map_delete_elem(&tree, &pid);
 	return 0;
 }
+
+#include "page_faults.h"
+#include "block.h"

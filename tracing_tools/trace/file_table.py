@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import file_kind
 from tracing_tools.trace.records import FILE_TYPE_MASK, NAME_GIVEN, NAME_INHERITED, NAME_OPENED, NameRecord
-from tracing_tools.trace.syscalls import CALLS
+from tracing_tools.trace.syscalls import NUMBER_OF_OP
 
 _IDENTITY = np.dtype([("inode", "<u8"), ("device", "<u4"), ("generation", "<u4")])
-_READING = np.array([CALLS[op][0] for op in (*schema.READ_OPS, *schema.MAP_OPS)])
-_WRITING = np.array([CALLS[op][0] for op in schema.WRITE_OPS])
-_READS_MAPPED = np.array([CALLS[op][0] for op in schema.MAP_OPS])
-_RENAMING = np.array([CALLS[op][0] for op in ("rename", "renameat", "renameat2")])
+_READING = np.array([NUMBER_OF_OP[op] for op in (*schema.READ_OPS, *schema.MAP_OPS)])
+_WRITING = np.array([NUMBER_OF_OP[op] for op in schema.WRITE_OPS])
+_READS_MAPPED = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
+_RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renameat2")])
 _PLAIN = pa.schema([(field.name, pa.string() if field.name == "kind" else field.type) for field in schema.FILES])
 
 

@@ -22,16 +22,16 @@ from tracing_tools.trace.mllog import read_phases
 from tracing_tools.trace.process_table import process_table
 from tracing_tools.trace.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
 from tracing_tools.trace.records import EVENT, read_names
-from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS
+from tracing_tools.trace.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from tracing_tools.trace.writer import write_events, write_table
 
 _CHUNK_ROWS = 1 << 20
 _O_CREAT, _O_TRUNC = 0o100, 0o1000
 _OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
-_OP_NAMES = list(CALLS)
+_OP_NAMES = list(NUMBER_OF_OP)
 _CODE_OF_NUMBER = np.zeros(1024, np.int16)
 for _code, _name in enumerate(_OP_NAMES):
-    _CODE_OF_NUMBER[CALLS[_name][0]] = _code
+    _CODE_OF_NUMBER[NUMBER_OF_OP[_name]] = _code
 
 
 def recover_trace(directory: Path) -> Manifest:

@@ -24,6 +24,7 @@ from tracing_tools.trace.manifest import MANIFEST_NAME, ClockPair, Manifest, wri
 RAW = "raw"
 EVENTS_FILE = "events.bin"
 NAMES_FILE = "names.bin"
+BLOCKS_FILE = "blocks.bin"  # only when block requests are traced
 JOURNAL_FILE = "journal.jsonl"  # clock pairs, ledgers and samples, one JSON object a line
 LOCK_FILE = "lock"
 _RESERVE_FILE = "reserve"
@@ -88,6 +89,7 @@ class Recording:
         raw = directory / RAW
         raw.mkdir(parents=True)
         (directory / "logs").mkdir()
+        self._blocks = -1
         self._lock = os.open(raw / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -109,6 +111,13 @@ class Recording:
         _write_all(self._events, records.view(np.uint8).data)
         self.events_written += len(records)
 
+    def append_blocks(self, records: NDArray[np.void]) -> None:
+        """Append block requests (dtype records.BLOCK); a call without any says that they are traced."""
+        if self._blocks < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._blocks = os.open(self.directory / RAW / BLOCKS_FILE, flags, 0o644)
+        _write_all(self._blocks, records.view(np.uint8).data)
+
     def append_names(self, content: bytes | memoryview) -> None:
         """Append name records as they lie in the ring buffer."""
         _write_all(self._names, memoryview(content))
@@ -127,10 +136,10 @@ class Recording:
 
     def close(self) -> None:
         """Close the files and let go of the lock."""
-        for descriptor in (self._events, self._names, self._journal, self._lock):
+        for descriptor in (self._events, self._names, self._blocks, self._journal, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._events = self._names = self._journal = self._lock = -1
+        self._events = self._names = self._blocks = self._journal = self._lock = -1
 
     def discard(self) -> None:
         """Remove everything, for a job that never started."""

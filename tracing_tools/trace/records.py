@@ -1,6 +1,6 @@
 """The fixed binary records that a capture appends while it runs, and that finishing turns into tables.
 
-Mirror of struct event and struct name in tracing_tools/probes/syscalls.bpf.c, as they lie in a BPF ring buffer: each record
+Mirror of struct event, struct name and struct block_record in tracing_tools/probes/, as they lie in a BPF ring buffer: each record
 follows an 8-byte header (length with busy and discard bits, page offset). They are kept on disk as they lie there, so that
 taking them over is one copy. Little endian, x86-64.
 """
@@ -16,6 +16,14 @@ EVENT = np.dtype([
     ("header", "<u4"), ("page", "<u4"),
     ("start_ns", "<i8"), ("duration_ns", "<i8"), ("result", "<i8"), ("offset", "<i8"), ("requested", "<u8"), ("inode", "<u8"),
     ("pid", "<u4"), ("tid", "<u4"), ("device", "<u4"), ("generation", "<u4"), ("fd", "<i4"), ("call_flags_cpu", "<u4"),
+])  # fmt: skip
+
+# A block request (struct block_record of block.h).
+BLOCK = np.dtype([
+    ("header", "<u4"), ("page", "<u4"),
+    ("queued_ns", "<i8"), ("issue_ns", "<i8"), ("duration_ns", "<i8"), ("sector", "<u8"), ("cgroup", "<u8"), ("inode", "<u8"),
+    ("size_bytes", "<u4"), ("device", "<u4"), ("file_device", "<u4"), ("generation", "<u4"), ("pid", "<u4"),
+    ("request_flags", "<u4"), ("from_kernel", "<u4"), ("padding", "<u4"), ("comm", "S16"),
 ])  # fmt: skip
 
 _NAME_HEAD = np.dtype([

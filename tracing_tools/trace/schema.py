@@ -76,6 +76,7 @@ BLOCK = pa.schema([
     ("origin", _label),  # one of BLOCK_ORIGINS
     ("pid", pa.int32()),  # of the task that issued it, which need not be the one that caused it
     ("comm", pa.string()),
+    ("file_id", pa.int32()),  # row of files.parquet; null for the file system's own blocks and where the file is not known
 ])  # fmt: skip
 
 BLOCK_OPS = ("read", "write", "flush", "discard", "other")
@@ -173,17 +174,31 @@ SAMPLES = {
     "gpu_process": GPU_PROCESS_SAMPLES, "pressure": PRESSURE_SAMPLES,
 }  # fmt: skip
 
-# Names of one idea under several system calls, for whoever groups by meaning.
-READ_OPS = ("read", "pread64", "readv", "preadv", "preadv2")
-WRITE_OPS = ("write", "pwrite64", "writev", "pwritev", "pwritev2")
-OPEN_OPS = ("open", "openat", "openat2", "creat")
-SYNC_OPS = ("fsync", "fdatasync")
-CLOSE_OPS = ("close",)
+# Names of one idea under several operations, for whoever groups by meaning. Operations that are no system call of their own
+# (page faults, requests through io_uring and libaio, the target of a copy) are described in docs/trace-format.md.
+READ_OPS = (
+    "read", "pread64", "readv", "preadv", "preadv2", "sendfile", "splice", "copy_file_range", "page_fault", "io_uring_read", "aio_read",
+)  # fmt: skip
+WRITE_OPS = (
+    "write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile_to", "splice_to", "copy_file_range_to", "io_uring_write", "aio_write",
+)  # fmt: skip
+OPEN_OPS = ("open", "openat", "openat2", "creat", "io_uring_openat")
+SYNC_OPS = (
+    "fsync", "fdatasync", "sync", "syncfs", "msync", "sync_file_range", "io_uring_fsync", "io_uring_fdatasync",
+    "io_uring_sync_file_range", "aio_fsync", "aio_fdatasync",
+)  # fmt: skip
+CLOSE_OPS = ("close", "io_uring_close")
 MAP_OPS = ("mmap",)
 NAME_OPS = ("unlink", "unlinkat", "rename", "renameat", "renameat2")
 WAIT_OPS = ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait")
+METADATA_OPS = (
+    "stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "getdents",
+    "getdents64", "mkdir", "mkdirat", "rmdir", "truncate", "ftruncate", "fallocate", "io_uring_fallocate", "fadvise64", "readahead",
+    "lseek", "munmap",
+)  # fmt: skip
+SUBMIT_OPS = ("io_submit", "io_getevents", "io_pgetevents", "io_uring_enter")
 OP_GROUPS = {
     "read": READ_OPS, "write": WRITE_OPS, "open": OPEN_OPS, "sync": SYNC_OPS,
-    "close": CLOSE_OPS, "map": MAP_OPS, "name": NAME_OPS, "wait": WAIT_OPS,
+    "close": CLOSE_OPS, "map": MAP_OPS, "name": NAME_OPS, "wait": WAIT_OPS, "metadata": METADATA_OPS, "submit": SUBMIT_OPS,
 }  # fmt: skip
 GROUP_OF_OP = {op: group for group, ops in OP_GROUPS.items() for op in ops}

@@ -15,6 +15,7 @@ from tracing_tools.trace.manifest import Manifest, write_manifest
 _DICTIONARY_COLUMNS = ["op", "pid", "tid", "file_id", "fd", "requested", "result", "flags", "cpu"]
 _DELTA_COLUMNS = {"start_ns": "DELTA_BINARY_PACKED", "duration_ns": "DELTA_BINARY_PACKED", "offset": "DELTA_BINARY_PACKED"}
 _ROWS_PER_PART = 1 << 20
+_ROWS_PER_GROUP = 1 << 17
 
 
 def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
@@ -23,25 +24,41 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     rows = 0
-    for number, table in enumerate(_parts(tables)):
-        pq.write_table(
-            table.cast(schema.EVENTS), partial / f"part-{number:05d}.parquet", compression="zstd", compression_level=3,
-            use_dictionary=_DICTIONARY_COLUMNS, column_encoding=_DELTA_COLUMNS, row_group_size=_ROWS_PER_PART // 8,
-            write_page_checksum=True,
-        )  # fmt: skip
-        rows += table.num_rows
+    writer: pq.ParquetWriter | None = None
+    part_rows = parts = 0
+    try:
+        for table in _row_groups(tables):
+            if writer is None or part_rows >= _ROWS_PER_PART:
+                if writer is not None:
+                    writer.close()
+                writer = _event_writer(partial / f"part-{parts:05d}.parquet")
+                parts, part_rows = parts + 1, 0
+            writer.write_table(table.cast(schema.EVENTS), row_group_size=_ROWS_PER_GROUP)
+            part_rows += table.num_rows
+            rows += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
     shutil.rmtree(directory, ignore_errors=True)
     partial.replace(directory)
     return rows
 
 
-def _parts(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
+def _event_writer(path: Path) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path, schema.EVENTS, compression="zstd", compression_level=3, use_dictionary=_DICTIONARY_COLUMNS,
+        column_encoding=_DELTA_COLUMNS, write_page_checksum=True,
+    )  # fmt: skip
+
+
+def _row_groups(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
+    """Gather small tables, so that a row group is worth its overhead."""
     waiting = 0
     pending: list[pa.Table] = []
     for table in tables:
         pending.append(table)
         waiting += table.num_rows
-        if waiting >= _ROWS_PER_PART:
+        if waiting >= _ROWS_PER_GROUP:
             yield pa.concat_tables(pending)
             pending, waiting = [], 0
     if pending:
@@ -49,10 +66,14 @@ def _parts(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
 
 
 def write_table(path: Path, expected: pa.Schema, columns: Mapping[str, Any] | pa.Table) -> None:
-    """Write one small table (columns by name, or an Arrow table) under a temporary name, then rename it into place."""
-    table = (
-        columns if isinstance(columns, pa.Table) else pa.table({name: columns[name] for name in expected.names}, schema=expected)
-    )
+    """Write one small table (columns by name, or an Arrow table) under a temporary name, then rename it into place.
+
+    A column that is left out and may be null is.
+    """
+    if not isinstance(columns, pa.Table):
+        rows = len(next(iter(columns.values())))
+        columns = pa.table({name: columns.get(name, [None] * rows) for name in expected.names}, schema=expected)
+    table = columns
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     pq.write_table(table.cast(expected), partial, compression="zstd", write_page_checksum=True)

@@ -1,0 +1,118 @@
+/* Block requests, charged to the cgroup that caused them: the one a request's first bio carries, not the task that issues it,
+ * which may be a worker of the kernel's, or of nobody's concern.
+ */
+#define MAX_LEVELS 32
+#define TASK_IS_KERNEL 0x00200000 /* PF_KTHREAD */
+#define REQUEST_OP_MASK 255
+#define IN_ROOT_CGROUP 1 /* id of the root cgroup of any hierarchy */
+
+struct block_record {
+	u64 queued_ns, issue_ns, duration_ns; /* duration -1: not completed */
+	u64 sector, cgroup, inode;
+	u32 size_bytes, device, file_device, generation, pid, request_flags, from_kernel, padding;
+	char comm[16];
+};
+
+struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 16384); MAP_TYPE(key, u64); MAP_TYPE(value, struct block_record); } in_flight SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 21); } blocks SEC(".maps");
+
+/* Whether the cgroup, or one above it, is the job's; its own id is left in `id`. */
+INLINE int is_charged(struct bio *bio, u64 *id)
+{
+	if (!bio || !bio->bi_blkg)
+		return 0;
+	struct cgroup_subsys_state *state = &bio->bi_blkg->blkcg->css;
+	*id = state->cgroup->kn->id;
+	for (int i = 0; i < MAX_LEVELS && state; i++) {
+		if (state->cgroup->kn->id == block_cgroup)
+			return 1;
+		state = state->parent;
+	}
+	return 0;
+}
+
+/* The file of a request: of its first page if that is in the page cache, else of the direct read or write being made. */
+INLINE void identify_request(struct task_struct *task, struct bio *bio, struct identity *out)
+{
+	struct page *page = NULL;
+	struct address_space *mapping = NULL;
+	struct inode *inode = NULL;
+	struct super_block *super = NULL;
+	unsigned long head = 0;
+	u16 mode = 0;
+	KERNEL_READ(page, bio->bi_io_vec->bv_page);
+	KERNEL_READ(head, page->compound_head);
+	if (head & 1)
+		page = (void *)(head - 1);
+	KERNEL_READ(mapping, page->mapping);
+	if (mapping && !((u64)mapping & 3)) { /* the low bits mark anonymous memory */
+		KERNEL_READ(inode, mapping->host);
+		KERNEL_READ(mode, inode->i_mode);
+		if (mode >> 12 != 8) /* the file system's own blocks are cached under the device */
+			return;
+		KERNEL_READ(out->inode, inode->i_ino);
+		KERNEL_READ(out->generation, inode->i_generation);
+		KERNEL_READ(super, inode->i_sb);
+		KERNEL_READ(out->device, super->s_dev);
+		return;
+	}
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	u64 number = regs->orig_ax;
+	struct identity file = {};
+	if (number >= MAX_CALLS || call_kind[number] == NOT_TRACED || call_kind[number] > POSITIONED_VECTOR || !is_traced(task))
+		return;
+	identify(file_at(task, regs->di), &file);
+	if (file.flags & FLAG_DIRECT)
+		*out = file;
+}
+
+SEC("tp_btf/block_rq_issue")
+int on_block_issue(u64 *context)
+{
+	struct request *request = (void *)context[0];
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct bio *bio = request->bio;
+	struct block_record record = {};
+	int charged = is_charged(bio, &record.cgroup);
+	if (block_cgroup ? !charged && block_cgroup != IN_ROOT_CGROUP : !is_traced(task))
+		return 0;
+	u64 key = (u64)request;
+	struct identity file = {};
+	if (bio)
+		identify_request(task, bio, &file);
+	record.queued_ns = request->start_time_ns;
+	record.issue_ns = bpf_ktime_get_ns();
+	record.duration_ns = -1;
+	record.sector = request->__sector;
+	record.size_bytes = request->__data_len;
+	record.device = request->part ? request->part->bd_dev : 0;
+	record.inode = file.inode;
+	record.file_device = file.device;
+	record.generation = file.generation;
+	record.pid = task->tgid;
+	record.request_flags = request->cmd_flags;
+	record.from_kernel = (task->flags & TASK_IS_KERNEL) != 0;
+	bpf_probe_read_kernel(record.comm, sizeof(record.comm), task->comm);
+	if (bpf_map_update_elem(&in_flight, &key, &record, 0)) {
+		struct ledger *counts = ledger();
+		if (counts)
+			counts->blocks_dropped++;
+	}
+	return 0;
+}
+
+SEC("tp_btf/block_rq_complete")
+int on_block_complete(u64 *context)
+{
+	struct request *request = (void *)context[0];
+	u64 key = (u64)request;
+	struct block_record *record = bpf_map_lookup_elem(&in_flight, &key);
+	if (!record || (u32)context[2] < request->__data_len) /* the rest follows */
+		return 0;
+	record->duration_ns = bpf_ktime_get_ns() - record->issue_ns;
+	struct ledger *counts = ledger();
+	if (bpf_ringbuf_output(&blocks, record, sizeof(*record), BPF_RB_NO_WAKEUP) && counts)
+		counts->blocks_dropped++;
+	bpf_map_delete_elem(&in_flight, &key);
+	return 0;
+}
