@@ -24,8 +24,8 @@ from tracing_tools.trace.finish import finish_trace
 from tracing_tools.trace.manifest import Host, Manifest, Target, write_manifest
 from tracing_tools.trace.progress import note
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
-from tracing_tools.trace.syscalls import DEFAULT_DETAIL
 from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
+from tracing_tools.trace.syscalls import DEFAULT_DETAIL
 
 # The ring buffer holds some 100 ms of the fastest stream that two CPUs were seen to produce.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.04

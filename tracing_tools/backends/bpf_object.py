@@ -160,7 +160,7 @@ class BpfObject:
         buffer = (c_uint64 * (fields * cpus))()
         key = ctypes.c_uint32(0)
         self._lib.bpf_map_lookup_elem(self.map_fd(name), byref(key), buffer)
-        counters: NDArray[np.uint64] = np.frombuffer(buffer, np.uint64).reshape(cpus, fields).sum(axis=0, dtype=np.uint64)
+        counters: NDArray[np.uint64] = np.frombuffer(bytes(buffer), np.uint64).reshape(cpus, fields).sum(axis=0, dtype=np.uint64)
         return counters
 
     def _map(self, name: str) -> int:

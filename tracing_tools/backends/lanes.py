@@ -1,8 +1,8 @@
 """The lanes: one buffer of fixed-size records for every CPU, mapped into this process and taken over in bulk.
 
-Mirror of struct lane and struct slot in tracing_tools/probes/syscalls.bpf.c. A lane's program is its only writer and this process its
-only reader, so head and tail are all they need; x86-64 keeps the order of stores that this relies on. What does not fit in a lane
-goes into the ring buffer, so a lane loses nothing.
+Mirror of struct lane and struct slot in tracing_tools/probes/syscalls.bpf.c. A lane's program is its only writer and this process
+its only reader, so head and tail are all they need; x86-64 keeps the order of stores that this relies on. What does not fit in a
+lane goes into the ring buffer, so a lane loses nothing.
 """
 
 import mmap
@@ -40,7 +40,7 @@ class Lanes:
         return int((self._lanes["head"] - self._lanes["tail"]).sum())
 
     def take(self) -> Iterator[NDArray[np.void]]:
-        """Yield views of the pending records, in order within a CPU; each is given back to the kernel when the next is asked for."""
+        """Yield views of the pending records, in order within a CPU; each is given back when the next is asked for."""
         for lane, records in zip(self._lanes, self._records, strict=True):
             head, tail = int(lane["head"]), int(lane["tail"])
             while tail < head:

@@ -1,7 +1,7 @@
 """The fixed binary records that a capture appends while it runs, and that finishing turns into tables.
 
-Mirror of struct event, struct name and struct block_record in tracing_tools/probes/, as they lie in a BPF ring buffer: each record
-follows an 8-byte header (length with busy and discard bits, page offset). They are kept on disk as they lie there, so that
+Mirror of struct event, struct name and struct block_record in tracing_tools/probes/, as they lie in a BPF ring buffer: each
+record follows an 8-byte header (length with busy and discard bits, page offset). They are kept on disk as they lie there, so that
 taking them over is one copy. Little endian, x86-64.
 """
 

@@ -177,10 +177,12 @@ SAMPLES = {
 # Names of one idea under several operations, for whoever groups by meaning. Operations that are no system call of their own
 # (page faults, requests through io_uring and libaio, the target of a copy) are described in docs/trace-format.md.
 READ_OPS = (
-    "read", "pread64", "readv", "preadv", "preadv2", "sendfile", "splice", "copy_file_range", "page_fault", "io_uring_read", "aio_read",
+    "read", "pread64", "readv", "preadv", "preadv2", "sendfile", "splice", "copy_file_range", "page_fault", "io_uring_read",
+    "aio_read",
 )  # fmt: skip
 WRITE_OPS = (
-    "write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile_to", "splice_to", "copy_file_range_to", "io_uring_write", "aio_write",
+    "write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile_to", "splice_to", "copy_file_range_to", "io_uring_write",
+    "aio_write",
 )  # fmt: skip
 OPEN_OPS = ("open", "openat", "openat2", "creat", "io_uring_openat")
 SYNC_OPS = (
@@ -193,8 +195,8 @@ NAME_OPS = ("unlink", "unlinkat", "rename", "renameat", "renameat2")
 WAIT_OPS = ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait")
 METADATA_OPS = (
     "stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "getdents",
-    "getdents64", "mkdir", "mkdirat", "rmdir", "truncate", "ftruncate", "fallocate", "io_uring_fallocate", "fadvise64", "readahead",
-    "lseek", "munmap",
+    "getdents64", "mkdir", "mkdirat", "rmdir", "truncate", "ftruncate", "fallocate", "io_uring_fallocate", "fadvise64",
+    "readahead", "lseek", "munmap",
 )  # fmt: skip
 SUBMIT_OPS = ("io_submit", "io_getevents", "io_pgetevents", "io_uring_enter")
 OP_GROUPS = {
