@@ -8,14 +8,20 @@ from collections.abc import Iterator
 
 Check = tuple[str, str, str | None]  # name, what it is for, why not (None: it works)
 
+_BACKEND_PURPOSES = {
+    "libbpf": "tracing by eBPF, near no overhead",
+    "bcc": "the same, where clang or libbpf are missing",
+    "strace": "tracing without root or eBPF, exact but slow",
+    "preload": "tracing without root, fast, dynamically linked programs only",
+}
+
 
 def checks() -> Iterator[Check]:
     """Yield every check, what matters most first."""
     from tracing_tools.backends import unavailable_reasons
 
-    purposes = {"libbpf": "tracing by eBPF, near no overhead", "strace": "tracing without root or eBPF, exact but slow"}
     for name, reason in unavailable_reasons().items():
-        yield name, purposes[name], reason
+        yield name, _BACKEND_PURPOSES[name], reason
     yield "cgroup filter", "telling the job's tasks from all others", _cgroup_reason()
     yield "clang", "compiling the eBPF programs", None if shutil.which("clang") else "not installed; install the package clang"
     yield "torch", "training the real workloads (the demo)", _module_reason("torch", "make run installs it")

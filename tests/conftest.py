@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 @functools.cache
 def _missing_for_root() -> str | None:
-    from tracing_tools.backends import unavailable_reasons
+    from tracing_tools.backends import unavailable_reason
 
-    return unavailable_reasons()["libbpf"]
+    return unavailable_reason("libbpf")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,9 +18,10 @@ class Doctor(Command):
     def run(self, args: Namespace) -> Outcome:
         """Try everything that can be tried without leaving traces."""
         from iotwin.checks import checks
+        from tracing_tools.backends import BACKEND_NAMES
 
         found = [{"name": name, "reason": reason, "purpose": purpose} for name, purpose, reason in checks()]
-        can_trace = any(row["reason"] is None for row in found if row["name"] in ("libbpf", "strace"))
+        can_trace = any(row["reason"] is None for row in found if row["name"] in BACKEND_NAMES)
         return Outcome({"can_trace": can_trace, "checks": found}, 0 if can_trace else 1)
 
     def show(self, document: dict[str, Any]) -> None:
@@ -35,4 +36,4 @@ class Doctor(Command):
             table.add_row(mark, row["name"], row["purpose"], Text(row["reason"] or ""))
         Console().print(table)
         if not document["can_trace"]:
-            print("this machine cannot trace at all: mend one of libbpf and strace above")
+            print("this machine cannot trace at all: mend one of the backends above")

@@ -19,7 +19,7 @@ class Record(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the output, the backend and the command."""
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="directory to write the trace to")
-        parser.add_argument("--backend", default="auto", help="auto (default), libbpf or strace")
+        parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, strace or preload")
         parser.add_argument(
             "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"
         )

@@ -2,23 +2,26 @@
 
 from collections.abc import Callable
 
-from tracing_tools.backends import libbpf, strace
+from tracing_tools.backends import bcc, libbpf, preload, strace
 from tracing_tools.backends.base import Backend, Scope
 from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 
 _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]] = {
     "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),
+    "bcc": (bcc.BccBackend, bcc.unavailable_reason),
     "strace": (strace.StraceBackend, strace.unavailable_reason),
+    "preload": (preload.PreloadBackend, preload.unavailable_reason),
 }
 BACKEND_NAMES = list(_BACKENDS)
 
 
 def unavailable_reasons() -> dict[str, str | None]:
     """Return for each backend, best first, why it does not work here; None where it does. Tries each as far as loading goes."""
-    return {name: _reason(name) for name in _BACKENDS}
+    return {name: unavailable_reason(name) for name in _BACKENDS}
 
 
-def _reason(name: str) -> str | None:
+def unavailable_reason(name: str) -> str | None:
+    """Return why the backend called `name` does not work here, or None when it does."""
     try:
         _make(name, Scope(cgroup_id=1)).stop(None)
     except IotwinError as error:

@@ -55,3 +55,9 @@ class Backend(Protocol):
 
     def stop(self, recording: Recording | None) -> None:
         """Detach from everything and move what is left into the recording, if there still is one."""
+
+
+def not_recorded(backend: str, scope: Scope, groups: tuple[str, ...]) -> list[str]:
+    """Return a note on those of the chosen groups of operations that `backend` knows nothing of, `groups`; none: no note."""
+    chosen = [group for group in groups if group in scope.detail]
+    return [f"{backend} does not record {', '.join(chosen)} of --detail; libbpf does"] if chosen else []

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from tracing_tools.exports.tracks import Counter, Slices, counters, process_names, slices
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.syscalls import CALLS
+from tracing_tools.trace.syscalls import NUMBER_OF_OP
 
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
 _MACHINE = 0  # the process that shows what belongs to no process of the job
 _PIECE_ROWS = 1 << 16
-_CATEGORY_OF_OP = pa.array([schema.GROUP_OF_OP.get(op, "other") for op in CALLS])
+_CATEGORY_OF_OP = pa.array([schema.GROUP_OF_OP.get(op, "other") for op in NUMBER_OF_OP])
 
 
 def write_chrome(trace: Trace, out: BinaryIO) -> int:
@@ -81,7 +81,7 @@ def _argument(name: str, column: pa.Array) -> pa.Array:
 
 def _event_lines(batch: pa.RecordBatch, paths: pa.Array) -> pa.Array:
     op = _text(batch["op"])
-    category = _CATEGORY_OF_OP.take(pc.index_in(op, pa.array(list(CALLS))))
+    category = _CATEGORY_OF_OP.take(pc.index_in(op, pa.array(list(NUMBER_OF_OP))))
     arguments = [_argument("file", paths.take(batch["file_id"]))]
     arguments += [_argument(name, batch[name]) for name in ("fd", "offset", "requested")]
     return pc.binary_join_element_wise(

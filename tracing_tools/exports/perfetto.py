@@ -18,7 +18,7 @@ from tracing_tools.exports.tracks import Counter, Slices, counters, process_name
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import ClockPair
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.syscalls import CALLS
+from tracing_tools.trace.syscalls import NUMBER_OF_OP
 
 _PACKET = 1  # of Trace
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS = 6, 8, 10, 11, 12, 13
@@ -34,7 +34,7 @@ _REALTIME, _MONOTONIC, _BOOTTIME = 1, 3, 6
 _ANNOTATIONS = ("file", "fd", "offset", "requested", "result")
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
 _BATCH_ROWS = 1 << 14  # the matrices take some 500 bytes a row
-_OPS = list(CALLS)
+_OPS = list(NUMBER_OF_OP)
 _GROUPS = [*schema.OP_GROUPS, "other"]
 _GROUP_IDS = np.array([_GROUPS.index(schema.GROUP_OF_OP.get(op, "other")) + 1 for op in _OPS])
 _SEQUENCE_ID = pb.integer(_SEQUENCE, 1)

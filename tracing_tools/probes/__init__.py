@@ -10,6 +10,8 @@ from tracing_tools.trace.errors import IotwinError
 _SOURCE = Path(__file__).parent / "syscalls.bpf.c"
 _SOURCES = [_SOURCE, *Path(__file__).parent.glob("*.h")]
 _OBJECT = Path(__file__).parent / "syscalls.bpf.o"
+BCC_SOURCE = Path(__file__).parent / "syscalls.bcc.c"  # compiled by libbcc when a trace wants it
+PRELOAD_SOURCE = Path(__file__).parent / "preload.c"  # compiled by cc when a trace wants it
 _FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable"]
 
 

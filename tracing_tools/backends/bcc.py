@@ -1,0 +1,209 @@
+"""Capture by bcc: the program is compiled by libbcc on the machine itself, against a few made headers and the kernel's BTF.
+
+Needs neither clang nor libbpf nor kernel headers, which bcc by itself would look for, and take even when they are another
+kernel's. Debian's package holds a Python module of ctypes alone, which any Python can import from where the package put it.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from tracing_tools.backends.kernel_types import KernelTypes
+from tracing_tools.backends.ring_buffer import RingBuffer
+from tracing_tools.probes import BCC_SOURCE
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.recording import Recording
+from tracing_tools.trace.records import EVENT
+from tracing_tools.trace.syscalls import Kind, calls_of
+
+_MODULE_PLACES = ("/usr/lib/python3/dist-packages", "/usr/lib/python3/site-packages")
+_NAMES_BYTES = 1 << 22
+_PAGE_BYTES = 4096
+_TRACEPOINTS = (b"sys_enter", b"sys_exit", b"sched_process_fork", b"sched_process_exec", b"sched_process_exit")
+_TRACED_KINDS = range(Kind.READ_WRITE, Kind.WAIT + 1)  # those that syscalls.bcc.c knows
+
+# The fields that the program reads: its macro, structure, field.
+_FIELDS = (
+    ("TASK_FILES", "task_struct", "files"), ("TASK_FS", "task_struct", "fs"), ("TASK_MEMORY", "task_struct", "mm"),
+    ("TASK_PARENT", "task_struct", "real_parent"), ("TASK_PID", "task_struct", "pid"), ("TASK_TGID", "task_struct", "tgid"),
+    ("TASK_COMM", "task_struct", "comm"), ("TASK_EXIT_CODE", "task_struct", "exit_code"),
+    ("TASK_PID_STRUCT", "task_struct", "thread_pid"), ("PID_LEVEL", "pid", "level"), ("PID_NUMBERS", "pid", "numbers"),
+    ("FILES_TABLE", "files_struct", "fdt"), ("TABLE_MAX", "fdtable", "max_fds"), ("TABLE_FILES", "fdtable", "fd"),
+    ("FILE_INODE", "file", "f_inode"), ("FILE_FLAGS", "file", "f_flags"), ("FILE_POSITION", "file", "f_pos"),
+    ("FILE_PATH", "file", "f_path"), ("INODE_NUMBER", "inode", "i_ino"), ("INODE_SUPER", "inode", "i_sb"),
+    ("INODE_GENERATION", "inode", "i_generation"), ("INODE_MODE", "inode", "i_mode"), ("INODE_SIZE", "inode", "i_size"),
+    ("SUPER_DEVICE", "super_block", "s_dev"), ("FS_ROOT", "fs_struct", "root"), ("FS_PWD", "fs_struct", "pwd"),
+    ("PATH_MOUNT", "path", "mnt"), ("PATH_DENTRY", "path", "dentry"), ("DENTRY_PARENT", "dentry", "d_parent"),
+    ("VFSMOUNT_ROOT", "vfsmount", "mnt_root"), ("MOUNT_VFSMOUNT", "mount", "mnt"), ("MOUNT_PARENT", "mount", "mnt_parent"),
+    ("MOUNT_POINT", "mount", "mnt_mountpoint"), ("MEMORY_ARG_START", "mm_struct", "arg_start"),
+    ("MEMORY_ARG_END", "mm_struct", "arg_end"), ("REGS_DI", "pt_regs", "di"), ("REGS_SI", "pt_regs", "si"),
+    ("REGS_DX", "pt_regs", "dx"), ("REGS_R10", "pt_regs", "r10"), ("REGS_R8", "pt_regs", "r8"), ("REGS_R9", "pt_regs", "r9"),
+    ("REGS_NUMBER", "pt_regs", "orig_ax"),
+)  # fmt: skip
+
+# What libbcc includes by itself, made of nothing but the integer types that its own headers need.
+_INTEGERS = """#pragma once
+typedef signed char __s8; typedef unsigned char __u8; typedef short __s16; typedef unsigned short __u16;
+typedef int __s32; typedef unsigned int __u32; typedef long long __s64; typedef unsigned long long __u64;
+typedef __s8 s8; typedef __u8 u8; typedef __s16 s16; typedef __u16 u16; typedef __s32 s32; typedef __u32 u32;
+typedef __s64 s64; typedef __u64 u64; typedef __u16 __be16; typedef __u32 __be32; typedef __u64 __be64; typedef __u32 __wsum;
+typedef __u16 __sum16; typedef __u16 __le16; typedef __u32 __le32; typedef __u64 __le64; typedef unsigned long size_t, uintptr_t;
+typedef _Bool bool;
+#define __aligned_u64 __u64 __attribute__((aligned(8)))
+#define NULL ((void *)0)
+struct pt_regs { unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs, fl, sp, ss; };
+"""
+_HEADERS = {
+    "linux/kconfig.h": "#define CONFIG_BPF_SYSCALL 1\n#include <linux/types.h>\n", "linux/types.h": _INTEGERS,
+    "generated/autoconf.h": "",
+    "uapi/linux/bpf.h": "#include </virtual/include/bcc/bpf.h>\n", "linux/bpf_common.h": "", "uapi/linux/bpf_common.h": "",
+    "uapi/linux/types.h": _INTEGERS, "uapi/linux/if_packet.h": "",
+    "uapi/linux/if_ether.h": "", "uapi/linux/ptrace.h": "", "linux/log2.h": "",
+    "linux/version.h": "#define LINUX_VERSION_CODE 0\n#define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))\n",
+    "asm/page.h": f"#define PAGE_SHIFT 12\n#define PAGE_SIZE {_PAGE_BYTES}UL\n",
+}  # fmt: skip
+
+
+def unavailable_reason() -> str | None:
+    """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
+    if os.uname().machine != "x86_64":
+        return f"the probes read x86-64 registers; this machine is {os.uname().machine}"
+    if os.geteuid() != 0:
+        return "loading eBPF needs root; run under sudo"
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        return "the kernel has no BTF (/sys/kernel/btf/vmlinux); it was built without CONFIG_DEBUG_INFO_BTF"
+    try:
+        _module()
+    except IotwinError as error:
+        return str(error)
+    return None
+
+
+def _module() -> ModuleType:
+    """Import Python's bcc, which belongs to the system's Python, into this one. (On PyPI, bcc is something else.)"""
+    if "bcc" in sys.modules:
+        return sys.modules["bcc"]
+    for place in _MODULE_PLACES:
+        source = Path(place) / "bcc" / "__init__.py"
+        if not source.exists():
+            continue
+        spec = importlib.util.spec_from_file_location("bcc", source, submodule_search_locations=[str(source.parent)])
+        if spec is None or spec.loader is None:
+            continue
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["bcc"] = module
+        try:
+            spec.loader.exec_module(module)
+        except (ImportError, OSError) as error:
+            del sys.modules["bcc"]
+            raise IotwinError(f"the module bcc cannot be imported ({error}); install the package python3-bpfcc again") from None
+        return module
+    raise IotwinError(
+        "the Python module bcc is not installed; install the package python3-bpfcc (on PyPI, bcc is something else)"
+    )
+
+
+class BccBackend:
+    """Captures by raw tracepoints on system call entry and exit, filtered in the kernel by cgroup or process tree."""
+
+    name = "bcc"
+
+    def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
+        """Compile and load the program for the tasks of `scope`; `buffer_bytes` is the size of the event ring, a power of two."""
+        self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
+        self._buffer_bytes = buffer_bytes
+        self._ledger = Ledger()
+        self._notes = not_recorded("bcc", scope, ("mmap", "block"))
+        module, types = _module(), KernelTypes()
+        values: dict[str, int] = {f"AT_{macro}": types.offset(structure, field) for macro, structure, field in _FIELDS}
+        values["AT_DENTRY_NAME"] = types.offset("dentry", "d_name") + types.offset("qstr", "name")
+        values |= {
+            "TARGET_CGROUP": scope.cgroup_id, "TARGET_LEVEL": scope.cgroup_level, "ENTERED_BY_EXEC": int(scope.entered_by_exec),
+            "TRACER_PID": os.getpid(), "EVENTS_PAGES": buffer_bytes // _PAGE_BYTES, "NAMES_PAGES": _NAMES_BYTES // _PAGE_BYTES,
+        }  # fmt: skip
+        self._program: Any = _compile(module, [f"-D{name}={value}" for name, value in values.items()])
+        for number, kind in calls_of(scope.detail).values():
+            if kind in _TRACED_KINDS:
+                self._program[b"call_kinds"][ctypes.c_int(number)] = ctypes.c_ubyte(kind)
+        self._events = RingBuffer(self._program[b"events"].map_fd, buffer_bytes)
+        self._names = RingBuffer(self._program[b"names"].map_fd, _NAMES_BYTES)
+
+    def wrap(self, command: list[str], raw: Path) -> list[str]:
+        """Return the command as it is."""
+        return command
+
+    def start(self) -> None:
+        """Nothing to do: bcc attaches what it loads, and the filter lets nothing through yet."""
+
+    def follow(self, pid: int) -> None:
+        """Enter `pid` into the process tree, which is what filters when there is no cgroup."""
+        self._program[b"tree"][ctypes.c_uint(pid)] = ctypes.c_ubyte(1)
+
+    def drain(self, recording: Recording) -> bool:
+        """Take over both ring buffers; more is due at once when a quarter of the event buffer was full."""
+        names = self._names.variable_records()
+        if len(names):
+            recording.append_names(names.data)
+            self._names.consume(len(names))
+        events = self._events.fixed_records(EVENT)
+        if len(events):
+            recording.append_events(events)
+            self._events.consume(events.nbytes)
+        return bool(events.nbytes * 4 > self._buffer_bytes)
+
+    def ledger(self) -> Ledger:
+        """Return the program's own counts, summed over the CPUs."""
+        if self._program is not None:
+            counts = self._program[b"ledgers"][ctypes.c_int(0)]
+            missed = sum(count.calls_missed for count in counts)
+            lost = {
+                "ring_full": sum(count.events_dropped for count in counts), "entry_missed": missed,
+                "names_ring_full": sum(count.names_dropped for count in counts),
+            }  # fmt: skip
+            seen = sum(count.events_seen for count in counts) + missed
+            self._ledger = Ledger(seen, {source: count for source, count in lost.items() if count})
+        return self._ledger
+
+    def stop(self, recording: Recording | None) -> None:
+        """Detach, take over what is left, unload."""
+        if self._program is None:
+            return
+        for point in _TRACEPOINTS:
+            self._program.detach_raw_tracepoint(point)
+        while recording is not None and (self._events.pending_bytes() or self._names.pending_bytes()):
+            self.drain(recording)
+        if recording is not None:
+            recording.manifest.notes += self._notes
+        self.ledger()
+        self._events.close()
+        self._names.close()
+        self._program.cleanup()
+        self._program = None
+
+
+def _compile(module: ModuleType, constants: list[str]) -> Any:
+    """Return the loaded and attached program; IotwinError with the compiler's or kernel's first complaint."""
+    own_stderr = os.dup(2)
+    with tempfile.TemporaryDirectory(prefix="iotwin-bcc-") as tree, tempfile.TemporaryFile() as said:
+        for name, content in _HEADERS.items():
+            header = Path(tree) / "include" / name
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(content)
+        try:
+            os.environ["BCC_KERNEL_SOURCE"] = tree
+            os.dup2(said.fileno(), 2)  # libbcc prints pages about a program that fails; the one line that matters is told below
+            return module.BPF(text=BCC_SOURCE.read_bytes(), cflags=[*constants, "-Wno-everything"])
+        except Exception as error:  # bcc raises plain Exception
+            said.seek(0)
+            lines = [line for line in said.read().decode(errors="replace").splitlines() if "error" in line.lower()]
+            raise IotwinError(f"bcc cannot load its program: {lines[0] if lines else error}") from None
+        finally:
+            os.dup2(own_stderr, 2)
+            os.close(own_stderr)
+            os.environ.pop("BCC_KERNEL_SOURCE", None)

@@ -1,0 +1,74 @@
+"""Where fields lie in the running kernel's structures, from its BTF: no headers, which might be another kernel's.
+
+Layout of the file: Documentation/bpf/btf.rst of the Linux source.
+"""
+
+import struct
+from pathlib import Path
+
+from tracing_tools.trace.errors import IotwinError
+
+BTF_PATH = Path("/sys/kernel/btf/vmlinux")
+_MAGIC = 0xEB9F
+_HEADER = struct.Struct("<HBBIIIII")
+_TYPE = struct.Struct("<III")
+_MEMBER = struct.Struct("<III")
+_STRUCT, _UNION = 4, 5
+# Bytes that follow a type's head: (fixed, for each of its elements), by kind.
+_TAIL = {
+    1: (4, 0), 3: (12, 0), _STRUCT: (0, 12), _UNION: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12), 17: (4, 0),
+    19: (0, 12),
+}  # fmt: skip
+
+
+class KernelTypes:
+    """The structures of the kernel whose BTF is at `path`."""
+
+    def __init__(self, path: Path = BTF_PATH) -> None:
+        """Index all types; IotwinError when there is no BTF."""
+        try:
+            self._content = content = path.read_bytes()
+        except OSError:
+            raise IotwinError(f"the kernel has no BTF ({path}); it was built without CONFIG_DEBUG_INFO_BTF") from None
+        magic, _, _, header_bytes, types, types_bytes, strings, _ = _HEADER.unpack_from(content)
+        if magic != _MAGIC:
+            raise IotwinError(f"{path} is not BTF")
+        self._strings = header_bytes + strings
+        self._place = [0]  # of each type, by its id; 0 is void
+        self._by_name: dict[int, int] = {}  # where a structure's name lies among the strings -> id
+        position, end = header_bytes + types, header_bytes + types + types_bytes
+        while position < end:
+            name, info, _ = _TYPE.unpack_from(content, position)
+            kind = info >> 24 & 31
+            if kind == _STRUCT and name:
+                self._by_name[name] = len(self._place)
+            self._place.append(position)
+            fixed, each = _TAIL.get(kind, (0, 0))
+            position += _TYPE.size + fixed + each * (info & 0xFFFF)
+
+    def offset(self, structure: str, field: str) -> int:
+        """Return the offset of `field` in `structure`, bytes; also of one within unnamed parts. IotwinError when it has none."""
+        text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # strings are not repeated
+        number = self._by_name.get(text + 1 - self._strings)
+        found = None if number is None else self._offset_in(number, field)
+        if found is None:
+            raise IotwinError(f"the kernel has no field {field} in its struct {structure}, so these probes do not fit it")
+        return found
+
+    def _offset_in(self, number: int, field: str) -> int | None:
+        place = self._place[number]
+        _, info, _ = _TYPE.unpack_from(self._content, place)
+        for index in range(info & 0xFFFF):
+            name, type_, offset = _MEMBER.unpack_from(self._content, place + _TYPE.size + index * _MEMBER.size)
+            offset_bytes: int = (offset & 0xFFFFFF if info >> 31 else offset) // 8
+            if name and self._text(name) == field:
+                return offset_bytes
+            if not name and type_ and _TYPE.unpack_from(self._content, self._place[type_])[1] >> 24 & 31 in (_STRUCT, _UNION):
+                within = self._offset_in(type_, field)
+                if within is not None:
+                    return offset_bytes + within
+        return None
+
+    def _text(self, offset: int) -> str:
+        begin = self._strings + offset
+        return self._content[begin : self._content.index(b"\0", begin)].decode()

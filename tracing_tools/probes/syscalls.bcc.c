@@ -1,0 +1,445 @@
+/* The records of syscalls.bpf.c, for bcc: compiled on the machine by libbcc, where clang or libbpf are missing.
+ *
+ * No kernel header is used. What the program reads of the kernel's structures it reads by offsets (macros called AT_...), which the
+ * loader looks up in the running kernel's BTF, and sets together with TARGET_CGROUP, TARGET_LEVEL, ENTERED_BY_EXEC, TRACER_PID,
+ * EVENTS_PAGES and NAMES_PAGES. bcc knows neither bpf_loop nor functions of one's own, so paths are walked by a bounded loop.
+ */
+enum kind {
+	NOT_TRACED, READ_WRITE, POSITIONED, VECTOR, POSITIONED_VECTOR, DESCRIPTOR, CLOSE, OPEN, OPEN_AT, CREATE, OPEN_AT2,
+	MAP, NAME, NAME_AT, RENAME, RENAME_AT, WAIT,
+};
+
+#define MAX_CALLS 512
+#define MAX_PATH 4096
+#define MAX_COMPONENTS 40
+#define MAX_VECTORS 16
+#define MAX_ARGUMENTS 1024
+#define O_DIRECT 00040000
+#define O_APPEND 00002000
+#define O_ACCESS_MODE 3
+#define AT_CURRENT_DIRECTORY -100
+#define MAP_ANONYMOUS 0x20
+#define NO_WAKEUP 1
+
+struct event {
+	u64 start_ns, duration_ns;
+	s64 result, offset;
+	u64 requested, inode;
+	u32 pid, tid, device, generation;
+	s32 fd;
+	u32 call_flags_cpu;
+};
+
+enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 };
+enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
+
+struct name {
+	u64 time_ns, inode;
+	s64 size;
+	u32 type, pid, tid, device, generation, mode;
+	s32 parent, result;
+	u32 given_length, length;
+};
+
+struct scratch {
+	struct name name;
+	char bytes[2 * MAX_PATH];
+};
+
+struct call {
+	u64 start_ns, inode;
+	u32 device, generation, flags, padding;
+};
+
+struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed; };
+
+BPF_ARRAY(call_kinds, u8, MAX_CALLS);
+BPF_TASK_STORAGE(calls, struct call);
+BPF_HASH(tree, u32, u8, 65536);
+BPF_RINGBUF_OUTPUT(events, EVENTS_PAGES);
+BPF_RINGBUF_OUTPUT(names, NAMES_PAGES);
+BPF_PERCPU_ARRAY(ledgers, struct ledger, 1);
+BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+
+#define INLINE static inline __attribute__((always_inline))
+#define FIELD(type, object, offset) \
+	({ \
+		type value_ = 0; \
+		bpf_probe_read_kernel(&value_, sizeof(value_), (void *)((u64)(object) + (offset))); \
+		value_; \
+	})
+
+struct registers { u64 di, si, dx, r10, r8, r9; };
+
+INLINE void read_registers(u64 regs, struct registers *out)
+{
+	u64 all[AT_REGS_NUMBER / 8]; /* those of arguments lie below the call's number */
+	bpf_probe_read_kernel(all, sizeof(all), (void *)regs);
+	out->di = all[AT_REGS_DI / 8];
+	out->si = all[AT_REGS_SI / 8];
+	out->dx = all[AT_REGS_DX / 8];
+	out->r10 = all[AT_REGS_R10 / 8];
+	out->r8 = all[AT_REGS_R8 / 8];
+	out->r9 = all[AT_REGS_R9 / 8];
+}
+
+INLINE int is_traced(u32 pid)
+{
+	if (TARGET_CGROUP && (bpf_get_current_ancestor_cgroup_id(TARGET_LEVEL) != TARGET_CGROUP || pid == TRACER_PID))
+		return 0;
+	if (TARGET_CGROUP && !ENTERED_BY_EXEC)
+		return 1;
+	return tree.lookup(&pid) != NULL;
+}
+
+INLINE u64 file_at(u64 task, s32 fd)
+{
+	u64 files = FIELD(u64, task, AT_TASK_FILES), table = FIELD(u64, files, AT_FILES_TABLE);
+	if (fd < 0 || (u32)fd >= FIELD(u32, table, AT_TABLE_MAX))
+		return 0;
+	return FIELD(u64, FIELD(u64, table, AT_TABLE_FILES), (u64)fd * 8);
+}
+
+struct identity { u64 inode; s64 position; u32 device, generation, flags; };
+
+INLINE void identify(u64 file, struct identity *out)
+{
+	if (!file)
+		return;
+	u64 inode = FIELD(u64, file, AT_FILE_INODE);
+	u32 open_flags = FIELD(u32, file, AT_FILE_FLAGS);
+	out->inode = FIELD(u64, inode, AT_INODE_NUMBER);
+	out->device = FIELD(u32, FIELD(u64, inode, AT_INODE_SUPER), AT_SUPER_DEVICE);
+	out->generation = FIELD(u32, inode, AT_INODE_GENERATION);
+	out->position = FIELD(s64, file, AT_FILE_POSITION);
+	out->flags = FIELD(u16, inode, AT_INODE_MODE) >> 12 | (open_flags & O_DIRECT ? FLAG_DIRECT : 0)
+		| (open_flags & O_APPEND ? FLAG_APPEND : 0) | (open_flags & O_ACCESS_MODE ? FLAG_WRITABLE : 0);
+}
+
+/* ---- paths: from the file's dentry up to the task's root, across mounts ---- */
+
+INLINE void append_path(u64 task, u64 path, struct scratch *scratch)
+{
+	u64 fs = FIELD(u64, task, AT_TASK_FS);
+	u64 root_mount = FIELD(u64, fs, AT_FS_ROOT + AT_PATH_MOUNT), root_dentry = FIELD(u64, fs, AT_FS_ROOT + AT_PATH_DENTRY);
+	u64 mount = FIELD(u64, path, AT_PATH_MOUNT), dentry = FIELD(u64, path, AT_PATH_DENTRY);
+	for (int i = 0; i < MAX_COMPONENTS; i++) {
+		if (dentry == root_dentry && mount == root_mount)
+			return;
+		u64 parent = FIELD(u64, dentry, AT_DENTRY_PARENT);
+		if (dentry == FIELD(u64, mount, AT_VFSMOUNT_ROOT) || dentry == parent) {
+			u64 inner = mount - AT_MOUNT_VFSMOUNT, above = FIELD(u64, inner, AT_MOUNT_PARENT);
+			if (above == inner || !above)
+				return;
+			dentry = FIELD(u64, inner, AT_MOUNT_POINT);
+			mount = above + AT_MOUNT_VFSMOUNT;
+			continue;
+		}
+		u32 used = scratch->name.length;
+		if (used > 2 * MAX_PATH - 256)
+			return;
+		long length = bpf_probe_read_kernel_str(&scratch->bytes[used], 256, (void *)FIELD(u64, dentry, AT_DENTRY_NAME));
+		if (length <= 0)
+			return;
+		scratch->name.length = used + length;
+		dentry = parent;
+	}
+}
+
+INLINE struct scratch *take_scratch(u32 type, u64 time_ns)
+{
+	int zero = 0;
+	struct scratch *scratch = scratches.lookup(&zero);
+	struct ledger *counts = ledgers.lookup(&zero);
+	if (!scratch || !counts)
+		return NULL;
+	u64 ids = bpf_get_current_pid_tgid();
+	counts->names_seen++;
+	__builtin_memset(&scratch->name, 0, sizeof(scratch->name));
+	scratch->name.time_ns = time_ns;
+	scratch->name.type = type;
+	scratch->name.pid = ids >> 32;
+	scratch->name.tid = ids;
+	return scratch;
+}
+
+INLINE void send_name(struct scratch *scratch)
+{
+	int zero = 0;
+	struct ledger *counts = ledgers.lookup(&zero);
+	u64 size = sizeof(struct name) + scratch->name.length;
+	if (size > sizeof(struct scratch))
+		size = sizeof(struct name);
+	if (names.ringbuf_output(scratch, size, NO_WAKEUP) && counts)
+		counts->names_dropped++;
+}
+
+INLINE void send_opened(u64 task, s32 fd, u64 start_ns)
+{
+	struct identity identity = {};
+	struct scratch *scratch = take_scratch(NAME_OPENED, start_ns);
+	if (!scratch)
+		return;
+	u64 file = file_at(task, fd), inode = FIELD(u64, file, AT_FILE_INODE);
+	identify(file, &identity);
+	scratch->name.size = FIELD(s64, inode, AT_INODE_SIZE);
+	scratch->name.mode = FIELD(u16, inode, AT_INODE_MODE);
+	scratch->name.inode = identity.inode;
+	scratch->name.device = identity.device;
+	scratch->name.generation = identity.generation;
+	append_path(task, file + AT_FILE_PATH, scratch);
+	send_name(scratch);
+}
+
+INLINE void send_given(u64 task, s32 directory, u64 name, u64 start_ns, s64 result)
+{
+	struct scratch *scratch = take_scratch(NAME_GIVEN, start_ns);
+	if (!scratch)
+		return;
+	scratch->name.result = result;
+	long length = bpf_probe_read_user_str(scratch->bytes, MAX_PATH, (void *)name);
+	if (length < 0 || length > MAX_PATH)
+		length = 0;
+	scratch->name.given_length = scratch->name.length = length;
+	if (length && scratch->bytes[0] != '/') {
+		u64 path = directory == AT_CURRENT_DIRECTORY ? FIELD(u64, task, AT_TASK_FS) + AT_FS_PWD
+							     : file_at(task, directory) + AT_FILE_PATH;
+		append_path(task, path, scratch);
+	}
+	send_name(scratch);
+}
+
+/* ---- one call ---- */
+
+INLINE u64 vector_bytes(u64 vectors, u64 count)
+{
+	u64 total = 0;
+	for (u32 i = 0; i < MAX_VECTORS; i++) {
+		u64 length = 0;
+		if (i >= count)
+			break;
+		bpf_probe_read_user(&length, sizeof(length), (void *)(vectors + i * 16 + 8));
+		total += length;
+	}
+	return total;
+}
+
+INLINE s64 position_before(struct identity *file, s64 result)
+{
+	u32 type = file->flags & 15;
+	if (type != 8 && type != 6) /* regular file, block device */
+		return -1;
+	return result > 0 ? file->position - result : file->position;
+}
+
+INLINE void describe(struct event *event, struct registers *regs, u8 kind, struct identity *file)
+{
+	if (kind == READ_WRITE || kind == POSITIONED)
+		event->requested = regs->dx;
+	else if (kind == VECTOR || kind == POSITIONED_VECTOR)
+		event->requested = vector_bytes(regs->si, regs->dx);
+	if (kind == READ_WRITE || kind == VECTOR || (kind == POSITIONED_VECTOR && (s64)regs->r10 == -1))
+		event->offset = position_before(file, event->result);
+	else if (kind == POSITIONED || kind == POSITIONED_VECTOR)
+		event->offset = regs->r10;
+	if (kind == MAP) {
+		event->requested = regs->si;
+		event->offset = regs->r9;
+	}
+}
+
+INLINE u64 open_flags_of(struct registers *regs, u8 kind)
+{
+	u64 flags = 0;
+	if (kind == OPEN)
+		return regs->si;
+	if (kind == OPEN_AT)
+		return regs->dx;
+	if (kind == CREATE)
+		return 01101; /* O_CREAT | O_WRONLY | O_TRUNC, as creat(2) says */
+	bpf_probe_read_user(&flags, sizeof(flags), (void *)regs->dx); /* first field of struct open_how */
+	return flags;
+}
+
+INLINE void send_given_names(u64 task, struct registers *regs, u8 kind, u64 start_ns, s64 result)
+{
+	int relative = kind == OPEN_AT || kind == OPEN_AT2 || kind == NAME_AT || kind == RENAME_AT;
+	send_given(task, relative ? (s32)regs->di : AT_CURRENT_DIRECTORY, relative ? regs->si : regs->di, start_ns, result);
+	if (kind == RENAME || kind == RENAME_AT)
+		send_given(task, relative ? (s32)regs->dx : AT_CURRENT_DIRECTORY, relative ? regs->r10 : regs->si, start_ns, result);
+}
+
+RAW_TRACEPOINT_PROBE(sys_enter)
+{
+	u64 regs = ctx->args[0];
+	u32 number = ctx->args[1];
+	u8 *kind = call_kinds.lookup(&number);
+	if (!kind || *kind == NOT_TRACED || !is_traced(bpf_get_current_pid_tgid() >> 32))
+		return 0;
+	if (*kind == MAP && FIELD(u64, regs, AT_REGS_R10) & MAP_ANONYMOUS)
+		return 0;
+	void *task = bpf_get_current_task_btf();
+	struct call *call = calls.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!call) {
+		int zero = 0;
+		struct ledger *counts = ledgers.lookup(&zero);
+		if (counts)
+			counts->calls_missed++;
+		return 0;
+	}
+	if (*kind == CLOSE) {
+		struct identity file = {};
+		identify(file_at((u64)task, FIELD(u64, regs, AT_REGS_DI)), &file);
+		call->inode = file.inode;
+		call->device = file.device;
+		call->generation = file.generation;
+		call->flags = file.flags;
+	}
+	call->start_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+RAW_TRACEPOINT_PROBE(sys_exit)
+{
+	u64 context = ctx->args[0];
+	s64 result = ctx->args[1];
+	u32 number = FIELD(u32, context, AT_REGS_NUMBER);
+	int zero = 0;
+	u8 *found = call_kinds.lookup(&number);
+	if (!found || *found == NOT_TRACED)
+		return 0;
+	u8 kind = *found;
+	void *current = bpf_get_current_task_btf();
+	u64 task = (u64)current;
+	struct call *call = calls.task_storage_get(current, 0, 0);
+	struct ledger *counts = ledgers.lookup(&zero);
+	if (!call || !call->start_ns || !counts)
+		return 0;
+	u64 now = bpf_ktime_get_ns(), start = call->start_ns, ids = bpf_get_current_pid_tgid();
+	call->start_ns = 0;
+	counts->events_seen++;
+	struct registers regs = {};
+	read_registers(context, &regs);
+	struct identity file = {};
+	s32 fd = -1;
+	if (kind <= CLOSE)
+		fd = regs.di;
+	else if (kind <= OPEN_AT2)
+		fd = result >= 0 ? result : -1;
+	else if (kind == MAP)
+		fd = regs.r8;
+	if (kind == CLOSE) {
+		file.inode = call->inode;
+		file.device = call->device;
+		file.generation = call->generation;
+		file.flags = call->flags;
+	} else if (fd >= 0) {
+		identify(file_at(task, fd), &file);
+	}
+	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
+		if (kind <= OPEN_AT2 && result >= 0)
+			send_opened(task, fd, start);
+		else
+			send_given_names(task, &regs, kind, start, result);
+	}
+	struct event *event = events.ringbuf_reserve(sizeof(struct event));
+	if (!event) {
+		counts->events_dropped++;
+		return 0;
+	}
+	event->start_ns = start;
+	event->duration_ns = now - start;
+	event->result = result;
+	event->offset = -1;
+	event->requested = 0;
+	event->inode = file.inode;
+	event->pid = ids >> 32;
+	event->tid = ids;
+	event->device = file.device;
+	event->generation = file.generation;
+	event->fd = fd;
+	event->call_flags_cpu = number | file.flags << 10 | bpf_get_smp_processor_id() << 18;
+	if (kind >= OPEN && kind <= OPEN_AT2)
+		event->requested = open_flags_of(&regs, kind);
+	else
+		describe(event, &regs, kind, &file);
+	events.ringbuf_submit(event, NO_WAKEUP);
+	return 0;
+}
+
+/* ---- process life ---- */
+
+INLINE s32 namespace_pid(u64 task)
+{
+	u64 numbers = FIELD(u64, task, AT_TASK_PID_STRUCT);
+	u32 level = FIELD(u32, numbers, AT_PID_LEVEL) & 31;
+	return FIELD(s32, numbers, AT_PID_NUMBERS + level * 16); /* struct upid: 16 bytes */
+}
+
+RAW_TRACEPOINT_PROBE(sched_process_fork)
+{
+	u64 child = ctx->args[1];
+	u32 pid = FIELD(u32, child, AT_TASK_TGID);
+	u8 one = 1;
+	if (FIELD(u32, child, AT_TASK_PID) != pid || !is_traced(bpf_get_current_pid_tgid() >> 32))
+		return 0;
+	if (!TARGET_CGROUP || ENTERED_BY_EXEC)
+		tree.update(&pid, &one);
+	struct scratch *scratch = take_scratch(NAME_FORK, bpf_ktime_get_ns());
+	if (!scratch)
+		return 0;
+	scratch->name.inode = bpf_get_current_cgroup_id();
+	scratch->name.parent = scratch->name.pid;
+	scratch->name.pid = scratch->name.tid = pid;
+	scratch->name.result = namespace_pid(child);
+	scratch->name.length = 16;
+	bpf_probe_read_kernel(scratch->bytes, 16, (void *)(child + AT_TASK_COMM));
+	send_name(scratch);
+	return 0;
+}
+
+RAW_TRACEPOINT_PROBE(sched_process_exec)
+{
+	u64 task = ctx->args[0];
+	u32 pid = bpf_get_current_pid_tgid() >> 32;
+	u8 one = 1;
+	if (TARGET_CGROUP && ENTERED_BY_EXEC && pid != TRACER_PID
+	    && bpf_get_current_ancestor_cgroup_id(TARGET_LEVEL) == TARGET_CGROUP)
+		tree.update(&pid, &one);
+	if (!is_traced(pid))
+		return 0;
+	struct scratch *scratch = take_scratch(NAME_EXEC, bpf_ktime_get_ns());
+	if (!scratch)
+		return 0;
+	u64 memory = FIELD(u64, task, AT_TASK_MEMORY), first = FIELD(u64, memory, AT_MEMORY_ARG_START);
+	u64 length = FIELD(u64, memory, AT_MEMORY_ARG_END) - first;
+	if (length > MAX_ARGUMENTS)
+		length = MAX_ARGUMENTS;
+	scratch->name.inode = bpf_get_current_cgroup_id();
+	scratch->name.parent = FIELD(u32, FIELD(u64, task, AT_TASK_PARENT), AT_TASK_TGID);
+	scratch->name.result = namespace_pid(task);
+	bpf_probe_read_user(scratch->bytes, length, (void *)first);
+	scratch->name.length = length;
+	send_name(scratch);
+	return 0;
+}
+
+RAW_TRACEPOINT_PROBE(sched_process_exit)
+{
+	u64 task = ctx->args[0], ids = bpf_get_current_pid_tgid();
+	u32 pid = ids >> 32;
+	if (pid != (u32)ids || !is_traced(pid))
+		return 0;
+	struct scratch *scratch = take_scratch(NAME_EXIT, bpf_ktime_get_ns());
+	if (scratch) {
+		scratch->name.inode = bpf_get_current_cgroup_id();
+		scratch->name.parent = FIELD(u32, FIELD(u64, task, AT_TASK_PARENT), AT_TASK_TGID);
+		scratch->name.result = FIELD(u32, task, AT_TASK_EXIT_CODE);
+		scratch->name.length = 16;
+		bpf_get_current_comm(scratch->bytes, 16);
+		send_name(scratch);
+	}
+	if (!TARGET_CGROUP || ENTERED_BY_EXEC)
+		tree.delete(&pid);
+	return 0;
+}
