@@ -34,6 +34,7 @@ class Job:
     shuffle: bool = True
     evaluation_files: int = 4
     log_phases: bool = True
+    log_waits: bool = False  # the rank's poll for each batch
     seed: int = 1
     pid: int = 1000
     root: str = "/data"
@@ -96,6 +97,8 @@ def _read_pass(rows, job, order, workers, now, rng, batch, compute_ns):
             t = _read_file(rows, job, int(file_id), pid, t, rng)
         busy[pid] = t
         taken.append(max(step_end, t))
+        if job.log_waits and job.loaders:
+            rows.append((step_end, taken[-1] - step_end + 1000, "poll", job.pid, job.pid, None, -1, None, None, 1, 0, 0))
         step_end = taken[-1] + int(compute_ns * rng.uniform(0.95, 1.05))
     return step_end
 

@@ -1,13 +1,32 @@
-"""The rhythm in which each thread reads the data set: its pauses, and the bytes it reads between them."""
+"""The rhythm of reading the data set: when the job's next read comes, and each thread's pauses and the bytes between them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import WRITE, Calls, stable_order
+from tracesim.calls import READ, WRITE, Calls, stable_order
 from tracesim.logbins import BINS, log_bin, table
 
 SHORTEST_PAUSE_NS = 1_000_000  # a call that follows sooner continues the run of calls before it
 _BURST_SHARE = 0.25  # a pause of a quarter of the typical one ends a burst
+
+
+class Arrivals:
+    """Time between a read of the data set and the job's next one, by its length: `gap_ns`, (occurrences, BINS)."""
+
+    def __init__(self, occurrences: int) -> None:
+        self._n = occurrences
+        self._last = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the read before, once there is one
+        self.gap_ns = np.zeros((occurrences, BINS))
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        used = (calls.kind == 0) & (calls.group == READ)
+        arrivals = np.concatenate((self._last, np.stack([calls.start_ns[used], occurrence[used]])), axis=1)
+        start, owner = arrivals
+        gap = np.diff(start)
+        inside = owner[1:] == owner[:-1]
+        self.gap_ns += table(owner[1:][inside], log_bin(gap[inside]), gap[inside], self._n, BINS)
+        self._last = arrivals[:, -1:]
 
 
 class Cadence:

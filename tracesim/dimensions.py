@@ -5,11 +5,14 @@ docs/similarity.md gives the formulas and the reasons; the weights are here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from tracesim import measures
+from tracesim.block import BLOCK_OPS
+from tracesim.busy import BUSY_BINS, ROWS
 from tracesim.calls import FILE_KINDS, GROUPS, READ, SYNC, WRITE
 from tracesim.concurrency import LEVEL_BINS
 from tracesim.logbins import BINS_PER_OCTAVE, LOWER_EDGES
@@ -22,6 +25,7 @@ from tracesim.tallies import ACTIVITY_BINS
 HALF_WIDTH = 2 * BINS_PER_OCTAVE  # sizes, times and counts a factor of 16 apart have nothing in common
 _IS_TIMED = np.isin(np.arange(len(PHASES)), TIMED)
 _CHECKPOINT_FILE = FILE_KINDS.index("checkpoint")
+_BAR_BLUR = BUSY_BINS // 8  # bars that lie an eighth of a phase apart have nothing in common
 _CHANCE_DEVIATIONS = 2.0  # orders of files that differ by less than this many standard deviations of a shuffle do not differ
 
 
@@ -179,18 +183,80 @@ def _pauses(a: Summary, b: Summary, phase: int) -> float | None:
 def _timing(a: Summary, b: Summary) -> Score:
     weights = _time_weights(a, b)
     duration = _by_phase(weights, lambda p: measures.s_curve(ratio(float(a.duration_ns[p]), float(b.duration_ns[p]))))
-    return _mean({
-        "duration": (duration, 0.5),
-        "activity": (_by_phase(_byte_weights(a, b), lambda p: _activity(a, b, p)), 0.2),
-        "pauses": (_by_phase(weights, lambda p: _pauses(a, b, p)), 0.15),
-        "bursts": (_overlap_by_phase(a, b, a.burst_bytes, b.burst_bytes), 0.15),
-    })  # fmt: skip
+    activity = _by_phase(_byte_weights(a, b), lambda p: _activity(a, b, p))
+    return _mean({"duration": (duration, 0.7), "activity": (activity, 0.3)})
 
 
 def _timing_curve(s: Summary) -> Curve:
     seconds = np.repeat(s.duration_ns / 1e9 / ACTIVITY_BINS, ACTIVITY_BINS)
     x, y = np.cumsum(seconds), np.cumsum(s.activity.ravel())
     return Curve(np.concatenate(([0.0], x)), np.concatenate(([0.0], y)))
+
+
+def _bursts(a: Summary, b: Summary) -> Score:
+    return _mean({
+        "pauses": (_by_phase(_time_weights(a, b), lambda p: _pauses(a, b, p)), 0.4),
+        "bursts": (_overlap_by_phase(a, b, a.burst_bytes, b.burst_bytes), 0.4),
+        "inter_arrival": (_overlap_by_phase(a, b, a.gap_ns, b.gap_ns), 0.2),
+    })  # fmt: skip
+
+
+def _bursts_curve(s: Summary) -> Curve:
+    return Curve(LOWER_EDGES / 1e9, np.cumsum(shares(s.pause_ns[list(TIMED)].sum(axis=0))))
+
+
+def _steps(a: Summary, b: Summary) -> Score | None:
+    timed = list(TIMED)
+    if not a.step_ns[timed].any() or not b.step_ns[timed].any():
+        return None
+    weights = _timed_shares(a.step_ns.sum(axis=1), b.step_ns.sum(axis=1))
+    return _mean({
+        "step_time": (_by_phase(weights, lambda p: overlap(a.step_ns[p], b.step_ns[p], HALF_WIDTH)), 0.5),
+        "data_wait": (_by_phase(weights, lambda p: 1.0 - abs(_wait_share(a, p) - _wait_share(b, p))), 0.5),
+    })  # fmt: skip
+
+
+def _wait_share(s: Summary, phase: int) -> float:
+    """Share of the time in steps that is spent in waiting for data."""
+    return min(float(s.wait_ns[phase] / max(s.step_ns[phase].sum(), 1.0)), 1.0)
+
+
+def _steps_curve(s: Summary) -> Curve:
+    return Curve(LOWER_EDGES / 1e9, np.cumsum(shares(s.step_ns[list(TIMED)].sum(axis=0))))
+
+
+def _timeline(a: Summary, b: Summary) -> Score | None:
+    weights = _time_weights(a, b)
+    traced = [row for row in range(len(ROWS)) if a.row_shares[:, row].any() or b.row_shares[:, row].any()]
+    if not a.block_bytes.any() or not b.block_bytes.any():
+        traced = [row for row in traced if not ROWS[row].startswith("BIO")]
+    return _mean({ROWS[row]: (_by_phase(weights, partial(_bars, a, b, row)), 1.0) for row in traced}) if traced else None
+
+
+def _bars(a: Summary, b: Summary, row: int, phase: int) -> float | None:
+    """How far the bars of a row cover each other: what is common of the two over what either has, each smoothed a little."""
+    of_a, of_b = (measures.blurred(s.row_shares[phase, row], _BAR_BLUR) for s in (a, b))
+    return measures.s_curve(measures.ruzicka(of_a, of_b)) if of_a.any() or of_b.any() else None
+
+
+def _timeline_curve(s: Summary) -> Curve:
+    seconds = np.repeat(s.duration_ns / 1e9 / BUSY_BINS, BUSY_BINS)
+    return Curve(np.cumsum(seconds), s.row_shares[:, ROWS.index("READ")].ravel())
+
+
+def _block(a: Summary, b: Summary) -> Score | None:
+    if not a.block_bytes.any() or not b.block_bytes.any():
+        return None
+    moved = measures.cell_ratios(a.block_bytes.sum(axis=2).ravel(), b.block_bytes.sum(axis=2).ravel())
+    weights = np.sqrt((shares(a.block_bytes.sum(axis=(0, 2))) + shares(b.block_bytes.sum(axis=(0, 2)))) / 2)
+    sizes = [overlap(x, y, HALF_WIDTH) for x, y in zip(a.block_bytes.sum(axis=0), b.block_bytes.sum(axis=0), strict=True)]
+    return _mean({"bytes": (moved, 0.6), "size": (weighted_mean(sizes, weights.tolist()), 0.4)})
+
+
+def _block_curve(s: Summary) -> Curve:
+    used = [p for p in range(len(PHASES)) if s.occurrences[p]]
+    labels = tuple(f"{PHASES[p]} {op}" for p in used for op in BLOCK_OPS)
+    return Curve(np.arange(len(labels), dtype=float), s.block_bytes.sum(axis=2)[used].ravel(), labels)
 
 
 def _readers(a: Summary, b: Summary, phase: int) -> float | None:
@@ -247,16 +313,24 @@ def _checkpoint_curve(s: Summary) -> Curve:
 
 
 DEFINITIONS = (
-    Definition("volume", 0.15, _volume, _volume_curve, "phase and operation", "calls"),
-    Definition("operation_mix", 0.05, _operation_mix, _operation_mix_curve, "operation", "share of calls"),
+    Definition("volume", 0.13, _volume, _volume_curve, "phase and operation", "calls"),
+    Definition("operation_mix", 0.04, _operation_mix, _operation_mix_curve, "operation", "share of calls"),
     Definition(
-        "request_size", 0.15, _request_size, _request_size_curve, "bytes per call", "share of bytes in calls up to that size"
+        "request_size", 0.13, _request_size, _request_size_curve, "bytes per call", "share of bytes in calls up to that size"
     ),
-    Definition("access_order", 0.15, _access_order, _access_order_curve, "step from call to call in a file", "share of calls"),
-    Definition("timing", 0.25, _timing, _timing_curve, "seconds of training, evaluation, checkpoint", "bytes until then", True),
+    Definition("access_order", 0.13, _access_order, _access_order_curve, "step from call to call in a file", "share of calls"),
+    Definition("timing", 0.15, _timing, _timing_curve, "seconds of training, evaluation, checkpoint", "bytes until then", True),
     Definition(
-        "concurrency", 0.15, _concurrency, _concurrency_curve, "calls in flight", "share of busy time with up to that many", True
+        "bursts", 0.08, _bursts, _bursts_curve, "seconds of a pause", "share of pausing in pauses up to that length", True
     ),
-    Definition("files", 0.05, _files, _files_curve, "bytes per file", "share of files up to that size"),
+    Definition("steps", 0.06, _steps, _steps_curve, "seconds of a step", "share of time in steps up to that length", True),
+    Definition(
+        "concurrency", 0.12, _concurrency, _concurrency_curve, "calls in flight", "share of busy time with up to that many", True
+    ),
+    Definition(
+        "timeline", 0.04, _timeline, _timeline_curve, "seconds of training, evaluation, checkpoint", "share of time reading", True
+    ),
+    Definition("files", 0.04, _files, _files_curve, "bytes per file", "share of files up to that size"),
     Definition("checkpoint", 0.05, _checkpoint, _checkpoint_curve, "bytes per write", "share of bytes in writes up to that size"),
+    Definition("block", 0.03, _block, _block_curve, "phase and direction", "bytes", True),
 )

@@ -7,12 +7,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tracesim.cadence import Cadence
+from tracesim.block import BLOCK_OPS, block_bytes
+from tracesim.busy import BUSY_BINS, ROWS, Busy
+from tracesim.cadence import Arrivals, Cadence
 from tracesim.calls import FILE_KINDS, GROUPS, storage_calls
 from tracesim.concurrency import InFlight, Readers
 from tracesim.logbins import BINS, BINS_PER_OCTAVE, log_bin
 from tracesim.order import STEPS, Order, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
+from tracesim.steps import StepTimes
 from tracesim.tallies import Tallies
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
@@ -40,6 +43,11 @@ class PerOccurrence:
     readers: Floats  # (n,)
     windows: Floats  # (n, LEVEL_BINS): by readers at once
     written_files: Floats  # (n,)
+    gap_ns: Floats  # (n, BINS): between a read and the job's next one, by length
+    row_ns: Floats  # (n, rows * BUSY_BINS): busy time of each row of a timeline
+    block_bytes: Floats  # (n, 2 * BINS): by direction and size
+    step_ns: Floats  # (n, BINS): time in steps, by their length
+    wait_ns: Floats  # (n,): of that in waiting for data
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,11 @@ class Summary:
     readers: Floats  # (phases,): mean of the occurrences
     windows: Floats  # (phases, LEVEL_BINS)
     written_files: float
+    gap_ns: Floats  # (phases, BINS)
+    row_shares: Floats  # (phases, rows, BUSY_BINS): share of the time in which the row is busy
+    block_bytes: Floats  # (phases, 2, BINS)
+    step_ns: Floats  # (phases, BINS)
+    wait_ns: Floats  # (phases,)
     scatter: Floats  # (phases,): mean, NaN where the order cannot be told
     scatter_variance: Floats  # of that mean, under a random order
     drift: Floats
@@ -102,23 +115,29 @@ def profile_of(trace: Trace, by_phase: bool, groups: frozenset[str] = frozenset(
     when = occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(trace))
     n = when.number
     tallies, steps, visits = Tallies(when, len(files)), Steps(n, len(files)), Visits(n, len(files))
-    cadence, in_flight, readers = Cadence(when.phase), InFlight(when), Readers(when)
+    cadence, arrivals, in_flight, readers, busy = Cadence(when.phase), Arrivals(n), InFlight(when), Readers(when), Busy(when)
     for calls in storage_calls(trace, groups):
         occurrence = when.at(calls.start_ns)
-        for collector in (tallies, steps, visits, cadence, readers):
+        for collector in (tallies, steps, visits, cadence, arrivals, readers):
             collector.add(calls, occurrence)
         in_flight.add(calls)
+        busy.add(calls)
     in_flight.finish()
     if not tallies.calls.any():
         kinds = " or ".join(FILE_KINDS)
         raise IotwinError(f"{trace.path} has no call on a {kinds} file: nothing to compare; see: iotwin info {trace.path}")
     pauses, bursts = cadence.pauses_and_bursts()
     readers_each, windows = readers.counts()
+    block, step_times = trace.block(), StepTimes(trace, when)
+    if block is not None:
+        busy.add_block(block)
     each = PerOccurrence(
         duration_ns=when.duration_ns.astype(float), calls=tallies.calls, bytes=tallies.bytes, size_calls=tallies.size_calls,
         size_bytes=tallies.size_bytes, step_calls=steps.calls, step_bytes=steps.bytes, activity=tallies.activity,
         busy_ns=cadence.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=in_flight.time_ns, readers=readers_each,
-        windows=windows, written_files=visits.written_files,
+        windows=windows, written_files=visits.written_files, gap_ns=arrivals.gap_ns,
+        row_ns=busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when), step_ns=step_times.step_ns,
+        wait_ns=step_times.wait_ns,
     )  # fmt: skip
     order = order_of(visits.of_each(n), when.phase, _name_ranks(files))
     sizes, rereads = _file_figures(files, tallies)
@@ -172,9 +191,18 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
         activity=by_phase @ each.activity, busy_ns=by_phase @ each.busy_ns, pause_ns=by_phase @ each.pause_ns,
         burst_bytes=by_phase @ each.burst_bytes, in_flight_ns=by_phase @ each.in_flight_ns,
         readers=by_phase @ each.readers / np.maximum(counts, 1), windows=by_phase @ each.windows,
+        gap_ns=by_phase @ each.gap_ns, row_shares=_row_shares(by_phase, each.row_ns, when.span_ns),
+        block_bytes=(by_phase @ each.block_bytes).reshape(-1, len(BLOCK_OPS), BINS),
+        step_ns=by_phase @ each.step_ns, wait_ns=by_phase @ each.wait_ns,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
         **_order_by_phase(profile.order, by_phase),
     )  # fmt: skip
+
+
+def _row_shares(by_phase: Floats, row_ns: Floats, span_ns: NDArray[np.int64]) -> Floats:
+    part_ns = np.maximum(by_phase @ span_ns / BUSY_BINS, 1)
+    shares: Floats = (by_phase @ row_ns / part_ns[:, None]).reshape(-1, len(ROWS), BUSY_BINS)
+    return shares
 
 
 def _order_by_phase(order: Order, by_phase: Floats) -> dict[str, Floats]:

@@ -114,10 +114,36 @@ def _timing(a: Summary, b: Summary) -> Told:
                 abs(times[1] - times[0]) / total,
                 f"B spends {long} ({format_duration(times[1])} against {format_duration(times[0])})",
             )
+
+
+def _bursts(a: Summary, b: Summary) -> Told:
     timed = list(TIMED)
     bursts = quantile(a.burst_bytes[timed].sum(axis=0), 0.5), quantile(b.burst_bytes[timed].sum(axis=0), 0.5)
     if bursts[0] and bursts[1] and _factor(bursts[0], bursts[1]) >= 1.4:
         yield 0.01, f"a thread of B reads about {format_size(bursts[1])} between pauses, of A {format_size(bursts[0])}"
+
+
+def _steps(a: Summary, b: Summary) -> Told:
+    for phase in (TRAINING, EVALUATION, RUN):
+        steps = quantile(a.step_ns[phase], 0.5), quantile(b.step_ns[phase], 0.5)
+        if steps[0] and steps[1] and _factor(steps[0], steps[1]) >= 1.4:
+            times = f"{format_duration(steps[1])} against {format_duration(steps[0])}"
+            yield 1.0, f"a step of B in {_WHERE[phase]} takes {_times(steps[0], steps[1], 'less', 'more')} time ({times})"
+        waits = [100 * _share(s.step_ns[phase], float(s.wait_ns[phase])) for s in (a, b)]
+        if abs(waits[1] - waits[0]) >= 10:
+            yield 0.5, f"B waits for data {waits[1]:.0f} % of the time in {_WHERE[phase]}, A {waits[0]:.0f} %"
+
+
+def _block(a: Summary, b: Summary) -> Told:
+    for direction, verb in enumerate(("read from", "written to")):
+        moved = float(a.block_bytes[:, direction].sum()), float(b.block_bytes[:, direction].sum())
+        if _factor(*moved) >= _LEAST_FACTOR:
+            yield _factor(*moved), f"{format_size(moved[1])} are {verb} the device in B, {format_size(moved[0])} in A"
+
+
+def _nothing(a: Summary, b: Summary) -> Told:
+    """What the dimension tells is told by the others."""
+    yield from ()
 
 
 def _concurrency(a: Summary, b: Summary) -> Told:
@@ -146,5 +172,6 @@ def _checkpoint(a: Summary, b: Summary) -> Told:
 
 _TELLERS: dict[str, Callable[[Summary, Summary], Told]] = {
     "volume": _volume, "operation_mix": _operation_mix, "request_size": _request_size, "access_order": _access_order,
-    "timing": _timing, "concurrency": _concurrency, "files": _files, "checkpoint": _checkpoint,
+    "timing": _timing, "bursts": _bursts, "steps": _steps, "concurrency": _concurrency, "timeline": _nothing, "files": _files,
+    "checkpoint": _checkpoint, "block": _block,
 }  # fmt: skip

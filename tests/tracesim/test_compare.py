@@ -3,6 +3,7 @@
 import json
 from argparse import ArgumentParser
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,11 @@ from tracing_tools.trace.manifest import read_manifest, write_manifest
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.writer import write_table
 
-DIMENSIONS = ["volume", "operation_mix", "request_size", "access_order", "timing", "concurrency", "files", "checkpoint"]
+# Those of a job that logs neither its waits nor block requests.
+DIMENSIONS = [
+    "volume", "operation_mix", "request_size", "access_order", "timing", "bursts", "concurrency", "timeline", "files",
+    "checkpoint",
+]  # fmt: skip
 JOB = Job()
 
 
@@ -134,25 +139,27 @@ class Graded:
 
 
 GRADED = {
-    "compute time": Graded("timing", set(), [{"compute_ns": 15 * MILLISECOND * n} for n in (4, 3, 2, 1)]),
+    "compute time": Graded("timing", {"bursts", "timeline"}, [{"compute_ns": 15 * MILLISECOND * n} for n in (4, 3, 2, 1)]),
     "request size": Graded(
         "request_size",
-        {"volume", "operation_mix", "access_order"},
+        {"volume", "operation_mix", "access_order", "bursts"},
         [{"read_bytes": 1 << b, "read_ns": MILLISECOND >> 20 - b} for b in (20, 19, 18, 17, 16)],
     ),
     "epochs": Graded("volume", {"timing", "access_order", "checkpoint", "files"}, [{"epochs": n} for n in (3, 4, 6, 9)]),
-    "loaders": Graded("concurrency", {"timing"}, [{"loaders": n} for n in (2, 3, 4, 6)]),
+    "loaders": Graded("concurrency", {"timing", "bursts", "timeline"}, [{"loaders": n} for n in (2, 3, 4, 6)]),
     "checkpoint size": Graded(
         "checkpoint",
-        {"volume", "operation_mix", "files", "request_size", "access_order"},
+        {"volume", "operation_mix", "files", "request_size", "access_order", "timeline"},
         [{"checkpoint_writes": JOB.checkpoint_writes * n} for n in (1, 2, 3, 5)],
     ),
     "checkpoints left out": Graded(
-        "checkpoint", {"volume", "operation_mix", "files", "request_size"}, [{"checkpoint_every": n} for n in (1, 2, 0)]
+        "checkpoint",
+        {"volume", "operation_mix", "files", "request_size", "timeline"},
+        [{"checkpoint_every": n} for n in (1, 2, 0)],
     ),
     "file size": Graded(
         "files",
-        {"volume", "operation_mix", "access_order", "timing", "concurrency"},
+        {"volume", "operation_mix", "access_order", "timing", "bursts", "concurrency", "timeline"},
         [{"file_bytes": n << 20} for n in (4, 5, 6, 8)],
     ),
 }
@@ -175,6 +182,70 @@ def test_reading_files_backwards_is_another_order_and_nothing_else(trace):
     found = scores(compare(trace(), trace(seed=2, read_from_end=True)))
     assert found.pop("access_order") < 0.5
     assert min(found.values()) > 0.95
+
+
+def test_steps_are_compared_where_both_jobs_waits_were_traced(trace):
+    base = trace(log_waits=True)
+    assert "steps" not in scores(compare(base, trace(seed=2)))
+    found = [compare(base, trace(log_waits=True, seed=2, compute_ns=n * MILLISECOND)) for n in (60, 45, 30, 15)]
+    steps = [scores(similarity)["steps"] for similarity in found]
+    assert steps[0] > 0.95 and steps == sorted(steps, reverse=True) and steps[-1] < 0.7
+    assert any("a step of B in training takes" in sentence for sentence in found[-1].differences)
+
+
+def test_a_job_that_waits_for_data_is_told_from_one_that_computes_as_long(trace):
+    """Steps of 60 ms either way: in one job the accelerator is busy, in the other it starves."""
+    computing = trace(log_waits=True, files=48, loaders=6)
+    starving = trace(log_waits=True, files=48, loaders=1, prefetch=1, compute_ns=20 * MILLISECOND, read_ns=7 * MILLISECOND)
+    similarity = compare(computing, starving)
+    part = next(d for d in similarity.dimensions if d.name == "steps").parts["data_wait"]
+    assert part < 0.6
+    assert any("B waits for data" in sentence for sentence in similarity.differences)
+
+
+def add_block_requests(found, op="read", size_bytes=1 << 17, every_ns=10 * MILLISECOND):
+    start, end = found.manifest.start_ns, found.manifest.end_ns
+    issue = np.arange(start, end, every_ns)
+    n = len(issue)
+    columns = {
+        "queued_ns": issue - 1000, "issue_ns": issue, "duration_ns": np.full(n, MILLISECOND), "op": [op] * n, "device": [64] * n,
+        "sector": np.arange(n) * 256, "size_bytes": [size_bytes] * n, "flags": [0] * n, "cgroup": [1] * n, "origin": ["task"] * n,
+        "pid": [1000] * n, "comm": ["python"] * n,
+    }  # fmt: skip
+    arrays = {f.name: pa.array(columns[f.name], pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema.BLOCK}
+    write_table(found.path / "block.parquet", schema.BLOCK, pa.table(arrays).cast(schema.BLOCK))
+    return Trace(found.path)
+
+
+def test_block_traffic_is_compared_where_both_have_it(trace):
+    base = add_block_requests(trace())
+    assert "block" not in scores(compare(base, trace()))
+    same = compare(base, add_block_requests(trace()))
+    assert scores(same)["block"] == 1.0 and same.overall == 1.0
+    part = {name: d.parts for d in same.dimensions for name in [d.name]}["timeline"]
+    assert set(part) == {"READ", "WRITE", "BIOR"}
+    fewer = [compare(base, add_block_requests(trace(), every_ns=n * MILLISECOND)) for n in (12, 20, 40)]
+    falling = [scores(similarity)["block"] for similarity in fewer]
+    assert falling == sorted(falling, reverse=True) and falling[-1] < 0.75
+    assert scores(compare(base, add_block_requests(trace(), size_bytes=1 << 12)))["block"] < 0.5
+    assert any("read from the device in B" in sentence for sentence in fewer[-1].differences)
+
+
+def test_bars_are_the_union_of_what_is_in_flight():
+    """Against a count of every nanosecond, in batches that cut through overlapping calls."""
+    from tracesim.busy import _Union
+
+    rng = np.random.default_rng(3)
+    start = np.sort(rng.integers(0, 900, 60))
+    end = start + rng.integers(0, 80, 60)
+    edges = np.arange(0, 1001, 50)
+    union = _Union(edges)
+    for begin in range(0, 60, 7):
+        union.add(start[begin : begin + 7], end[begin : begin + 7])
+    busy = np.zeros(1000, bool)
+    for s, e in zip(start, end, strict=True):
+        busy[s:e] = True
+    assert np.diff(union.before_ns).tolist() == [busy[a:b].sum() for a, b in pairwise(edges)]
 
 
 def test_verdict_with_repeats(trace, rerun):

@@ -1,0 +1,22 @@
+"""What reaches the device: block requests by phase, direction and size."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tracesim.logbins import BINS, log_bin, table
+from tracesim.phases import Occurrences
+
+BLOCK_OPS = ("read", "write")
+
+
+def block_bytes(block: pd.DataFrame | None, occurrences: Occurrences) -> NDArray[np.float64]:
+    """Return the bytes of block requests by occurrence, direction and size, shape (occurrences, 2 * BINS); zero without any."""
+    n = occurrences.number
+    if block is None:
+        return np.zeros((n, len(BLOCK_OPS) * BINS))
+    direction = block["op"].map({op: number for number, op in enumerate(BLOCK_OPS)}).to_numpy(np.float64)
+    moving = ~np.isnan(direction)
+    size = block["size_bytes"].to_numpy(np.int64)[moving]
+    cell = direction[moving].astype(np.int64) * BINS + log_bin(size)
+    return table(occurrences.at(block["issue_ns"].to_numpy(np.int64)[moving]), cell, size, n, len(BLOCK_OPS) * BINS)
