@@ -207,22 +207,23 @@ def _bursts_curve(s: Summary) -> Curve:
 
 def _steps(a: Summary, b: Summary) -> Score | None:
     timed = list(TIMED)
-    if not a.step_ns[timed].any() or not b.step_ns[timed].any():
-        return None
-    weights = _timed_shares(a.step_ns.sum(axis=1), b.step_ns.sum(axis=1))
-    return _mean({
-        "step_time": (_by_phase(weights, lambda p: overlap(a.step_ns[p], b.step_ns[p], HALF_WIDTH)), 0.5),
-        "data_wait": (_by_phase(weights, lambda p: 1.0 - abs(_wait_share(a, p) - _wait_share(b, p))), 0.5),
-    })  # fmt: skip
+    parts: dict[str, tuple[float, float]] = {}
+    if a.wait_ns[timed].any() and b.wait_ns[timed].any():
+        weights = _timed_shares(a.duration_ns, b.duration_ns)
+        parts["data_wait"] = (_by_phase(weights, lambda p: 1.0 - abs(wait_share(a, p) - wait_share(b, p))), 0.5)
+    if a.step_ns[timed].any() and b.step_ns[timed].any():
+        weights = _timed_shares(a.step_ns.sum(axis=1), b.step_ns.sum(axis=1))
+        parts["step_time"] = (_by_phase(weights, lambda p: overlap(a.step_ns[p], b.step_ns[p], HALF_WIDTH)), 0.5)
+    return _mean(parts) if parts else None
 
 
-def _wait_share(s: Summary, phase: int) -> float:
-    """Share of the time in steps that is spent in waiting for data."""
-    return min(float(s.wait_ns[phase] / max(s.step_ns[phase].sum(), 1.0)), 1.0)
+def wait_share(s: Summary, phase: int) -> float:
+    """Return the share of the phase's time in which its ranks' main threads wait, in [0, 1]."""
+    return min(float(s.wait_ns[phase] / max(s.duration_ns[phase], 1.0)), 1.0)
 
 
 def _steps_curve(s: Summary) -> Curve:
-    return Curve(LOWER_EDGES / 1e9, np.cumsum(shares(s.step_ns[list(TIMED)].sum(axis=0))))
+    return Curve(np.arange(len(TIMED), dtype=float), np.array([wait_share(s, p) for p in TIMED]), tuple(PHASES[p] for p in TIMED))
 
 
 def _timeline(a: Summary, b: Summary) -> Score | None:
@@ -230,13 +231,24 @@ def _timeline(a: Summary, b: Summary) -> Score | None:
     traced = [row for row in range(len(ROWS)) if a.row_shares[:, row].any() or b.row_shares[:, row].any()]
     if not a.block_bytes.any() or not b.block_bytes.any():
         traced = [row for row in traced if not ROWS[row].startswith("BIO")]
-    return _mean({ROWS[row]: (_by_phase(weights, partial(_bars, a, b, row)), 1.0) for row in traced}) if traced else None
+    if not traced:
+        return None
+    return _mean({ROWS[row]: (_by_phase(weights, partial(_bars, a, b, row)), _row_weight(a, b, row)) for row in traced})
+
+
+def _row_weight(a: Summary, b: Summary, row: int) -> float:
+    """Square root of the row's share of all busy time, so that a rare row keeps a voice."""
+    busy = [(s.row_shares * s.duration_ns[:, None, None]).sum(axis=(0, 2)) for s in (a, b)]
+    return float(np.sqrt((shares(busy[0])[row] + shares(busy[1])[row]) / 2))
 
 
 def _bars(a: Summary, b: Summary, row: int, phase: int) -> float | None:
-    """How far the bars of a row cover each other: what is common of the two over what either has, each smoothed a little."""
-    of_a, of_b = (measures.blurred(s.row_shares[phase, row], _BAR_BLUR) for s in (a, b))
-    return measures.s_curve(measures.ruzicka(of_a, of_b)) if of_a.any() or of_b.any() else None
+    """How far the bars of a row cover each other, each smoothed a little.
+
+    Where bars are is the job's doing, how long each call takes is the storage's: the square root lets presence outweigh length.
+    """
+    of_a, of_b = np.sqrt(a.row_shares[phase, row]), np.sqrt(b.row_shares[phase, row])
+    return overlap(of_a, of_b, _BAR_BLUR) if of_a.any() or of_b.any() else None
 
 
 def _timeline_curve(s: Summary) -> Curve:
@@ -323,7 +335,7 @@ DEFINITIONS = (
     Definition(
         "bursts", 0.08, _bursts, _bursts_curve, "seconds of a pause", "share of pausing in pauses up to that length", True
     ),
-    Definition("steps", 0.06, _steps, _steps_curve, "seconds of a step", "share of time in steps up to that length", True),
+    Definition("steps", 0.06, _steps, _steps_curve, "phase", "share of time waiting for data", True),
     Definition(
         "concurrency", 0.12, _concurrency, _concurrency_curve, "calls in flight", "share of busy time with up to that many", True
     ),

@@ -1,8 +1,12 @@
 """How alike two traces are: dimensions, overall score, noise floor from repeats, and a verdict in words."""
 
 import itertools
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from tracesim.dimensions import DEFINITIONS, Curve
@@ -17,6 +21,7 @@ from tracing_tools.trace.reader import Trace
 
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
+_WORTH_PROCESSES = 4_000_000  # events in all, from which a process for each trace saves more time than its start takes
 _WORDS_IN_VERDICT = 3  # sentences
 _WORTH_WORDS = 0.99  # a dimension that scores this or more is not explained
 
@@ -82,11 +87,29 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = ()) -> Similarity:
     Raises IotwinError when a trace has nothing to compare or is damaged.
     """
     traces = [a, b, *repeats]
-    names = ["A", "B", *(f"repeat {number}" for number in range(1, len(repeats) + 1))]
+    by_phase = all(map(has_phases, traces))
+    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces)))
+
+
+def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
+    """Return how alike each of `rows` is to each of `columns`; every trace is read once.
+
+    What one trace lacks (phases, operations) is left out of all, so that the scores can be held against each other.
+    """
+    traces = [*rows, *columns]
+    profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
+    of_rows, of_columns = profiles[: len(rows)], profiles[len(rows) :]
+    return [
+        [_similarity([a, b], [of_a, of_b]) for b, of_b in zip(columns, of_columns, strict=True)]
+        for a, of_a in zip(rows, of_rows, strict=True)
+    ]
+
+
+def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similarity:
+    """Score the second profile against the first; further ones are of repeats of the first."""
+    names = ["A", "B", *(f"repeat {number}" for number in range(1, len(traces) - 1))]
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
-    warnings = warnings_about(traces, names, without_phases)
-    profiles = _profiles(traces, by_phase=not without_phases)
-    warnings += misplaced(profiles, names)
+    warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)
     dimensions = _dimensions(profiles[0], profiles[1])
     overall = _overall_of({d.name: d.score for d in dimensions})
     floors = _noise_floors([profiles[0], *profiles[2:]])
@@ -99,7 +122,7 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = ()) -> Similarity:
     told = tuple(sentence for d in sorted(dimensions, key=lambda d: -d.weight * (1.0 - d.score)) for sentence in d.differences)
     withheld = lost > MOST_LOST
     return Similarity(
-        path_a=str(a.path), path_b=str(b.path), overall=None if withheld else overall,
+        path_a=str(traces[0].path), path_b=str(traces[1].path), overall=None if withheld else overall,
         storage_independent=None if withheld else _overall_of({d.name: d.score for d in dimensions if not d.latency_bound}),
         dimensions=dimensions, noise_floor=None if withheld else floor, noise_floor_dimensions=floors,
         confidence_interval=None if withheld else _interval(profiles[0], profiles[1], overall, lost),
@@ -108,14 +131,26 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = ()) -> Similarity:
     )  # fmt: skip
 
 
-def _profiles(traces: Sequence[Trace], by_phase: bool) -> list[Profile]:
-    groups = common_groups(traces)
-    profiles = []
-    with progress("reading traces", sum(trace.manifest.events for trace in traces), "events") as advance:
-        for trace in traces:
-            profiles.append(profile_of(trace, by_phase, groups))
-            advance(trace.manifest.events)
-    return profiles
+def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str]) -> list[Profile]:
+    events = [trace.manifest.events for trace in traces]
+    with progress("reading traces", sum(events), "events") as advance:
+        if sum(events) < _WORTH_PROCESSES or len(os.sched_getaffinity(0)) == 1:
+            profiles = []
+            for trace in traces:
+                profiles.append(profile_of(trace, by_phase, groups))
+                advance(trace.manifest.events)
+            return profiles
+        # Fresh processes, not forks: this one may hold threads of Arrow's.
+        with ProcessPoolExecutor(min(len(traces), len(os.sched_getaffinity(0))), get_context("spawn")) as pool:
+            futures = [pool.submit(_profile_at, trace.path, by_phase, groups) for trace in traces]
+            for number, future in enumerate(futures):
+                future.result()
+                advance(events[number])
+            return [future.result() for future in futures]
+
+
+def _profile_at(path: Path, by_phase: bool, groups: frozenset[str]) -> Profile:
+    return profile_of(Trace(path), by_phase, groups)
 
 
 def _scores(a: Summary, b: Summary) -> dict[str, float]:

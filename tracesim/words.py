@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tracesim.calls import FILE_KINDS, GROUPS, MAP, OPEN, READ, SYNC, WRITE
-from tracesim.dimensions import checkpoint_bytes
+from tracesim.dimensions import checkpoint_bytes, wait_share
 from tracesim.logbins import quantile
 from tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TIMED, TRAINING
 from tracesim.profile import Summary
@@ -129,7 +129,7 @@ def _steps(a: Summary, b: Summary) -> Told:
         if steps[0] and steps[1] and _factor(steps[0], steps[1]) >= 1.4:
             times = f"{format_duration(steps[1])} against {format_duration(steps[0])}"
             yield 1.0, f"a step of B in {_WHERE[phase]} takes {_times(steps[0], steps[1], 'less', 'more')} time ({times})"
-        waits = [100 * _share(s.step_ns[phase], float(s.wait_ns[phase])) for s in (a, b)]
+        waits = [100 * wait_share(s, phase) for s in (a, b)]
         if abs(waits[1] - waits[0]) >= 10:
             yield 0.5, f"B waits for data {waits[1]:.0f} % of the time in {_WHERE[phase]}, A {waits[0]:.0f} %"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from tracing_tools.trace.errors import UsageError
 
 _BAR_WIDTH = 20
 
@@ -14,26 +15,41 @@ class Compare(Command):
 
     name = "compare"
     help = "how alike two traces are, dimension by dimension"
-    epilog = "example: iotwin compare real.trace twin.trace --repeats rerun1.trace rerun2.trace"
+    epilog = """examples:
+  iotwin compare real.trace twin.trace --repeats rerun1.trace rerun2.trace -o results
+  iotwin compare real/ emulated/ -o results"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add A, B and --repeats."""
-        parser.add_argument("a", type=Path, metavar="A", help="a trace, the reference in every sentence")
-        parser.add_argument("b", type=Path, metavar="B", help="the trace to compare with it")
+        """Add A, B, --repeats and where results go."""
+        parser.add_argument("a", type=Path, metavar="A", help="a trace, the reference in every sentence; or a folder of traces")
+        parser.add_argument("b", type=Path, metavar="B", help="the trace to compare with it; or a folder of traces")
         parser.add_argument(
             "--repeats", type=Path, nargs="+", default=[], metavar="TRACE", help="more runs of A's job, for the noise floor"
+        )
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="DIR", help="write results there: JSON and pictures, of every pair for folders"
         )
 
     def run(self, args: Namespace) -> Outcome:
         """Compare the traces; IotwinError when one is damaged or has nothing to compare."""
+        from iotwin.similarity_results import compare_folders, is_folder_of_traces, write_result
         from tracesim import compare
         from tracing_tools.trace.reader import Trace
 
+        if is_folder_of_traces(args.a) or is_folder_of_traces(args.b):
+            if args.repeats:
+                raise UsageError("--repeats go with two traces; folders are compared pair by pair")
+            return Outcome(compare_folders(args.a, args.b, args.output))
         similarity = compare(Trace(args.a), Trace(args.b), [Trace(path) for path in args.repeats])
+        if args.output is not None:
+            write_result(similarity, args.output)
         return Outcome(similarity.to_document())
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the table of dimensions, the verdict and what it rests on."""
+        """Print the table of dimensions, the verdict and what it rests on; of folders the matrix."""
+        if "matrix" in document:
+            _show_matrix(document)
+            return
         print(f"A  {document['a']}\nB  {document['b']}\n")
         floors = document["noise_floor_dimensions"]
         print(f"{'':<16}score  weight{'  reruns' if floors else ''}")
@@ -46,6 +62,21 @@ class Compare(Command):
         for title in ("differences", "warnings"):
             if document[title]:
                 print(f"\n{title}:\n" + "\n".join(f"  {sentence}" for sentence in document[title]))
+
+
+def _show_matrix(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("")
+    for name in document["columns"]:
+        table.add_column(Text(name), justify="right")
+    for name, scores in zip(document["rows"], document["matrix"], strict=True):
+        table.add_row(Text(name), *("withheld" if score is None else f"{score:.3f}" for score in scores))
+    Console().print(table)
+    for column, row in document["nearest"].items():
+        print(f"{column} is nearest to {row}")
 
 
 def _overall_line(document: dict[str, Any]) -> str:

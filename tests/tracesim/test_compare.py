@@ -1,6 +1,9 @@
 """The measure as a whole, on made-up traces of made-up jobs."""
 
 import json
+import os
+import subprocess
+import sys
 from argparse import ArgumentParser
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iotwin.commands.compare import Compare
+from iotwin.main import main
+from tests.conftest import ROOT
 from tests.synthetic import MILLISECOND, Job, write_job
 from tracesim import compare
 from tracing_tools.trace import schema
@@ -184,23 +189,36 @@ def test_reading_files_backwards_is_another_order_and_nothing_else(trace):
     assert min(found.values()) > 0.95
 
 
-def test_steps_are_compared_where_both_jobs_waits_were_traced(trace):
-    base = trace(log_waits=True)
-    assert "steps" not in scores(compare(base, trace(seed=2)))
-    found = [compare(base, trace(log_waits=True, seed=2, compute_ns=n * MILLISECOND)) for n in (60, 45, 30, 15)]
-    steps = [scores(similarity)["steps"] for similarity in found]
-    assert steps[0] > 0.95 and steps == sorted(steps, reverse=True) and steps[-1] < 0.7
-    assert any("a step of B in training takes" in sentence for sentence in found[-1].differences)
-
-
 def test_a_job_that_waits_for_data_is_told_from_one_that_computes_as_long(trace):
-    """Steps of 60 ms either way: in one job the accelerator is busy, in the other it starves."""
+    """Steps of about 60 ms either way: in one job the accelerator is busy, in the other it starves."""
     computing = trace(log_waits=True, files=48, loaders=6)
-    starving = trace(log_waits=True, files=48, loaders=1, prefetch=1, compute_ns=20 * MILLISECOND, read_ns=7 * MILLISECOND)
-    similarity = compare(computing, starving)
-    part = next(d for d in similarity.dimensions if d.name == "steps").parts["data_wait"]
-    assert part < 0.6
-    assert any("B waits for data" in sentence for sentence in similarity.differences)
+    assert "steps" not in scores(compare(computing, trace(files=48, loaders=6)))
+    starving = {
+        n: {"loaders": 1, "prefetch": 1, "compute_ns": (60 - n) * MILLISECOND, "read_ns": n * MILLISECOND // 8}
+        for n in (10, 25, 40)
+    }
+    found = [compare(computing, trace(log_waits=True, files=48, **change)) for change in starving.values()]
+    parts = [next(d for d in similarity.dimensions if d.name == "steps").parts["data_wait"] for similarity in found]
+    assert parts == sorted(parts, reverse=True) and parts[-1] < 0.7
+    assert any("B waits for data" in sentence for sentence in found[-1].differences)
+    assert scores(compare(computing, trace(log_waits=True, files=48, loaders=6, seed=2)))["steps"] > 0.95
+
+
+def add_steps(found, step_ns):
+    phases = pq.read_table(found.path / "phases.parquet").to_pylist()
+    epochs = [row for row in phases if row["phase"] == "epoch"]
+    steps = [
+        {**row, "phase": "step", "start_ns": start, "end_ns": start + step_ns, "step": number}
+        for row in epochs for number, start in enumerate(range(row["start_ns"], row["end_ns"] - step_ns, step_ns))
+    ]  # fmt: skip
+    write_table(found.path / "phases.parquet", schema.PHASES, pa.Table.from_pylist(phases + steps, schema=schema.PHASES))
+    return Trace(found.path)
+
+
+def test_step_times_are_compared_where_both_jobs_log_steps(trace):
+    base = add_steps(trace(), 60 * MILLISECOND)
+    found = [scores(compare(base, add_steps(trace(), n * MILLISECOND)))["steps"] for n in (60, 45, 30, 15)]
+    assert found[0] == 1.0 and found == sorted(found, reverse=True) and found[-1] < 0.3
 
 
 def add_block_requests(found, op="read", size_bytes=1 << 17, every_ns=10 * MILLISECOND):
@@ -386,6 +404,48 @@ def test_interval_is_the_same_every_time_and_holds_the_score(trace, rerun):
     assert first.confidence_interval == second.confidence_interval
     low, high = first.confidence_interval
     assert low < high and low - 0.005 <= first.overall <= high + 0.005
+
+
+def test_large_traces_are_read_side_by_side_with_the_same_result(trace, rerun, monkeypatch):
+    base, repeat = trace(), trace(seed=5)
+    alone = compare(base, rerun, [repeat]).to_document()
+    monkeypatch.setattr("tracesim.similarity._WORTH_PROCESSES", 0)
+    assert compare(base, rerun, [repeat]).to_document() == alone
+    short = trace(seed=9)
+    write_table(short.path / "files.parquet", schema.FILES, pq.read_table(short.path / "files.parquet").slice(0, 3))
+    with pytest.raises(IotwinError, match=r"files\.parquet lacks files"):
+        compare(base, short)
+
+
+def test_results_are_written_with_curves_and_a_picture(trace, rerun, tmp_path):
+    output = tmp_path / "results"
+    assert main(["compare", str(trace().path), str(rerun.path), "-o", str(output), "--quiet"]) == 0
+    document = json.loads((output / "similarity.json").read_text())
+    assert set(document["curves"]) == set(document["dimensions"])
+    for curve in document["curves"].values():
+        assert all(len(curve[side]["x"]) == len(curve[side]["y"]) > 0 for side in "ab")
+    assert (output / "similarity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_folders_are_compared_pair_by_pair_and_each_twin_finds_its_job(tmp_path, capsys):
+    """Three jobs, two of them alike but for the batch; their twins are reruns under another name."""
+    jobs = {"small": replace(JOB, batch=1), "large": replace(JOB, batch=6), "blocks": replace(JOB, read_bytes=1 << 17, files=12)}
+    for name, job in jobs.items():
+        write_job(tmp_path / "real" / f"{name}.trace", job)
+        write_job(tmp_path / "emulated" / f"{name}_<b>twin.trace", replace(job, seed=7))
+    script = ROOT / "tracesim" / "generate_similarity_breakdowns.sh"
+    iotwin = tmp_path / "bin" / "iotwin"
+    iotwin.parent.mkdir()
+    iotwin.write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    iotwin.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{iotwin.parent}:{os.environ['PATH']}"}
+    subprocess.run([script, "real", "emulated", "out"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert len(list((tmp_path / "out").glob("*__*.json"))) == len(list((tmp_path / "out").glob("*__*.png"))) == 9
+    assert (tmp_path / "out" / "matrix.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "out" / "matrix.csv").read_text().splitlines()) == 4
+    assert main(["compare", str(tmp_path / "real"), str(tmp_path / "emulated"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["nearest"] == {f"{name}_<b>twin.trace": f"{name}.trace" for name in jobs}
 
 
 def test_the_command(trace, rerun, capsys):

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Compares every real trace with every emulated one: one result file a pair, and the matrix of all.
+#   generate_similarity_breakdowns.sh [REAL_DIR [EMULATED_DIR [RESULTS_DIR]]]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+exec iotwin compare "${1:-timeline_data/real}" "${2:-timeline_data/emulated}" -o "${3:-$here/results}"
