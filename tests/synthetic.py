@@ -40,6 +40,8 @@ class Job:
     root: str = "/data"
     start_ns: int = 5 * SECOND
     lost: dict[str, int] = field(default_factory=dict)
+    block: bool = False  # every second read of a file comes from the disk, in two requests; writeback follows each checkpoint
+    gpu: bool = False  # kernels back to back while a batch is computed, a copy before each; and samples of one device
 
 
 def event_table(rows: list[tuple]) -> pa.Table:
@@ -154,9 +156,73 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     proc |= {"namespace_pid": proc["pid"], "exit_ns": [end_ns] * len(processes), "container": [None] * len(processes)}
     phase = {name: [row[i] for row in phases] for i, name in enumerate(schema.PHASES.names)}
     samples = {"cpu": _cpu_samples(job, end_ns)}
+    if job.block:
+        samples["disk"] = _disk_samples(job, rows, end_ns)
+    if job.gpu:
+        samples["gpu"] = _gpu_samples(job, phases, end_ns)
     tables = (_encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES))
     write_trace(path, manifest, [events], *tables,
-                {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()})  # fmt: skip
+                {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()},
+                _block(job, rows) if job.block else None, _gpu(job, phases) if job.gpu else None)  # fmt: skip
+
+
+def _block(job, rows):
+    requests = []
+    for number, (start, duration, op, pid, _, file_id, _, offset, _, result, *_) in enumerate(sorted(rows)):
+        if op == "read" and number % 2 == 0:
+            half = result // 2
+            sector = (file_id * job.file_bytes + offset) // 512
+            requests += [(start + i * 1000, duration // 2, "read", sector + i * half // 512, half, "task", pid) for i in range(2)]
+        elif op == "fsync":
+            size = sum(job.checkpoint_writes) // 4096 * 4096
+            requests.append((start + 1000, duration - 2000, "write", 1 << 30, size, "kernel", 9))
+    start, duration, op, sector, size, origin, pid = map(list, zip(*sorted(requests), strict=True))
+    n = len(start)
+    columns = {
+        "queued_ns": [t - 500 for t in start], "issue_ns": start, "duration_ns": duration, "op": op, "device": [2049] * n,
+        "sector": sector, "size_bytes": size, "flags": [0] * n, "cgroup": [1] * n, "origin": origin, "pid": pid,
+        "comm": ["kworker/0:1" if name == "kernel" else "python" for name in origin],
+    }  # fmt: skip
+    return _encode(columns, schema.BLOCK)
+
+
+def _gpu(job, phases):
+    rows = []
+    for phase, begin, end, *_ in phases:
+        for t in range(begin, end - 7 * MILLISECOND, 10 * MILLISECOND) if phase == "epoch" else ():
+            rows.append((t, MILLISECOND, "copy", 8 << 20, "host_to_device", "Memcpy HtoD"))
+            rows.append((t + MILLISECOND, 6 * MILLISECOND, "kernel", None, None, "conv3d"))
+    start, duration, kind, size, direction, name = map(list, zip(*rows, strict=True))
+    n = len(rows)
+    columns = {
+        "start_ns": start, "duration_ns": duration, "kind": kind, "device": [0] * n, "stream": [7] * n, "size_bytes": size,
+        "direction": direction, "pid": [job.pid] * n, "tid": [job.pid] * n, "name": name, "source": ["kineto"] * n,
+    }  # fmt: skip
+    return _encode(columns, schema.GPU)
+
+
+def _gpu_samples(job, phases, end_ns):
+    times = np.arange(job.start_ns + SECOND // 10, end_ns, SECOND // 10)
+    busy = np.zeros(len(times))
+    for phase, begin, end, *_ in phases:
+        if phase == "epoch":
+            busy[(times > begin) & (times <= end)] = 1
+    return {"time_ns": times, "device": np.zeros(len(times), int), "sm_percent": 70 * busy, "memory_percent": 30 * busy,
+            "memory_used_bytes": ((1 << 30) + busy * (3 << 30)).astype(int)}  # fmt: skip
+
+
+def _disk_samples(job, rows, end_ns):
+    edges = np.arange(job.start_ns, end_ns, SECOND // 10)
+    read, written = (
+        np.histogram([row[0] for row in rows if row[2] == op], edges, weights=[row[9] for row in rows if row[2] == op])[0]
+        for op in ("read", "write")
+    )
+    n = len(edges) - 1
+    return {
+        "time_ns": edges[1:], "interval_ns": np.full(n, SECOND // 10), "device": ["vda"] * n, "reads": np.ones(n, int),
+        "read_bytes": read.astype(int) // 2, "written_bytes": written.astype(int), "writes": np.zeros(n, int),
+        "busy": np.minimum(read / 4e8, 1),
+    }  # fmt: skip
 
 
 def _cpu_samples(job, end_ns):

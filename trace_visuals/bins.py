@@ -5,11 +5,12 @@ in flight, the mean number of calls in flight, and the bytes moved, each call's 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trace_visuals.calls import Bools, Calls, Ints
+from trace_visuals.calls import Bools, Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,40 +39,69 @@ class Grid:
 
 
 class Spread:
-    """Sums, per lane and bin, of something that is evenly spread over intervals of the grid's axis."""
+    """Sums, per lane and bin, of things that are evenly spread over the same intervals of the grid's axis."""
 
-    def __init__(self, grid: Grid, lanes: int) -> None:
-        self._grid, self._lanes = grid, lanes
-        self._parts = np.zeros(lanes * grid.count)
+    def __init__(self, grid: Grid, lanes: int, things: int = 1) -> None:
+        self._grid, self._lanes, self._things = grid, lanes, things
+        self._parts = np.zeros((things, lanes * grid.count))
         # Density changes at bin borders: their running sum is what the bins wholly inside an interval get.
-        self._steps = np.zeros(lanes * (grid.count + 1))
+        self._steps = np.zeros((things, lanes * (grid.count + 1)))
 
-    def add(self, lane: Ints, start: Ints, end: Ints, density: Floats | float) -> None:
-        """Add intervals with `density` per unit of the axis; what lies outside the grid is left out."""
-        grid = self._grid
-        start = np.clip(start - grid.origin, 0, grid.width * grid.count)
-        end = np.clip(end - grid.origin, 0, grid.width * grid.count)
-        some = np.flatnonzero(end > start)
-        rate = np.broadcast_to(np.asarray(density, dtype=np.float64), start.shape)[some]
-        lane, start, end = lane[some], start[some], end[some]
+    def add(self, lane: Ints, start: Ints, end: Ints, *densities: Floats | float) -> None:
+        """Add intervals with a density per unit of the axis for each thing; what lies outside the grid is left out."""
+        grid, span = self._grid, self._grid.width * self._grid.count
+        start, end = _clipped(start - grid.origin, span), _clipped(end - grid.origin, span)
+        rates = [np.broadcast_to(np.asarray(density, dtype=np.float64), start.shape) for density in densities]
+        some = end > start
+        if not some.all():
+            places = np.flatnonzero(some)
+            lane, start, end, rates = lane[places], start[places], end[places], [rate[places] for rate in rates]
         first, last = start // grid.width, (end - 1) // grid.width
         row = lane * grid.count
         head = np.minimum(end, (first + 1) * grid.width) - start
-        np.add.at(self._parts, row + first, head * rate)
+        for parts, rate in zip(self._parts, rates, strict=True):
+            np.add.at(parts, row + first, head * rate)
         more = np.flatnonzero(last > first)
         if len(more):
-            lane, first, last, rate = lane[more], first[more], last[more], rate[more]
-            np.add.at(self._parts, row[more] + last, (end[more] - last * grid.width) * rate)
-            row = lane * (grid.count + 1)
-            np.add.at(self._steps, row + first + 1, rate)
-            np.subtract.at(self._steps, row + last, rate)
+            self._add_long(lane[more], first[more], last[more], end[more], [rate[more] for rate in rates])
 
-    def sums(self) -> Floats:
-        """Return the sums, shape (lanes, bins)."""
+    def _add_long(self, lane: Ints, first: Ints, last: Ints, end: Ints, rates: list[Floats]) -> None:
+        """Add what intervals over a bin border have in their last bin, and the bins in between."""
         grid = self._grid
-        inside = np.cumsum(self._steps.reshape(self._lanes, grid.count + 1), axis=1)[:, :-1] * grid.width
+        tail, row = end - last * grid.width, lane * (grid.count + 1)
+        for parts, steps, rate in zip(self._parts, self._steps, rates, strict=True):
+            np.add.at(parts, lane * grid.count + last, tail * rate)
+            np.add.at(steps, row + first + 1, rate)
+            np.subtract.at(steps, row + last, rate)
+
+    def sums(self, thing: int = 0) -> Floats:
+        """Return the sums of a thing, shape (lanes, bins)."""
+        grid = self._grid
+        inside = np.cumsum(self._steps[thing].reshape(self._lanes, grid.count + 1), axis=1)[:, :-1] * grid.width
         # Adding and taking away the same rates may leave a rounding residue where nothing is in flight.
-        return np.maximum(self._parts.reshape(self._lanes, grid.count) + inside, 0.0)
+        sums: Floats = np.maximum(self._parts[thing].reshape(self._lanes, grid.count) + inside, 0.0)
+        return sums
+
+
+def _clipped(values: Ints, most: int) -> Ints:
+    inside = not len(values) or (values.min() >= 0 and values.max() <= most)
+    return values if inside else np.clip(values, 0, most)
+
+
+class Intervals(Protocol):
+    """What bins need to know of calls or requests: every array has one entry for each, in order of start."""
+
+    @property
+    def start_ns(self) -> Ints:
+        """Begin of each."""
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each."""
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Bytes that each moves."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +121,29 @@ class LaneBins:
     def __init__(self, grid: Grid, lanes: int) -> None:
         self.grid, self.lanes = grid, lanes
         self._calls = np.zeros(lanes * grid.count, dtype=np.int64)
-        self._union, self._flight, self._bytes = (Spread(grid, lanes) for _ in range(3))
+        self._union, self._load = Spread(grid, lanes), Spread(grid, lanes, 2)  # load: in flight, and bytes
         self._instant = np.zeros(lanes * grid.count)
         self._covered_to = np.full(lanes, np.iinfo(np.int64).min)
 
-    def add(self, calls: Calls, lane: Ints) -> None:
+    def add(self, calls: Intervals, lane: Ints) -> None:
         """Add a batch; `lane` has one entry per call, negative for calls that belong to no lane."""
-        chosen = np.flatnonzero((lane >= 0) & (calls.end_ns >= self.grid.origin) & (calls.start_ns < self.grid.end))
-        lane, start, end, size = lane[chosen], calls.start_ns[chosen], calls.end_ns[chosen], calls.size_bytes[chosen]
+        start, end, size = calls.start_ns, calls.end_ns, calls.size_bytes
+        wanted = (lane >= 0) & (end >= self.grid.origin) & (start < self.grid.end)
+        if not wanted.all():
+            chosen = np.flatnonzero(wanted)
+            lane, start, end, size = lane[chosen], start[chosen], end[chosen], size[chosen]
         inside = start >= self.grid.origin
         cell = lane * self.grid.count + np.maximum(start - self.grid.origin, 0) // self.grid.width
-        self._calls += np.bincount(cell[inside], minlength=len(self._calls))
+        self._calls += np.bincount(cell if inside.all() else cell[inside], minlength=len(self._calls))
         duration = end - start
-        self._flight.add(lane, start, end, 1.0)
-        self._bytes.add(lane, start, end, size / np.maximum(duration, 1))
-        at_once = inside & (duration == 0)
+        self._load.add(lane, start, end, 1.0, size / np.maximum(duration, 1))
+        at_once = np.flatnonzero(inside & (duration == 0))
         np.add.at(self._instant, cell[at_once], size[at_once])
         self._add_union(lane, start, end)
 
     def _add_union(self, lane: Ints, start: Ints, end: Ints) -> None:
         fresh = start.copy()
-        for number in np.unique(lane):
+        for number in np.flatnonzero(np.bincount(lane, minlength=self.lanes)):
             of_lane = np.flatnonzero(lane == number)
             reach = np.maximum.accumulate(np.concatenate(([self._covered_to[number]], end[of_lane])))
             fresh[of_lane] = np.maximum(start[of_lane], reach[:-1])
@@ -121,13 +153,13 @@ class LaneBins:
     def result(self) -> Lanes:
         """Return the bins; bytes are whole and sum to the bytes of the calls inside the grid."""
         shape = (self.lanes, self.grid.count)
-        size = self._bytes.sums() + self._instant.reshape(shape)
+        size = self._load.sums(1) + self._instant.reshape(shape)
         running = np.rint(np.cumsum(size, axis=1)).astype(np.int64)
         whole = running.copy()
         whole[:, 1:] -= running[:, :-1]
         width = self.grid.width
         busy = np.minimum(self._union.sums() / width, 1.0)
-        return Lanes(self.grid, self._calls.reshape(shape), busy, self._flight.sums() / width, whole)
+        return Lanes(self.grid, self._calls.reshape(shape), busy, self._load.sums() / width, whole)
 
 
 def occupied(lanes: Lanes) -> Bools:

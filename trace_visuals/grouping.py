@@ -1,4 +1,4 @@
-"""Which processes share a set of rows: all together, each rank with its loaders, or each process apart."""
+"""Which processes share a set of rows: all together, all of a role, each rank with its loaders, or each process apart."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,9 @@ import pandas as pd
 
 from trace_visuals.calls import Ints
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.schema import PROCESS_ROLES
 
-GROUPINGS = ("all", "rank", "process")
+GROUPINGS = ("all", "role", "rank", "process")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> G
     if how == "all" or not busiest:
         return _ALL
     processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
+    if how == "role":
+        return _by_role(processes, busiest)
     parent = dict(zip(processes.index.tolist(), processes["ppid"].tolist(), strict=True))
     ranks = set(processes.index[processes["role"] == "rank"].tolist())
     owner = {pid: (_rank_of(pid, parent, ranks) if how == "rank" else pid) for pid in busiest}
@@ -48,6 +51,14 @@ def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> G
     members = sorted((pid, shown.index(group)) for pid, group in owner.items() if group in shown)
     titles = [_title(processes, pid, how) for pid in shown]
     return Grouping(titles, note, *(np.array(column, dtype=np.int64) for column in zip(*members, strict=True)))
+
+
+def _by_role(processes: pd.DataFrame, busiest: list[int]) -> Grouping:
+    role = processes["role"].astype(object).reindex(busiest).fillna("helper")
+    shown = [name for name in PROCESS_ROLES if (role == name).any()]
+    pids = np.array(sorted(busiest), dtype=np.int64)
+    groups = np.array([shown.index(role[pid]) for pid in pids], dtype=np.int64)
+    return Grouping([f"{name}s ({int((role == name).sum())})" for name in shown], "", pids, groups)
 
 
 def _started(processes: pd.DataFrame, pid: int) -> float:

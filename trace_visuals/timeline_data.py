@@ -16,12 +16,23 @@ from tracing_tools.trace.reader import Trace
 
 # The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
+BLOCK_LANES = ("read", "write")
+DEVICE_LANES = ("kernel", "copy")
 _MOST_GROUPS = 12
 
 
 @dataclass(frozen=True)
+class Intervals:
+    """Block requests, kernels or copies in order of start; every array has one entry for each."""
+
+    start_ns: Ints
+    end_ns: Ints
+    size_bytes: Ints
+
+
+@dataclass(frozen=True)
 class TraceTimeline:
-    """One trace's part of a timeline."""
+    """One trace's part of a timeline; what the trace does not have is None."""
 
     label: str
     manifest: Manifest
@@ -31,13 +42,17 @@ class TraceTimeline:
     phases: pd.DataFrame
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
+    disk: pd.DataFrame | None
+    block: Lanes | None  # of BLOCK_LANES
+    device: Lanes | None  # of DEVICE_LANES: what ran on the accelerators
 
 
 def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str, advance: Advance) -> TraceTimeline:
     """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` is told of events read."""
     busiest = survey(trace, lambda calls: None).busiest if how != "all" else []
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
-    accumulated = LaneBins(Grid.covering(window.begin_ns, window.end_ns, bins), len(groups.titles) * len(ROW_GROUPS))
+    grid = Grid.covering(window.begin_ns, window.end_ns, bins)
+    accumulated = LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))
     row_of_group = _row_of_group()
     for calls in CallReader(trace).until(window.end_ns):
         row = row_of_group[calls.group]
@@ -48,7 +63,34 @@ def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str,
     return TraceTimeline(
         label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace),
         _in_window(trace.samples("cpu"), window), _in_window(trace.samples("gpu"), window),
+        _in_window(trace.samples("disk"), window), block_lanes(trace, grid), device_lanes(trace, grid),
     )  # fmt: skip
+
+
+def block_lanes(trace: Trace, grid: Grid) -> Lanes | None:
+    """Return the block reads and writes in bins, from issue to completion; None when they were not traced."""
+    block = trace.block()
+    return None if block is None else _binned(block, "issue_ns", block["op"], BLOCK_LANES, grid)
+
+
+def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
+    """Return the accelerators' kernels and copies in bins; None when the trace has none."""
+    gpu = trace.gpu()
+    if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
+        return None
+    return _binned(gpu, "start_ns", gpu["kind"], DEVICE_LANES, grid)
+
+
+def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> Lanes:
+    lane = np.full(len(table), -1, dtype=np.int64)
+    for place, name in enumerate(names):
+        lane[(kind == name).to_numpy()] = place
+    begin = table[start].to_numpy(dtype=np.int64)
+    # How long a request lasts that the trace's end cut off is not known: it counts as a point.
+    duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)
+    bins = LaneBins(grid, len(names))
+    bins.add(Intervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)
+    return bins.result()
 
 
 def _row_of_group() -> Ints:
@@ -58,9 +100,13 @@ def _row_of_group() -> Ints:
 
 
 def _in_window(samples: pd.DataFrame | None, window: Window) -> pd.DataFrame | None:
-    """Return the samples within the window and the first after it, whose interval may reach into it; None when there are none."""
+    """Return the samples within the window and the first after it, whose interval may reach into it; None when there are none.
+
+    Of several devices, the first of each moment after the window counts.
+    """
     if samples is None:
         return None
-    after = samples["time_ns"] > window.end_ns
-    keep = (samples["time_ns"] >= window.begin_ns) & (~after | (after.cumsum() == 1))
+    after = samples.loc[samples["time_ns"] > window.end_ns, "time_ns"]
+    last = after.min() if len(after) else window.end_ns
+    keep = (samples["time_ns"] >= window.begin_ns) & (samples["time_ns"] <= last)
     return samples[keep] if keep.any() else None

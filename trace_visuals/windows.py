@@ -14,7 +14,7 @@ from tracing_tools.trace.units import parse_duration
 _SECOND = 1_000_000_000
 _PHASE_WORDS = {"init": "init", "epoch": "epoch", "block": "block", "eval": "evaluation", "evaluation": "evaluation",
                 "checkpoint": "checkpoint"}  # fmt: skip
-_KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, or FROM..TO in seconds"
+_KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, last:30s, or FROM..TO in seconds"
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def choose_view(traces: list[Trace], zoom: str | None) -> View:
     word, _, number = zoom.partition(":")
     if word in _PHASE_WORDS:
         return _phase_view(traces, word, number)
+    if word == "last":
+        return _last_view(traces, zeros, label, number)
     begin, end = _seconds(zoom)
     windows = [Window(zero + begin, zero + end, zero) for zero in zeros]
     for trace, window in zip(traces, windows, strict=True):
@@ -80,6 +82,16 @@ def choose_view(traces: list[Trace], zoom: str | None) -> View:
         if window.end_ns <= first or window.begin_ns >= last:
             extent = f"{(first - window.zero_ns) / _SECOND:.3g} to {(last - window.zero_ns) / _SECOND:.3g} s"
             raise UsageError(f"--zoom {zoom} lies outside {trace.path}, which spans {extent}")
+    return View(windows, label)
+
+
+def _last_view(traces: list[Trace], zeros: list[int], label: str, duration: str) -> View:
+    """Return the last `duration` of each trace, or all of one that is shorter."""
+    length_ns = parse_duration(duration)
+    if length_ns <= 0:
+        raise UsageError(f"--zoom last:{duration} shows nothing; write for example last:30s")
+    spans = [span_ns(trace) for trace in traces]
+    windows = [Window(max(begin, end - length_ns), end, zero) for (begin, end), zero in zip(spans, zeros, strict=True)]
     return View(windows, label)
 
 

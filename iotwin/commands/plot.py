@@ -28,18 +28,26 @@ class Plot(Command):
         )
         parser.add_argument(
             "--zoom", metavar="WHAT",
-            help="show only init, epoch:N, block:N, eval:N, checkpoint:N, the first 30s of training, or FROM..TO in seconds "
-            "from the zero of the time axis",
+            help="show only init, epoch:N, block:N, eval:N, checkpoint:N, the first 30s of training, last:30s, or "
+            "FROM..TO in seconds from the zero of the time axis",
         )  # fmt: skip
         parser.add_argument(
-            "--group", choices=["all", "rank", "process"], default="all", help="one set of rows for all, per rank or per process"
+            "--group",
+            choices=["all", "role", "rank", "process"],
+            default="all",
+            help="one set of rows for all, per role, per rank with its loaders, or per process",
         )
+
+        parser.add_argument("--paper", action="store_true", help="for a paper: without titles, machine and CPU row")
+        parser.add_argument("--short", action="store_true", help="as wide as one of two columns of text")
+        parser.add_argument("--legend", type=Path, metavar="FILE", help="draw the legend into this file instead")
 
     def run(self, args: Namespace) -> Outcome:
         """Draw the picture."""
-        from trace_visuals.timeline import plot_timeline
+        from trace_visuals.timeline import Form, plot_timeline
 
-        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group)
+        form = Form(args.short, args.paper, args.legend is None)
+        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend)
         return Outcome({
             "kind": args.kind, "output": str(args.output),
             "traces": [

@@ -1,20 +1,30 @@
 """The timeline's files: valid, complete, honest about losses, and refused early when they cannot be."""
 
+import itertools
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentParser
 from pathlib import Path
 
+import matplotlib
 import matplotlib.image
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from iotwin.commands.plot import Plot
 from tests.synthetic import SECOND, Job, write_job
-from trace_visuals.timeline import plot_timeline
+from trace_visuals.style import FIGURE_RC
+from trace_visuals.timeline import Form, draw, plot_timeline
+from trace_visuals.timeline_data import load_timeline
+from trace_visuals.windows import choose_view
 from tracing_tools.trace import schema
 from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.writer import write_table
 
 
@@ -97,6 +107,81 @@ def test_gpu_samples_get_a_row_of_their_own(tmp_path):
     assert "1 GPU" in text and "% SM" in text and "GPU not sampled" in text and "GPU memory" in text
 
 
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory):
+    """A trace with block requests, accelerator activity and samples of everything."""
+    return write_job(tmp_path_factory.mktemp("rich") / "rich.trace", Job(block=True, gpu=True))
+
+
+def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_path):
+    block, other = plot_timeline([rich, traces[1]], tmp_path / "t.svg")
+    text = _svg_text(tmp_path / "t.svg")
+    for expected in ("GPU memory", "in use", "4 GiB", "kernels", "copies", "block read", "block write", "disks, whole", "in flight,",
+                     "GPU not sampled", "not traced", "disk not sampled", "block requests"):  # fmt: skip
+        assert expected in text, expected
+    requests, gpu = pq.read_table(rich / "block.parquet").to_pandas(), pq.read_table(rich / "gpu.parquet").to_pandas()
+    for lane, op in enumerate(("read", "write")):
+        mine = requests[requests["op"] == op]
+        assert block.block.calls[lane].sum() == len(mine) and block.block.size_bytes[lane].sum() == mine["size_bytes"].sum()
+        assert block.block.in_flight[lane].sum() * block.block.grid.width == pytest.approx(mine["duration_ns"].sum())
+    kernels = gpu[gpu["kind"] == "kernel"]
+    assert block.device.calls.sum() == len(gpu)
+    assert block.device.busy[0].sum() * block.device.grid.width == pytest.approx(kernels["duration_ns"].sum())
+    assert other.block is None and other.device is None
+
+
+def test_a_request_without_an_end_counts_once(rich, tmp_path):
+    path = tmp_path / "cut.trace"
+    shutil.copytree(rich, path)
+    table = pq.read_table(path / "block.parquet")
+    durations = pa.array([None, *table["duration_ns"].to_pylist()[1:]], pa.int64())
+    write_table(path / "block.parquet", schema.BLOCK, table.set_column(2, "duration_ns", durations))
+    block = plot_timeline([path], tmp_path / "t.svg")[0]
+    assert block.block.calls.sum() == table.num_rows and block.block.size_bytes.sum() == pc.sum(table["size_bytes"]).as_py()
+
+
+def test_paper_short_and_legend_forms(rich, tmp_path):
+    plot_timeline([rich], tmp_path / "t.svg", form=Form(short=True, paper=True, legend=False), legend=tmp_path / "legend.svg")
+    text, legend = _svg_text(tmp_path / "t.svg"), _svg_text(tmp_path / "legend.svg")
+    assert "CPU" not in text and "rich.trace" not in text and "testhost" not in text and "share of time" not in text
+    assert "336 calls," in text and "GPU memory" in text
+    assert "share of time with a call in flight" in legend and "CPU" not in legend and "GPU SM" in legend
+    widths = [
+        float(ElementTree.parse(tmp_path / name).getroot().get("width").removesuffix("pt")) for name in ("t.svg", "legend.svg")
+    ]
+    assert widths == [pytest.approx(3.5 * 72)] * 2
+    with pytest.raises(UsageError, match="cannot hold both"):
+        plot_timeline([rich], tmp_path / "t.svg", legend=tmp_path / "t.svg")
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_no_words_of_a_picture_leave_it(rich, tmp_path, short):
+    """Names and amounts beside the rows lie within the picture, and rows do not run into each other."""
+    traces = [Trace(rich)]
+    view = choose_view(traces, None)
+    form = Form(short=short)
+    block = load_timeline(traces[0], "rich.trace", view.windows[0], form.columns, "role", lambda amount: None)
+    with matplotlib.rc_context(FIGURE_RC):
+        figure = draw([block], view, form)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        words = [text for ax in figure.axes for text in ax.texts if text.get_text()] + figure.texts
+        boxes = [text.get_window_extent(renderer) for text in words]
+        rows = sorted((ax.get_window_extent(renderer) for ax in figure.axes), key=lambda box: box.y0)
+    assert len(boxes) > 20
+    for text, box in zip(words, boxes, strict=True):
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0 and box.y1 <= figure.bbox.height, text.get_text()
+    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(rows))
+
+
+def test_roles_and_the_end(rich, tmp_path):
+    plot_timeline([rich], tmp_path / "t.svg", zoom="last:500ms", how="role")
+    text = _svg_text(tmp_path / "t.svg")
+    assert "ranks (1)" in text and "loaders (6)" in text and "whole job" in text and "epoch 1" not in text
+    with pytest.raises(UsageError, match="last:0s shows nothing"):
+        plot_timeline([rich], tmp_path / "u.svg", zoom="last:0s")
+
+
 def test_hostile_names_are_drawn_as_text(tmp_path):
     path = write_job(tmp_path / "<b>&$x_{1}$\n\x1b.trace", Job(files=4, epochs=1))
     plot_timeline([path], tmp_path / "t.svg")
@@ -123,10 +208,10 @@ def test_a_failing_write_leaves_the_old_picture(traces, tmp_path, monkeypatch):
     output = tmp_path / "t.svg"
     output.write_text("old")
 
-    def full(self, data):
+    def full(self, *arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(IotwinError, match="No space left"):
         plot_timeline(traces[:1], output)
     assert output.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["t.svg"]

@@ -52,9 +52,9 @@ class Trace:
         `where` is a pyarrow expression, e.g. ``pc.field("op") == "read"``; it is pushed down to Parquet.
         """
         wanted = list(columns) if columns is not None else None
-        # One thread and a short readahead keep the order and bound the memory to a few batches.
+        # Other threads decode a few batches ahead, whose number bounds the memory; the order is that of the parts.
         batches = self._events.to_batches(
-            columns=wanted, filter=where, batch_size=batch_rows, use_threads=False, batch_readahead=2, fragment_readahead=1
+            columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
         )
         while True:
             # Only Arrow's own work is watched: what the consumer of a batch raises is none of ours.

@@ -1,0 +1,253 @@
+"""The rows of a timeline, each drawn into its own axes: phases, samples, strips of calls, rates."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+from trace_visuals.bins import Floats, Lanes
+from trace_visuals.calls import GROUPS, READ, WRITE, Ints
+from trace_visuals.labels import counted
+from trace_visuals.style import BLACK, CPU_COLOURS, DEVICE_COLOURS, GREEN, GROUP_COLOURS, PHASE_COLOURS, PURPLE, SKY
+from trace_visuals.timeline_data import BLOCK_LANES, DEVICE_LANES, ROW_GROUPS, TraceTimeline
+from tracing_tools.trace.units import format_duration, format_size
+
+BLOCK_COLOURS = {"read": SKY, "write": GROUP_COLOURS["wait"]}
+_SECOND = 1e9
+_MOST_STEPS = 300  # more step marks than this would be a grey blur
+_LETTER_IN = 0.058
+_NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
+
+Draw = Callable[[Axes], None]
+
+
+def throughput(block: TraceTimeline) -> dict[str, Floats]:
+    """Return bytes per second in each bin, by 'read' and 'write', over all groups of processes."""
+    per_s = block.lanes.size_bytes * (_SECOND / block.lanes.grid.width)
+    return {name: per_s[row :: len(ROW_GROUPS)].sum(axis=0) for name, row in _transfer_rows().items()}
+
+
+def in_flight(block: TraceTimeline) -> dict[str, Floats]:
+    """Return the mean number of reads and writes in flight in each bin, and of block requests where they were traced."""
+    rows = _transfer_rows().items()
+    found = {name: block.lanes.in_flight[row :: len(ROW_GROUPS)].sum(axis=0) for name, row in rows}
+    return found | ({} if block.block is None else {"block": block.block.in_flight.sum(axis=0)})
+
+
+def _transfer_rows() -> dict[str, int]:
+    return {GROUPS[group]: row for row, group in enumerate(ROW_GROUPS) if group in (READ, WRITE)}
+
+
+def disk_rates(block: TraceTimeline) -> tuple[Ints, dict[str, Floats]] | None:
+    """Return the ends of the disk samples' intervals and bytes per second read and written, all disks together."""
+    if block.disk is None:
+        return None
+    # A partition's bytes are its disk's too: of names that begin alike, the shortest is the disk.
+    names = sorted(block.disk["device"].unique(), key=len)
+    disks = [name for i, name in enumerate(names) if not any(name.startswith(other) for other in names[:i])]
+    mine = block.disk[block.disk["device"].isin(disks)]
+    sums = mine.groupby("time_ns").agg({"read_bytes": "sum", "written_bytes": "sum", "interval_ns": "max"})
+    interval_s = sums["interval_ns"].to_numpy() / _SECOND
+    rates = {"read": sums["read_bytes"].to_numpy() / interval_s, "write": sums["written_bytes"].to_numpy() / interval_s}
+    return sums.index.to_numpy(), rates
+
+
+def name_row(ax: Axes, name: str, right: str = "") -> None:
+    """Write a row's name to its left and what it amounts to on its right."""
+    ax.text(-0.012, 0.5, name, transform=ax.transAxes, ha="right", va="center")
+    ax.text(1.012, 0.5, right, transform=ax.transAxes, ha="left", va="center", fontsize=6.2, color="#444444", linespacing=1.15)
+
+
+def _seconds(block: TraceTimeline, time_ns: Ints | Floats) -> Floats:
+    return (time_ns - block.window.zero_ns) / _SECOND
+
+
+def draw_phases(ax: Axes, block: TraceTimeline, width_in: float) -> None:
+    """Draw the phases as coloured bars with their names where they fit, and steps as marks; `width_in` is the axis's."""
+    name_row(ax, "phases", "" if len(block.phases) else "none logged")
+    ax.set_ylim(0, 1)
+    ax.set_yticks([])
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    begin, end = ax.get_xlim()
+    per_inch = (end - begin) / width_in
+    phases = block.phases
+    inside = (_seconds(block, phases["end_ns"].to_numpy()) > begin) & (_seconds(block, phases["start_ns"].to_numpy()) < end)
+    phases = phases[inside]
+    steps = phases[phases["phase"] == "step"]
+    for name in ("init", "epoch", "block", "evaluation", "checkpoint"):
+        mine = phases[phases["phase"] == name]
+        lefts = np.maximum(_seconds(block, mine["start_ns"].to_numpy()), begin)
+        rights = np.minimum(_seconds(block, mine["end_ns"].to_numpy()), end)
+        ax.broken_barh(
+            list(zip(lefts, rights - lefts, strict=True)), (0, 1), facecolor=PHASE_COLOURS[name], edgecolor="white", linewidth=0.4
+        )
+        for left, right, number in zip(lefts, rights, mine["epoch"], strict=True):
+            _label_bar(ax, left, right, name, number, (right - left) / per_inch)
+    if len(steps) <= _MOST_STEPS:
+        ax.vlines(_seconds(block, steps["start_ns"].to_numpy()), 0, 0.22, colors="#333333", linewidth=0.4)
+
+
+def _label_bar(ax: Axes, left: float, right: float, name: str, number: float, width_in: float) -> None:
+    numbered = name if number != number else f"{name} {number:.0f}"
+    short = {"evaluation": "eval", "checkpoint": "ckpt"}.get(name, numbered.removeprefix(f"{name} "))
+    for text in (numbered, short):
+        if text and len(text) * _LETTER_IN < width_in:
+            ax.text((left + right) / 2, 0.5, text, ha="center", va="center", fontsize=6.2, clip_on=True)
+            return
+
+
+def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
+    """Draw user, system and iowait time of the machine, stacked, and the job's part as a line."""
+    ax.set_ylim(0, 100)
+    _name_ends(ax, [0, 100], ["0", "100 %"])
+    samples = block.cpu
+    if samples is None:
+        name_row(ax, "", "CPU not sampled")
+        return
+    end = samples["time_ns"].to_numpy()
+    edges = _seconds(block, np.concatenate(([end[0] - int(samples["interval_ns"].iloc[0])], end)))
+    base = np.zeros(len(end))
+    for name, colour in CPU_COLOURS.items():
+        top = base + 100 * np.nan_to_num(samples[name].to_numpy(dtype=float))
+        ax.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0)
+        base = top
+    job = 100 * samples["job_cpus"].to_numpy(dtype=float) / max(block.manifest.host.cpus, 1)
+    if np.isfinite(job).any():
+        ax.stairs(job, edges, baseline=None, color=BLACK, linewidth=0.6)
+    name_row(ax, "", f"CPU, of {block.manifest.host.cpus}\nmean {base.mean():.0f} %")
+
+
+def draw_gpu(ax: Axes, block: TraceTimeline) -> None:
+    """Draw utilisation of the multiprocessors and of memory, a line per device."""
+    ax.set_ylim(0, 100)
+    _name_ends(ax, [0, 100], ["0", "100 %"])
+    if block.gpu is None:
+        name_row(ax, "", "GPU not sampled")
+        return
+    for _, samples in block.gpu.groupby("device"):
+        times = _seconds(block, samples["time_ns"].to_numpy())
+        ax.plot(times, samples["sm_percent"], color=GREEN, linewidth=0.7, drawstyle="steps-pre")
+        ax.plot(times, samples["memory_percent"], color=PURPLE, linewidth=0.7, linestyle="--", drawstyle="steps-pre")
+    name_row(ax, "", f"{block.gpu['device'].nunique()} GPU\nmean {block.gpu['sm_percent'].mean():.0f} % SM")
+
+
+def draw_gpu_memory(ax: Axes, block: TraceTimeline, peak: float) -> None:
+    """Draw the memory in use on each device."""
+    ax.set_ylim(0, peak * 1.08 or 1)
+    _name_ends(ax, [0, peak] if peak else [0], ["0", format_size(peak)] if peak else ["0"], 5.4)
+    if block.gpu is None:
+        name_row(ax, "", "GPU not sampled")
+        return
+    for _, samples in block.gpu.groupby("device"):
+        times = _seconds(block, samples["time_ns"].to_numpy())
+        ax.plot(times, samples["memory_used_bytes"], color=BLACK, linewidth=0.7, drawstyle="steps-pre")
+    name_row(ax, "", "GPU memory\nin use")
+
+
+def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:
+    """Draw what the disks read and wrote, all of them together, as the kernel counts it."""
+    _rate_axis(ax, peak)
+    found = disk_rates(block)
+    if found is None:
+        name_row(ax, "", "disk not sampled")
+        return
+    times, rates = found
+    for name, rate in rates.items():
+        ax.plot(_seconds(block, times), rate, color=GROUP_COLOURS[name], linewidth=0.6, drawstyle="steps-pre")
+    name_row(ax, "", "disks, whole\nmachine")
+
+
+def draw_calls(ax: Axes, block: TraceTimeline, lane: int) -> None:
+    """Draw one lane of calls as a strip."""
+    group = ROW_GROUPS[lane % len(ROW_GROUPS)]
+    colour, name = GROUP_COLOURS[GROUPS[group]], GROUPS[group]
+    _draw_strip(ax, block, block.lanes, lane, (name, colour, "call"), group in (READ, WRITE))
+
+
+def draw_block(ax: Axes, block: TraceTimeline, lane: int) -> None:
+    """Draw the block reads or writes as a strip."""
+    name = BLOCK_LANES[lane]
+    if block.block is None:
+        name_row(ax, f"block {name}", "not traced")
+        ax.set_yticks([])
+        return
+    _draw_strip(ax, block, block.block, lane, (f"block {name}", BLOCK_COLOURS[name], "request"), True)
+
+
+def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
+    """Draw the accelerators' kernels or copies as a strip."""
+    name = DEVICE_LANES[lane]
+    if block.device is None:
+        name_row(ax, {"kernel": "kernels", "copy": "copies"}[name], "not traced")
+        ax.set_yticks([])
+        return
+    thing = {"kernel": ("kernels", DEVICE_COLOURS[name], "kernel"), "copy": ("copies", DEVICE_COLOURS[name], "copy")}[name]
+    _draw_strip(ax, block, block.device, lane, thing, name == "copy")
+
+
+def _draw_strip(ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: tuple[str, str, str], moves: bool) -> None:
+    name, colour, unit = thing
+    calls, busy, moved = lanes.calls[lane], lanes.busy[lane], int(lanes.size_bytes[lane].sum())
+    edges = _seconds(block, lanes.grid.edges())
+    ax.set_ylim(0, 1)
+    ax.set_yticks([])
+    tint = np.zeros((1, len(calls), 4))
+    tint[..., :3] = to_rgb(colour)
+    tint[0, :, 3] = _presence(calls, busy)
+    ax.imshow(tint, extent=(edges[0], edges[-1], 0, 1), aspect="auto", interpolation="nearest", zorder=1)
+    ax.set_xlim(*ax.get_xlim())
+    ax.stairs(busy, edges, fill=True, color=colour, linewidth=0, zorder=2)
+    amount = counted(int(calls.sum()), unit).replace("copys", "copies")
+    # A narrow picture has no room for both on one line.
+    between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
+    name_row(ax, name, f"{amount}{between}{format_size(moved)}" if moves else amount)
+
+
+def _presence(calls: Ints, busy: Floats) -> Floats:
+    """Return the opacity behind the bars: none without a call, else growing with the logarithm of the calls in the bin."""
+    most = max(int(calls.max(initial=0)), 1)
+    return np.where((calls > 0) | (busy > 0), 0.13 + 0.32 * np.log1p(calls) / np.log1p(most), 0.0)
+
+
+def draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:
+    """Draw bytes per second read and written by the calls."""
+    edges = _seconds(block, block.lanes.grid.edges())
+    for name, rate in throughput(block).items():
+        ax.stairs(rate, edges, baseline=None, color=GROUP_COLOURS[name], linewidth=0.6)
+    _rate_axis(ax, peak)
+    name_row(ax, "", f"bytes/s, means\nover {format_duration(block.lanes.grid.width)}")
+
+
+def draw_in_flight(ax: Axes, block: TraceTimeline, peak: float) -> None:
+    """Draw how many reads, writes and block requests are in flight."""
+    edges = _seconds(block, block.lanes.grid.edges())
+    styles: Mapping[str, tuple[str, str]] = {"read": (GROUP_COLOURS["read"], "-"), "write": (GROUP_COLOURS["write"], "-"),
+                                             "block": (BLACK, ":")}  # fmt: skip
+    for name, count in in_flight(block).items():
+        colour, line = styles[name]
+        ax.stairs(count, edges, baseline=None, color=colour, linestyle=line, linewidth=0.6)
+    ax.set_ylim(0, peak * 1.08 or 1)
+    _name_ends(ax, [0, peak] if peak else [0], ["0", f"{peak:.3g}"] if peak else ["0"], 5.4)
+    name_row(ax, "", "in flight,\nmeans")
+
+
+def _rate_axis(ax: Axes, peak: float) -> None:
+    ax.set_ylim(0, peak * 1.08 or 1)
+    _name_ends(ax, [0, peak] if peak else [0], ["0", f"{format_size(peak)}/s"] if peak else ["0"], 5.4)
+
+
+def _name_ends(ax: Axes, positions: Sequence[float], names: list[str], size: float = 6.5) -> None:
+    """Label the ends of the y axis inside the row's height, so that rows close to each other do not overlap."""
+    ax.set_yticks(positions, names, fontsize=size)
+    labels = ax.get_yticklabels()
+    labels[0].set_verticalalignment("bottom")
+    if len(labels) > 1:
+        labels[-1].set_verticalalignment("top")
+
+
+def gpu_memory_peak(samples: pd.DataFrame | None) -> float:
+    """Return the most memory in use on a device, 0 when it was not sampled."""
+    return 0.0 if samples is None else float(samples["memory_used_bytes"].fillna(0).max())
