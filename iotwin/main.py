@@ -30,6 +30,7 @@ _COMMANDS = (
     ("plot", "Plot"),
     ("report", "Report"),
     ("scale", "Scale"),
+    ("run", "Run"),
     ("export", "Export"),
 )
 

@@ -1,0 +1,46 @@
+"""``iotwin run``: a grid of training jobs, each traced, from one YAML."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Run(Command):
+    """Run an experiment."""
+
+    name = "run"
+    help = "run a grid of training jobs from one YAML, each traced"
+    epilog = "examples:\n  iotwin run experiment.yaml -o results\n  iotwin run timeline-smoke --dry-run"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the experiment and where its results go."""
+        parser.add_argument(
+            "experiment", type=Path, metavar="EXPERIMENT.yaml", help="the experiment, or the name of a shipped one"
+        )
+        parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory of results (default results/NAME)")
+        parser.add_argument("--no-container", action="store_true", help="run the cells as processes of this machine")
+        parser.add_argument("--dry-run", action="store_true", help="say which cells would run, in their order, and run none")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Run the cells that have not finished; exit status 1 when one failed."""
+        from iotwin.experiment import cells, read_experiment
+        from iotwin.experiment_run import run_experiment
+
+        experiment = read_experiment(args.experiment)
+        if args.no_container:
+            experiment.container = False
+        if args.dry_run:
+            return Outcome({"experiment": experiment.name, "cells": [cell.name for cell in cells(experiment)]})
+        summary = run_experiment(experiment, args.output or Path("results") / experiment.name)
+        return Outcome(summary, 1 if summary["failed"] else 0)
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print what finished and, a line each, what did not and why."""
+        if "failed" not in document:
+            print("\n".join(document["cells"]))
+            return
+        print(f"{document['directory']}: {len(document['finished'])} of {document['cells']} cells finished")
+        for failure in document["failed"]:
+            print(f"FAILED {failure['cell']}: {failure['reason']}")
