@@ -1,14 +1,34 @@
-"""After which epochs evaluation runs and checkpoints are written."""
+"""When evaluation runs and checkpoints are written: after epochs, or after steps of the run."""
 
 from typing import NamedTuple
 
+from benchmark.config import Checkpoint, Evaluation
 
-class EpochCadence(NamedTuple):
-    """First after epoch `first`, then every `every` epochs; epochs count from 1."""
+
+class Cadence(NamedTuple):
+    """First after number `first`, then every `every`; numbers (of epochs, or of steps) count from 1."""
 
     first: int
     every: int
+    also: int = -1  # one more, outside the row
 
-    def due(self, epoch: int) -> bool:
-        """Return whether it is time after `epoch`."""
-        return epoch >= self.first and (epoch - self.first) % self.every == 0
+    def due(self, number: int) -> bool:
+        """Return whether it is time after `number`."""
+        return number == self.also or (number >= self.first and (number - self.first) % self.every == 0)
+
+
+def evaluation_cadence(config: Evaluation) -> tuple[Cadence | None, Cadence | None]:
+    """Return the cadence over epochs and that over steps; one of them is None."""
+    if config.steps_between_evals < 1:
+        return Cadence(config.eval_after_epoch, config.epochs_between_evals), None
+    first = config.eval_after_step if config.eval_after_step > 0 else config.steps_between_evals
+    return None, Cadence(first, config.steps_between_evals)
+
+
+def checkpoint_cadence(config: Checkpoint, by_time: bool) -> tuple[Cadence | None, Cadence | None]:
+    """Return the cadence over epochs and that over steps; both are None where time decides."""
+    if by_time:
+        return None, None
+    if config.steps_between_checkpoints < 1:
+        return Cadence(config.checkpoint_after_epoch, config.epochs_between_checkpoints), None
+    return None, Cadence(config.steps_between_checkpoints, config.steps_between_checkpoints, config.checkpoint_after_step)

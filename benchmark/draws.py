@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     FIRST_STEP = 7
     SERIALIZATION = 8
     CHECKPOINT_CONTENT = 9
+    ALL_REDUCE = 10
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:

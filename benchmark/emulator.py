@@ -1,116 +1,92 @@
-"""Running a twin: the phases of a training job, with real reads by real loader processes and the accelerator as time."""
+"""Running a workload as one rank: the phases of a training job, with real reads by a real loader and the accelerator as time."""
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
-from benchmark.cadence import EpochCadence
-from benchmark.checkpoint import CheckpointWriter, Written
+from benchmark.accelerator import Accelerator
+from benchmark.cadence import checkpoint_cadence, evaluation_cadence
+from benchmark.checkpoint import Checkpoints, CheckpointWriter
 from benchmark.config import Config
-from benchmark.dataset import DataSet, open_dataset
+from benchmark.dataset import open_dataset
 from benchmark.draws import DrawnTime, Purpose
 from benchmark.loader import Fetcher, Loader, make_loader
-from benchmark.metrics import StepLog
+from benchmark.measured import DataSetFacts, Measured, Span, Usage
 from benchmark.mllog import MlLog
-from benchmark.order import Batches, evaluation_batches, training_batches
+from benchmark.order import Batch, evaluation_batches, training_batches
 from benchmark.process import age_s, sharpen_timers
+from benchmark.ranks import CHECKPOINT, STOP, Rank
 from benchmark.sleeper import Sleeper
-from benchmark.steptimes import step_time
+from benchmark.steplog import StepTimes
 from tracing_tools.trace.progress import note
 
-_RANK = 0
 _PREFETCH_FACTOR = 2  # PyTorch's default
 
 
-class ComputeTime:
-    """How long the accelerator computes, step by step: the seam at which other models of it come in."""
+def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
+    """Run the workload as `rank` (by default the only one) for at most `limit_s` seconds and return what was measured.
 
-    def __init__(self, config: Config) -> None:
-        seed, first = config.train.seed, config.twin.first_step_time
-        computation = step_time(config.train.computation_time, config.num_gpus or 1, config.reader.batch_size)
-        self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP)
-        self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
-        self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP)
-
-    def seconds(self, phase: str, epoch: int, step: int) -> float:
-        """Return the seconds of step `step` (from 1) of epoch `epoch` (from 1); `phase` is train or evaluation."""
-        if phase == "evaluation":
-            return self._evaluation.seconds(_RANK, epoch, step - 1)
-        if self._first is not None and (epoch, step) == (1, 1):
-            return self._first.seconds(_RANK, epoch, 0)
-        return self._train.seconds(_RANK, epoch, step - 1)
-
-
-@dataclass
-class Measured:
-    """What a run measured, and when: UNIX seconds."""
-
-    dataset: DataSet
-    start_s: float
-    end_s: float = 0.0
-    steps: StepLog = field(default_factory=StepLog)
-    checkpoints: list[Written] = field(default_factory=list)
-
-
-def emulate(config: Config, log_stream: TextIO | None) -> Measured:
-    """Run the workload, printing MLLOG lines to `log_stream`, and return what was measured.
+    MLLOG lines go to `log_stream`.
 
     Raises IotwinError, naming the file, when the data set is missing, short or corrupt or a checkpoint cannot be written, and
     when a loader process dies. No process outlives the call.
     """
+    rank = rank or Rank()
     sharpen_timers()
-    sleeper, log = Sleeper(), MlLog(log_stream)
+    sleeper, log = Sleeper(config.twin.busy_wait), MlLog(log_stream, rank.number if rank.count > 1 else None)
     sleeper.sleep(config.twin.startup_time - age_s())
-    with log.interval("init"):
-        begin = time.monotonic()
-        measured = Measured(open_dataset(config), time.time())
-        checkpoints = CheckpointWriter(config) if config.workflow.checkpoint else None
-        _log_parameters(log, config, measured.dataset)
-        init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(_RANK, 0, 0)
-        sleeper.sleep(init_s - (time.monotonic() - begin))
-    with log.interval("run"):
-        _Training(config, log, sleeper, measured, checkpoints).run()
+    measured = Measured(rank.number, rank.node, rank.nodes, time.time())
+    before = Usage.so_far()
+    with ExitStack() as open_things:
+        with log.interval("init"):
+            begin = time.monotonic()
+            run = _Run(config, rank, log, sleeper, measured, open_things)
+            init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.number, 0, 0)
+            sleeper.sleep(init_s - (time.monotonic() - begin))
+        measured.start_s = time.time()
+        rank.meet(0)
+        run.stop_at(limit_s)
+        with log.interval("run"):
+            run.run()
     measured.end_s = time.time()
+    after = Usage.so_far()
+    measured.storage_read_bytes = after.storage_read_bytes - before.storage_read_bytes
+    measured.peak_memory_bytes, measured.cpu_s = after.peak_memory_bytes, after.cpu_s - before.cpu_s
     return measured
 
 
-def _log_parameters(log: MlLog, config: Config, dataset: DataSet) -> None:
-    log.point("seed", config.train.seed)
-    log.point("global_batch_size", config.reader.batch_size)
-    log.point("num_workers", config.reader.read_threads)
-    log.point("train_samples", len(dataset.train))
-    log.point("eval_samples", len(dataset.evaluation))
-
-
-class _Training:
-    """The epochs of a run, with the evaluations and checkpoints between them."""
+class _Run:
+    """The epochs of one rank, with the evaluations and checkpoints between them or between their steps."""
 
     def __init__(
-        self, config: Config, log: MlLog, sleeper: Sleeper, measured: Measured, checkpoints: CheckpointWriter | None
+        self, config: Config, rank: Rank, log: MlLog, sleeper: Sleeper, measured: Measured, open_things: ExitStack
     ) -> None:
-        self._config, self._log, self._sleeper, self._measured = config, log, sleeper, measured
-        self._checkpoints = checkpoints
-        self._compute = ComputeTime(config)
+        self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
+        self._accelerator = Accelerator(config, rank, sleeper)
+        self._deadline = self._checkpoint_due = float("inf")
+        self._flags = 0
+        self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
+        self._steps = 0  # of training so far
+        self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
+        self._checkpoints = CheckpointWriter(config, rank.number, rank.count) if config.workflow.checkpoint else None
+        if config.workflow.train:
+            self._dataset = open_dataset(config, rank.count)
+            measured.data = DataSetFacts.of(self._dataset)
+            self._loaders = {phase: open_things.enter_context(self._loader(phase)) for phase in ("train", "evaluation")}
+            if rank.number == 0:
+                self._log_parameters()
 
-    def run(self) -> None:
-        """Run every epoch."""
-        config, dataset = self._config, self._measured.dataset
-        evaluation = EpochCadence(config.evaluation.eval_after_epoch, config.evaluation.epochs_between_evals)
-        checkpoint = EpochCadence(config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints)
-        with self._loader("train") as loader, self._loader("evaluation") as evaluation_loader:
-            for epoch in range(1, config.train.epochs + 1):
-                with self._log.interval("epoch", epoch_num=epoch):
-                    self._pass("train", epoch, training_batches(config, len(dataset.train), epoch), loader)
-                if config.workflow.evaluation and evaluation.due(epoch):
-                    with self._log.interval("eval", epoch_num=epoch):
-                        batches = evaluation_batches(config, len(dataset.evaluation))
-                        self._pass("evaluation", epoch, batches, evaluation_loader)
-                if self._checkpoints is not None and checkpoint.due(epoch):
-                    with self._log.interval("checkpoint", epoch_num=epoch):
-                        self._measured.checkpoints += self._checkpoints.save(epoch)
+    def _log_parameters(self) -> None:
+        log, config = self._log, self._config
+        log.point("seed", config.train.seed)
+        log.point("global_batch_size", config.reader.batch_size * self._rank.count)
+        log.point("num_workers", config.reader.read_threads)
+        log.point("train_samples", self._measured.data.train_samples)
+        log.point("eval_samples", self._measured.data.evaluation_samples)
 
     def _loader(self, phase: str) -> Loader:
-        config, dataset = self._config, self._measured.dataset
+        config, dataset = self._config, self._dataset
         seed, workers = config.train.seed, config.reader.read_threads
         if phase == "train":
             preprocess = DrawnTime(config.reader.preprocess_time, seed, Purpose.TRAIN_SAMPLE)
@@ -123,20 +99,158 @@ class _Training:
         prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
         return make_loader(fetcher, workers, prefetch, config.twin.persistent_workers)
 
-    def _pass(self, phase: str, epoch: int, batches: Batches, loader: Loader) -> None:
-        """Take every batch in order and compute on it: one epoch of training, or one evaluation."""
-        steps = self._measured.steps
-        begin_ns = pass_begin_ns = time.monotonic_ns()
-        samples = 0
-        for step, fetched in enumerate(loader.epoch(epoch, batches), 1):
-            arrived_ns = time.monotonic_ns()
-            seconds = self._compute.seconds(phase, epoch, step)
-            self._sleeper.sleep(seconds)
-            done_ns = time.monotonic_ns()
-            times = (begin_ns, arrived_ns - begin_ns, int(seconds * 1e9), done_ns - begin_ns)
-            steps.add(phase, epoch, step, times, fetched)
-            begin_ns = done_ns
-            samples += fetched.samples
-        elapsed_s = (time.monotonic_ns() - pass_begin_ns) / 1e9
+    def stop_at(self, limit_s: float | None) -> None:
+        """Let time run: for the whole run, and until the first checkpoint where time decides."""
+        now = time.monotonic()
+        if limit_s is not None:
+            self._deadline = now + limit_s
+        if self._config.twin.checkpoint.seconds_between is not None:
+            self._checkpoint_due = now + self._config.twin.checkpoint.seconds_between
+
+    def run(self) -> None:
+        """Train, or write and read checkpoints alone."""
+        if self._config.workflow.train:
+            self._train()
+        elif self._checkpoints is not None:
+            self._checkpoints_alone(self._checkpoints)
+        if self._checkpoints is not None:
+            self._measured.saved += self._checkpoints.finish()
+            self._load(self._checkpoints)
+
+    def _train(self) -> None:
+        """Run the epochs: the loop position to resume at is an epoch and the steps before it."""
+        config = self._config
+        evaluate_after, _ = evaluation_cadence(config.evaluation)
+        save_after, _ = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        for epoch in range(1, config.train.epochs + 1):
+            with self._span("epoch", epoch) as amounts:
+                amounts.append(self._train_epoch(epoch))
+            if config.workflow.evaluation and evaluate_after is not None and evaluate_after.due(epoch) and not self._stopped:
+                self._evaluate(epoch)
+            if self._checkpoints is not None and save_after is not None and save_after.due(epoch) and not self._stopped:
+                self._save(self._checkpoints, epoch)
+            if self._stopped:
+                self._measured.stopped_early = True
+                return
+
+    @property
+    def _stopped(self) -> bool:
+        return bool(self._flags & STOP)
+
+    def _train_epoch(self, epoch: int) -> int:
+        """Train the blocks of an epoch: the steps between what interrupts it; return how many steps they had."""
+        config = self._config
+        batches = training_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
+        steps = self._passing("train", epoch, batches)
+        _, evaluate_after = evaluation_cadence(config.evaluation)
+        _, save_after = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        in_blocks = (evaluate_after is not None and config.workflow.evaluation) or (
+            self._checkpoints is not None and (save_after is not None or self._checkpoint_due < float("inf"))
+        )
+        done = 0
+        begin = time.monotonic()
+        while done < len(batches) and not self._stopped:
+            evaluates = saves = False
+            first = done
+            with self._log.interval("block" if in_blocks else "epoch", epoch_num=epoch), self._span("block", epoch) as amounts:
+                for _ in steps:
+                    done, self._steps = done + 1, self._steps + 1
+                    evaluates = config.workflow.evaluation and evaluate_after is not None and evaluate_after.due(self._steps)
+                    saves = self._checkpoints is not None and (
+                        bool(self._flags & CHECKPOINT) or (save_after is not None and save_after.due(self._steps))
+                    )
+                    if evaluates or saves or self._stopped:
+                        break
+                amounts.append(done - first)
+            if evaluates and not self._stopped:
+                self._evaluate(epoch)
+            if saves and self._checkpoints is not None and not self._stopped:
+                self._save(self._checkpoints, epoch)
+        next(steps, None)  # nothing is left; the loader learns that, and ends its workers
+        self._tell(epoch, "train", done, time.monotonic() - begin)
+        return done
+
+    def _evaluate(self, epoch: int) -> None:
+        batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.number, self._rank.count)
+        begin = time.monotonic()
+        with self._log.interval("eval", epoch_num=epoch), self._span("eval", epoch) as amounts:
+            amounts.append(sum(1 for _ in self._passing("evaluation", epoch, batches)))
+        self._tell(epoch, "evaluation", int(amounts[0]), time.monotonic() - begin)
+
+    def _tell(self, epoch: int, phase: str, steps: int, elapsed_s: float) -> None:
         of = f"{epoch} of {self._config.train.epochs}"
-        note(f"epoch {of}, {phase}: {len(batches)} steps in {elapsed_s:.2f} s, {samples / elapsed_s:.2f} samples/s")
+        size = self._config.reader.batch_size if phase == "train" else self._config.reader.batch_size_eval
+        rate = steps * size * self._rank.count / max(elapsed_s, 1e-9)
+        note(f"epoch {of}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
+
+    def _passing(self, phase: str, epoch: int, batches: Sequence[Batch]) -> Iterator[int]:
+        """Take every batch in order and compute on it; yield after each step."""
+        steps, accelerator = self._measured.steps, self._accelerator
+        fetching = iter(self._loaders[phase].epoch(epoch, batches))
+        begin_ns = time.monotonic_ns()
+        step = 0
+        while not self._stopped:
+            asked_ns = time.monotonic_ns()
+            fetched = next(fetching, None)
+            if fetched is None:
+                return
+            arrived_ns = time.monotonic_ns()
+            step += 1
+            compute_ns, barrier_ns, self._flags = accelerator.step(phase, epoch, step, self._wishes())
+            done_ns = time.monotonic_ns()
+            wait_ns, step_ns = arrived_ns - asked_ns, done_ns - begin_ns
+            overhead_ns = step_ns - wait_ns - compute_ns - barrier_ns
+            times = StepTimes(begin_ns, wait_ns, compute_ns, barrier_ns, overhead_ns, step_ns)
+            steps.add(phase, epoch, self._numbers.get(("block", epoch), 0) + 1, step, times, fetched)
+            begin_ns = done_ns
+            yield step
+            begin_ns = max(begin_ns, self._interrupted_ns)
+
+    def _wishes(self) -> int:
+        """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""
+        now = time.monotonic()
+        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if now >= self._checkpoint_due else 0)
+
+    def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
+        with self._log.interval("checkpoint", epoch_num=epoch), self._span("save_ckpt", epoch) as amounts:
+            saved = checkpoints.save(epoch, self._steps)
+            amounts.append(sum(file.size_bytes for file in saved))
+        self._measured.saved += saved
+        if self._config.checkpoint.rank_sync:
+            self._rank.meet(0)
+        if self._config.twin.checkpoint.seconds_between is not None:
+            self._checkpoint_due = time.monotonic() + self._config.twin.checkpoint.seconds_between
+
+    def _checkpoints_alone(self, checkpoints: Checkpoints) -> None:
+        """Write checkpoint after checkpoint, computing in between."""
+        checkpoint, seed = self._config.checkpoint, self._config.train.seed
+        computing = DrawnTime(checkpoint.time_between_checkpoints, seed, Purpose.TRAIN_STEP)
+        for number in range(1, max(1, checkpoint.num_checkpoints_write) + 1):
+            if checkpoint.num_checkpoints_write == 0 or self._stopped:
+                return
+            self._sleeper.sleep(computing.seconds(self._rank.number, 1, number - 1))
+            self._steps = number
+            self._save(checkpoints, 1)
+            self._flags = self._rank.meet(self._wishes())
+            note(f"checkpoint {number} of {max(1, checkpoint.num_checkpoints_write)} written")
+
+    def _load(self, checkpoints: Checkpoints) -> None:
+        """Read the newest checkpoint back, as often as is asked for."""
+        for _ in range(max(0, self._config.checkpoint.num_checkpoints_read)):
+            self._rank.meet(0)  # nobody reads what another rank still writes
+            with self._span("load_ckpt", self._config.train.epochs) as amounts:
+                loaded = checkpoints.load()
+                amounts.append(sum(file.size_bytes for file in loaded))
+            self._measured.loaded += loaded
+
+    @contextmanager
+    def _span(self, kind: str, epoch: int) -> Iterator[list[float]]:
+        """Note when the block of code ran; it puts how much it did into the list."""
+        amounts: list[float] = []
+        start_s, start_ns = time.time(), time.monotonic_ns()
+        yield amounts
+        number = self._numbers[kind, epoch] = self._numbers.get((kind, epoch), 0) + 1
+        end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # the clock may be set meanwhile
+        self._measured.spans.append(Span(kind, epoch, number, start_s, end_s, sum(amounts)))
+        if kind not in ("epoch", "block"):
+            self._interrupted_ns = time.monotonic_ns()

@@ -1,97 +1,43 @@
-"""What a run measured: a row per step, and a summary with DLIO's names where it has them.
+"""What a run measured, in figures: with DLIO's names where it has them, ours with confidence intervals.
 
 DLIO's names keep DLIO's units: *_MB_per_second and *_GB_* are MiB and GiB there.
 """
 
-from array import array
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmark.checkpoint import Written
-from benchmark.loader import Fetched
+from benchmark.confidence import Estimate, mean, quantile, ratio
+from benchmark.config import OutputMetric
+from benchmark.steplog import Ints, StepTable
 
-_COLUMNS = (
-    "phase", "epoch", "step", "start_ns", "data_wait_ns", "compute_ns", "step_ns", "samples", "bytes_read", "read_ns",
-    "preprocess_ns",
-)  # fmt: skip
-_PHASES = ("train", "evaluation")
-_EXCLUDED_STEPS = 1  # of every epoch, as DLIO and MLPerf Storage have it: the first batch has no step to hide behind
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
-
-Ints = NDArray[np.int64]
-
-
-class StepLog:
-    """Collects steps in 88 bytes each.
-
-    `compute_ns` is the computation time asked for, not what the sleep took: oversleeping is no useful work.
-    """
-
-    def __init__(self) -> None:
-        self._rows = array("q")
-
-    def add(self, phase: str, epoch: int, step: int, times: tuple[int, int, int, int], fetched: Fetched) -> None:
-        """Append one step; `times` are start_ns, data_wait_ns, compute_ns and step_ns."""
-        batch = (fetched.samples, fetched.size_bytes, fetched.read_ns, fetched.preprocess_ns)
-        self._rows.extend((_PHASES.index(phase), epoch, step, *times, *batch))
-
-    def columns(self, phase: str | None = None) -> dict[str, Ints]:
-        """Return the columns by name, one entry per step, of one phase or of both; `phase` itself is its number."""
-        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
-        if phase is not None:
-            rows = rows[rows[:, 0] == _PHASES.index(phase)]
-        return {name: rows[:, place] for place, name in enumerate(_COLUMNS)}
-
-    def write_parquet(self, path: Path) -> None:
-        """Write all steps as a Parquet table, whole or not at all."""
-        import pyarrow.parquet as pq
-
-        temporary = path.with_name(path.name + ".partial")
-        try:
-            pq.write_table(self._table(), temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _table(self) -> Any:
-        """The steps as an Arrow table, made from buffers: pyarrow's conversions load pandas, a third of the rank's memory."""
-        import pyarrow as pa
-
-        columns = self.columns()
-        ends = np.cumsum([0, *map(len, _PHASES)], dtype=np.int32)
-        names = pa.StringArray.from_buffers(len(_PHASES), pa.py_buffer(ends), pa.py_buffer("".join(_PHASES).encode()))
-        phase = pa.Array.from_buffers(pa.int8(), len(columns["phase"]), [None, pa.py_buffer(columns["phase"].astype(np.int8))])
-        arrays = [pa.DictionaryArray.from_arrays(phase, names)]
-        for name in _COLUMNS[1:]:
-            column = np.ascontiguousarray(columns[name])
-            arrays.append(pa.Array.from_buffers(pa.int64(), len(column), [None, pa.py_buffer(column)]))
-        return pa.Table.from_arrays(arrays, names=list(_COLUMNS))
+_PREFIXES = {"train": "train", "evaluation": "eval"}
+_Columns = dict[str, Ints]
 
 
-def phase_metrics(prefix: str, columns: dict[str, Ints]) -> dict[str, Any]:
-    """Return DLIO's metrics of one phase, each name beginning with `prefix`: per epoch, their mean and standard deviation.
+def phase_metrics(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
+    """Return DLIO's metrics of one phase: per epoch, their mean and standard deviation.
 
-    Accelerator utilisation of an epoch is computation time over elapsed time, both without its first step, as MLPerf Storage
-    defines it; an epoch of one step has none (null). Throughput counts every step, from the wait for the first batch to the end
-    of the last step.
+    Accelerator utilisation of an epoch is computation time over elapsed time, both without the first steps (and last, where
+    `excluded` says so), as MLPerf Storage defines it, and the mean over ranks; an epoch that has no other steps has none (null).
+    Throughput counts every step of all ranks, from the wait for the first batch to the end of the last step of the slowest rank.
     """
     utilisation: list[float | None] = []
     throughput: list[float] = []
     rate: list[float] = []
-    for epoch in np.unique(columns["epoch"]):
+    columns = table.of(phase)
+    for epoch in np.unique(columns["epoch"]).tolist():
         rows = columns["epoch"] == epoch
-        compute_ns, step_ns = columns["compute_ns"][rows][_EXCLUDED_STEPS:], columns["step_ns"][rows]
-        counted_ns = step_ns[_EXCLUDED_STEPS:].sum()
-        # Overshoot of the step left out may come off the sleeps of those counted, so the ratio can pass one.
-        utilisation.append(100.0 * min(1.0, float(compute_ns.sum() / counted_ns)) if counted_ns else None)
-        elapsed_s = float(step_ns.sum()) / 1e9
-        throughput.append(float(columns["samples"][rows].sum()) / elapsed_s)
-        rate.append(float(columns["bytes_read"][rows].sum()) / elapsed_s / (1 << 20))
+        one = {name: column[rows] for name, column in columns.items()}
+        utilisation.append(_utilisation(_kept(one, excluded)))
+        elapsed_s = float(np.bincount(one["rank"], weights=one["step_ns"]).max()) / 1e9
+        throughput.append(float(one["samples"].sum()) / elapsed_s)
+        rate.append(float(one["bytes_read"].sum()) / elapsed_s / (1 << 20))
     known = [value for value in utilisation if value is not None]
+    prefix = _PREFIXES[phase]
     return {
         f"{prefix}_au_percentage": utilisation,
         **_mean_and_stdev(f"{prefix}_au", "percentage", known),
@@ -101,29 +47,111 @@ def phase_metrics(prefix: str, columns: dict[str, Ints]) -> dict[str, Any]:
     }
 
 
-def checkpoint_metrics(written: Sequence[Written]) -> dict[str, Any]:
-    """Return DLIO's metrics of saving checkpoints; a checkpoint is all files written after one epoch."""
-    epochs = sorted({file.epoch for file in written})
-    sizes = [sum(file.size_bytes for file in written if file.epoch == epoch) / (1 << 30) for epoch in epochs]
-    seconds = [sum(file.duration_ns for file in written if file.epoch == epoch) / 1e9 for epoch in epochs]
-    rates = [size / duration for size, duration in zip(sizes, seconds, strict=True)]
+def _kept(columns: _Columns, excluded: OutputMetric) -> _Columns:
+    """The steps of each epoch that metrics count: neither its first ones nor its last."""
+    last = np.zeros(int(columns["epoch"].max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(last, columns["epoch"], columns["step"])
+    step = columns["step"]
+    keep = (step > excluded.exclude_start_steps) & (step <= last[columns["epoch"]] - excluded.exclude_end_steps)
+    return {name: column[keep] for name, column in columns.items()}
+
+
+def _utilisation(columns: _Columns) -> float | None:
+    """Percent of the steps' time in which the accelerator computed, the mean over ranks; None without steps."""
+    if not len(columns["step"]):
+        return None
+    compute, elapsed = (np.bincount(columns["rank"], weights=columns[name]) for name in ("compute_ns", "step_ns"))
+    ranks = elapsed > 0
+    # Overshoot of the steps left out may come off the sleeps of those counted, so the ratio can pass one.
+    return 100.0 * float(np.minimum(1.0, compute[ranks] / elapsed[ranks]).mean())
+
+
+def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
+    """Return the figures of one phase over all its epochs, each with its confidence interval.
+
+    Utilisation leaves out what phase_metrics leaves out; without the harness's overhead it is computation time over the step's
+    time less what the emulator itself took beside waiting for data, computing and waiting for other ranks.
+    """
+    columns = table.of(phase)
+    kept, every = _over_ranks(_kept(columns, excluded)), _over_ranks(columns)
+    with_overhead = ratio(kept["compute_ns"], kept["step_ns"])
+    # The overshoot of a step left out may come off the sleeps of those kept; overhead as a whole is never negative.
+    overhead_ns = kept["overhead_ns"] if kept["overhead_ns"].sum() > 0 else np.zeros_like(kept["step_ns"])
+    without = ratio(kept["compute_ns"], kept["step_ns"] - overhead_ns)
+    # Sums over ranks, whose steps run side by side.
+    side_by_side = every["step_ns"] / np.maximum(every["ranks"], 1)
     return {
-        **_mean_and_stdev("save_checkpoint_io", "GB_per_second", rates),
-        **_mean_and_stdev("save_checkpoint_duration", "seconds", seconds),
+        "au_percentage": _document(with_overhead, 100.0),
+        "au_without_overhead_percentage": _document(without, 100.0),
+        "samples_per_second": _document(ratio(every["samples"], side_by_side), 1e9),
+        "bytes_per_second": _document(ratio(every["bytes_read"], side_by_side), 1e9),
+        "data_wait_s": _document(mean(columns["data_wait_ns"]), 1e-9),
+        "step_time_s": _document(mean(columns["step_ns"]), 1e-9),
+        "overhead_s": _document(mean(kept["overhead_ns"] / np.maximum(kept["ranks"], 1)), 1e-9),
+    }
+
+
+def _over_ranks(columns: _Columns) -> _Columns:
+    """Each step's sums over ranks, in the order of steps, and how many `ranks` ran it."""
+    keys = columns["epoch"] * (int(columns["step"].max(initial=0)) + 1) + columns["step"]
+    order, place = np.unique(keys, return_inverse=True)
+    names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read")
+    summed = {name: np.bincount(place, weights=columns[name], minlength=len(order)).astype(np.int64) for name in names}
+    return {**summed, "ranks": np.bincount(place, minlength=len(order)).astype(np.int64)}
+
+
+def _document(estimate: Estimate | None, factor: float) -> dict[str, float | None] | None:
+    return None if estimate is None else estimate.scaled(factor).document()
+
+
+def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[str, Any]:
+    """Return DLIO's metrics of saving (or loading) checkpoints from the files of every rank; `kind` is save or load.
+
+    A checkpoint is all files written together. It lasts as long as on its slowest rank; per rank, the rate of all its files. The
+    smallest and the mean rate over ranks are ours: MLPerf Storage's rules ask for the slowest.
+    """
+    by_checkpoint: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+    for rank, written in enumerate(files):
+        for turn, file in _turns(written):
+            totals = by_checkpoint.setdefault((turn, file.epoch), {})
+            size, duration = totals.get(rank, (0, 0))
+            totals[rank] = size + file.size_bytes, duration + file.duration_ns
+    checkpoints = [list(totals.values()) for totals in by_checkpoint.values()]
+    seconds = [max(duration for _, duration in ranks) / 1e9 for ranks in checkpoints]
+    sizes = [sum(size for size, _ in ranks) / (1 << 30) for ranks in checkpoints]
+    slowest = [min(size / duration for size, duration in ranks) * 1e9 / (1 << 30) for ranks in checkpoints]
+    averages = [float(np.mean([size / duration for size, duration in ranks])) * 1e9 / (1 << 30) for ranks in checkpoints]
+    return {
+        **_mean_and_stdev(f"{kind}_checkpoint_io", "GB_per_second", averages),
+        **_mean_and_stdev(f"{kind}_checkpoint_duration", "seconds", seconds),
+        f"{kind}_checkpoint_io_min_GB_per_second": min(slowest),
+        f"{kind}_checkpoint_io_GB_per_second": _document(mean(np.array(averages)), 1.0),
         "checkpoint_size_GB": float(np.mean(sizes)),
     }
 
 
-def step_quantiles(columns: dict[str, Ints]) -> dict[str, dict[str, float]]:
-    """Return quantiles, in seconds, of how long a step waited for its batch, computed, and lasted in all."""
-    probabilities = list(_QUANTILES.values())
-    names = {"data_wait_s": "data_wait_ns", "compute_s": "compute_ns", "step_time_s": "step_ns"}
-    return {
-        name: dict(zip(_QUANTILES, (np.quantile(columns[column], probabilities) / 1e9).tolist(), strict=True))
-        for name, column in names.items()
-    }
+def _turns(written: Sequence[Written]) -> list[tuple[int, Written]]:
+    """Each file with how often its like was seen before: a name that comes again belongs to the next checkpoint."""
+    seen: dict[tuple[int, str], int] = {}
+    turns = []
+    for file in written:
+        turn = seen.get((file.epoch, file.name), 0)
+        seen[file.epoch, file.name] = turn + 1
+        turns.append((turn, file))
+    return turns
+
+
+def step_quantiles(columns: _Columns) -> dict[str, dict[str, Any]]:
+    """Return quantiles, in seconds, of the wait for a batch, computing, the wait for ranks and the whole step."""
+    names = {"data_wait_s": "data_wait_ns", "compute_s": "compute_ns", "step_time_s": "step_ns", "barrier_s": "barrier_ns"}
+    found: dict[str, dict[str, Any]] = {}
+    for name, column in names.items():
+        told = {label: quantile(columns[column], probability).scaled(1e-9) for label, probability in _QUANTILES.items()}
+        found[name] = {label: estimate.value for label, estimate in told.items()}
+        found[name]["intervals"] = {label: [told[label].low, told[label].high] for label in ("median", "p95", "p99")}
+    return found
 
 
 def _mean_and_stdev(name: str, unit: str, values: Sequence[float]) -> dict[str, float | None]:
-    mean, stdev = (float(np.mean(values)), float(np.std(values))) if values else (None, None)
-    return {f"{name}_mean_{unit}": mean, f"{name}_stdev_{unit}": stdev}
+    center, stdev = (float(np.mean(values)), float(np.std(values))) if values else (None, None)
+    return {f"{name}_mean_{unit}": center, f"{name}_stdev_{unit}": stdev}

@@ -10,10 +10,11 @@ Value = float | int | str | None
 
 
 class MlLog:
-    """Writes MLLOG lines to a stream, each flushed at once; nowhere when the stream is None."""
+    """Writes MLLOG lines to a stream, each flushed at once, naming the `rank` if given; nowhere when the stream is None."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | None, rank: int | None = None) -> None:
         self._stream = stream
+        self._rank: dict[str, Value] = {} if rank is None else {"rank": rank}
 
     @contextmanager
     def interval(self, key: str, **metadata: Value) -> Iterator[None]:
@@ -32,7 +33,7 @@ class MlLog:
         now_ns = time.time_ns()
         entry = {
             "namespace": "", "time_ms": now_ns // 1_000_000, "time_ns": now_ns, "event_type": event_type,
-            "key": key, "value": value, "metadata": metadata,
+            "key": key, "value": value, "metadata": {**metadata, **self._rank},
         }  # fmt: skip
         # One write of one whole line: print would send the line end apart on an unbuffered stream.
         self._stream.write(f":::MLLOG {json.dumps(entry)}\n")

@@ -25,12 +25,22 @@ def sharpen_timers() -> None:
 
 def become_loader(number: int, parent_pid: int) -> None:
     """Name this process, let it die with its parent, and leave Ctrl-C to the parent; for a process just forked."""
-    _prctl(_PR_SET_NAME, f"iotwin-loader{number}".encode())
+    _become(f"iotwin-loader{number}", parent_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def become_rank(number: int, parent_pid: int) -> None:
+    """The same for a rank: told to end, it puts away what it has begun."""
+    _become(f"iotwin-rank{number}", parent_pid)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _become(name: str, parent_pid: int) -> None:
+    _prctl(_PR_SET_NAME, name.encode())
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before it could be watched
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def age_s() -> float:

@@ -1,18 +1,21 @@
-"""The files a run leaves in its output folder: summary.json with DLIO's names, metrics.parquet with a row per step."""
+"""The files a run leaves in its output folder: DLIO's summary, output of each rank and log, and metrics.parquet, a row a step."""
 
 import os
-import platform
-import socket
-from datetime import datetime
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from benchmark.config import Config
-from benchmark.emulator import Measured
-from benchmark.metrics import checkpoint_metrics, phase_metrics, step_quantiles
+from benchmark.dliolog import local_time, log_lines
+from benchmark.measured import Measured
+from benchmark.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
+from benchmark.rankfiles import epoch_stats, rank_output
+from benchmark.steplog import StepTable
 from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.output import write_whole
 
 SUMMARY_NAME = "summary.json"
 METRICS_NAME = "metrics.parquet"
@@ -28,74 +31,119 @@ def prepare_output(folder: Path) -> None:
         raise IotwinError(f"{folder}: cannot be written to; change output.folder or its permissions")
 
 
-def write_results(config: Config, measured: Measured) -> dict[str, Any]:
-    """Write both files into the workload's output folder, each whole or not at all, and return the summary."""
+def write_results(config: Config, ranks: Sequence[Measured], instrument: bool = False) -> dict[str, Any]:
+    """Write what all ranks measured into the workload's output folder, all files or none, and return the summary.
+
+    With `instrument`, the log has a line for every part of every step.
+    """
     folder = Path(config.output.folder)
-    summary = summarize(config, measured)
-    measured.steps.write_parquet(folder / METRICS_NAME)
-    temporary = folder / (SUMMARY_NAME + ".partial")
+    table = StepTable([measured.steps for measured in ranks])
+    summary = summarize(config, ranks, table)
+    host_facts = _host_facts()
+    files = {SUMMARY_NAME: _json(summary)}
+    for measured in ranks:
+        files[f"{measured.rank}_output.json"] = _json(rank_output(config, measured, host_facts))
+        files[f"{measured.rank}_per_epoch_stats.json"] = _json(epoch_stats(measured))
+    files[config.output.log_file] = "".join(log_lines(config, ranks, table, summary, instrument)).encode()
+    written: list[Path] = []
     try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
-        temporary.replace(folder / SUMMARY_NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+            written.append(folder / name)
+        table.write_parquet(folder / METRICS_NAME)
+    except BaseException:
+        for path in written:
+            with suppress(OSError):
+                path.unlink()
+        raise
     return summary
 
 
-def summarize(config: Config, measured: Measured) -> dict[str, Any]:
+def _json(document: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
     """Return the summary of a run: DLIO's keys, then ours under ``iotwin``; see docs/emulate.md."""
-    train = measured.steps.columns("train")
-    evaluation = measured.steps.columns("evaluation")
-    metric = phase_metrics("train", train)
-    reached = metric["train_au_mean_percentage"]
-    met = None if reached is None else ("success" if reached >= 100 * config.metric.au else "fail")
-    metric["train_au_meet_expectation"] = met
-    if len(evaluation["step"]):
-        metric |= phase_metrics("eval", evaluation)
-    if measured.checkpoints:
-        metric |= checkpoint_metrics(measured.checkpoints)
-    samples_bytes = measured.dataset.train.size_bytes + measured.dataset.evaluation.size_bytes
+    first = ranks[0]
+    metric: dict[str, Any] = {}
+    for phase in ("train", "evaluation"):
+        if (phase == "train" and config.workflow.train) or len(table.of(phase)["step"]):
+            metric |= phase_metrics(table, phase, config.output.metric)
+    if "train_au_mean_percentage" in metric:
+        reached = metric["train_au_mean_percentage"]
+        met = None if reached is None else ("success" if reached >= 100 * config.metric.au else "fail")
+        metric["train_au_meet_expectation"] = met
+    for kind, files in (("save", [one.saved for one in ranks]), ("load", [one.loaded for one in ranks])):
+        if any(files):
+            metric |= checkpoint_metrics(kind, files)
+    hosts = {measured.node: measured.host for measured in ranks}
     return {
-        "start": _local_time(measured.start_s),
-        "end": _local_time(measured.end_s),
-        "num_accelerators": 1,
-        "num_hosts": 1,
-        "hostname": socket.gethostname(),
-        "num_files_train": len(measured.dataset.train.files),
-        "num_files_eval": len(measured.dataset.evaluation.files),
+        "start": local_time(min(measured.start_s for measured in ranks)),
+        "end": local_time(max(measured.end_s for measured in ranks)),
+        "num_accelerators": len(ranks),
+        "num_hosts": first.nodes,
+        "hostname": first.host.hostname,
+        "num_files_train": first.data.train_files,
+        "num_files_eval": first.data.evaluation_files,
         "num_samples_per_file": config.dataset.num_samples_per_file,
-        "host_cpu_count": [os.cpu_count()],
-        "host_memory_GB": [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)],
-        "data_size_per_host_GB": samples_bytes / (1 << 30),
+        "host_cpu_count": [host.cpus for host in hosts.values()],
+        "host_memory_GB": [host.memory_bytes / (1 << 30) for host in hosts.values()],
+        "potential_caching": [first.data.size_bytes / first.nodes <= host.memory_bytes for host in hosts.values()],
+        "data_size_per_host_GB": first.data.size_bytes / first.nodes / (1 << 30),
         "epochs": config.train.epochs,
         "metric": metric,
-        "iotwin": _own(config, measured),
+        "iotwin": _own(config, ranks, table),
     }
 
 
-def _own(config: Config, measured: Measured) -> dict[str, Any]:
-    """What DLIO does not report: bytes really read, quantiles instead of means, every checkpoint file, and the machine."""
-    columns = measured.steps.columns()
-    train = measured.steps.columns("train")
-    evaluation = measured.steps.columns("evaluation")
+def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
+    """What DLIO does not report: bytes really read, quantiles and intervals, every checkpoint file, and the machine."""
+    first = ranks[0]
+    train, evaluation = table.of("train"), table.of("evaluation")
+    bytes_read = int(table.columns["bytes_read"].sum())
+    storage_bytes = sum(measured.storage_read_bytes for measured in ranks)
+    loaded_bytes = sum(file.size_bytes for measured in ranks for file in measured.loaded)
     return {
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "elapsed_s": measured.end_s - measured.start_s,
-        "steps": len(train["step"]),
-        "evaluation_steps": len(evaluation["step"]),
-        "bytes_read": int(columns["bytes_read"].sum()),
-        "bytes_written": sum(file.size_bytes for file in measured.checkpoints),
-        "train": step_quantiles(train),
+        "kernel": first.host.kernel,
+        "machine": first.host.machine,
+        "elapsed_s": max(measured.end_s for measured in ranks) - min(measured.start_s for measured in ranks),
+        "stopped_early": first.stopped_early,
+        "steps": len(train["step"]) // len(ranks),
+        "evaluation_steps": len(evaluation["step"]) // len(ranks),
+        "bytes_read": bytes_read,
+        "bytes_written": sum(file.size_bytes for measured in ranks for file in measured.saved),
+        "storage_bytes_read": storage_bytes,
+        "page_cache_hit_ratio": _hit_ratio(storage_bytes, bytes_read + loaded_bytes),
+        "cpu_s": sum(measured.cpu_s for measured in ranks),
+        "peak_memory_bytes": max(measured.peak_memory_bytes for measured in ranks),
+        "estimates": {
+            phase: estimates(table, phase, config.output.metric)
+            for phase, columns in (("train", train), ("evaluation", evaluation)) if len(columns["step"])
+        },
+        "train": step_quantiles(train) if len(train["step"]) else None,
         "evaluation": step_quantiles(evaluation) if len(evaluation["step"]) else None,
         "checkpoint_files": [
-            {"epoch": file.epoch, "name": file.name, "size_bytes": file.size_bytes, "duration_s": file.duration_ns / 1e9}
-            for file in measured.checkpoints
+            {
+                "rank": measured.rank, "epoch": file.epoch, "name": file.name, "size_bytes": file.size_bytes,
+                "duration_s": file.duration_ns / 1e9,
+            }
+            for measured in ranks for file in measured.saved
         ],
         "source": config.twin.source,
-    }
+    }  # fmt: skip
 
 
-def _local_time(seconds: float) -> str:
-    """DLIO's time stamp: local time to the microsecond, without a zone."""
-    return datetime.fromtimestamp(seconds, tz=datetime.now().astimezone().tzinfo).strftime("%Y-%m-%dT%H:%M:%S.%f")
+def _hit_ratio(storage_bytes: int, read_bytes: int) -> float | None:
+    """Share of the bytes read that storage was not asked for; read-ahead can fetch more than is read."""
+    return None if not read_bytes else max(0.0, 1.0 - storage_bytes / read_bytes)
+
+
+def _host_facts() -> dict[str, dict[str, str]]:
+    """The first CPU and the memory of this machine, in the kernel's words."""
+    facts = {}
+    for key, path in (("host_cpuinfo", "/proc/cpuinfo"), ("host_meminfo", "/proc/meminfo")):
+        text = Path(path).read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+        facts[key] = {name.strip(): value.strip() for name, _, value in pairs}
+    return facts

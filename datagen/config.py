@@ -63,10 +63,11 @@ def read_config(path: Path) -> tuple[FormatLayout, int]:
         dataset = msgspec.convert(section, DatasetSection)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: dataset: {error}") from None
-    return _layout(dataset), dataset.num_files_train * dataset.num_samples_per_file
+    return layout_of(dataset), dataset.num_files_train * dataset.num_samples_per_file
 
 
-def _layout(dataset: DatasetSection) -> FormatLayout:
+def layout_of(dataset: DatasetSection) -> FormatLayout:
+    """Return the layout that the section describes; UsageError for one that no writer can write."""
     chunk_dims = tuple(dataset.hdf5.get("chunk_dims", ()))
     if dataset.enable_chunking and dataset.chunk_size and not chunk_dims:
         side = max(1, round(dataset.chunk_size**0.5))

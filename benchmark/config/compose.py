@@ -68,6 +68,8 @@ def find(name: str, folder: Path | None = None) -> Path:
         raise UsageError(f"{folder}: no such directory; --config-dir is where NAME.yaml or workload/NAME.yaml is")
     folders = [folder, folder / "workload"] if folder is not None else [SHIPPED]
     known = {path.stem: path for each in folders for path in sorted(each.glob("*.yaml"))}
+    if name not in known and name.replace("-", "_") in known:
+        name = name.replace("-", "_")
     if name not in known:
         where = folder if folder is not None else "those shipped"
         raise UsageError(f"workload={name}: not among {where}{nearest(name, list(known))}; known: {', '.join(known) or 'none'}")

@@ -83,7 +83,7 @@ class Generate(Command):
                 "first_file": first[0].name, "last_file": last[-1].name,
             })  # fmt: skip
         request = {"samples": samples, "size_bytes": size_bytes, "seed": args.seed, "workers": args.workers, "force": args.force}
-        manifest = _generate(layout, args.output, args.nodes, request)
+        manifest = generate_on_nodes(layout, args.output, args.nodes, request)
         return Outcome(_document("written", args.output, manifest))
 
     def show(self, document: dict[str, Any]) -> None:
@@ -108,7 +108,8 @@ def _verify(output: str, workers: int | None) -> "DataSetManifest":
     return verify(Path(output), workers)
 
 
-def _generate(layout: "Layout", output: str, nodes: str | None, request: dict[str, Any]) -> "DataSetManifest":
+def generate_on_nodes(layout: "Layout", output: str, nodes: str | None, request: dict[str, Any]) -> "DataSetManifest":
+    """Write the data set at `output`, a directory or a URL, alone or as the one of `nodes` (or of MPI's) that this process is."""
     from datagen.nodes import mpi_node, parse_node
 
     node = parse_node(nodes) if nodes is not None else mpi_node()

@@ -46,7 +46,13 @@ def test_a_run_prints_its_phases_and_leaves_its_results(twin_path: Path, tmp_pat
     times = [event["time_ns"] for event in events]
     assert times == sorted(times) and all(event["time_ms"] == event["time_ns"] // 1_000_000 for event in events)
     assert "accelerator utilisation" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["metrics.parquet", "summary.json"]
+    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == [
+        "0_output.json",
+        "0_per_epoch_stats.json",
+        "dlio.log",
+        "metrics.parquet",
+        "summary.json",
+    ]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "epoch_1.pt",
         "epoch_2.pt",

@@ -2,28 +2,38 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from benchmark.checkpoint import Written
+from benchmark.config import OutputMetric
 from benchmark.loader import Fetched
-from benchmark.metrics import StepLog, checkpoint_metrics, phase_metrics, step_quantiles
+from benchmark.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
+from benchmark.steplog import StepLog, StepTable, StepTimes
 
 SECOND = 1_000_000_000
+GIB = 1 << 30
+FIRST_STEP_OUT = OutputMetric()
 
 
-def log(*steps: tuple[int, float, float, float]) -> StepLog:
+def log(*steps: tuple[int, float, float, float], overhead: float = 0.0) -> StepLog:
     """Steps of (epoch, wait, compute asked for, whole step), in seconds; two samples of 1 MiB in all each."""
     steps_log = StepLog()
-    for number, (epoch, wait, compute, whole) in enumerate(steps, 1):
-        times = (0, int(wait * SECOND), int(compute * SECOND), int(whole * SECOND))
-        steps_log.add("train", epoch, number, times, Fetched(2, 1 << 20, 5, 6))
+    numbers: dict[int, int] = {}
+    for epoch, *seconds in steps:
+        wait, compute, whole = (int(value * SECOND) for value in seconds)
+        numbers[epoch] = numbers.get(epoch, 0) + 1
+        own = int(overhead * SECOND)
+        times = StepTimes(0, wait, compute, whole - wait - compute - own, own, whole)
+        steps_log.add("train", epoch, 1, numbers[epoch], times, Fetched(2, 1 << 20, 5, 6))
     return steps_log
 
 
 def test_utilisation_counts_time_asked_for_and_leaves_the_first_step_out() -> None:
     # Epoch 1 without its first step: 1 s + 1 s of 1.5 s + 2.5 s. Oversleeping (the last step) is no useful work.
-    metrics = phase_metrics("train", log((1, 3, 1, 4), (1, 0.5, 1, 1.5), (1, 0.5, 1, 2.5), (2, 0, 1, 1), (2, 0, 1, 1)).columns())
+    table = StepTable([log((1, 3, 1, 4), (1, 0.5, 1, 1.5), (1, 0.5, 1, 2.5), (2, 0, 1, 1), (2, 0, 1, 1))])
+    metrics = phase_metrics(table, "train", FIRST_STEP_OUT)
     assert metrics["train_au_percentage"] == pytest.approx([50, 100])
     assert metrics["train_au_mean_percentage"] == pytest.approx(75)
     assert metrics["train_au_stdev_percentage"] == pytest.approx(25)
@@ -32,34 +42,79 @@ def test_utilisation_counts_time_asked_for_and_leaves_the_first_step_out() -> No
     assert metrics["train_io_mean_MB_per_second"] == pytest.approx((3 / 8 + 2 / 2) / 2)
 
 
+def test_steps_at_both_ends_can_be_left_out() -> None:
+    table = StepTable([log((1, 9, 1, 10), (1, 9, 1, 10), (1, 1, 1, 2), (1, 9, 1, 10))])
+    metrics = phase_metrics(table, "train", OutputMetric(exclude_start_steps=2, exclude_end_steps=1))
+    assert metrics["train_au_percentage"] == pytest.approx([50])
+
+
 def test_an_epoch_of_one_step_has_no_utilisation_and_no_negative_rate() -> None:
-    metrics = phase_metrics("train", log((1, 1, 1, 2)).columns())
+    metrics = phase_metrics(StepTable([log((1, 1, 1, 2))]), "train", FIRST_STEP_OUT)
     assert metrics["train_au_percentage"] == [None] and metrics["train_au_mean_percentage"] is None
     assert metrics["train_throughput_samples_per_second"] == [1.0]
 
 
-def test_a_checkpoint_is_all_files_of_an_epoch() -> None:
-    gib = 1 << 30
-    written = [Written(1, "a", gib, 0, SECOND), Written(1, "b", gib, 0, 3 * SECOND), Written(2, "a", 2 * gib, 0, SECOND)]
-    metrics = checkpoint_metrics(written)
+def test_ranks_add_up_their_samples_and_share_their_utilisation() -> None:
+    # The second rank's steps take twice as long: it alone decides how long the epoch lasts.
+    table = StepTable([log((1, 0, 1, 1), (1, 0, 1, 1)), log((1, 1, 1, 2), (1, 1, 1, 2))])
+    metrics = phase_metrics(table, "train", FIRST_STEP_OUT)
+    assert metrics["train_au_percentage"] == pytest.approx([(100 + 50) / 2])
+    assert metrics["train_throughput_samples_per_second"] == pytest.approx([8 / 4])
+
+
+def test_the_harness_is_told_apart() -> None:
+    steps = [(1, 0, 1, 1.25)] * 30
+    own = estimates(StepTable([log(*steps, overhead=0.25)]), "train", FIRST_STEP_OUT)
+    assert own["au_percentage"]["value"] == pytest.approx(80)
+    assert own["au_without_overhead_percentage"]["value"] == pytest.approx(100)
+    assert own["overhead_s"]["value"] == pytest.approx(0.25)
+    assert own["samples_per_second"] == pytest.approx({"value": 1.6, "low": 1.6, "high": 1.6})
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    covered = 0
+    for _ in range(300):
+        steps = [(1, 0, 1, 1 + float(extra)) for extra in rng.exponential(0.5, 200)]
+        own = estimates(StepTable([log(*steps)]), "train", OutputMetric(exclude_start_steps=0))["step_time_s"]
+        covered += own["low"] <= 1.5 <= own["high"]
+    assert 0.90 <= covered / 300 <= 0.99
+
+
+def test_a_checkpoint_is_all_files_written_together() -> None:
+    written = [Written(1, "a", GIB, 0, SECOND), Written(1, "b", GIB, 0, 3 * SECOND), Written(2, "a", 2 * GIB, 0, SECOND)]
+    metrics = checkpoint_metrics("save", [written])
     assert metrics["save_checkpoint_io_mean_GB_per_second"] == pytest.approx((2 / 4 + 2 / 1) / 2)
     assert metrics["save_checkpoint_duration_mean_seconds"] == pytest.approx(2.5)
     assert metrics["checkpoint_size_GB"] == pytest.approx(2)
 
 
-def test_quantiles_are_in_seconds() -> None:
-    quantiles = step_quantiles(log((1, 0.1, 1, 2), (1, 0.3, 1, 4), (1, 0.2, 1, 3)).columns())
+def test_the_slowest_rank_decides_how_long_a_checkpoint_takes() -> None:
+    files = [[Written(1, "a", GIB, 0, SECOND)], [Written(1, "b", GIB, 0, 4 * SECOND)]]
+    metrics = checkpoint_metrics("load", files)
+    assert metrics["load_checkpoint_duration_mean_seconds"] == pytest.approx(4)
+    assert metrics["load_checkpoint_io_min_GB_per_second"] == pytest.approx(0.25)
+    assert metrics["load_checkpoint_io_mean_GB_per_second"] == pytest.approx(0.625)
+
+
+def test_quantiles_are_in_seconds_and_lie_in_their_intervals() -> None:
+    quantiles = step_quantiles(StepTable([log((1, 0.1, 1, 2), (1, 0.3, 1, 4), (1, 0.2, 1, 3))]).columns)
     assert quantiles["data_wait_s"]["median"] == pytest.approx(0.2)
     assert (quantiles["step_time_s"]["min"], quantiles["step_time_s"]["max"]) == (2, 4)
     assert quantiles["compute_s"]["p99"] == 1
+    steps = [(1, 0.001 * number, 1, 2) for number in range(200)]
+    waits = step_quantiles(StepTable([log(*steps)]).columns)["data_wait_s"]
+    low, high = waits["intervals"]["median"]
+    assert 0.08 < low < waits["median"] < high < 0.12
 
 
-def test_the_table_has_every_step_in_order(tmp_path: Path) -> None:
+def test_the_table_has_every_step_of_every_rank(tmp_path: Path) -> None:
     steps = log(*[(epoch, 0.1, 0.2, 0.3) for epoch in (1, 2) for _ in range(3)])
-    steps.add("evaluation", 2, 1, (9, 8, 7, 6), Fetched(5, 4, 3, 2))
-    steps.write_parquet(tmp_path / "metrics.parquet")
+    steps.add("evaluation", 2, 1, 1, StepTimes(9, 8, 7, 6, 5, 4), Fetched(5, 4, 3, 2))
+    StepTable([steps, log((1, 0.1, 0.2, 0.3))]).write_parquet(tmp_path / "metrics.parquet")
     frame = pd.read_parquet(tmp_path / "metrics.parquet")
-    assert frame["phase"].tolist() == ["train"] * 6 + ["evaluation"]
-    assert frame["step"].tolist() == [1, 2, 3, 4, 5, 6, 1]
-    assert frame.iloc[-1].drop("phase").tolist() == [2, 1, 9, 8, 7, 6, 5, 4, 3, 2]
+    assert frame["phase"].tolist() == ["train"] * 6 + ["evaluation", "train"]
+    assert frame["rank"].tolist() == [0] * 7 + [1]
+    assert frame["step"].tolist() == [1, 2, 3, 1, 2, 3, 1, 1]
+    assert frame.iloc[6].drop("phase").tolist() == [0, 2, 1, 1, 9, 8, 7, 6, 5, 4, 5, 4, 3, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.parquet"]

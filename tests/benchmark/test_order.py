@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.cadence import EpochCadence
+from benchmark.cadence import Cadence
 from benchmark.config import Config, Dataset, Reader, Train
 from benchmark.draws import Purpose, generator
 from benchmark.order import evaluation_batches, training_batches
@@ -71,8 +71,8 @@ def test_steps_are_limited_per_epoch() -> None:
 
 
 def test_a_cadence_starts_and_repeats() -> None:
-    assert [epoch for epoch in range(1, 12) if EpochCadence(3, 4).due(epoch)] == [3, 7, 11]
-    assert [epoch for epoch in range(1, 5) if EpochCadence(1, 1).due(epoch)] == [1, 2, 3, 4]
+    assert [epoch for epoch in range(1, 12) if Cadence(3, 4).due(epoch)] == [3, 7, 11]
+    assert [epoch for epoch in range(1, 5) if Cadence(1, 1).due(epoch)] == [1, 2, 3, 4]
 
 
 def permuted_one_by_one(length: int, seed: int, epoch: int) -> list[int]:

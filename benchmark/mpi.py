@@ -1,0 +1,75 @@
+"""The same ranks under MPI: when mpirun or srun started this process beside others, each of them is one rank."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from benchmark.ranks import Rank
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.progress import set_quiet
+
+_T = TypeVar("_T")
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # Open MPI; MPICH and its kin; srun
+_NUMBER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_FIRST_SPEAKS_S = 0.02  # a rank's head start over the next one, where all fail of the same
+_LONGEST_SILENCE_S = 2.0
+
+
+def under_mpi() -> bool:
+    """Return whether this process was started as one of several."""
+    return max(int(os.environ.get(name, "1")) for name in _SIZE_VARIABLES) > 1
+
+
+def started_as() -> int:
+    """Return the number that the launcher gave this process, 0 where there is none, without starting MPI."""
+    return next((int(os.environ[name]) for name in _NUMBER_VARIABLES if name in os.environ), 0)
+
+
+def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
+    """Do `job` as this process's rank; return the results of all by number on rank 0, None elsewhere.
+
+    Raises IotwinError when mpi4py is missing. When a rank fails it says so on stderr and ends the run on all nodes with its exit
+    status; a rank that dies is noticed by mpirun or srun, which then end the others.
+    """
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise IotwinError("running under mpirun needs mpi4py; install it with: pip install 'iotwin[mpi]'") from None
+    world = MPI.COMM_WORLD
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    leader = node.bcast(world.Get_rank(), root=0)
+    places = sorted(world.allgather((leader, world.Get_rank())))  # node by node, whatever order mpirun dealt ranks out in
+    number = places.index((leader, world.Get_rank()))
+    leaders = sorted({leader for leader, _ in places})
+    ranks = world.Split(0, number)
+    flag = np.zeros(1, dtype=np.int32)
+
+    def meet(flags: int) -> int:
+        flag[0] = flags
+        ranks.Allreduce(MPI.IN_PLACE, flag, op=MPI.BOR)
+        return int(flag[0])
+
+    if number:
+        set_quiet(True)
+    try:
+        results: list[_T] | None = ranks.gather(job(Rank(number, len(places), leaders.index(leader), len(leaders), meet)), root=0)
+    except BaseException as error:
+        _end_everywhere(error, number)
+        raise
+    return results
+
+
+def _end_everywhere(error: BaseException, number: int) -> None:
+    """End the run on all ranks, in one line of the rank that failed; where all fail of the same, of the lowest."""
+    from mpi4py import MPI
+
+    time.sleep(min(_LONGEST_SILENCE_S, number * _FIRST_SPEAKS_S))
+    status = 130 if isinstance(error, KeyboardInterrupt) else error.exit_status if isinstance(error, IotwinError) else 1
+    told = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+    print(f"iotwin emulate: rank {number} on {socket.gethostname()}: {told}", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(status)

@@ -1,0 +1,179 @@
+"""The ranks of a run: processes that each stand for one accelerator and meet after every step, on one machine or under MPI.
+
+On one machine they are forked from the process that was started, which gathers what they measured. Whatever ends one of them ends
+all: nobody waits for a rank that is gone.
+"""
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Generic, TypeVar
+
+from benchmark.process import become_rank
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.progress import set_quiet
+
+_T = TypeVar("_T")
+_fork = multiprocessing.get_context("fork")
+_EXIT_PATIENCE_S = 2.0  # for a rank to put away what it is doing
+
+# What ranks tell one another where they meet; what one of them says counts for all.
+STOP, CHECKPOINT = 1, 2
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of `count` ranks; they are numbered node by node, so that neighbours are on one node.
+
+    `meet(flags)` waits for all ranks and returns what any of them said, as bits.
+    """
+
+    number: int = 0
+    count: int = 1
+    node: int = 0
+    nodes: int = 1
+    meet: Callable[[int], int] = lambda flags: flags
+
+
+class _Meeting:
+    """Where ranks of one machine meet: two semaphores of the kernel's (eventfd), some 20 microseconds a time for two ranks.
+
+    Rank 0 counts arrivals and lets the others go. Meetings alternate between two release counters and two bytes of flags, because
+    the fastest rank may be at the next meeting before the slowest has left this one; it cannot be at the one after that.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._others = count - 1
+        self._arrivals = os.eventfd(0, os.EFD_CLOEXEC)
+        self._releases = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE) for _ in range(2)]
+        self._flags = mmap.mmap(-1, 2 * count)  # shared by the ranks that are forked
+        self._count, self._turn = count, 0
+
+    def meet(self, number: int, flags: int) -> int:
+        """Wait for all ranks as rank `number` and return the flags of all."""
+        turn = self._turn
+        self._turn = 1 - turn
+        self._flags[turn * self._count + number] = flags
+        if number == 0:
+            waited_for = self._others
+            while waited_for:
+                waited_for -= os.eventfd_read(self._arrivals)
+            os.eventfd_write(self._releases[turn], self._others)
+        else:
+            os.eventfd_write(self._arrivals, 1)
+            os.eventfd_read(self._releases[turn])
+        told = self._flags[turn * self._count : (turn + 1) * self._count]
+        return max(told) if sum(map(bool, told)) < 2 else _any_of(told)
+
+
+def _any_of(told: bytes) -> int:
+    flags = 0
+    for one in told:
+        flags |= one
+    return flags
+
+
+class _RankProcess(Generic[_T]):
+    """One forked rank and the pipe that its result comes by."""
+
+    def __init__(self, rank: Rank, job: Callable[[Rank], _T]) -> None:
+        self.number = rank.number
+        self.results, outbox = _fork.Pipe(duplex=False)
+        self.process: ForkProcess = _fork.Process(target=_serve, args=(rank, os.getpid(), job, outbox))
+        # A signal between the fork and the rank's own handlers would run the launcher's handler in the rank.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        outbox.close()  # held by the rank alone, so that its death is the end of the stream
+
+    def result(self) -> _T:
+        """Return what the rank found; IotwinError when it failed or is gone."""
+        try:
+            failure, value = self.results.recv()
+        except EOFError:
+            self.process.join(_EXIT_PATIENCE_S)
+            raise IotwinError(f"{self._name()} {self._end()}; the run is ended on all ranks") from None
+        if failure is not None:
+            raise failure(f"rank {self.number}: {value}")
+        result: _T = value
+        return result
+
+    def _name(self) -> str:
+        return f"rank {self.number} (process {self.process.pid})"
+
+    def _end(self) -> str:
+        status = self.process.exitcode
+        if status is None or status >= 0:
+            return f"ended with status {status}"
+        return f"was killed by {signal.Signals(-status).name}"
+
+    def end(self, deadline: float) -> None:
+        """Wait for the rank until `deadline` (monotonic seconds), then end it for good."""
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(_EXIT_PATIENCE_S)
+        self.results.close()
+
+
+def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Connection) -> None:
+    """Be a rank: do the job, hand over what came of it."""
+    become_rank(rank.number, parent_pid)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    if rank.number:
+        set_quiet(True)  # one rank tells how far all are
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # told to end, or nobody is left to tell
+        try:
+            outbox.send((None, job(rank)))
+        except IotwinError as error:
+            outbox.send((UsageError if isinstance(error, UsageError) else IotwinError, str(error)))
+
+
+def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
+    """Do `job` as `count` ranks on this machine and return their results by number; a single rank is this process.
+
+    Raises IotwinError, naming the rank, when one fails or dies; the others are ended then, as they are by any other exception.
+    """
+    if count == 1:
+        return [job(Rank())]
+    meeting = _Meeting(count)
+    ranks: list[_RankProcess[_T]] = []
+    results: dict[int, _T] = {}
+    try:
+        for number in range(count):
+            meet = _Meet(meeting, number)
+            ranks.append(_RankProcess(Rank(number, count, meet=meet), job))
+        by_pipe = {rank.results: rank for rank in ranks}
+        while by_pipe:
+            for pipe in wait(list(by_pipe)):
+                rank = by_pipe.pop(pipe)  # type: ignore[call-overload]
+                results[rank.number] = rank.result()
+    except BaseException:
+        for rank in ranks:
+            rank.process.terminate()
+        raise
+    finally:
+        deadline = time.monotonic() + _EXIT_PATIENCE_S
+        for rank in ranks:
+            rank.end(deadline)
+    return [results[number] for number in range(count)]
+
+
+@dataclass
+class _Meet:
+    """A rank's way to the meeting."""
+
+    meeting: _Meeting
+    number: int
+
+    def __call__(self, flags: int) -> int:
+        return self.meeting.meet(self.number, flags)
