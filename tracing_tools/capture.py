@@ -1,30 +1,26 @@
-"""Tracing one command from before its first instruction to the end of its last descendant."""
+"""Tracing one target - a command, a container, what runs already - into one trace."""
 
-import contextlib
-import dataclasses
-import functools
 import os
 import signal
-import socket
-import sys
 import time
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from tracing_tools.backends import choose_backend
-from tracing_tools.backends.base import Backend, Scope
+from tracing_tools.backends.base import Backend
+from tracing_tools.host import host, version
+from tracing_tools.job_output import tails
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
-from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
-from tracing_tools.targets.command import StartedCommand, User, invoking_user
+from tracing_tools.targets.base import TraceTarget
+from tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
+from tracing_tools.targets.command import CommandTarget, User, invoking_user
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.finish import finish_trace
-from tracing_tools.trace.manifest import Host, Manifest, Target, write_manifest
+from tracing_tools.trace.manifest import Manifest, write_manifest
 from tracing_tools.trace.progress import note
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
-from tracing_tools.trace.records import NAME_INHERITED, NameRecord, pack_name
 from tracing_tools.trace.syscalls import DEFAULT_DETAIL
 
 # The ring buffer holds some 100 ms of the fastest stream that two CPUs were seen to produce.
@@ -32,6 +28,7 @@ _POLL_BUSY_S, _POLL_IDLE_S = 0.002, 0.04
 _BUSY_EVENTS = 1000  # in one drain
 _CLOCK_EVERY_NS = 10_000_000_000
 _LEDGER_EVERY_NS = 500_000_000  # also how much a killed recorder may leave uncounted
+_CONTAINERS_EVERY_NS = 100_000_000  # a container lives longer than this
 _GRACE_S = 5.0  # between asking an interrupted job to end and ending it
 
 
@@ -47,133 +44,177 @@ class Options:
     force: bool = False
     forward_output: bool = True
     detail: tuple[str, ...] = DEFAULT_DETAIL
+    duration_ns: int | None = None  # trace no longer than this; the target goes on
 
 
 def trace_command(command: list[str], directory: Path, options: Options) -> Manifest:
     """Run `command` under a tracer, leave its trace at `directory` and return the manifest (exit_status is the command's)."""
+    return trace_target(lambda: CommandTarget(command), directory, options)
+
+
+def trace_target(make_target: Callable[[], TraceTarget], directory: Path, options: Options) -> Manifest:
+    """Trace the target until it ends, leave its trace at `directory` and return the manifest."""
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
     user = invoking_user()
-    cgroup = JobCgroup.create() if os.geteuid() == 0 else "it needs root"
-    group = None if isinstance(cgroup, str) else cgroup
+    target = make_target()
     try:
-        scope = dataclasses.replace(group.scope if group else Scope(), detail=options.detail)
-        backend, notes = choose_backend(options.backend, scope)
-        if isinstance(cgroup, str):
-            notes.append(f"filtering by process tree instead of a cgroup: {cgroup}")
-        manifest = _trace(command, directory, options, _Parts(backend, notes, group, user))
-    finally:
-        if group is not None:
-            group.remove()
-    note(f"finishing {directory}")
-    finished = finish_trace(directory, manifest)
-    if user is not None:
-        _give_to(directory, user.user_id, user.group_id)
-    return finished
-
-
-@dataclass
-class _Parts:
-    """What a trace is made with."""
-
-    backend: Backend
-    notes: list[str]
-    group: JobCgroup | None
-    user: User | None
-
-
-def _trace(command: list[str], directory: Path, options: Options, parts: _Parts) -> Manifest:
-    """Record the command and return the manifest, not yet finished."""
-    backend, group, user = parts.backend, parts.group, parts.user
-    target = Target(command, str(Path.cwd()), cgroup=str(group.path) if group else None, user_id=user.user_id if user else None)
-    manifest = Manifest(
-        status="recording", backend=backend.name, probes=backend.probes, notes=parts.notes, host=_host(directory), target=target,
-        workload=options.workload, tool_version=_version(),
-    )  # fmt: skip
-    with Recording(directory, manifest, options.force) as recording:
+        backend, notes = choose_backend(options.backend, replace(target.scope, detail=options.detail))
+        manifest = Manifest(
+            status="recording", backend=backend.name, probes=backend.probes, notes=notes + target.notes, host=host(directory),
+            target=target.describe(), workload=options.workload, tool_version=version(),
+        )  # fmt: skip
+        held = _record(target, backend, directory, manifest, options)
+        note(f"finishing {directory}")
         try:
-            session = _Session(recording, backend, group, options)
-            started = StartedCommand(backend.wrap(command, directory.absolute() / RAW), directory / "logs", user)
-            session.run(started)
+            _finish(held, manifest, user)
+            _wait_for(target, held, options)
+        finally:
+            held.close()
+        manifest.exit_status = target.exit_status
+        return manifest
+    finally:
+        target.close()
+
+
+class _HeldDirectory:
+    """A directory by its descriptor: it stays the same one, whatever a job makes of its name meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.path = Path(f"/proc/self/fd/{self._descriptor}")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _record(target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options) -> _HeldDirectory:
+    """Record until the target's end or the duration's; return the trace's directory, not yet finished."""
+    with Recording(directory, manifest, options.force) as recording:
+        held = _HeldDirectory(directory)
+        recording.directory = held.path
+        session = _Session(recording, backend, target, options)
+        try:
+            target.start(backend, held.path / "logs", directory.absolute() / RAW)
+            session.run()
         except BaseException:
             backend.stop(None)
-            if manifest.target.root_pid is None:
-                recording.discard()  # the command never ran
+            if not session.released:
+                recording.close()
+                recording.directory = directory
+                recording.discard()  # the job never ran
+                held.close()
             raise
-    return manifest
+    return held
+
+
+def _wait_for(target: TraceTarget, held: _HeldDirectory, options: Options) -> None:
+    """Wait for what we started, should only the duration of its trace be over; its exit status is ours."""
+    forwarded = tails(held.path / "logs") if options.forward_output else []
+    for tail in forwarded:
+        tail.skip()
+    while target.is_ours and not target.has_ended():
+        time.sleep(_POLL_IDLE_S)
+        for tail in forwarded:
+            tail.forward()
+
+
+def _finish(held: _HeldDirectory, manifest: Manifest, user: User | None) -> None:
+    finish_trace(held.path, manifest)
+    if user is not None:
+        # What lies deepest first: a directory that is the user's already could be filled with links meanwhile.
+        for path in (*reversed(list(held.path.rglob("*"))), held.path / "."):
+            os.chown(path, user.user_id, user.group_id, follow_symlinks=False)
 
 
 class _Session:
-    """The loop that moves records from the kernel to the recording while the command runs."""
+    """The loop that moves records from the kernel to the recording while the target runs."""
 
-    def __init__(self, recording: Recording, backend: Backend, cgroup: JobCgroup | None, options: Options) -> None:
-        self._recording, self._backend, self._cgroup, self._options = recording, backend, cgroup, options
-        self._samplers: list[MachineSampler | GpuSampler] = [MachineSampler(cgroup.cpu_ns if cgroup else lambda: None)]
+    def __init__(self, recording: Recording, backend: Backend, target: TraceTarget, options: Options) -> None:
+        self._recording, self._backend, self._target, self._options = recording, backend, target, options
+        self._samplers: list[MachineSampler | GpuSampler] = [MachineSampler(target.cpu_ns)]
         try:
             self._samplers.append(GpuSampler())
         except IotwinError as error:
             recording.manifest.notes.append(f"no GPU samples: {error}")
-        self._sample_due = self._clock_due = self._ledger_due = 0
+        path = target.cgroup_path()
+        self._cgroup = Cgroup(path) if path else None
+        self._containers: dict[int, str] = {}
+        self._sample_due = self._clock_due = self._ledger_due = self._containers_due = 0
         self._pause_s = _POLL_BUSY_S
-        self._interrupted = False
-        self._status: int | None = None
+        self._interrupted = self._waiting = self._out_of_time = False
         self._failure: IotwinError | None = None
-        self._tails = [_Tail(recording.directory / "logs" / name, stream) for name, stream in _streams(options.forward_output)]
+        self._tails = tails(recording.directory / "logs") if options.forward_output else []
+        self.released = False
 
-    def run(self, command: StartedCommand) -> None:
-        """Start the capture, let the command run, drain until all its processes have ended, stop the capture."""
-        manifest = self._recording.manifest
-        cpu_before = time.process_time_ns()
+    def run(self) -> None:
+        """Start the capture, let the target run, drain until all its processes have ended, stop the capture."""
+        manifest, target = self._recording.manifest, self._target
+        cpu_before, job_cpu_before = time.process_time_ns(), target.cpu_ns() or 0
         try:
             self._backend.start()
             self._recording.append_clock()
-            if self._cgroup:
-                self._cgroup.add(command.pid)
-            self._backend.follow(command.pid)
-            self._recording.append_names(_inherited_files(command.pid))
+            target.attach(self._backend)
+            self._recording.append_names(target.names())
         except BaseException:
-            command.abandon()
+            target.abandon()
             raise
         try:
             manifest.start_ns = time.monotonic_ns()
-            command.release()
-            manifest.target.root_pid = command.pid
+            target.release()
+            self.released = True
+            manifest.target = target.describe()
             write_manifest(self._recording.directory, manifest)
-            self._follow_to_the_end(command)
+            self._follow_to_the_end()
         finally:
             manifest.end_ns = time.monotonic_ns()
             self._stop_backend()
         manifest.cost.wall_ns = manifest.end_ns - manifest.start_ns
-        manifest.cost.job_cpu_ns = self._cgroup.cpu_ns() if self._cgroup else None
+        job_cpu = target.cpu_ns()
+        manifest.cost.job_cpu_ns = None if job_cpu is None else job_cpu - job_cpu_before
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before
-        manifest.exit_status = self._status
+        manifest.exit_status = target.exit_status
+        manifest.notes += target.closing_notes()
         if self._failure is not None:
             raise self._failure
 
-    def _follow_to_the_end(self, command: StartedCommand) -> None:
+    def _follow_to_the_end(self) -> None:
         while True:
             try:
-                while self._status is None or self._has_stragglers():
-                    self._turn(command)
+                while not self._is_over():
+                    self._turn()
                 return
             except KeyboardInterrupt:
-                if self._status is not None:
+                if not self._target.is_ours:
+                    self._recording.manifest.notes.append("the trace was ended by an interrupt; what it traced goes on")
+                    return
+                if self._target.has_ended():
                     note("leaving the remaining processes untraced")
                     return
-                self._interrupt(command)
+                self._interrupt()
 
-    def _turn(self, command: StartedCommand) -> None:
+    def _is_over(self) -> bool:
+        if self._out_of_time:
+            return True
+        duration_ns = self._options.duration_ns
+        if duration_ns is not None and time.monotonic_ns() >= self._recording.manifest.start_ns + duration_ns:
+            self._recording.manifest.notes.append("the trace ended after the duration asked for; what it traced goes on")
+            self._out_of_time = True
+            return True
+        if not self._target.has_ended():
+            return False
+        if not self._target.is_ours or not self._target.remaining():
+            return True
+        if not self._waiting:
+            self._waiting = True
+            note("the command has ended; processes it left are still traced (Ctrl-C stops waiting for them)")
+        return False
+
+    def _turn(self) -> None:
         busy = self._drain()
         for tail in self._tails:
             tail.forward()
-        if self._status is None:
-            pid, status = os.waitpid(command.pid, os.WNOHANG)
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
-                if self._has_stragglers():
-                    note("the command has ended; processes it left are still traced (Ctrl-C stops waiting for them)")
-                return
-        if not busy:
+        if not busy and not self._is_over():
             time.sleep(self._pause_s)
 
     def _drain(self) -> bool:
@@ -211,10 +252,22 @@ class _Session:
         if now >= self._ledger_due:
             self._ledger_due = now + _LEDGER_EVERY_NS
             self._append_ledger()
+        if now >= self._containers_due:
+            self._containers_due = now + _CONTAINERS_EVERY_NS
+            self._append_containers()
 
     def _append_ledger(self) -> None:
         ledger = self._backend.ledger()
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
+
+    def _append_containers(self) -> None:
+        """Say which cgroups are containers', those that the job starts too."""
+        found = self._cgroup.containers() if self._cgroup else {}
+        for cgroup, identity in found.items():
+            if cgroup not in self._containers:
+                self._containers[cgroup] = identity
+                name = self._target.containers.get(identity, identity[:12])
+                self._recording.append_journal("container", {"cgroup": cgroup, "name": name})
 
     def _stop_backend(self) -> None:
         try:
@@ -227,94 +280,16 @@ class _Session:
         for tail in self._tails:
             tail.forward()
 
-    def _has_stragglers(self) -> bool:
-        return self._cgroup is not None and bool(self._cgroup.pids())
-
-    def _interrupt(self, command: StartedCommand) -> None:
+    def _interrupt(self) -> None:
         """Pass an interrupt on to the job, and end what does not end by itself in time."""
         if not self._interrupted:
             self._recording.manifest.notes.append("interrupted: the job was asked to end early")
         self._interrupted = True
         note("interrupted: asking the job to end")
         for number in (signal.SIGINT, signal.SIGKILL):
-            for pid in self._cgroup.pids() if self._cgroup else [command.pid]:
-                try:
-                    os.kill(pid, number)
-                except ProcessLookupError:
-                    continue
+            self._target.signal(number)
             deadline = time.monotonic() + _GRACE_S
-            while time.monotonic() < deadline and (self._status is None or self._has_stragglers()):
-                self._turn(command)
-            if self._status is not None:
+            while time.monotonic() < deadline and not self._is_over():
+                self._turn()
+            if self._target.has_ended():
                 return
-
-
-def _inherited_files(pid: int) -> bytes:
-    """Name records of the files that the command finds open: its standard streams."""
-    content = b""
-    for descriptor in (0, 1, 2):
-        link = Path(f"/proc/{pid}/fd/{descriptor}")
-        try:
-            status, path = link.stat(), os.fsencode(link.readlink())
-        except OSError:
-            continue  # closed
-        device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
-        identity = {"inode": status.st_ino, "device": device, "generation": 0, "mode": status.st_mode, "size": status.st_size}
-        content += pack_name(NameRecord(0, NAME_INHERITED, pid, pid, parent=0, result=0, text=path, **identity))
-    return content
-
-
-class _Tail:
-    """Copies what is appended to a log file to one of our own streams."""
-
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
-        self._path, self._stream, self._position = path, stream, 0
-
-    def forward(self) -> None:
-        try:
-            size = self._path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size > self._position:
-            with self._path.open("rb") as log:
-                log.seek(self._position)
-                content = log.read(size - self._position)
-            self._position += len(content)
-            # Whoever read our output may have gone (head); the trace is not theirs to end, and the log has it all.
-            with contextlib.suppress(BrokenPipeError):
-                self._stream.write(content)
-                self._stream.flush()
-
-
-def _streams(forward: bool) -> list[tuple[str, IO[bytes]]]:
-    return [("stdout", sys.stdout.buffer), ("stderr", sys.stderr.buffer)] if forward else []
-
-
-@functools.cache
-def _version() -> str:
-    try:
-        return metadata.version("iotwin")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _host(directory: Path) -> Host:
-    system = os.uname()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Host(socket.gethostname(), system.release, os.cpu_count() or 1, memory, system.machine, _file_system_of(directory))
-
-
-def _file_system_of(path: Path) -> str:
-    """Return the type of the file system that `path` is or will be on."""
-    best, kind = "", ""
-    resolved = str(path.absolute())
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        mount, found = line.split()[1:3]
-        if (resolved == mount or resolved.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
-            best, kind = mount, found
-    return kind
-
-
-def _give_to(directory: Path, user_id: int, group_id: int) -> None:
-    for path in (directory, *directory.rglob("*")):
-        os.chown(path, user_id, group_id, follow_symlinks=False)

@@ -247,8 +247,8 @@ def test_without_root_it_says_so_and_uses_strace(tmp_path):
     code = """
 import os, sys
 import pandas, pyarrow.dataset, pyarrow.parquet
-import iotwin.main, tracing_tools.capture
-tracing_tools.capture._version()
+import iotwin.main, tracing_tools.capture, tracing_tools.host, tracing_tools.targets.container
+tracing_tools.host.version()
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)

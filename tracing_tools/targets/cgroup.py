@@ -1,10 +1,13 @@
-"""A fresh cgroup for one traced job, so that the kernel can tell the job's tasks from all others."""
+"""Cgroups, by which the kernel tells the traced tasks from all others: those that exist, and a fresh one for one traced job."""
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tracing_tools.backends.base import Scope
+from tracing_tools.targets.processes import cgroup2_mount, cgroup_of, container_id
+from tracing_tools.trace.errors import IotwinError, UsageError
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
 _PREFIX = "iotwin-"
@@ -12,40 +15,40 @@ _PREFIX = "iotwin-"
 
 def _own_cgroup() -> Path | None:
     """The directory of this process's cgroup in the v2 hierarchy, or None where there is no such hierarchy."""
-    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), None)
-    if mount is None:
-        return None
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    path = next((line.split(":", 2)[2] for line in lines if line.startswith("0::")), None)
-    return None if path is None else Path(mount) / path.lstrip("/")
+    mount, path = cgroup2_mount(), cgroup_of(os.getpid())
+    return None if mount is None or path is None else mount / path.lstrip("/")
 
 
-class JobCgroup:
-    """A cgroup below the caller's own, so that the job keeps the limits it would have had. Remove it when the job has ended."""
+def _reason_against() -> str | None:
+    """Why the kernel cannot filter by cgroup for us, or None."""
+    if cgroup2_mount() is None:
+        return "no cgroup2 hierarchy is mounted"
+    # The filter compares cgroups at a depth counted from the real root, which a cgroup namespace hides.
+    if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:
+        return "this is a cgroup namespace (a container)"
+    return None
 
-    def __init__(self, path: Path, level: int) -> None:
+
+class Cgroup:
+    """A cgroup of the v2 hierarchy at `path`, with all cgroups below it."""
+
+    def __init__(self, path: Path) -> None:
         self.path = path
+        mount = cgroup2_mount()
+        level = len(path.relative_to(mount).parts) if mount else 0
         self.scope = Scope(cgroup_id=path.stat().st_ino, cgroup_level=level)
 
     @classmethod
-    def create(cls) -> "JobCgroup | str":
-        """Return a new cgroup, or the reason why this machine or user cannot have one."""
-        own = _own_cgroup()
-        if own is None:
-            return "no cgroup2 hierarchy is mounted"
-        # The filter compares cgroups at a depth counted from the real root, which a cgroup namespace hides.
-        if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:
-            return "this is a cgroup namespace (a container)"
-        path = own / f"{_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
-        try:
-            path.mkdir()
-        except OSError as error:
-            return f"cannot make {path}: {error.strerror}"
-        own_path = next(
-            line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        )
-        return cls(path, len([part for part in own_path.split("/") if part]) + 1)
+    def find(cls, name: str) -> "Cgroup":
+        """Return the cgroup called `name`: a directory, or a path within the v2 hierarchy; UsageError when it is no such."""
+        mount, reason = cgroup2_mount(), _reason_against()
+        if mount is None or reason:
+            raise IotwinError(f"cannot trace a cgroup: {reason}")
+        for path in (Path(name), mount / name.lstrip("/")):
+            resolved = path.resolve()
+            if resolved.is_relative_to(mount) and (resolved / "cgroup.procs").exists():
+                return cls(resolved)
+        raise UsageError(f"{name} is no cgroup of the v2 hierarchy; give a directory below {mount}")
 
     def add(self, pid: int) -> None:
         """Move a process into the cgroup."""
@@ -53,7 +56,13 @@ class JobCgroup:
 
     def pids(self) -> list[int]:
         """Return the processes in the cgroup itself and in any below it."""
-        return [int(pid) for procs in self.path.rglob("cgroup.procs") for pid in procs.read_text().split()]
+        pids = []
+        for procs in self.path.rglob("cgroup.procs"):
+            try:
+                pids += [int(pid) for pid in procs.read_text().split()]
+            except OSError:
+                continue  # removed meanwhile
+        return pids
 
     def cpu_ns(self) -> int | None:
         """Return the CPU time its tasks have used, nanoseconds; None where the kernel does not say."""
@@ -65,35 +74,101 @@ class JobCgroup:
             pass
         return None
 
+    def containers(self) -> dict[int, str]:
+        """Return the ids of the containers in it, by cgroup id."""
+        found = {}
+        for folder, _, _ in os.walk(self.path):
+            if identity := container_id(folder):
+                try:
+                    found[Path(folder).stat().st_ino] = identity
+                except OSError:
+                    continue  # removed meanwhile
+        return found
+
+
+class JobCgroup(Cgroup):
+    """A fresh cgroup for one job. Remove it when the job has ended."""
+
+    @classmethod
+    def create(cls) -> "JobCgroup | str":
+        """Return a new cgroup below the caller's own, so that the job keeps the limits it would have had.
+
+        Or the reason why this machine or user cannot have one.
+        """
+        own, reason = _own_cgroup(), _reason_against()
+        if own is None or reason:
+            return reason or "no cgroup2 hierarchy is mounted"
+        return cls.create_at(own / f"{_PREFIX}{os.getpid()}-{time.monotonic_ns()}")
+
+    @classmethod
+    def create_for_containers(cls, systemd: bool) -> "JobCgroup":
+        """Return a new cgroup to give to a container engine as the parent of its containers; IotwinError when there can be none.
+
+        It lies at the top, where alone an engine may turn controllers on below us. Under systemd it has to be a slice.
+        """
+        mount, reason = cgroup2_mount(), _reason_against()
+        if mount is None or reason:
+            raise IotwinError(f"cannot tell the container's processes from others: {reason}")
+        number = f"{os.getpid()}-{time.monotonic_ns()}"
+        # A dash in a slice's name means a slice within a slice.
+        name = f"{_PREFIX.strip('-')}_{number.replace('-', '_')}.slice" if systemd else _PREFIX + number
+        created = cls.create_at(mount / name)
+        if isinstance(created, str):
+            raise IotwinError(created)
+        created.scope = replace(created.scope, entered_by_exec=True, starts_command=False)
+        return created
+
+    @classmethod
+    def create_at(cls, path: Path) -> "JobCgroup | str":
+        """Return a new cgroup at `path`, or the reason why it cannot be made."""
+        try:
+            path.mkdir()
+        except OSError as error:
+            return f"cannot make {path}: {error.strerror}"
+        return cls(path)
+
     def remove(self) -> None:
-        """Remove the cgroup; processes that are still in it move to the caller's own."""
+        """Remove the cgroup; processes that are still in it move to the one above."""
         for pid in self.pids():
             try:
                 (self.path.parent / "cgroup.procs").write_text(str(pid))
             except OSError:
                 continue  # it ended meanwhile
-        for _ in range(50):
-            try:
-                for child in sorted(self.path.rglob("*/"), reverse=True):
-                    child.rmdir()
-                self.path.rmdir()
-                return
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.01)  # a task that has exited leaves its cgroup a moment later
+        _remove_tree(self.path)
+        for twin in _legacy_twins(self.path):
+            _remove_tree(twin)
+
+
+def _remove_tree(path: Path) -> None:
+    for _ in range(50):
+        try:
+            for child in sorted(path.rglob("*/"), reverse=True):
+                child.rmdir()
+            path.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)  # a task that has exited leaves its cgroup a moment later
+
+
+def _legacy_twins(path: Path) -> list[Path]:
+    """The cgroups of that path in the v1 hierarchies, which a container engine makes where both versions are mounted."""
+    mount = cgroup2_mount()
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    legacy = [Path(fields[1]) for fields in mounts if fields[2] == "cgroup"]
+    return [twin for root in legacy if mount and (twin := root / path.relative_to(mount)).is_dir()]
 
 
 def remove_stale_cgroups() -> list[str]:
     """Remove empty cgroups that killed recorders left behind; return their names."""
-    own = _own_cgroup()
     removed = []
-    for path in own.glob(f"{_PREFIX}*") if own else []:
-        recorder = path.name.removeprefix(_PREFIX).split("-")[0]
-        if not Path(f"/proc/{recorder}").exists() and not (path / "cgroup.procs").read_text():
-            try:
-                path.rmdir()
-            except OSError:
-                continue
-            removed.append(path.name)
+    places = {place for place in (_own_cgroup(), cgroup2_mount()) if place}
+    for path in (path for place in places for path in place.glob(f"{_PREFIX.strip('-')}[-_]*")):
+        recorder = path.name.replace("_", "-").split("-")[1]
+        if not Path(f"/proc/{recorder}").exists() and not Cgroup(path).pids():
+            for stale in (path, *_legacy_twins(path)):
+                _remove_tree(stale)
+            if not path.exists():
+                removed.append(path.name)
     return removed

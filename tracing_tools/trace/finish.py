@@ -62,7 +62,7 @@ def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") 
     write_table(
         directory / "processes.parquet",
         schema.PROCESSES,
-        process_table(names, files.dataset_bytes_by_pid(), manifest.target.root_pid),
+        process_table(names, files.dataset_bytes_by_pid(), manifest.target.root_pid, _containers(journal)),
     )
     _write_phases(directory, manifest)
     _write_samples(directory, journal)
@@ -103,6 +103,11 @@ def _apply_journal(manifest: Manifest, journal: list[dict[str, Any]]) -> None:
             manifest.clock.append(ClockPair(entry["monotonic_ns"], entry["realtime_ns"], entry["uncertainty_ns"]))
         elif entry["kind"] == "ledger":
             manifest.seen, manifest.lost = entry["seen"], entry["lost"]
+
+
+def _containers(journal: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the containers' names by cgroup id."""
+    return {entry["cgroup"]: entry["name"] for entry in journal if entry["kind"] == "container"}
 
 
 def _close_ledger(manifest: Manifest) -> None:

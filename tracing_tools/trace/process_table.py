@@ -11,10 +11,12 @@ from tracing_tools.trace.file_table import readable
 from tracing_tools.trace.records import NAME_EXEC, NAME_EXIT, NAME_FORK, NameRecord
 
 
-def process_table(names: list[NameRecord], dataset_bytes: dict[int, int], root_pid: int | None) -> pa.Table:
+def process_table(
+    names: list[NameRecord], dataset_bytes: dict[int, int], root_pid: int | None, containers: dict[int, str]
+) -> pa.Table:
     """Return the processes table (schema.PROCESSES) in order of start.
 
-    `dataset_bytes` says what each pid read of the data set.
+    `dataset_bytes` says what each pid read of the data set, `containers` names the container of a cgroup id.
     """
     lives: list[dict[str, Any]] = []  # a pid may be used again: each life is a row
     latest: dict[int, dict[str, Any]] = {}
@@ -28,8 +30,10 @@ def process_table(names: list[NameRecord], dataset_bytes: dict[int, int], root_p
     for record in sorted(names, key=lambda record: record.time_ns):
         if record.type == NAME_FORK:
             begin(_started(record, latest.get(record.parent)))
+            latest[record.pid]["container"] = containers.get(record.inode)
         elif record.type == NAME_EXEC:
             row = latest.get(record.pid) or begin(_started(record, None))
+            row["container"] = containers.get(record.inode, row["container"])
             row["command_line"] = readable(record.text.replace(b"\0", b" "))
             row["comm"] = readable(record.text.split(b"\0")[0].rpartition(b"/")[2][:15])
             # A worker of Python's multiprocessing may be spawned (a fresh interpreter) rather than forked.
@@ -63,7 +67,7 @@ def _ended(row: dict[str, Any], record: NameRecord) -> None:
 def _started(record: NameRecord, parent: dict[str, Any] | None) -> dict[str, Any]:
     return _unseen(record.pid) | {
         "ppid": record.parent, "namespace_pid": record.result or None, "comm": readable(record.text.split(b"\0")[0]),
-        "command_line": parent["command_line"] if parent else None, "start_ns": record.time_ns,
+        "command_line": parent["command_line"] if parent else None, "start_ns": record.time_ns or None,
     }  # fmt: skip
 
 

@@ -1,0 +1,38 @@
+"""Copying what a job writes to its log files to our own streams, as the files grow."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import IO
+
+
+class Tail:
+    """Copies what is appended to a log file to one of our own streams."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream, self._position = path, stream, 0
+
+    def skip(self) -> None:
+        """Leave out what is there already."""
+        self._position = self._path.stat().st_size if self._path.exists() else 0
+
+    def forward(self) -> None:
+        """Copy what is new."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size > self._position:
+            with self._path.open("rb") as log:
+                log.seek(self._position)
+                content = log.read(size - self._position)
+            self._position += len(content)
+            # Whoever read our output may have gone (head); the trace is not theirs to end, and the log has it all.
+            with contextlib.suppress(BrokenPipeError):
+                self._stream.write(content)
+                self._stream.flush()
+
+
+def tails(logs: Path) -> list[Tail]:
+    """Return what copies the files `stdout` and `stderr` of the directory `logs` to our own."""
+    return [Tail(logs / "stdout", sys.stdout.buffer), Tail(logs / "stderr", sys.stderr.buffer)]
