@@ -15,7 +15,7 @@ BLOCK_SIDE = 8
 BLOCK_BYTES = BLOCK_SIDE * BLOCK_SIDE  # a byte per coefficient
 LONGEST_SIDE = 65500  # of libjpeg, a little under the format's own
 END = b"\xff\xd9"
-_LARGEST = 0xFD
+_TOO_LARGE = 0xFE
 _SIZES = range(7, 0, -1)  # bits after the code, by the code's length
 
 
@@ -58,6 +58,9 @@ def coefficients(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
     A block's first is the difference of its mean from the last block's; every other block takes it back, lest the sum run away.
     """
-    np.minimum(content, _LARGEST, out=content)
+    # 0xFE and 0xFF are no coefficients; 0xFC and 0xFD are.
+    too_large = (content >= _TOO_LARGE).view(np.uint8)
+    content -= too_large
+    content -= too_large
     content[BLOCK_BYTES :: 2 * BLOCK_BYTES] = _OPPOSITE[content[: len(content) - BLOCK_BYTES : 2 * BLOCK_BYTES]]
     return content

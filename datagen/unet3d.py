@@ -52,6 +52,11 @@ def _box(organ: Ellipsoid, first_plane: int, shape: tuple[int, ...]) -> tuple[sl
     return slice(int(low[0]), int(high[0])), slice(int(low[1]), int(high[1])), slice(int(low[2]), int(high[2]))
 
 
+def _reaches(organ: Ellipsoid, first_plane: int, planes: int) -> bool:
+    """Return whether any of the organ lies within so many planes: most blocks have none, and need not look for it."""
+    return bool(first_plane <= organ.centre[0] + organ.radii[0] and organ.centre[0] - organ.radii[0] < first_plane + planes)
+
+
 def _paint(organ: Ellipsoid, first_plane: int, mask: NDArray[np.uint8]) -> None:
     """Label the organ's voxels in a block of planes of shape (planes, H, W) whose first is plane `first_plane`."""
     box = _box(organ, first_plane, mask.shape)
@@ -88,11 +93,13 @@ def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArra
         flat *= step
         flat += middle
         mask[:count] = 0
-        for organ in organs:
+        here = [organ for organ in organs if _reaches(organ, first, count)]
+        for organ in here:
             _paint(organ, first, mask[:count])
-        for organ in organs[:2]:  # the tumour lies inside one of them
-            box = _box(organ, first, (count, height, width))
-            _raise_mean(image[:count][box], mask[:count][box])
+        for organ in here:
+            if organ.label == 1:  # the tumour lies inside a kidney
+                box = _box(organ, first, (count, height, width))
+                _raise_mean(image[:count][box], mask[:count][box])
         yield image[:count], mask[:count]
 
 

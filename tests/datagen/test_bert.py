@@ -139,3 +139,26 @@ def test_mean_record_is_the_published_2497_bytes():
     records = 512 * 40
     size_bytes = sum(len(records_stream(bulk_stream(1, index, 1), 512)) for index in range(40))
     assert size_bytes / records == pytest.approx(LAYOUT.RECORD_BYTES, rel=0.005)
+
+
+def test_tensorflow_reads_every_record(shards, tmp_path):
+    """As the real job does: tf.data over the shards, which checks both checksums of every record, and the seven features."""
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    features = {
+        name: tf.io.FixedLenFeature([count], tf.float32 if kind == "float" else tf.int64) for name, kind, count in LAYOUT.FEATURES
+    }
+
+    def read(*paths):
+        records = tf.data.TFRecordDataset([str(path) for path in paths])
+        return records.map(lambda record: tf.io.parse_single_example(record, features)).batch(128)
+
+    assert sum(len(batch["input_ids"]) for batch in read(*sorted(shards.glob("part-*")))) == 1203
+    (found,) = read(shards / LAYOUT.EVALUATION_NAME)
+    expected = [example(record) for record in tfrecords((shards / LAYOUT.EVALUATION_NAME).read_bytes(), google_crc32c.value)]
+    for name in features:
+        assert (found[name].numpy() == np.array([values[name] for values in expected])).all()
+    content = bytearray((shards / "part-00007-of-00500").read_bytes())
+    content[1000] ^= 1
+    (tmp_path / "damaged").write_bytes(content)
+    with pytest.raises(tf.errors.DataLossError):
+        list(read(tmp_path / "damaged"))
