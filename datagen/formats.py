@@ -19,7 +19,9 @@ from datagen import jpeg
 from datagen.content import Content, as_numbers
 from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, Stream, flush, read_piece
 from datagen.layouts import FormatLayout, npy_header
+from datagen.parquet import LARGEST_RECORD_BYTES, TableWriter
 from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
+from datagen.varint import varint
 from tracing_tools.trace.errors import IotwinError
 
 if TYPE_CHECKING:
@@ -145,23 +147,48 @@ def _write_hdf5(file: File) -> list[Piece]:
         import h5py
     except ImportError:
         raise IotwinError("writing hdf5 needs h5py; install it with: pip install h5py") from None
-    layout = file.layout
-    compression: dict[str, str | int] = {} if layout.compression == "none" else {"compression": layout.compression}
-    if layout.compression == "gzip":
-        compression["compression_opts"] = layout.compression_level
     path = file.directory / (file.name + PARTIAL_SUFFIX)
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as target:
-        chunks = {"chunks": (1, *layout.chunk_dims)} if layout.chunk_dims else {}
-        records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, **chunks, **compression)
-        _fill_hdf5(file, records)
         target.create_dataset("labels", data=np.zeros(file.records, np.int64))
+        if file.layout.compression == "none" and not file.layout.chunk_dims:
+            settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, dcpl=settings)
+            offset = records.id.get_offset()
+        else:
+            _fill_chunks(file, target)
+            offset = None
+    if offset is not None:
+        return [_fill_place(file, path, offset)]
     flush(path)
     return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
 
 
-def _fill_hdf5(file: File, records: "h5py.Dataset") -> None:
-    """Write the records into their dataset, several short ones at a time or a long one in slabs along its first axis."""
+def _fill_place(file: File, path: Path, offset: int) -> Piece:
+    """Write the records at `offset`, the place that the library gave them in a file that it laid out: as fast as raw bytes."""
+    with path.open("rb") as laid_out:
+        before = laid_out.read(offset)
+        laid_out.seek(offset + file.records * file.record_bytes)
+        after = laid_out.read()
+    with file.open(file.name) as sink:
+        sink.write(before)
+        for block in file.blocks():
+            sink.write(block.data)
+        sink.write(after)
+        return sink.piece()
+
+
+def _fill_chunks(file: File, target: "h5py.File") -> None:
+    """Write the records into a dataset of chunks, several short ones at a time or a long one in slabs along its first axis."""
+    layout = file.layout
+    settings: dict[str, object] = {} if layout.compression == "none" else {"compression": layout.compression}
+    if layout.compression == "gzip":
+        settings["compression_opts"] = layout.compression_level
+    if layout.chunk_dims:
+        settings["chunks"] = (1, *layout.chunk_dims)
+    records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, **settings)
     if file.record_bytes <= _BLOCK_BYTES:
         first = 0
         for batch in file.batches():
@@ -177,27 +204,19 @@ def _fill_hdf5(file: File, records: "h5py.Dataset") -> None:
 
 
 def _bytes_field(tag: int, body: bytes) -> bytes:
-    return bytes([tag]) + _varint(len(body)) + body
-
-
-def _varint(value: int) -> bytes:
-    content = bytearray()
-    while value >= 128:
-        content.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*content, value])
+    return bytes([tag]) + varint(len(body)) + body
 
 
 def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
     """Return what comes before and after the record in its tf.Example {image: the record, size: its side}."""
-    sides = _bytes_field(0x1A, _bytes_field(0x0A, _varint(side)))  # Feature.int64_list
+    sides = _bytes_field(0x1A, _bytes_field(0x0A, varint(side)))  # Feature.int64_list
     size = _bytes_field(0x0A, _bytes_field(0x0A, b"size") + _bytes_field(0x12, sides))
     # From the inside out: BytesList.value, Feature.bytes_list, the map entry, Features, Example.
-    value = b"\x0a" + _varint(record_bytes)
-    feature = b"\x0a" + _varint(len(value) + record_bytes) + value
-    entry = _bytes_field(0x0A, b"image") + b"\x12" + _varint(len(feature) + record_bytes) + feature
-    image = b"\x0a" + _varint(len(entry) + record_bytes) + entry
-    return b"\x0a" + _varint(len(image) + record_bytes + len(size)) + image, size
+    value = b"\x0a" + varint(record_bytes)
+    feature = b"\x0a" + varint(len(value) + record_bytes) + value
+    entry = _bytes_field(0x0A, b"image") + b"\x12" + varint(len(feature) + record_bytes) + feature
+    image = b"\x0a" + varint(len(entry) + record_bytes) + entry
+    return b"\x0a" + varint(len(image) + record_bytes + len(size)) + image, size
 
 
 def _write_tfrecord(file: File) -> list[Piece]:
@@ -284,20 +303,20 @@ def _csv_text(file: File, columns: int) -> Iterator[bytes]:
 
 
 def _write_parquet(file: File) -> list[Piece]:
-    """A table of `record` (binary) and `label`, a row group to about a mebibyte."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = pa.schema([("record", pa.binary()), ("label", pa.int64())])
+    """A table of `record` and `label`, a row group to about a mebibyte or one record."""
+    if file.record_bytes > LARGEST_RECORD_BYTES:
+        raise IotwinError(f"{file.name}: a parquet file cannot hold a record of 2 GiB or more; ask for smaller ones or for npy")
+    count = np.array([file.record_bytes], "<u4").view(np.uint8)
     with file.open(file.name) as sink:
-        # Statistics would hold two more copies of the largest records.
-        settings = {"compression": file.layout.compression, "use_dictionary": False, "write_statistics": False}
-        with pq.ParquetWriter(Stream(sink), schema, **settings) as writer:
+        table = TableWriter(sink.write, file.layout.compression_level if file.layout.compression == "gzip" else None)
+        if file.record_bytes > _BLOCK_BYTES:
+            for _ in range(file.records):
+                table.add(1, count.size + file.record_bytes, chain([count.data], file.one_record()))
+        else:
             for batch in file.batches():
-                offsets = np.arange(len(batch) + 1, dtype=np.int32) * np.int32(file.record_bytes)
-                buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(batch))]
-                records = pa.BinaryArray.from_buffers(pa.binary(), len(batch), buffers)
-                writer.write_table(pa.table([records, pa.array(np.zeros(len(batch), np.int64))], schema=schema))
+                page = np.concatenate([np.broadcast_to(count, (len(batch), count.size)), batch], axis=1)
+                table.add(len(batch), page.size, [page.reshape(-1).data])
+        table.finish()
         return [sink.piece()]
 
 

@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -102,11 +103,18 @@ def test_csv_of_floats_keeps_every_bit(tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_parquet_is_what_pyarrow_reads(tmp_path, compression):
-    layout, (path, _) = made(tmp_path, format="parquet", samples_per_file=2, compression=compression)
+@pytest.mark.parametrize(("record_bytes", "samples_per_file"), [(5000, 500), ((1 << 20) + 8, 2), (1, 3)])
+def test_parquet_is_what_pyarrow_and_duckdb_read(tmp_path, compression, record_bytes, samples_per_file):
+    """Several row groups of short records, and records longer than a block."""
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    sizes = {"record_dims": (record_bytes,), "samples_per_file": samples_per_file}
+    layout, (path,) = made(tmp_path, samples=samples_per_file, format="parquet", compression=compression, **sizes)
     table = pq.read_table(path)
     assert b"".join(table["record"].to_pylist()) == drawn(layout, 0).tobytes()
-    assert table["label"].to_pylist() == [0, 0]
+    assert table["label"].to_pylist() == [0] * samples_per_file
+    assert [table.schema.field(name).type for name in ("record", "label")] == [pa.binary(), pa.int64()]
+    rows = duckdb.read_parquet(str(path)).fetchall()
+    assert b"".join(row[0] for row in rows) == drawn(layout, 0).tobytes() and {row[1] for row in rows} == {0}
 
 
 def read_picture(path):

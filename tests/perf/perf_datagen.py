@@ -3,11 +3,12 @@
     python -m tests.perf.perf_datagen [DIRECTORY]
 
 Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 (pip install --no-deps, with hydra-core, omegaconf, mpi4py,
-pydftracer 1.0.2, psutil, torch, h5py, pandas, Pillow) to measure upstream side by side; without it its figures measured earlier
-on a like machine stand in, and the detail says so. They also do for tfrecord, for which upstream needs TensorFlow, and for hdf5,
-which 2.0.0 writes hundreds of times as slowly as the later version measured then.
+pydftracer 1.0.2, psutil, torch, tensorflow-cpu, h5py, pandas, Pillow) to measure upstream side by side; without it its figures
+measured earlier on a like machine stand in, and the detail says so. Where there are none, for jpeg, and for parquet, which it
+does not write, the rival is a writer in upstream's manner: numpy's random bytes, handed to the library that writes the format.
 """
 
+import math
 import os
 import shutil
 import statistics
@@ -28,6 +29,7 @@ from tests.perf.figures import Figure, interleaved, median_ratio
 from tracing_tools.trace.progress import set_quiet
 
 _ROUNDS = 3
+_DD_ROUNDS = 5
 _SIZE_BYTES = 1 << 30
 _AGAINST_DD: dict[str, Layout] = {
     "unet3d": Unet3dLayout(),
@@ -38,7 +40,6 @@ _AGAINST_DD: dict[str, Layout] = {
 _PYTHON_RECORDS = 300
 # Files and bytes of a record. csv is small because upstream takes minutes for a few mebibytes.
 _FORMATS = dict.fromkeys(("npz", "hdf5", "tfrecord", "jpeg", "png", "parquet"), (16, 4 << 20)) | {"csv": (2, 1 << 18)}
-_EARLIER_ONLY = ("tfrecord", "hdf5")
 # Seconds of generation in process, one rank, and the mebibytes generated: DLIO at e1919d7 on a quiet 2-CPU machine.
 _UPSTREAM_EARLIER = {"npz": (1.13, 128), "hdf5": (1.08, 128), "tfrecord": (1.41, 128), "png": (2.84, 64), "csv": (52, 4)}
 
@@ -77,7 +78,7 @@ def _against_dd(directory: Path) -> Iterator[Figure]:
         copy, data = directory / "copy", directory / "data"
         size_bytes = plan(layout, size_bytes=_SIZE_BYTES).size_bytes
         dd = ["dd", f"if={source}", f"of={copy}", "bs=1M", f"count={size_bytes >> 20}", "conv=fsync", "status=none"]
-        theirs, ours = interleaved(_ROUNDS, partial(_run_dd, dd, copy), partial(_run_generate, layout, data))
+        theirs, ours = interleaved(_DD_ROUNDS, partial(_run_dd, dd, copy), partial(_run_generate, layout, data))
         speed = size_bytes / statistics.median(ours) / 1e6
         detail = f"{speed:.0f} MB/s, dd {size_bytes / statistics.median(theirs) / 1e6:.0f} MB/s"
         yield Figure(f"generate {name}: bytes/s over dd's", median_ratio(theirs, ours), 0.8, at_most=False, detail=detail)
@@ -167,25 +168,48 @@ def _bert_against_python(directory: Path) -> Figure:
 
 
 def _against_upstream(name: str, directory: Path) -> Figure:
-    """Return upstream's CPU seconds over ours for the same records, or ours per GiB where upstream has no such format."""
+    """Return upstream's CPU seconds over ours for the same records."""
     files, record_bytes = _FORMATS[name]
     gib = files * record_bytes / 2**30
-    ours = partial(_our_cpu_seconds, name, directory)
     interpreter = os.environ.get("IOTWIN_DLIO_PYTHON")
-    if name == "parquet" or (name == "jpeg" and not interpreter):
-        used = statistics.median(interleaved(_ROUNDS, ours)[0])
-        return Figure(f"generate {name}: CPU s/GiB", used / gib, detail="no upstream figure")
-    if interpreter and name not in _EARLIER_ONLY:
-        upstream, used_list = interleaved(2, partial(_upstream_cpu_seconds, interpreter, name, directory), ours)
-        detail = "measured side by side"
+    if interpreter and name != "parquet":
+        theirs, rival = partial(_upstream_cpu_seconds, interpreter, name, directory), "upstream, side by side"
+    elif name in _LIKE_UPSTREAM:
+        theirs, rival = partial(_cpu_seconds_like_upstream, name, directory), "a writer in upstream's manner, side by side"
     else:
         seconds, mebibytes = _UPSTREAM_EARLIER[name]
-        upstream, used_list = [seconds / mebibytes * 1024 * gib], interleaved(_ROUNDS, ours)[0]
-        detail = "upstream measured earlier"
-    detail = f"{statistics.median(used_list) / gib:.2f} CPU s/GiB, upstream {statistics.median(upstream) / gib:.1f}, {detail}"
-    return Figure(
-        f"generate {name}: upstream's CPU over ours", median_ratio(upstream, used_list), 3, at_most=False, detail=detail
-    )
+        theirs, rival = (lambda: seconds / mebibytes * 1024 * gib), "upstream, measured earlier"
+    upstream, used = interleaved(_ROUNDS, theirs, partial(_our_cpu_seconds, name, directory))
+    detail = f"{statistics.median(used) / gib:.2f} CPU s/GiB; {statistics.median(upstream) / gib:.1f}: {rival}"
+    return Figure(f"generate {name}: upstream's CPU over ours", median_ratio(upstream, used), 3, at_most=False, detail=detail)
+
+
+def _save_jpeg(record: np.ndarray, path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray(record).save(path, format="JPEG")
+
+
+def _save_parquet(record: np.ndarray, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"record": [record.tobytes()], "label": [0]}), path, compression="none")
+
+
+_LIKE_UPSTREAM = {"jpeg": _save_jpeg, "parquet": _save_parquet}
+
+
+def _cpu_seconds_like_upstream(name: str, directory: Path) -> float:
+    files, record_bytes = _FORMATS[name]
+    (directory / "data").mkdir()
+    begin = time.process_time()
+    for index in range(files):
+        side = math.isqrt(record_bytes)
+        _LIKE_UPSTREAM[name](np.random.randint(255, size=(side, side), dtype=np.uint8), directory / "data" / f"{index}.{name}")
+    used = time.process_time() - begin
+    shutil.rmtree(directory / "data")
+    return used
 
 
 def _our_cpu_seconds(name: str, directory: Path) -> float:
@@ -217,8 +241,10 @@ from tracing_tools.trace.progress import set_quiet
 set_quiet(True)
 name = sys.argv[2]
 workloads = {"unet3d": Unet3dLayout, "bert": BertLayout, "dlrm": DlrmLayout}
-layout = workloads[name]() if name in workloads else FormatLayout(format=name, record_bytes=32 << 20)
-generate(layout, Path(sys.argv[1]), size_bytes=200 << 20, workers=1)
+record_bytes = 100 << 20 if name != "csv" else 4 << 20
+layout = workloads[name]() if name in workloads else FormatLayout(format=name, record_bytes=record_bytes)
+request = {"size_bytes": 200 << 20} if name in workloads else {"samples": 2}
+generate(layout, Path(sys.argv[1]), workers=1, **request)
 status = Path("/proc/self/status").read_text()
 print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 """
@@ -227,12 +253,12 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("V
 def _memory(directory: Path) -> Figure:
     """Return the peak resident memory of the worker that needs most, over workloads and formats."""
     peaks = {}
-    for name in ("unet3d", "bert", "dlrm", *(name for name in FormatLayout.FORMATS if name != "csv")):
+    for name in ("unet3d", "bert", "dlrm", *FormatLayout.FORMATS):
         command = [sys.executable, "-c", _MEMORY_CODE, str(directory / "data"), name]
         peaks[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
         shutil.rmtree(directory / "data")
     name = max(peaks, key=lambda name: peaks[name])
-    return Figure("generate: MiB of the largest worker", peaks[name], 300, detail=f"{name}; 32 MiB records, csv left out")
+    return Figure("generate: MiB of the largest worker", peaks[name], 300, detail=f"{name}; 100 MiB records, csv 4 MiB")
 
 
 def _dry_run() -> Figure:
