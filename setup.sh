@@ -8,7 +8,7 @@ cd "$(dirname "$0")"
 mode=${1:-run}
 case $mode in run | test) ;; *) echo "usage: ./setup.sh run|test" >&2; exit 2 ;; esac
 
-inputs="setup.sh requirements.lock pyproject.toml tracing_tools/probes/syscalls.bpf.c tracing_tools/probes/kernel_types.h"
+inputs="setup.sh requirements.lock pyproject.toml $(echo tracing_tools/probes/*.bpf.c tracing_tools/probes/*.h)"
 # shellcheck disable=SC2086 # the list is meant to split
 current=$(cat $inputs | sha256sum)
 for done_mode in "$mode" test; do

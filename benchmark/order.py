@@ -46,10 +46,11 @@ class Batches(Sequence[Batch]):
     def __getitem__(self, number: slice) -> Sequence[Batch]: ...
 
     def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
-        """Return batch `number`, from 0, or from -1 backwards."""
+        """Return batch `number`, from 0."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(self._count))]
-        number = range(self._count)[number]
+        if not 0 <= number < self._count:
+            raise IndexError(number)
         low = (number - self._first) * self._size
         if not 0 <= low < len(self._block):
             self._first, low = number, 0

@@ -32,6 +32,7 @@ _COMMANDS = (
     ("scale", "Scale"),
     ("run", "Run"),
     ("export", "Export"),
+    ("attach_profile", "AttachProfile"),
 )
 
 

@@ -32,7 +32,7 @@ class Record(Command):
         )
         parser.add_argument(
             "--detail", default="data,async", metavar="GROUPS",
-            help="what to record, a list of: data, metadata, mmap, async, block; or all (default data,async)",
+            help="what to record, a list of: data, metadata, mmap, async, block, gpu; or all (default data,async)",
         )  # fmt: skip
         parser.add_argument("--workload", metavar="NAME", help="label to keep in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")

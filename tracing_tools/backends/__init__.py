@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tracing_tools.backends import bcc, libbpf, preload, strace
+from tracing_tools.backends import bcc, gpu_calls, libbpf, preload, strace
 from tracing_tools.backends.base import Backend, Scope
 from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 
@@ -44,7 +44,18 @@ def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
     notes: list[str] = []
     for candidate in BACKEND_NAMES if name == "auto" else [name]:
         try:
-            return _make(candidate, scope), notes
+            return _with_gpu_calls(_make(candidate, scope), scope, notes), notes
         except IotwinError as error:
             notes.append(f"no {candidate}: {error}")
     raise IotwinError(f"this machine cannot trace: {'; '.join(notes)}")
+
+
+def _with_gpu_calls(backend: Backend, scope: Scope, notes: list[str]) -> Backend:
+    """Return `backend`, with the calls of CUDA's API beside it if they are wanted and can be had; a note says why not."""
+    if "gpu" not in scope.detail:
+        return backend
+    try:
+        return gpu_calls.WithGpuCalls(backend, scope)
+    except IotwinError as error:
+        notes.append(f"no GPU calls: {error}")
+        return backend

@@ -32,11 +32,21 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, c_uint64]),
     "bpf_program__attach": (c_void_p, [c_void_p]),
     "bpf_program__name": (c_char_p, [c_void_p]),
+    "bpf_program__attach_uprobe_opts": (c_void_p, [c_void_p, c_int, c_char_p, c_size_t, c_void_p]),
     "bpf_link__destroy": (c_int, [c_void_p]),
     "libbpf_num_possible_cpus": (c_int, []),
     "libbpf_set_print": (c_void_p, [c_void_p]),
 }
 _TYPEDEF = 8  # BTF_KIND_TYPEDEF of include/uapi/linux/btf.h
+
+
+class _UprobeOptions(ctypes.Structure):
+    """struct bpf_uprobe_opts of libbpf.h, as far as it is used here."""
+
+    _fields_ = (
+        ("size", c_size_t), ("reference_counter", c_size_t), ("cookie", c_uint64), ("at_return", ctypes.c_bool),
+        ("function", c_char_p),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -120,17 +130,32 @@ class BpfObject:
         if error:
             raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")
 
-    def attach(self) -> None:
-        """Attach every loaded program to its tracepoint."""
+    def attach(self, but: Collection[str] = ()) -> None:
+        """Attach every loaded program to its tracepoint, those named in `but` apart."""
         program: int | None = None
         while program := self._lib.bpf_object__next_program(self._object, program):
-            if not self._lib.bpf_program__autoload(program):
+            if not self._lib.bpf_program__autoload(program) or self._lib.bpf_program__name(program).decode() in but:
                 continue
             link = self._lib.bpf_program__attach(program)
             if not link:
                 name = self._lib.bpf_program__name(program).decode()
                 raise IotwinError(f"cannot attach the eBPF program {name}: {os.strerror(ctypes.get_errno())}")
             self._links.append(link)
+
+    def attach_uprobe(self, program: str, path: Path, offset: int, cookie: int, at_return: bool) -> None:
+        """Attach `program` to the function at `offset` of the file at `path`, in every process; it gets `cookie`."""
+        found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
+        options = _UprobeOptions(ctypes.sizeof(_UprobeOptions), 0, cookie, at_return, None)
+        link = self._lib.bpf_program__attach_uprobe_opts(found, -1, os.fsencode(path), offset, byref(options)) if found else None
+        if not link:
+            raise IotwinError(f"cannot attach the eBPF program {program} to {path}: {os.strerror(ctypes.get_errno())}")
+        self._links.append(link)
+
+    def update_bytes(self, name: str, key: int, value: bytes) -> None:
+        """Set one entry of a map with a 32-bit key."""
+        key_c = ctypes.c_uint32(key)
+        if self._lib.bpf_map_update_elem(self.map_fd(name), byref(key_c), value, 0):
+            raise IotwinError(f"cannot update the eBPF map {name}: {os.strerror(ctypes.get_errno())}")
 
     def detach(self) -> None:
         """Detach every program; the maps stay readable."""
@@ -150,9 +175,7 @@ class BpfObject:
 
     def update(self, name: str, key: int, value: int) -> None:
         """Set one entry of a map with a 32-bit key and an 8-bit value."""
-        key_c, value_c = ctypes.c_uint32(key), ctypes.c_uint8(value)
-        if self._lib.bpf_map_update_elem(self.map_fd(name), byref(key_c), byref(value_c), 0):
-            raise IotwinError(f"cannot update the eBPF map {name}: {os.strerror(ctypes.get_errno())}")
+        self.update_bytes(name, key, bytes([value]))
 
     def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:
         """Return entry 0 of a per-CPU array of `fields` 64-bit counters, summed over the CPUs; shape (fields,)."""

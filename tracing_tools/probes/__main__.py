@@ -2,10 +2,11 @@
 
 import sys
 
-from tracing_tools.probes import compiled_probes
+from tracing_tools.probes import PROGRAMS, compiled_probes
 from tracing_tools.trace.errors import IotwinError
 
 try:
-    print(compiled_probes())
+    for program in PROGRAMS:
+        print(compiled_probes(program))
 except IotwinError as error:
     sys.exit(f"setup: {error}")

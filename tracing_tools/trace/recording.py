@@ -24,6 +24,7 @@ from tracing_tools.trace.manifest import MANIFEST_NAME, ClockPair, Manifest, wri
 RAW = "raw"
 EVENTS_FILE = "events.bin"
 NAMES_FILE = "names.bin"
+GPU_FILE = "gpu.bin"  # only when an accelerator was called
 BLOCKS_FILE = "blocks.bin"  # only when block requests are traced
 JOURNAL_FILE = "journal.jsonl"  # clock pairs, ledgers and samples, one JSON object a line
 LOCK_FILE = "lock"
@@ -117,6 +118,11 @@ class Recording:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._blocks = os.open(self.directory / RAW / BLOCKS_FILE, flags, 0o644)
         _write_all(self._blocks, records.view(np.uint8).data)
+
+    def append_gpu_calls(self, records: NDArray[np.void]) -> None:
+        """Append calls of an accelerator's API (dtype records.GPU_CALL)."""
+        with (self.directory / RAW / GPU_FILE).open("ab", buffering=0) as file:
+            _write_all(file.fileno(), records.view(np.uint8).data)
 
     def append_names(self, content: bytes | memoryview) -> None:
         """Append name records as they lie in the ring buffer."""

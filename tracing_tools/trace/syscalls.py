@@ -132,6 +132,7 @@ _BY_GROUP = {
     "mmap": _MMAP,
     "async": _ASYNC,
     "block": (),
+    "gpu": (),  # calls of CUDA's API
 }
 DETAIL_GROUPS = tuple(_BY_GROUP)
 DEFAULT_DETAIL = ("data", "async")

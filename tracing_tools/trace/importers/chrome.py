@@ -16,7 +16,13 @@ from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
 
 _NANOSECONDS = 1000  # Chrome's times are microseconds
 _CALL_CATEGORIES = ("posix", "stdio", "syscall", "io")
-_GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set", "cuda_runtime": "launch", "cuda_driver": "launch"}
+GPU_CATEGORIES = {
+    "kernel": "kernel",
+    "gpu_memcpy": "copy",
+    "gpu_memset": "set",
+    "cuda_runtime": "launch",
+    "cuda_driver": "launch",
+}
 _RUNTIME_KINDS = (("memcpy", "memcpy"), ("memset", "memset"), ("malloc", "malloc"), ("free", "free"), ("synchronize", "sync"))
 _DIRECTIONS = {
     "HtoH": "host_to_host",
@@ -31,14 +37,14 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 _MOST_BYTES = 1 << 33  # of a decompressed file: what a small bomb may become
 
 
-class _Event(msgspec.Struct):
+class Event(msgspec.Struct):
     """A trace event; what other keys it has does not matter."""
 
     name: Any = ""
     cat: Any = ""
     ph: str = ""
-    ts: float = 0
-    dur: float = 0
+    ts: int | float = 0  # whole numbers stay exact, which times since 1970 need
+    dur: int | float = 0
     pid: Any = 0
     tid: Any = 0
     args: Any = None
@@ -47,10 +53,10 @@ class _Event(msgspec.Struct):
 class _Document(msgspec.Struct):
     """The object form of a trace."""
 
-    traceEvents: list[_Event] = []
+    traceEvents: list[Event] = []
 
 
-_LINE = msgspec.json.Decoder(_Event)
+_LINE = msgspec.json.Decoder(Event)
 
 
 def recognises(source: Path) -> bool:
@@ -87,16 +93,16 @@ def _content(source: Path) -> bytes:
     return content
 
 
-def _whole(content: bytes) -> list[_Event]:
+def _whole(content: bytes) -> list[Event]:
     if content.lstrip()[:1] == b"[":
-        return msgspec.json.decode(content, type=list[_Event])
+        return msgspec.json.decode(content, type=list[Event])
     document = msgspec.json.decode(content, type=_Document)
     if not document.traceEvents:
         raise msgspec.DecodeError("no traceEvents: one event a line, perhaps")
     return document.traceEvents
 
 
-def _by_line(content: bytes) -> tuple[list[_Event], int]:
+def _by_line(content: bytes) -> tuple[list[Event], int]:
     """Return the events of one a line, as DFTracer writes them, and how many lines were torn."""
     events, torn = [], 0
     for line in content.split(b"\n"):
@@ -110,9 +116,9 @@ def _by_line(content: bytes) -> tuple[list[_Event], int]:
     return events, torn
 
 
-def _paired(events: list[_Event]) -> list[_Event]:
+def _paired(events: list[Event]) -> list[Event]:
     """Return the events with a duration; pairs of begin and end become one."""
-    whole, begun = [], dict[tuple[Any, Any], list[_Event]]()
+    whole, begun = [], dict[tuple[Any, Any], list[Event]]()
     for event in events:
         if event.ph == "B":
             begun.setdefault((event.pid, event.tid), []).append(event)
@@ -125,7 +131,7 @@ def _paired(events: list[_Event]) -> list[_Event]:
     return whole
 
 
-def _imported(events: list[_Event], torn: dict[str, int]) -> Imported:
+def _imported(events: list[Event], torn: dict[str, int]) -> Imported:
     names = {
         str(event.args.get("value")): str(event.args.get("name"))
         for event in events if event.ph == "M" and event.name == "FH" and isinstance(event.args, dict)
@@ -137,8 +143,8 @@ def _imported(events: list[_Event], torn: dict[str, int]) -> Imported:
             continue
         if category in _CALL_CATEGORIES:
             calls.append(_call(event, names))
-        elif category in _GPU_KINDS:
-            gpu.append(_gpu(event, category))
+        elif category in GPU_CATEGORIES:
+            gpu.append(gpu_row(event, category))
         elif step := _STEP.fullmatch(str(event.name)):
             start_ns = _ns(event.ts)
             phases.append(
@@ -161,7 +167,7 @@ def _integer(value: Any, missing: int | None = None) -> int | None:
         return missing
 
 
-def _call(event: _Event, names: dict[str, str]) -> tuple[Any, ...]:
+def _call(event: Event, names: dict[str, str]) -> tuple[Any, ...]:
     args = event.args if isinstance(event.args, dict) else {}
     op = _OPS.get(str(event.name), str(event.name))
     path = args.get("fname") or args.get("filename") or args.get("path") or names.get(str(args.get("fhash")))
@@ -188,9 +194,10 @@ def _calls_of(rows: list[tuple[Any, ...]]) -> pa.Table:
     return calls_table(**columns)
 
 
-def _gpu(event: _Event, category: str) -> dict[str, Any]:
+def gpu_row(event: Event, category: str) -> dict[str, Any]:
+    """Return the row of schema.GPU of an event of one of GPU_CATEGORIES; its times are microseconds to ns."""
     args = event.args if isinstance(event.args, dict) else {}
-    kind, name = _GPU_KINDS[category], str(event.name)
+    kind, name = GPU_CATEGORIES[category], str(event.name)
     if category.startswith("cuda"):
         kind = next(
             (kind for word, kind in _RUNTIME_KINDS if word in name.lower()), "launch" if "launch" in name.lower() else "other"

@@ -1,0 +1,195 @@
+/* Records calls of CUDA's API by uprobes, one record per finished call.
+ *
+ * One pair of programs serves every function: the cookie of the attachment is its number in trace/cuda_calls.py, and `functions` says
+ * which argument is the size, the stream, the direction. Of nested calls (the runtime calls the driver) the outermost is recorded.
+ * A program that maps executable code is told to user space, which then looks whether the file holds any of these functions.
+ */
+#include "kernel_types.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define MAX_FUNCTIONS 256
+#define MMAP 9
+#define PROT_EXEC 4
+#define NONE 255
+#define STREAM_IN_CONFIGURATION 255
+#define CONFIGURATION_STREAM 32 /* offset of the stream in cudaLaunchConfig_t and CUlaunchConfig */
+#define NO_DIRECTION 0xFFFF
+#define MEMCPY_DEFAULT 4 /* cudaMemcpyDefault; the kinds below it are directions as in the trace */
+#define DIRECTION_DEFAULT 5
+
+const volatile u64 target_cgroup = 0; /* 0: filter by the pid tree instead */
+const volatile s32 target_level = 0;
+const volatile u32 tracer_pid = 0;
+
+struct function { u8 size, rows, unit_bytes, stream, direction, fixed_direction, padding[2]; };
+
+struct gpu_call {
+	u64 start_ns, duration_ns, size_bytes, stream; /* stream: all ones when the function has none */
+	u32 pid, tid;
+	u16 function, direction;
+	s32 result;
+};
+
+struct open_call { u64 start_ns, size_bytes, stream, stack; u16 function, direction; u32 depth; };
+struct gpu_ledger { u64 seen, dropped; };
+
+static u64 (*bpf_get_attach_cookie)(void *context) = (void *)174;
+
+struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(max_entries, MAX_FUNCTIONS); MAP_TYPE(key, u32); MAP_TYPE(value, struct function); } functions SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_TASK_STORAGE); MAP_UINT(map_flags, BPF_F_NO_PREALLOC); MAP_TYPE(key, int); MAP_TYPE(value, struct open_call); } open_calls SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 65536); MAP_TYPE(key, u32); MAP_TYPE(value, u8); } tree SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); } gpu_calls SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 16); } mappers SEC(".maps");
+struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct gpu_ledger); } gpu_ledgers SEC(".maps");
+
+INLINE int is_traced(struct task_struct *task)
+{
+	u32 pid = task->tgid;
+	if (target_cgroup)
+		return bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup && pid != tracer_pid;
+	return bpf_map_lookup_elem(&tree, &pid) != NULL;
+}
+
+/* The registers at a function's entry, as the kernel saves them on x86-64 (struct pt_regs, arch/x86/include/uapi/asm/ptrace.h). */
+enum { R9 = 8, R8 = 9, AX = 10, CX = 11, DX = 12, SI = 13, DI = 14, SP = 19 };
+
+struct arguments { u64 value[6], stack; };
+
+/* By volatile reads, as the verifier wants the address of each to be a constant. */
+INLINE void read_arguments(unsigned long *context, struct arguments *out)
+{
+	volatile unsigned long *regs = context;
+	out->value[0] = regs[DI];
+	out->value[1] = regs[SI];
+	out->value[2] = regs[DX];
+	out->value[3] = regs[CX];
+	out->value[4] = regs[R8];
+	out->value[5] = regs[R9];
+	out->stack = regs[SP];
+}
+
+INLINE u64 argument(struct arguments *arguments, u32 number)
+{
+	u64 value = 0;
+	if (!number)
+		return 0;
+	if (number <= 6)
+		return arguments->value[number - 1];
+	/* Further ones lie on the stack, above the return address. */
+	bpf_probe_read_user(&value, sizeof(value), (void *)arguments->stack + 8 * (number - 6));
+	return value;
+}
+
+INLINE u64 stream_of(struct arguments *arguments, struct function *function)
+{
+	u64 stream = 0;
+	if (!function->stream)
+		return ~0ULL;
+	if (function->stream != STREAM_IN_CONFIGURATION)
+		return argument(arguments, function->stream);
+	bpf_probe_read_user(&stream, sizeof(stream), (void *)arguments->value[0] + CONFIGURATION_STREAM);
+	return stream;
+}
+
+INLINE u16 direction_of(struct arguments *arguments, struct function *function)
+{
+	if (function->fixed_direction != NONE)
+		return function->fixed_direction;
+	if (!function->direction)
+		return NO_DIRECTION;
+	u32 kind = argument(arguments, function->direction);
+	return kind < MEMCPY_DEFAULT ? kind : kind == MEMCPY_DEFAULT ? DIRECTION_DEFAULT : NO_DIRECTION;
+}
+
+SEC("uprobe")
+int on_call(unsigned long *context)
+{
+	struct arguments read, *arguments = &read;
+	struct task_struct *task = bpf_get_current_task_btf();
+	u32 number = bpf_get_attach_cookie(context);
+	struct function *function = bpf_map_lookup_elem(&functions, &number);
+	if (!function || !is_traced(task))
+		return 0;
+	struct open_call *call = bpf_task_storage_get(&open_calls, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!call)
+		return 0;
+	read_arguments(context, arguments);
+	/* The stack grows downwards: a call that begins no deeper than the open one shows that this one was left by a jump. */
+	if (call->depth && read.stack < call->stack) {
+		call->depth++;
+		return 0;
+	}
+	u64 size = argument(arguments, function->size) * function->unit_bytes;
+	call->size_bytes = function->rows ? size * argument(arguments, function->rows) : size;
+	call->stream = stream_of(arguments, function);
+	call->direction = direction_of(arguments, function);
+	call->function = number;
+	call->stack = read.stack;
+	call->depth = 1;
+	call->start_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("uretprobe")
+int on_return(unsigned long *context)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct open_call *call = bpf_task_storage_get(&open_calls, task, NULL, 0);
+	u32 zero = 0;
+	u64 now = bpf_ktime_get_ns();
+	struct gpu_ledger *counts = bpf_map_lookup_elem(&gpu_ledgers, &zero);
+	if (!call || !counts || !call->depth || --call->depth)
+		return 0;
+	counts->seen++;
+	struct gpu_call *out = bpf_ringbuf_reserve(&gpu_calls, sizeof(*out), 0);
+	if (!out) {
+		counts->dropped++;
+		return 0;
+	}
+	out->start_ns = call->start_ns;
+	out->duration_ns = now - call->start_ns;
+	out->size_bytes = call->size_bytes;
+	out->stream = call->stream;
+	out->pid = task->tgid;
+	out->tid = task->pid;
+	out->function = call->function;
+	out->direction = call->direction;
+	out->result = context[AX];
+	bpf_ringbuf_submit(out, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+SEC("tp_btf/sys_enter")
+int on_map(u64 *context)
+{
+	struct pt_regs *regs = (void *)context[0];
+	if (context[1] != MMAP || !(regs->dx & PROT_EXEC) || (s32)regs->r8 < 0)
+		return 0;
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 pid = task->tgid;
+	if (is_traced(task))
+		bpf_ringbuf_output(&mappers, &pid, sizeof(pid), BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int on_exec(u64 *context)
+{
+	struct task_struct *task = (void *)context[0];
+	u64 pid = task->tgid;
+	if (is_traced(task))
+		bpf_ringbuf_output(&mappers, &pid, sizeof(pid), BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int on_fork(u64 *context)
+{
+	struct task_struct *parent = (void *)context[0], *child = (void *)context[1];
+	u32 pid = child->tgid;
+	u8 one = 1;
+	if (!target_cgroup && child->pid == child->tgid && is_traced(parent))
+		bpf_map_update_elem(&tree, &pid, &one, 0);
+	return 0;
+}

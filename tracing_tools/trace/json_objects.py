@@ -1,0 +1,57 @@
+"""The objects of a long JSON array, a piece of the file at a time: profiles are larger than one would like to hold."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PIECE_BYTES = 1 << 22
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE, _CLOSE_ARRAY = (ord(character) for character in '"\\{}]')
+
+
+def object_pieces(file: BinaryIO, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
+    """Yield JSON arrays of the objects in the array in which `file` stands (after its opening bracket), some at a time.
+
+    Ends with the array. What is cut off at the end of the file is left out. Brackets and quotes are told apart by the column, so
+    that no Python runs per byte.
+    """
+    rest = b""
+    while piece := file.read(piece_bytes):
+        content = rest + piece
+        end, is_last = _end_of_last_object(content)
+        first = content.find(b"{")
+        if end > first >= 0:
+            yield b"[" + content[first:end] + b"]"
+        if is_last:
+            return
+        rest = content[end:]
+
+
+def _end_of_last_object(content: bytes) -> tuple[int, bool]:
+    """Return where the last whole object in `content` ends (0: none does), and whether the array ends behind it."""
+    data = np.frombuffer(content, np.uint8)
+    outside_strings = ~_within_strings(data)
+    brackets = np.flatnonzero(((data == _OPEN) | (data == _CLOSE)) & outside_strings)
+    depth = np.cumsum(np.where(data[brackets] == _OPEN, 1, -1))
+    # The array ends at the first square bracket that closes outside of any object.
+    square = np.flatnonzero((data == _CLOSE_ARRAY) & outside_strings)
+    depth_there = np.concatenate([[0], depth])[np.searchsorted(brackets, square)]
+    ends = square[depth_there == 0]
+    array_end = int(ends[0]) if len(ends) else len(content)
+    whole = brackets[(depth == 0) & (brackets < array_end)]
+    return (int(whole[-1]) + 1 if len(whole) else 0), bool(len(ends))
+
+
+def _within_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Whether each byte is within a string; a quote after an odd number of backslashes neither begins nor ends one."""
+    quotes = np.flatnonzero(data == _QUOTE)
+    other = np.flatnonzero(data != _BACKSLASH)
+    # The last byte before each quote that is no backslash tells how many backslashes lie between.
+    before = np.searchsorted(other, quotes) - 1
+    last_other = np.where(before >= 0, other[np.maximum(before, 0)], -1)
+    real = quotes[(quotes - last_other - 1) % 2 == 0]
+    toggles = np.zeros(len(data), np.int8)
+    toggles[real] = 1
+    within: NDArray[np.bool_] = np.cumsum(toggles, dtype=np.int64) % 2 == 1
+    return within

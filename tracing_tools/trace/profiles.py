@@ -1,0 +1,162 @@
+"""Profiles of PyTorch (Kineto) and TensorFlow, attached to the trace of the same run: the accelerator's work, on its clock."""
+
+import gzip
+import re
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.importers.chrome import GPU_CATEGORIES, Event, gpu_row
+from tracing_tools.trace.json_objects import object_pieces
+from tracing_tools.trace.manifest import ClockPair, write_manifest
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.writer import write_table
+
+_HEAD_BYTES = 1 << 20
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_EPOCH_US = 1e14  # microseconds since 1970 are above this (1973), those since the start of a run are not
+_DEVICE_KINDS = ("kernel", "copy", "set")
+_GPU_PROCESS = re.compile(r"(?:device:)?GPU:(\d+)", re.IGNORECASE)
+_MEMORY_NAMES = (("memcpy", "copy"), ("memset", "set"))
+_DECODER = msgspec.json.Decoder(list[Event])
+
+
+@dataclass
+class _Reading:
+    """What was read of a profile so far."""
+
+    base_ns: int  # UNIX time that the profile's times are relative to; 0: they are UNIX times themselves
+    tables: list[pa.Table] = field(default_factory=list)
+    devices: dict[str, int] = field(default_factory=dict)  # TensorFlow: process in the profile -> GPU
+    others: int = 0
+
+
+def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
+    """Add what the accelerators did by `profiles` to the gpu table of `trace`; return the rows added, by source.
+
+    Nothing is written unless all profiles are good. UsageError when one is attached already; IotwinError when one cannot be read,
+    has no work of an accelerator, cannot be placed on the trace's clock, or lies outside of the run.
+    """
+    manifest = trace.manifest
+    attached = [f"attached the profile {path.name}" for path in profiles]
+    for note in attached:
+        if any(known.startswith(note + ":") for known in manifest.notes) or attached.count(note) > 1:
+            raise UsageError(f"{note.removeprefix('attached ')} is in {trace.path} already; leave it out")
+    existing = trace.path / "gpu.parquet"
+    tables = [pq.read_table(existing, schema=schema.GPU)] if existing.exists() else []
+    has_calls = bool(tables) and "uprobe" in pc.unique(tables[0]["source"].cast(pa.string())).to_pylist()
+    added: dict[str, int] = {}
+    for path, note in zip(profiles, attached, strict=True):
+        table = _on_the_trace_s_clock(_read(path), path, trace)
+        if has_calls:  # its calls are in the trace already
+            table = table.filter(pc.is_in(table["kind"].cast(pa.string()), pa.array(_DEVICE_KINDS)))
+        source = str(table["source"][0]) if table.num_rows else "kineto"
+        added[source] = added.get(source, 0) + table.num_rows
+        manifest.notes.append(f"{note}: {table.num_rows} rows by {source}")
+        tables.append(table)
+    whole = pa.concat_tables([table.cast(_plain()) for table in tables]).sort_by("start_ns")
+    write_table(existing, schema.GPU, whole.cast(schema.GPU))
+    manifest.notes = [note for note in manifest.notes if not note.startswith("no GPU calls")]
+    write_manifest(trace.path, manifest)
+    return added
+
+
+def _plain() -> pa.Schema:
+    """schema.GPU with text for labels, so that tables of different dictionaries go together."""
+    return pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema.GPU])
+
+
+def _read(path: Path) -> _Reading:
+    """Return the accelerator's work in the profile at `path`, in its own times."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return _read_open(cast(BinaryIO, file), path)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise IotwinError(f"{path} cannot be read ({reason}); give a profile written by PyTorch or TensorFlow") from None
+    except msgspec.DecodeError as error:
+        raise IotwinError(f"{path} is not a profile that can be read: {error}") from None
+
+
+def _read_open(file: BinaryIO, path: Path) -> _Reading:
+    head = file.read(_HEAD_BYTES)
+    events = _EVENTS.search(head)
+    if events is None and not head.lstrip().startswith(b"["):
+        raise IotwinError(f"{path} holds no traceEvents; give a profile written by PyTorch or TensorFlow")
+    base = _BASE.search(head)
+    reading = _Reading(int(base[1]) if base else 0)
+    file.seek(events.end() if events else head.index(b"[") + 1)
+    for piece in object_pieces(file):
+        rows = [row for event in _DECODER.decode(piece) if (row := _row(event, reading))]
+        if rows:
+            reading.tables.append(pa.Table.from_pylist(rows, schema=_plain()))
+    if not reading.tables:
+        raise IotwinError(
+            f"{path} holds no work of an accelerator ({reading.others} events of the CPU); record it with the GPU's activity"
+        )
+    return reading
+
+
+def _row(event: Event, reading: _Reading) -> dict[str, Any] | None:
+    """Return the row of schema.GPU of an event, or None when it is none of an accelerator."""
+    category = str(event.cat).lower()
+    if event.ph == "M" and event.name == "process_name" and isinstance(event.args, dict):
+        device = _GPU_PROCESS.search(str(event.args.get("name")))
+        if device:
+            reading.devices[str(event.pid)] = int(device[1])
+        return None
+    if event.ph != "X":
+        return None
+    if category in GPU_CATEGORIES:
+        row = gpu_row(event, category)
+        if row["kind"] in _DEVICE_KINDS:
+            row |= {"pid": None, "tid": None}  # there Kineto has the device and the stream
+        return row
+    if str(event.pid) not in reading.devices:
+        reading.others += 1
+        return None
+    return _tensorflow_row(event, reading.devices[str(event.pid)])
+
+
+def _tensorflow_row(event: Event, device: int) -> dict[str, Any]:
+    name = str(event.name)
+    kind = next((kind for word, kind in _MEMORY_NAMES if word in name.lower()), "kernel")
+    return gpu_row(event, "kernel") | {
+        "kind": kind, "device": device, "stream": event.tid if isinstance(event.tid, int) else None, "pid": None, "tid": None,
+        "direction": gpu_row(event, "gpu_memcpy")["direction"] if kind == "copy" else None, "source": "tensorflow",
+    }  # fmt: skip
+
+
+def _on_the_trace_s_clock(reading: _Reading, path: Path, trace: Trace) -> pa.Table:
+    table = pa.concat_tables(reading.tables)
+    times = table["start_ns"].to_numpy()
+    if not reading.base_ns and times.min() < _EPOCH_US * 1000:
+        raise IotwinError(
+            f"{path} does not say when it began (its times count from its own start), so it cannot be placed in the trace"
+        )
+    if not trace.manifest.clock:
+        raise IotwinError(f"{trace.path} holds no reading of the clocks, so a profile cannot be placed in it")
+    placed = _monotonic(times + reading.base_ns, trace.manifest.clock)
+    if placed.max() < trace.manifest.start_ns or placed.min() > trace.manifest.end_ns:
+        apart_s = (placed.min() - trace.manifest.start_ns) / 1e9
+        raise IotwinError(f"{path} is of another run: it begins {apart_s:+.1f} s from the trace's start")
+    return table.set_column(0, "start_ns", pa.array(placed))
+
+
+def _monotonic(real_ns: "np.ndarray[Any, np.dtype[np.int64]]", clock: list[ClockPair]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Return UNIX times as CLOCK_MONOTONIC, by the drift between the clocks' readings."""
+    real = np.array([pair.realtime_ns for pair in clock], np.int64)
+    offset = np.array([pair.monotonic_ns - pair.realtime_ns for pair in clock], np.int64)
+    drift = np.interp(real_ns - real[0], real - real[0], offset - offset[0])
+    placed: np.ndarray[Any, np.dtype[np.int64]] = real_ns + offset[0] + drift.round().astype(np.int64)
+    return placed
