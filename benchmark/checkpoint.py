@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from benchmark.checkpoint_plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
 from benchmark.config import Config
 from benchmark.draws import DrawnTime, Purpose, generator
+from benchmark.plugins import CHECKPOINTS, load_plugin
 from benchmark.readers.access import Buffered
 from benchmark.sleeper import Sleeper
 from tracing_tools.trace.errors import IotwinError, UsageError
@@ -50,6 +51,16 @@ class Checkpoints(Protocol):
 
     def load(self) -> list[Written]:
         """Read the newest whole checkpoint and return its files; IotwinError when there is none."""
+
+
+def open_checkpoints(config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1) -> Checkpoints:
+    """Return what writes the checkpoints of `rank`: CheckpointWriter, or the plug-in that the workload names."""
+    name = config.checkpoint.checkpoint_mechanism_classname
+    if name is None:
+        return CheckpointWriter(config, rank, ranks, ranks_per_node)
+    key = "checkpoint.checkpoint_mechanism_classname"
+    checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank, ranks=ranks)
+    return checkpoints
 
 
 class CheckpointWriter:

@@ -7,21 +7,19 @@ from typing import TextIO
 
 from benchmark.accelerator import Accelerator
 from benchmark.cadence import checkpoint_cadence, evaluation_cadence
-from benchmark.checkpoint import Checkpoints, CheckpointWriter
+from benchmark.checkpoint import Checkpoints, open_checkpoints
 from benchmark.config import Config
 from benchmark.dataset import open_dataset
 from benchmark.draws import DrawnTime, Purpose
-from benchmark.loader import Fetcher, Loader, make_loader
+from benchmark.loaders import open_loader, sampled_batches
 from benchmark.measured import DataSetFacts, Measured, Span, Usage
 from benchmark.mllog import MlLog
-from benchmark.order import Batch, evaluation_batches, training_batches
+from benchmark.order import Batch, evaluation_batches
 from benchmark.process import age_s, sharpen_timers
 from benchmark.ranks import CHECKPOINT, STOP, Rank
 from benchmark.sleeper import Sleeper
 from benchmark.steplog import StepTimes
 from tracing_tools.trace.progress import note
-
-_PREFETCH_FACTOR = 2  # PyTorch's default
 
 
 def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
@@ -69,11 +67,14 @@ class _Run:
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
         self._steps = 0  # of training so far
         self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
-        self._checkpoints = CheckpointWriter(config, rank.number, rank.count) if config.workflow.checkpoint else None
+        self._checkpoints = open_checkpoints(config, rank.number, rank.count) if config.workflow.checkpoint else None
         if config.workflow.train:
             self._dataset = open_dataset(config, rank.count)
             measured.data = DataSetFacts.of(self._dataset)
-            self._loaders = {phase: open_things.enter_context(self._loader(phase)) for phase in ("train", "evaluation")}
+            self._loaders = {
+                phase: open_things.enter_context(open_loader(config, samples, rank.number, rank.count, phase == "evaluation"))
+                for phase, samples in (("train", self._dataset.train), ("evaluation", self._dataset.evaluation))
+            }
             if rank.number == 0:
                 self._log_parameters()
 
@@ -84,20 +85,6 @@ class _Run:
         log.point("num_workers", config.reader.read_threads)
         log.point("train_samples", self._measured.data.train_samples)
         log.point("eval_samples", self._measured.data.evaluation_samples)
-
-    def _loader(self, phase: str) -> Loader:
-        config, dataset = self._config, self._dataset
-        seed, workers = config.train.seed, config.reader.read_threads
-        if phase == "train":
-            preprocess = DrawnTime(config.reader.preprocess_time, seed, Purpose.TRAIN_SAMPLE)
-            fetcher = Fetcher(dataset.train, preprocess)
-        else:
-            preprocess = DrawnTime(config.twin.evaluation.preprocess_time, seed, Purpose.EVALUATION_SAMPLE)
-            fetcher = Fetcher(dataset.evaluation, preprocess)
-            workers = workers if config.twin.evaluation.read_threads is None else config.twin.evaluation.read_threads
-        total = config.reader.prefetch_size
-        prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
-        return make_loader(fetcher, workers, prefetch, config.twin.persistent_workers)
 
     def stop_at(self, limit_s: float | None) -> None:
         """Let time run: for the whole run, and until the first checkpoint where time decides."""
@@ -140,7 +127,7 @@ class _Run:
     def _train_epoch(self, epoch: int) -> int:
         """Train the blocks of an epoch: the steps between what interrupts it; return how many steps they had."""
         config = self._config
-        batches = training_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
+        batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
         steps = self._passing("train", epoch, batches)
         _, evaluate_after = evaluation_cadence(config.evaluation)
         _, save_after = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)

@@ -150,6 +150,5 @@ class NamedFiles(Sequence[Paths]):
         if isinstance(number, slice):
             start, stop, _ = number.indices(self._count)
             return NamedFiles(self._folder, self._layout, self._samples, self._first + start, max(0, stop - start))
-        if not 0 <= number < self._count:
-            raise IndexError(number)
+        number = range(self._count)[number]
         return (f"{self._folder}/{self._layout.file_name(self._samples, self._first + number)}",)

@@ -6,12 +6,16 @@ are taken in order. The samples are not handed over: copying them is no I/O, and
 """
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import select
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import NamedTuple, Protocol, Self
@@ -44,8 +48,15 @@ class Fetcher:
         self._samples, self._preprocess = samples, preprocess
         self._sleeper = Sleeper()
 
+    def clone(self) -> Self:
+        """Return a fetcher of the same samples for another thread: what readers keep and what sleepers carry is not shared."""
+        samples = replace(self._samples, reader=copy.deepcopy(self._samples.reader))
+        return type(self)(samples, copy.copy(self._preprocess))
+
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
-        """Read the samples of `batch`; IotwinError names the file that cannot be read."""
+        """Read the samples of `batch`, in as few reads as their places allow; IotwinError names the file that cannot be read."""
+        if self._samples.in_runs:
+            return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0
         for index in batch.tolist():
             begin_ns = time.monotonic_ns()
@@ -55,6 +66,15 @@ class Fetcher:
             self._sleeper.sleep(seconds)
             preprocess_ns += int(seconds * 1e9)
         return Fetched(len(batch), size_bytes, read_ns, preprocess_ns)
+
+    def _fetch_runs(self, epoch: int, batch: Batch) -> Fetched:
+        """Read a batch of records by runs; preprocessing time is drawn once for all of them: such jobs work on whole batches."""
+        begin_ns = time.monotonic_ns()
+        size_bytes = self._samples.read_runs(batch)
+        read_ns = time.monotonic_ns() - begin_ns
+        seconds = self._preprocess.seconds(_RANK, epoch, int(batch[0])) * len(batch) if len(batch) else 0.0
+        self._sleeper.sleep(seconds)
+        return Fetched(len(batch), size_bytes, read_ns, int(seconds * 1e9))
 
 
 class Loader(Protocol):
@@ -92,6 +112,39 @@ class MainLoader:
 
     def __exit__(self, *exception: object) -> None:
         """Do nothing: there is no process to end."""
+
+
+class ThreadLoader:
+    """Reads in threads of the calling process, with the shares and the prefetch of worker processes."""
+
+    def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
+        self._fetchers = [fetcher.clone() for _ in range(threads)]
+        self._prefetch = prefetch
+        # One executor a thread, so that thread k reads the batches k, k + W, k + 2W, ... in order.
+        self._threads = [ThreadPoolExecutor(1, f"loader{number}") for number in range(threads)]
+
+    def __enter__(self) -> Self:
+        """Return the loader; threads start with the first epoch."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the threads, after the batch each is reading."""
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        """Yield what was read for each batch, in order; IotwinError when reading fails."""
+        count = len(self._threads)
+        under_way: deque[Future[Fetched]] = deque()
+        sent = 0
+        for taken in range(len(batches) + 1):
+            fetched = under_way.popleft().result() if taken else None
+            while sent < min(len(batches), taken + self._prefetch * count):
+                worker = sent % count
+                under_way.append(self._threads[worker].submit(self._fetchers[worker].fetch, epoch, batches[sent]))
+                sent += 1
+            if fetched is not None:
+                yield fetched
 
 
 class _Worker:

@@ -46,11 +46,10 @@ class Batches(Sequence[Batch]):
     def __getitem__(self, number: slice) -> Sequence[Batch]: ...
 
     def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
-        """Return batch `number`, from 0."""
+        """Return batch `number`, from 0, or from -1 backwards."""
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(self._count))]
-        if not 0 <= number < self._count:
-            raise IndexError(number)
+        number = range(self._count)[number]
         low = (number - self._first) * self._size
         if not 0 <= low < len(self._block):
             self._first, low = number, 0

@@ -183,7 +183,7 @@ def _block(job, rows):
         "sector": sector, "size_bytes": size, "flags": [0] * n, "cgroup": [1] * n, "origin": origin, "pid": pid,
         "comm": ["kworker/0:1" if name == "kernel" else "python" for name in origin],
     }  # fmt: skip
-    return _encode(columns, schema.BLOCK)
+    return _encode(columns | _unknown(schema.BLOCK, columns, n), schema.BLOCK)
 
 
 def _gpu(job, phases):
@@ -198,7 +198,11 @@ def _gpu(job, phases):
         "start_ns": start, "duration_ns": duration, "kind": kind, "device": [0] * n, "stream": [7] * n, "size_bytes": size,
         "direction": direction, "pid": [job.pid] * n, "tid": [job.pid] * n, "name": name, "source": ["kineto"] * n,
     }  # fmt: skip
-    return _encode(columns, schema.GPU)
+    return _encode(columns | _unknown(schema.GPU, columns, n), schema.GPU)
+
+
+def _unknown(expected, columns, rows):
+    return {name: [None] * rows for name in expected.names if name not in columns}
 
 
 def _gpu_samples(job, phases, end_ns):

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Grid, LaneBins, Lanes
+from trace_visuals.block import BlockAnalysis, analyse_block
 from trace_visuals.calls import READ, STORAGE_KINDS, WRITE, CallReader, Calls, Ints
 from trace_visuals.heatmap import Heat, HeatMap
 from trace_visuals.lanes import LaneName, LanePlan
 from trace_visuals.picks import EveryCall, SlowestCalls
+from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES, block_lanes, device_lanes
 from trace_visuals.survey import Survey, survey
 from trace_visuals.tables import FileTable, OperationTable, ProcessTable
 from trace_visuals.windows import leading_phases
@@ -46,6 +49,7 @@ class Analysis:
     reads_heat: Heat | None  # of data-set files
     writes_heat: Heat | None  # of checkpoint files
     phases: pd.DataFrame  # of the lowest rank
+    block: BlockAnalysis | None  # None when block requests were not traced
 
     @property
     def storage_files(self) -> pd.DataFrame:
@@ -82,8 +86,20 @@ def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Adv
         if every is not None:
             every.add(calls, lane)
         advance(len(calls))
+    names, lanes = _with_requests(trace, plan.names, bins.result())
     return Analysis(
-        label, trace, zero_ns, surveyed, plan.names, bins.result(), plan.left_out, every.result() if every else None, reader.ops,
+        label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every.result() if every else None, reader.ops,
         operations, file_table.frame(), process_table.frame(), slowest.frame(reader.ops, files), reads.result(), writes.result(),
-        leading_phases(trace),
+        leading_phases(trace), analyse_block(trace, leading_phases(trace), lanes, names),
     )  # fmt: skip
+
+
+def _with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[list[LaneName], Lanes]:
+    """Return the lanes with those of block requests and of the accelerators, where the trace has them, at their end."""
+    found = [(block_lanes(trace, lanes.grid), "block", BLOCK_LANES), (device_lanes(trace, lanes.grid), "device", DEVICE_LANES)]
+    for more, section, titles in found:
+        if more is not None:
+            names = [*names, *(LaneName(section, f"{section} {title}", f"{section} {title}") for title in titles)]
+            columns = ("calls", "busy", "in_flight", "size_bytes")
+            lanes = Lanes(lanes.grid, *(np.concatenate((getattr(lanes, name), getattr(more, name))) for name in columns))
+    return names, lanes

@@ -9,10 +9,12 @@ async function main() {
   addFindings(page);
   const timeline = new Timeline(page, traces);
   addZoomButtons(timeline, traces[0]);
-  wireToggles(timeline, traces);
+  if (raw.served) new Detail(timeline, traces);
+  wireToggles(timeline, traces, raw.served);
   addHeatMaps(page, timeline);
   addHistograms(document.getElementById("charts"), page);
   addTables(traces, timeline);
+  addBlock(page);
   addComparisons(page, raw.comparisons);
   document.getElementById("loading").remove();
   document.body.dataset.ready = "yes";
@@ -47,7 +49,7 @@ function addZoomButtons(timeline, trace) {
   }
 }
 
-function wireToggles(timeline, traces) {
+function wireToggles(timeline, traces, served) {
   for (const section of ["processes", "other"]) {
     const box = document.getElementById(`show-${section}`), name = section === "processes" ? "process" : section;
     box.addEventListener("change", () => {
@@ -60,6 +62,7 @@ function wireToggles(timeline, traces) {
   const left = Math.max(...traces.map((trace) => trace.processes_left_out));
   note.textContent = complete ? "Every call is on this page: zoom in to see each one."
     : `The page holds bins of ${formatDuration(finest * 1e9)}, not every call: finer than that, bars show a bin's mean.`;
+  if (served) note.textContent = "Finer detail comes from the server as you zoom in, down to single calls.";
   if (left) note.textContent += ` Only the busiest processes have a row; not shown: ${left}.`;
   if (!complete) {
     filter.disabled = true;
@@ -111,6 +114,25 @@ function addComparisons(page, comparisons) {
       [words(one.name), one.score, one.weight, Object.entries(one.parts).map(([part, score]) => `${words(part)} ${score.toFixed(3)}`).join(", ")]) };
     if (scores.total) addTable(place, scores);
     place.append(element("div", { class: "grid" }, ...comparison.dimensions.map((dimension) => dimensionChart(page, comparison, dimension))));
+  }
+}
+
+// Block requests, and the page cache as the difference between what calls moved and what the devices did.
+function addBlock(page) {
+  const place = document.getElementById("block-tables");
+  for (const trace of page.traces) {
+    if (!trace.block) continue;
+    document.getElementById("block").hidden = false;
+    const { requests, phases, time_s: time, curves } = trace.block, groups = page.colours.groups;
+    const chart = (kind, title) => element("div", { class: "chart" }, element("h3", {}, title),
+      lineChart([{ x: time, y: curves[`${kind} calls`], colour: groups[kind] }, { x: time, y: curves[`${kind} block`], colour: groups[`block ${kind}`] }],
+        { log: false, binary: true, formatX: significant, formatY: formatSize, axis: "seconds" }),
+      legend([[groups[kind], `by calls: ${formatSize(curves[`${kind} calls`].at(-1))}`],
+        [groups[`block ${kind}`], `by the devices: ${formatSize(curves[`${kind} block`].at(-1))}`]]));
+    place.append(...heading(page.traces, trace));
+    place.append(element("div", { class: "grid" }, chart("read", "read so far"), chart("write", "written so far")));
+    if (phases.total) addTable(place, phases);
+    addTable(place, requests);
   }
 }
 

@@ -31,6 +31,14 @@ _PROCESS_COLUMNS = (
     "start_s", "exit_s", "exit_status",
 )  # fmt: skip
 _CHECKPOINT_COLUMNS = ("path", "first_s", "written_bytes", "writes", "write_ns", "syncs", "sync_ns", "bytes_per_s", "opens")
+_BLOCK_COLUMNS = (
+    "op", "origin", "requests", "size_bytes", "p50_bytes", "sequential_share", "queue_ns", "p50_ns", "p90_ns", "p99_ns",
+    "most_ns",
+)  # fmt: skip
+_CACHE_COLUMNS = (
+    "phase", "epoch", "start_s", "read_calls_bytes", "read_block_bytes", "cached_share", "write_calls_bytes",
+    "write_block_bytes",
+)  # fmt: skip
 _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result")
 
 
@@ -42,7 +50,8 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
         "machine": machine_line(manifest), "loss": loss_line(manifest), "facts": _facts(analysis),
         "span_s": [_second(analysis, analysis.survey.begin_ns), _second(analysis, analysis.survey.end_ns)],
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
-        "phases": _phases(analysis), "samples": _samples(analysis), "lanes": _lanes(analysis), "calls": _calls(analysis),
+        "phases": _phases(analysis), "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),
+        "calls": calls_document(analysis, lanes_shown(analysis)), "block": _block(analysis),
         "processes_left_out": analysis.processes_left_out,
         "operations": _table(_operations(analysis), _OPERATION_COLUMNS, _MOST_FILES),
         "files": _table(_files(analysis), _FILE_COLUMNS, _MOST_FILES),
@@ -99,6 +108,10 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     if disk is not None:
         used = ((device, mine) for device, mine in disk.groupby("device") if mine["busy"].any())
         graphs += [_graph(analysis, f"disk {device}", mine, (), ("busy",)) for device, mine in used]
+    memory, total = analysis.trace.samples("memory"), analysis.trace.manifest.host.memory_bytes
+    if memory is not None and len(memory) and total > 0:
+        shares = memory.assign(cached=memory["page_cache_bytes"] / total, dirty=memory["dirty_bytes"] / total)
+        graphs.append(_graph(analysis, "page cache, of memory", shares, (), ("cached", "dirty")))
     gpu = analysis.trace.samples("gpu")
     if gpu is not None:
         gpu = gpu.assign(SM=gpu["sm_percent"] / 100, memory=gpu["memory_percent"] / 100)
@@ -125,9 +138,9 @@ def _graph(
             "lines": [name for name in lines if name in known], "curves": {name: mean(name) for name in known}}  # fmt: skip
 
 
-def _lanes(analysis: Analysis) -> dict[str, Any]:
-    """Return the lanes shown; the arrays hold lane after lane."""
-    lanes, shown = analysis.lanes, _lanes_shown(analysis)
+def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
+    """Return the lanes `shown`; the arrays hold lane after lane."""
+    lanes = analysis.lanes
     names = [analysis.lane_names[lane] for lane in shown]
     return {
         "names": [{"section": name.section, "group": name.group, "title": name.title} for name in names],
@@ -137,7 +150,7 @@ def _lanes(analysis: Analysis) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lanes_shown(analysis: Analysis) -> list[int]:
+def lanes_shown(analysis: Analysis) -> list[int]:
     """Return the lanes with a call, and those of reads, writes and opens of storage even without: that too is an answer."""
     used = np.flatnonzero(occupied(analysis.lanes).any(axis=1))
     always = (GROUPS[READ], GROUPS[WRITE], GROUPS[OPEN])
@@ -145,13 +158,12 @@ def _lanes_shown(analysis: Analysis) -> list[int]:
     return [lane for lane, name in names if lane in used or (name.section == "storage" and name.group in always)]
 
 
-def _calls(analysis: Analysis) -> dict[str, Any] | None:
-    """Return every call of the operation lanes, or None where the page has only bins."""
+def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None:
+    """Return every call of the operation lanes, of those `used`, or None where the page has only bins."""
     if analysis.every_call is None:
         return None
     calls, lane = analysis.every_call
     shown = np.full(len(analysis.lane_names), -1, dtype=np.int64)
-    used = _lanes_shown(analysis)
     shown[used] = np.arange(len(used))
     names, place = _file_names(analysis, calls)
     pids, pid = np.unique(calls.pid, return_inverse=True)
@@ -204,6 +216,18 @@ def _checkpoints(analysis: Analysis) -> pd.DataFrame:
     table = analysis.checkpoints
     rate = table["written_bytes"] / (table["write_ns"] + table["sync_ns"]).clip(lower=1) * _SECOND
     return table.assign(first_s=_seconds(analysis, table["first_ns"]), bytes_per_s=rate)
+
+
+def _block(analysis: Analysis) -> dict[str, Any] | None:
+    block = analysis.block
+    if block is None:
+        return None
+    phases = block.phases.assign(start_s=_seconds(analysis, block.phases["start_ns"]))
+    return {
+        "requests": _table(block.requests, _BLOCK_COLUMNS, _MOST_FILES), "phases": _table(phases, _CACHE_COLUMNS, _MOST_FILES),
+        "time_s": ((block.time_ns - analysis.zero_ns) / _SECOND).tolist(),
+        "curves": {name: values.tolist() for name, values in block.curves.items()},
+    }  # fmt: skip
 
 
 def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:

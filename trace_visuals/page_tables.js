@@ -5,10 +5,12 @@ const HEADINGS = {
   p50_ns: "median", p90_ns: "p90", p99_ns: "p99", "p99.9_ns": "p99.9", most_ns: "longest", time_ns: "time in calls", size_bytes: "bytes",
   p50_bytes: "median size", extent_bytes: "size", read_bytes: "read", written_bytes: "written", sequential_share: "in order", first_s: "first call",
   last_s: "last call", start_s: "start", exit_s: "exit", storage_ns: "time on storage", wait_ns: "time waiting", storage_calls: "storage calls",
+  read_calls_bytes: "read by calls", read_block_bytes: "read from devices", cached_share: "from the cache", write_calls_bytes: "written by calls",
+  write_block_bytes: "written to devices", queue_ns: "median in queue",
   sync_ns: "time in syncs", write_ns: "time in writes", duration_ns: "duration", bytes_per_s: "rate", command_line: "command line",
 };
 const WORDY = new Set(["path", "command_line", "value"]);
-const LABELS = new Set(["op", "kind", "role", "comm", "where", "name", ...WORDY]);
+const LABELS = new Set(["op", "kind", "role", "comm", "where", "name", "origin", "phase", ...WORDY]);
 
 function formatCell(name, value) {
   if (value === null || value === undefined) return "";

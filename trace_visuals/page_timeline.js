@@ -11,7 +11,7 @@ class Timeline {
     this.canvas = document.getElementById("timeline-canvas");
     this.box = document.getElementById("canvas-box");
     this.tooltip = document.getElementById("tooltip");
-    this.sections = new Set(["storage", "wait"]);
+    this.sections = new Set(["storage", "block", "device", "wait"]);
     this.keep = null; // per trace: which files' calls count, or null for all
     const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));
     const margin = Math.max((to - from) * 0.004, 1e-9);
@@ -87,13 +87,21 @@ class Timeline {
   pixels(trace, lane) {
     if (!this.pixelCache.has(lane)) {
       const { from, to } = this.view, count = Math.round(this.plot);
-      const keep = this.keep && this.keep.get(trace);
-      const coarse = lane.levels[0].width > (to - from) / count;
-      const pixels = lane.calls && (coarse || keep)
-        ? pixelsFromCalls(lane, trace.calls, from, to, count, keep) : pixelsFromBins(lane, from, to, count);
+      const keep = this.keep && this.keep.get(trace), { shown, calls } = this.finest(trace, lane);
+      const coarse = shown.levels[0].width > (to - from) / count;
+      const pixels = shown.calls && (coarse || keep)
+        ? pixelsFromCalls(shown, calls, from, to, count, keep) : pixelsFromBins(shown, from, to, count);
       this.pixelCache.set(lane, pixels);
     }
     return this.pixelCache.get(lane);
+  }
+
+  // The lane as finely as it is known here: as a server gave it for this stretch, or as the page has it.
+  finest(trace, lane) {
+    const { detail } = trace;
+    if (!detail || detail.from > this.view.from || detail.to < this.view.to) return { shown: lane, calls: trace.calls };
+    const fine = detail.lanes[trace.lanes.indexOf(lane)];
+    return fine.levels[0].width < lane.levels[0].width ? { shown: fine, calls: detail.calls } : { shown: lane, calls: trace.calls };
   }
 
   peakRate() {
@@ -196,7 +204,7 @@ class Timeline {
 
   paint_graph(g, row) {
     this.paintFloor(g, row);
-    const { graph } = row, colours = { ...this.page.colours.cpu, job: "#000", busy: "#0072B2", SM: "#009E73", memory: "#CC79A7" };
+    const { graph } = row, colours = { ...this.page.colours.cpu, job: "#000", busy: "#0072B2", SM: "#009E73", memory: "#CC79A7", cached: "#0072B2", dirty: "#D55E00" };
     const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1);
     const last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
@@ -376,9 +384,9 @@ class Timeline {
 
   // The call nearest to the pointer among those within two pixels.
   describeCall(row, moment, pixel) {
-    const { calls } = row.trace, keep = this.keep && this.keep.get(row.trace);
-    if (!calls || !row.lane.calls) return "";
-    const { indices, reaches } = row.lane.calls;
+    const { shown, calls } = this.finest(row.trace, row.lane), keep = this.keep && this.keep.get(row.trace);
+    if (!calls || !shown.calls) return "";
+    const { indices, reaches } = shown.calls;
     let best = -1, least = 2 * pixel;
     for (let place = firstAbove(reaches, moment - 2 * pixel); place < indices.length; place += 1) {
       const i = indices[place], end = calls.start[i] + calls.duration[i] / 1e9;

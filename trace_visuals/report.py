@@ -21,6 +21,7 @@ from tracing_tools.trace.reader import Trace
 
 # In the order they are run; each is a file beside this one.
 _SCRIPTS = ("page_units.js", "page_data.js", "page_timeline.js", "page_tables.js", "page_charts.js", "page_heatmap.js", "page.js")
+_SERVED_SCRIPTS = ("page_detail.js", *_SCRIPTS)
 _BINS, _CALLS = 32_768, 160_000  # of all traces of a page together
 _MOST_TRACES = 8
 
@@ -42,28 +43,32 @@ def write_report(paths: list[Path], output: Path) -> list[Analysis]:
     with progress("report: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
         for trace, label, window in zip(traces, trace_labels(paths), view.windows, strict=True):
             analyses.append(analyse(trace, label, window.zero_ns, detail, advance))
-    document = {
-        "axis": view.axis_label,
-        "colours": {
-            "groups": style.GROUP_COLOURS,
-            "phases": style.PHASE_COLOURS,
-            "cpu": style.CPU_COLOURS,
-            "traces": style.TRACE_COLOURS,
-        },
-        "traces": [trace_document(analysis) for analysis in analyses],
-        "comparisons": comparison_documents(traces, [analysis.label for analysis in analyses]),
-    }
-    write_whole(output, page(document).encode("utf-8"))
+    write_whole(output, page(report_document(analyses, view.axis_label)).encode("utf-8"))
     return analyses
 
 
-def page(document: dict[str, Any]) -> str:
-    """Return the whole page around the document."""
+def report_document(analyses: list[Analysis], axis_label: str) -> dict[str, Any]:
+    """Return the document that the page's scripts show; the first trace is compared with each of the others."""
+    groups = {**style.GROUP_COLOURS}
+    groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
+    groups |= {f"device {name}": colour for name, colour in style.DEVICE_COLOURS.items()}
+    return {
+        "axis": axis_label,
+        "colours": {"groups": groups, "phases": style.PHASE_COLOURS, "cpu": style.CPU_COLOURS, "traces": style.TRACE_COLOURS},
+        "traces": [trace_document(analysis) for analysis in analyses],
+        "comparisons": comparison_documents([analysis.trace for analysis in analyses], [analysis.label for analysis in analyses]),
+    }
+
+
+def page(document: dict[str, Any], served: bool = False) -> str:
+    """Return the whole page around the document; one that is `served` may ask its own server for more."""
     files = resources.files("trace_visuals")
     css = (files / "report.css").read_text("utf-8")
-    script = '"use strict";\n' + "\n".join((files / name).read_text("utf-8") for name in _SCRIPTS)
+    script = '"use strict";\n' + "\n".join(
+        (files / name).read_text("utf-8") for name in (_SERVED_SCRIPTS if served else _SCRIPTS)
+    )
     title = "iotwin report: " + ", ".join(trace["label"] for trace in document["traces"])
-    allowed = f"script-src '{_digest(script)}'; style-src '{_digest(css)}'"
+    allowed = f"script-src '{_digest(script)}'; style-src '{_digest(css)}'" + ("; connect-src 'self'" if served else "")
     parts = {
         "policy": f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'",
         "title": html.escape(title), "css": css, "script": script, "data": _inert_json(document),

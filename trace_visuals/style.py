@@ -12,6 +12,7 @@ YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79
 GROUP_COLOURS = {"read": BLUE, "write": VERMILLION, "open": GREEN, "sync": PURPLE, "wait": ORANGE, "other": GREY}
 PHASE_COLOURS = {"init": "#D9D9D9", "epoch": "#BBDDF2", "block": "#BBDDF2", "evaluation": YELLOW, "checkpoint": ORANGE}
 CPU_COLOURS = {"user": SKY, "system": ORANGE, "iowait": VERMILLION}
+BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 

@@ -16,8 +16,9 @@ from matplotlib.patches import Patch
 from trace_visuals import timeline_rows as draw_row
 from trace_visuals.calls import GROUPS, READ, SYNC, WRITE
 from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
+from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PURPLE, VERMILLION
-from trace_visuals.timeline_data import BLOCK_LANES, DEVICE_LANES, ROW_GROUPS, TraceTimeline, load_timeline
+from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline, load_timeline
 from trace_visuals.windows import View, choose_view
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.output import check_output, check_type, write_whole
@@ -79,7 +80,8 @@ def plot_timeline(
     """Draw the traces at `paths` into `output` (PNG, SVG or PDF by its name) and return what was drawn.
 
     `zoom` is as `windows.choose_view` takes it, `how` one of `grouping.GROUPINGS`. With `legend` the legend is drawn
-    into that file instead. Raises UsageError for an unknown file type or zoom, IotwinError for an unreadable trace or an unwritable directory.
+    into that file instead. Raises UsageError for an unknown file type or zoom, IotwinError for an unreadable trace or
+    an unwritable directory.
     """
     for path in (output, legend):
         if path is not None:

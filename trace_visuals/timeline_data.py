@@ -8,6 +8,7 @@ import pandas as pd
 from trace_visuals.bins import Grid, LaneBins, Lanes
 from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints
 from trace_visuals.grouping import Grouping, group_processes
+from trace_visuals.requests import block_lanes, device_lanes
 from trace_visuals.survey import survey
 from trace_visuals.windows import Window, leading_phases
 from tracing_tools.trace.manifest import Manifest
@@ -16,18 +17,7 @@ from tracing_tools.trace.reader import Trace
 
 # The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
-BLOCK_LANES = ("read", "write")
-DEVICE_LANES = ("kernel", "copy")
 _MOST_GROUPS = 12
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Block requests, kernels or copies in order of start; every array has one entry for each."""
-
-    start_ns: Ints
-    end_ns: Ints
-    size_bytes: Ints
 
 
 @dataclass(frozen=True)
@@ -43,8 +33,8 @@ class TraceTimeline:
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
     disk: pd.DataFrame | None
-    block: Lanes | None  # of BLOCK_LANES
-    device: Lanes | None  # of DEVICE_LANES: what ran on the accelerators
+    block: Lanes | None  # of requests.BLOCK_LANES
+    device: Lanes | None  # of requests.DEVICE_LANES: what ran on the accelerators
 
 
 def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str, advance: Advance) -> TraceTimeline:
@@ -65,32 +55,6 @@ def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str,
         _in_window(trace.samples("cpu"), window), _in_window(trace.samples("gpu"), window),
         _in_window(trace.samples("disk"), window), block_lanes(trace, grid), device_lanes(trace, grid),
     )  # fmt: skip
-
-
-def block_lanes(trace: Trace, grid: Grid) -> Lanes | None:
-    """Return the block reads and writes in bins, from issue to completion; None when they were not traced."""
-    block = trace.block()
-    return None if block is None else _binned(block, "issue_ns", block["op"], BLOCK_LANES, grid)
-
-
-def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
-    """Return the accelerators' kernels and copies in bins; None when the trace has none."""
-    gpu = trace.gpu()
-    if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
-        return None
-    return _binned(gpu, "start_ns", gpu["kind"], DEVICE_LANES, grid)
-
-
-def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> Lanes:
-    lane = np.full(len(table), -1, dtype=np.int64)
-    for place, name in enumerate(names):
-        lane[(kind == name).to_numpy()] = place
-    begin = table[start].to_numpy(dtype=np.int64)
-    # How long a request lasts that the trace's end cut off is not known: it counts as a point.
-    duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)
-    bins = LaneBins(grid, len(names))
-    bins.add(Intervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)
-    return bins.result()
 
 
 def _row_of_group() -> Ints:

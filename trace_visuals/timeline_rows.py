@@ -10,11 +10,11 @@ from matplotlib.colors import to_rgb
 from trace_visuals.bins import Floats, Lanes
 from trace_visuals.calls import GROUPS, READ, WRITE, Ints
 from trace_visuals.labels import counted
-from trace_visuals.style import BLACK, CPU_COLOURS, DEVICE_COLOURS, GREEN, GROUP_COLOURS, PHASE_COLOURS, PURPLE, SKY
-from trace_visuals.timeline_data import BLOCK_LANES, DEVICE_LANES, ROW_GROUPS, TraceTimeline
+from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
+from trace_visuals.style import BLACK, BLOCK_COLOURS, CPU_COLOURS, DEVICE_COLOURS, GREEN, GROUP_COLOURS, PHASE_COLOURS, PURPLE
+from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline
 from tracing_tools.trace.units import format_duration, format_size
 
-BLOCK_COLOURS = {"read": SKY, "write": GROUP_COLOURS["wait"]}
 _SECOND = 1e9
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
 _LETTER_IN = 0.058

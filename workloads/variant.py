@@ -12,6 +12,7 @@ import numpy as np
 from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
+TIMED = (INSTRUMENTED, SLEEP)  # these log the parts of steps
 _FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # set by an image that was built for one variant
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 

@@ -1,8 +1,11 @@
 """Readers: one sample out of a file, in every format that datagen writes, by every way the kernel has to read."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import cast
+
+import numpy as np
 
 from benchmark.config import Config
 from benchmark.plugins import READERS, load_plugin
@@ -29,6 +32,8 @@ _LAYOUT_FORMATS = {"unet3d": "npy", "npy": "npy", "bert": "tfrecord", "dlrm": "b
 
 def file_format(config: Config) -> str:
     """Return the name of the workload's file format."""
+    if config.reader.data_loader == "synthetic":
+        return "synthetic"
     return _LAYOUT_FORMATS.get(config.twin.layout or "", config.dataset.format)
 
 
@@ -46,6 +51,9 @@ def make_reader(config: Config, opener: Opener) -> Reader:
     key = "reader.reader_classname" if config.reader.reader_classname else "dataset.format"
     if name == "synthetic":
         return Synthetic(int(config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES))
+    if name == "bin" and config.dataset.record_dims:
+        element_bytes = np.dtype(config.dataset.record_element_type).itemsize
+        return Raw(opener, math.prod(config.dataset.record_dims) * element_bytes)
     if name in _FORMATS:
         reader = _FORMATS[name](opener)
     else:

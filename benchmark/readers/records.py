@@ -30,8 +30,8 @@ class Raw:
         """Return the `count` records from `first` on, in one read."""
         with self._open(path) as file:
             record_bytes = self._record_bytes or file.size_bytes // samples
-            if record_bytes == 0:
-                raise damaged(path, f"holds no {samples} samples in {file.size_bytes} bytes")
+            if self._record_bytes is None and file.size_bytes != record_bytes * samples:
+                raise damaged(path, f"its {file.size_bytes} bytes are no {samples} samples of equal length")
             return Sample(file.read(first * record_bytes, count * record_bytes), count * record_bytes)
 
 

@@ -58,6 +58,10 @@ class Info(Command):
             sizes = (format_size(row[key]) for key in ("read_bytes", "written_bytes"))
             table.add_row(row["kind"], str(row["files"]), str(row["calls"]), *sizes)
         console.print(table)
+        if cache := document["page_cache"]:
+            share = "" if cache["hit_ratio"] is None else f": {cache['hit_ratio']:.0%} were in the page cache"
+            fetched = f"{format_size(cache['read_bytes'])} read, {format_size(cache['device_bytes'])} of it from devices"
+            console.print(f"{fetched}{share}")
         show_statistics(document["busiest_files"], "files with the most time in calls", _SHOWN)
         show_statistics(document["busiest_processes"], "processes with the most time in calls", _SHOWN)
         if document["phases"]:

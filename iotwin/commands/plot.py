@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
+from tracing_tools.trace.errors import UsageError
 
 
 class Plot(Command):
@@ -14,17 +15,27 @@ class Plot(Command):
     help = "draw timelines of traces as PNG, SVG or PDF"
     epilog = (
         "examples:\n  iotwin plot timeline real.trace twin.trace -o timeline.pdf\n"
-        "  iotwin plot timeline real.trace -o epoch.png --zoom epoch:1 --group rank"
+        "  iotwin plot timeline real.trace -o epoch.png --zoom epoch:1 --group rank\n"
+        "  iotwin plot steps results/cells -o steps"
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the kind of picture, the traces and what to show of them."""
         parser.add_argument(
-            "kind", choices=["timeline"], help="timeline: phases, CPU, GPU, calls and throughput on one time axis"
+            "kind",
+            choices=["timeline", "steps"],
+            help="timeline: phases, CPU, GPU, calls and throughput on one time axis; steps: the parts of instrumented steps",
         )
-        parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace to draw; several are drawn aligned")
         parser.add_argument(
-            "-o", "--output", type=Path, required=True, metavar="FILE", help="picture to write: .png, .svg or .pdf"
+            "traces", nargs="+", type=Path, metavar="TRACE", help="trace to draw, several aligned; for steps: a directory"
+        )
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="picture to write: .png, .svg or .pdf; steps: a directory",
         )
         parser.add_argument(
             "--zoom", metavar="WHAT",
@@ -44,6 +55,8 @@ class Plot(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Draw the picture."""
+        if args.kind == "steps":
+            return _run_steps(args)
         from trace_visuals.timeline import Form, plot_timeline
 
         form = Form(args.short, args.paper, args.legend is None)
@@ -59,7 +72,20 @@ class Plot(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print where the picture is and what a reader of it must know."""
+        if "traces" not in document:
+            found = f"steps of {document['runs']} runs in {document['configurations']} configurations"
+            print(f"{document['output']}: {found}, {len(document['pictures'])} pictures")
+            return
         print(f"{document['output']}: timeline of {', '.join(trace['label'] for trace in document['traces'])}")
         for trace in document["traces"]:
             if trace["lost"]:
                 print(f"{trace['label']}: events lost: {trace['lost']:,}, so its rates are too low; the picture says so")
+
+
+def _run_steps(args: Namespace) -> Outcome:
+    """Analyse instrumented runs; the options that shape a timeline have no meaning here."""
+    from trace_visuals.steps import plot_steps
+
+    if args.zoom or args.group != "all" or args.paper or args.short or args.legend:
+        raise UsageError("--zoom, --group, --paper, --short and --legend are for timelines; leave them out for steps")
+    return Outcome({"kind": args.kind, **plot_steps(args.traces, args.output)})

@@ -116,7 +116,8 @@ def rich(tmp_path_factory):
 def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_path):
     block, other = plot_timeline([rich, traces[1]], tmp_path / "t.svg")
     text = _svg_text(tmp_path / "t.svg")
-    for expected in ("GPU memory", "in use", "4 GiB", "kernels", "copies", "block read", "block write", "disks, whole", "in flight,",
+    for expected in ("GPU memory", "in use", "4 GiB", "kernels", "copies", "block read", "block write", "disks, whole",
+                     "in flight,",
                      "GPU not sampled", "not traced", "disk not sampled", "block requests"):  # fmt: skip
         assert expected in text, expected
     requests, gpu = pq.read_table(rich / "block.parquet").to_pandas(), pq.read_table(rich / "gpu.parquet").to_pandas()
@@ -137,7 +138,8 @@ def test_a_request_without_an_end_counts_once(rich, tmp_path):
     durations = pa.array([None, *table["duration_ns"].to_pylist()[1:]], pa.int64())
     write_table(path / "block.parquet", schema.BLOCK, table.set_column(2, "duration_ns", durations))
     block = plot_timeline([path], tmp_path / "t.svg")[0]
-    assert block.block.calls.sum() == table.num_rows and block.block.size_bytes.sum() == pc.sum(table["size_bytes"]).as_py()
+    assert block.block.calls.sum() == table.num_rows
+    assert block.block.size_bytes.sum() == pc.sum(table["size_bytes"]).as_py()
 
 
 def test_paper_short_and_legend_forms(rich, tmp_path):
@@ -146,9 +148,8 @@ def test_paper_short_and_legend_forms(rich, tmp_path):
     assert "CPU" not in text and "rich.trace" not in text and "testhost" not in text and "share of time" not in text
     assert "336 calls," in text and "GPU memory" in text
     assert "share of time with a call in flight" in legend and "CPU" not in legend and "GPU SM" in legend
-    widths = [
-        float(ElementTree.parse(tmp_path / name).getroot().get("width").removesuffix("pt")) for name in ("t.svg", "legend.svg")
-    ]
+    roots = [ElementTree.parse(tmp_path / name).getroot() for name in ("t.svg", "legend.svg")]
+    widths = [float(root.get("width").removesuffix("pt")) for root in roots]
     assert widths == [pytest.approx(3.5 * 72)] * 2
     with pytest.raises(UsageError, match="cannot hold both"):
         plot_timeline([rich], tmp_path / "t.svg", legend=tmp_path / "t.svg")

@@ -20,15 +20,13 @@ class Ledger:
 class Scope:
     """Which tasks to trace: those in a cgroup (given by id and depth in its hierarchy) or, without one, a process tree.
 
-    `detail` names the groups of operations to record (syscalls.DETAIL_GROUPS). Block requests are charged to the cgroup
-    `block_cgroup_id`, which is another one where the blkio controller has a hierarchy of its own; 0: to the traced tasks.
+    `detail` names the groups of operations to record (syscalls.DETAIL_GROUPS).
     """
 
     cgroup_id: int = 0
     cgroup_level: int = 0
     entered_by_exec: bool = False  # of the cgroup, only what executed a program there (and its forks): no container runtime
     starts_command: bool = True  # the target is a command that the backend may wrap; False: it runs already, or elsewhere
-    block_cgroup_id: int = 0
     detail: tuple[str, ...] = DEFAULT_DETAIL
 
 

@@ -10,6 +10,7 @@ from tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missi
 from tracing_tools.backends.lanes import Lanes
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import compiled_probes
+from tracing_tools.targets.block_cgroup import BlockCgroup
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.recording import Recording
 from tracing_tools.trace.records import BLOCK, EVENT
@@ -48,13 +49,13 @@ _UNSEEN = {
 }
 
 
-def _constants(scope: Scope, slots: int) -> bytes:
+def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> bytes:
     """Return the constants of syscalls.bpf.c in order of declaration."""
     kinds = bytearray(_MAX_CALLS)
     for number, kind in calls_of(scope.detail).values():
         kinds[number] = kind
     filters = struct.pack("<QiII", scope.cgroup_id, scope.cgroup_level, scope.entered_by_exec, os.getpid())
-    return bytes(kinds) + filters + struct.pack("<IQ", slots, scope.block_cgroup_id)
+    return bytes(kinds) + filters + struct.pack("<IQ", slots, block_cgroup_id)
 
 
 class LibbpfBackend:
@@ -68,12 +69,12 @@ class LibbpfBackend:
         self._notes: list[str] = []
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
-        self._traces_blocks = "block" in scope.detail
+        self._block_cgroup = BlockCgroup(scope.cgroup_id) if "block" in scope.detail else None
         cpus = possible_cpus() if libbpf_available() else 1
         slots = 1 << max(buffer_bytes // EVENT.itemsize // cpus, 1).bit_length() - 1
         self._object: BpfObject | None = BpfObject(compiled_probes())
         try:
-            self._object.set_constants(_constants(scope, slots))
+            self._object.set_constants(_constants(scope, slots, self._charged_cgroup_id(scope)))
             for name, entries in (("events", buffer_bytes), ("lanes", cpus), ("slots", cpus * slots)):
                 self._object.set_max_entries(name, entries)
             self._choose_programs(scope.detail)
@@ -84,7 +85,18 @@ class LibbpfBackend:
             self._lanes = Lanes(self._object.map_fd("lanes"), self._object.map_fd("slots"), cpus, slots)
         except BaseException:
             self._object.close()
+            self._remove_block_cgroup()
             raise
+
+    def _charged_cgroup_id(self, scope: Scope) -> int:
+        if self._block_cgroup is None:
+            return 0
+        if not self._block_cgroup.cgroup_id:
+            self._notes.append(
+                "block requests are those that the job's own processes issue, as the io controller is not on for its cgroup: "
+                "what the kernel writes back later is not seen"
+            )
+        return self._block_cgroup.cgroup_id
 
     def _choose_programs(self, detail: Collection[str]) -> None:
         """Leave out the programs of groups that were not chosen, and of tracepoints that this kernel does not have."""
@@ -111,6 +123,8 @@ class LibbpfBackend:
     def follow(self, pid: int) -> None:
         """Enter `pid` into the process tree, which is what filters when there is no cgroup."""
         self._loaded().update("tree", pid, 1)
+        if self._block_cgroup is not None:
+            self._block_cgroup.add(pid)
 
     def drain(self, recording: Recording) -> bool:
         """Take over what the buffers hold; more is due at once when a quarter of the space for events was full."""
@@ -118,7 +132,7 @@ class LibbpfBackend:
         if len(names):
             recording.append_names(names.data)
             self._names.consume(len(names))
-        if self._traces_blocks:
+        if self._block_cgroup is not None:
             blocks = self._blocks.fixed_records(BLOCK)
             recording.append_blocks(blocks)
             self._blocks.consume(blocks.nbytes)
@@ -160,6 +174,11 @@ class LibbpfBackend:
             buffer.close()
         probes.close()
         self._object = None
+        self._remove_block_cgroup()
+
+    def _remove_block_cgroup(self) -> None:
+        if self._block_cgroup is not None:
+            self._block_cgroup.remove()
 
     def _has_pending(self) -> bool:
         rings = (self._events, self._names, self._blocks)

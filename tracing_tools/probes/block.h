@@ -38,6 +38,7 @@ INLINE void identify_request(struct task_struct *task, struct bio *bio, struct i
 	struct address_space *mapping = NULL;
 	struct inode *inode = NULL;
 	struct super_block *super = NULL;
+	struct block_device *device = NULL; /* of the file system; none for shared memory, which may be a direct read's buffer */
 	unsigned long head = 0;
 	u16 mode = 0;
 	KERNEL_READ(page, bio->bi_io_vec->bv_page);
@@ -48,11 +49,14 @@ INLINE void identify_request(struct task_struct *task, struct bio *bio, struct i
 	if (mapping && !((u64)mapping & 3)) { /* the low bits mark anonymous memory */
 		KERNEL_READ(inode, mapping->host);
 		KERNEL_READ(mode, inode->i_mode);
+		KERNEL_READ(super, inode->i_sb);
+		KERNEL_READ(device, super->s_bdev);
+	}
+	if (device) {
 		if (mode >> 12 != 8) /* the file system's own blocks are cached under the device */
 			return;
 		KERNEL_READ(out->inode, inode->i_ino);
 		KERNEL_READ(out->generation, inode->i_generation);
-		KERNEL_READ(super, inode->i_sb);
 		KERNEL_READ(out->device, super->s_dev);
 		return;
 	}

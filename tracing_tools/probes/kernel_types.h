@@ -36,7 +36,8 @@ enum { BPF_F_MMAPABLE = 1024, BPF_F_NO_PREALLOC = 1, BPF_LOCAL_STORAGE_GET_F_CRE
 
 struct pt_regs { unsigned long di, si, dx, r10, r8, r9, ax, orig_ax; };
 struct qstr { const unsigned char *name; };
-struct super_block { u32 s_dev; };
+struct block_device { u32 bd_dev; };
+struct super_block { u32 s_dev; struct block_device *s_bdev; };
 struct inode { u16 i_mode; struct super_block *i_sb; unsigned long i_ino; s64 i_size; u32 i_generation; };
 struct dentry { struct dentry *d_parent; struct qstr d_name; };
 struct vfsmount { struct dentry *mnt_root; };
@@ -72,7 +73,6 @@ struct bio_vec { struct page *bv_page; };
 struct cgroup_subsys_state { struct cgroup *cgroup; struct cgroup_subsys_state *parent; };
 struct blkcg { struct cgroup_subsys_state css; };
 struct blkcg_gq { struct blkcg *blkcg; };
-struct block_device { u32 bd_dev; };
 struct bio { struct blkcg_gq *bi_blkg; struct bio_vec *bi_io_vec; };
 struct request { u32 cmd_flags, __data_len; u64 __sector, start_time_ns; struct bio *bio; struct block_device *part; };
 struct kiocb { s64 ki_pos; };

@@ -1,24 +1,36 @@
 """The files of a trace: which file each event worked on, under which path, and what kind of file it is."""
 
 import os
+import struct
 from bisect import bisect_right
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import file_kind
-from tracing_tools.trace.records import FILE_TYPE_MASK, NAME_GIVEN, NAME_INHERITED, NAME_OPENED, NameRecord
+from tracing_tools.trace.columns import column
+from tracing_tools.trace.given_names import GivenNames
+from tracing_tools.trace.records import (
+    FILE_TYPE_MASK,
+    NAME_GIVEN,
+    NAME_INHERITED,
+    NAME_OPENED,
+    TYPE_REGULAR,
+    NameRecord,
+)  # fmt: skip
 from tracing_tools.trace.syscalls import NUMBER_OF_OP
 
 _IDENTITY = np.dtype([("inode", "<u8"), ("device", "<u4"), ("generation", "<u4")])
+_IDENTITY_STRUCT = struct.Struct("<QII")
 _READING = np.array([NUMBER_OF_OP[op] for op in (*schema.READ_OPS, *schema.MAP_OPS)])
 _WRITING = np.array([NUMBER_OF_OP[op] for op in schema.WRITE_OPS])
 _READS_MAPPED = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
 _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renameat2")])
+_PAGE_FAULT = NUMBER_OF_OP["page_fault"]
+_UNNAMED = b"unnamed:"
 _PLAIN = pa.schema([(field.name, pa.string() if field.name == "kind" else field.type) for field in schema.FILES])
 
 
@@ -34,38 +46,55 @@ class FileTable:
     (failed opens) are files of kind 'missing' with no device.
     """
 
-    def __init__(self, names: list[NameRecord], log_paths: set[bytes]) -> None:
+    def __init__(self, log_paths: set[bytes]) -> None:
         self._ids: dict[bytes, int] = {}  # identity bytes -> file_id
         self._rows: list[dict[str, Any]] = []
         self._log_paths = log_paths
         self._pid_file_bytes: dict[tuple[int, int], int] = {}
+        self._called: set[int] = set()  # files that a call was made on, not only page faults
         self._opened: dict[bytes, NameRecord] = {}
         self._inherited: dict[tuple[int, int], NameRecord] = {}
-        self._given: dict[tuple[int, int], list[NameRecord]] = {}
+        self._given = GivenNames()
         # Which file a path led to over time: (since when, identity or file_id), in order of time.
         self._history: dict[bytes, list[tuple[int, bytes | int]]] = {}
-        for record in sorted(names, key=lambda record: record.time_ns):
-            if record.type == NAME_OPENED:
-                identity = np.array([(record.inode, record.device, record.generation)], _IDENTITY).tobytes()
-                self._opened.setdefault(identity, record)
-                self._history.setdefault(record.text, []).append((record.time_ns, identity))
-            elif record.type == NAME_GIVEN:
-                self._given.setdefault((record.tid, record.time_ns), []).append(record)
-            elif record.type == NAME_INHERITED:
-                self._inherited[record.inode, record.device] = record
+
+    def add_name(self, record: NameRecord) -> None:
+        """Take note of a path seen at an open or a name given to a call; all of them before the first `assign`."""
+        if record.type == NAME_OPENED:
+            identity = _IDENTITY_STRUCT.pack(record.inode, record.device, record.generation)
+            first = self._opened.setdefault(identity, record)
+            if record.time_ns < first.time_ns:
+                self._opened[identity] = record
+            history = self._history.setdefault(record.text, [])
+            place = bisect_right(history, record.time_ns, key=lambda entry: entry[0])
+            if not place or history[place - 1][1] != identity:
+                history.insert(place, (record.time_ns, identity))
+        elif record.type == NAME_GIVEN:
+            self._given.add(record.time_ns, record.tid, record.text)
+        elif record.type == NAME_INHERITED:
+            self._inherited[record.inode, record.device] = record
 
     def assign(self, chunk: NDArray[np.void], number: NDArray[np.uint32]) -> NDArray[np.int32]:
         """Return the file_id of each event of the chunk (-1: none), in the order given; chunks must come in order of start."""
-        identity = np.empty(len(chunk), _IDENTITY)
-        for name in _IDENTITY.names or ():
-            identity[name] = chunk[name]
-        codes, firsts = _factorize(identity)
-        file_type = (chunk["call_flags_cpu"] >> 10) & FILE_TYPE_MASK
-        ids = np.array([self._id_of(identity[i], int(file_type[i])) for i in firsts.tolist()], np.int32)
-        file_id = ids[codes]
+        file_type = (chunk["call_flags_cpu"] >> 10).astype(np.uint32) & np.uint32(FILE_TYPE_MASK)
+        file_id = self._ids_of(chunk["inode"], chunk["device"], chunk["generation"], file_type)
         self._assign_given(chunk, number, file_id)
         self._account(chunk, number, file_id)
         return file_id
+
+    def assign_blocks(self, requests: NDArray[np.void]) -> NDArray[np.int32]:
+        """Return the file_id of each block request (records.BLOCK; -1: none); call after the last chunk of events."""
+        regular = np.full(len(requests), TYPE_REGULAR, np.uint32)
+        return self._ids_of(requests["inode"], requests["file_device"], requests["generation"], regular)
+
+    def _ids_of(
+        self, inode: NDArray[np.uint64], device: NDArray[np.uint32], generation: NDArray[np.uint32], file_type: NDArray[np.uint32]
+    ) -> NDArray[np.int32]:
+        identity = np.empty(len(inode), _IDENTITY)
+        identity["inode"], identity["device"], identity["generation"] = inode, device, generation
+        codes, firsts = _factorize(identity)
+        ids = np.array([self._id_of(identity[i], int(file_type[i])) for i in firsts.tolist()], np.int32)
+        return ids[codes]
 
     def _id_of(self, identity: Any, file_type: int) -> int:
         if not identity["inode"] and not identity["device"]:
@@ -75,7 +104,7 @@ class FileTable:
         if known is None:
             inode, device = int(identity["inode"]), int(identity["device"])
             record = self._opened.get(key) or self._inherited.get((inode, device))
-            path = record.text if record else b"unnamed:[%d]" % inode
+            path = record.text if record else (_UNNAMED if file_type else b"anon_inode:") + b"[%d]" % inode
             known = self._add(path, file_type, record.size if record else None)
             self._rows[known] |= {
                 "device": os.makedev(device >> 20, device & 0xFFFFF), "inode": inode, "generation": int(identity["generation"]),
@@ -84,17 +113,19 @@ class FileTable:
         return known
 
     def _add(self, path: bytes, file_type: int, size: int | None) -> int:
-        row = dict.fromkeys((*schema.FILES.names, "read_bytes", "written_bytes"))
+        row = dict.fromkeys((*schema.FILES.names, "read_bytes", "written_bytes", "was_found"))
         file_id = len(self._rows)
         self._rows.append(row | {
             "file_id": file_id, "path": path, "size_bytes": size, "file_type": file_type, "read_bytes": 0, "written_bytes": 0,
         })  # fmt: skip
         return file_id
 
-    def _file_at(self, path: bytes, time_ns: int) -> int:
-        """Return the file that `path` led to at `time_ns`; a file of its own when no open ever told."""
+    def _file_at(self, path: bytes, time_ns: int, succeeded: bool) -> int:
+        """Return the file that `path` led to at `time_ns`; a file of its own when no open told, or when it was not there yet."""
         history = self._history.setdefault(path, [])
         position = bisect_right(history, time_ns, key=lambda entry: entry[0])
+        if succeeded and history:
+            position = max(position, 1)  # a name that led somewhere before its file was opened for the first time
         found = history[position - 1][1] if position else None
         if isinstance(found, bytes):
             found = self._ids.get(found)
@@ -104,37 +135,57 @@ class FileTable:
         return found
 
     def _assign_given(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
-        """Fill in the files of calls that name a path: failed opens, unlinks and renames. A loop, as these are few."""
-        if not self._given:
-            return
-        for i in np.flatnonzero(file_id < 0).tolist():
-            start_ns = int(chunk["start_ns"][i])
-            given = self._given.get((int(chunk["tid"][i]), start_ns))
-            if not given:
-                continue
-            file_id[i] = found = self._file_at(given[0].text, start_ns)
-            if number[i] in _RENAMING and given[0].result == 0 and len(given) > 1:
-                self._rows[found]["renamed_to"] = given[1].text
-                target = self._history.setdefault(given[1].text, [])
-                target.insert(bisect_right(target, start_ns, key=lambda entry: entry[0]), (start_ns, found))
+        """Fill in the files of calls that name a path: failed opens, stat and its like, unlinks and renames."""
+        rows = np.flatnonzero(file_id < 0)
+        first, second = self._given.find(chunk["start_ns"][rows], chunk["tid"][rows])
+        rows, first, second = rows[first >= 0], first[first >= 0], second[first >= 0]
+        succeeded = chunk["result"][rows] >= 0
+        renames = np.isin(number[rows], _RENAMING) & succeeded & (second >= 0)
+        if len(rows) and not renames.any():
+            names, codes = np.unique(first << 1 | succeeded, return_inverse=True)
+            file_id[rows] = np.array([self._file_always(name >> 1, bool(name & 1)) for name in names.tolist()], np.int32)[codes]
+        for i in np.flatnonzero(file_id[rows] < 0).tolist():
+            start_ns = int(chunk["start_ns"][rows[i]])
+            file_id[rows[i]] = found = self._file_at(self._given.paths[first[i]], start_ns, bool(succeeded[i]))
+            if renames[i]:
+                self._rename(found, self._given.paths[second[i]], start_ns)
+        for found in np.unique(file_id[rows[succeeded]]).tolist():
+            self._rows[found]["was_found"] = True
+
+    def _file_always(self, name: int, succeeded: bool) -> int:
+        """Return the file that a name meant at any time; -1 if that depends. Most names led to one file, or to none."""
+        path = self._given.paths[name]
+        history = self._history.get(path, [])
+        if len(history) > 1 or (history and not succeeded and history[0][0] > 0):
+            return -1
+        return self._file_at(path, 0, succeeded)
+
+    def _rename(self, file: int, path: bytes, time_ns: int) -> None:
+        self._rows[file]["renamed_to"] = path
+        target = self._history.setdefault(path, [])
+        target.insert(bisect_right(target, time_ns, key=lambda entry: entry[0]), (time_ns, file))
 
     def _account(self, chunk: NDArray[np.void], number: NDArray[np.uint32], file_id: NDArray[np.int32]) -> None:
         moved = np.where(np.isin(number, _READS_MAPPED), chunk["requested"].astype(np.int64), chunk["result"])
         moved = np.where((chunk["result"] > 0) & (file_id >= 0), moved, 0)
+        self._called.update(np.unique(file_id[number != _PAGE_FAULT]).tolist())
         for field, calls in (("read_bytes", _READING), ("written_bytes", _WRITING)):
             rows = np.flatnonzero(np.isin(number, calls) & (moved > 0))
-            totals = np.bincount(file_id[rows], weights=moved[rows].astype(np.float64), minlength=len(self._rows))
-            for i in np.flatnonzero(totals).tolist():
-                self._rows[i][field] += int(totals[i])
-            if field == "read_bytes":
-                frame = pd.DataFrame({"pid": chunk["pid"][rows], "file": file_id[rows], "bytes": moved[rows]})
-                totals_by_pid = frame.groupby(["pid", "file"], as_index=False)["bytes"].sum()
-                for pid, file, size in totals_by_pid.to_numpy(np.int64).tolist():
+            pairs, codes = np.unique(chunk["pid"][rows].astype(np.int64) << 32 | file_id[rows], return_inverse=True)
+            totals = np.bincount(codes, weights=moved[rows].astype(np.float64), minlength=len(pairs)).astype(np.int64)
+            for pair, size in zip(pairs.tolist(), totals.tolist(), strict=True):
+                pid, file = pair >> 32, pair & 0xFFFFFFFF
+                self._rows[file][field] += size
+                if field == "read_bytes":
                     self._pid_file_bytes[pid, file] = self._pid_file_bytes.get((pid, file), 0) + size
 
     def _kind(self, row: dict[str, Any]) -> str:
         # A file written under a temporary name is what its last name says.
         path = readable(row["renamed_to"] or row["path"])
+        if row["path"].startswith(_UNNAMED) and row["file_id"] not in self._called:
+            return "library"  # mapped, and opened by nobody: a program or its loader, which the kernel opens
+        if not row["file_type"] and row["was_found"]:
+            return "other"  # seen by name only, but there
         return file_kind(path, row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths)
 
     def dataset_bytes_by_pid(self) -> dict[int, int]:
@@ -160,7 +211,7 @@ class FileTable:
         return pa.table({name: [row[name] for row in rows] for name in schema.FILES.names}, schema=_PLAIN).cast(schema.FILES)
 
 
-def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return each row's code, and for each code the first row that has it.
 
     Rows are compared by a 64-bit hash, which is far faster than comparing them whole; the result is checked against the rows, and
@@ -170,8 +221,9 @@ def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[n
         with np.errstate(over="ignore"):
             mixed = (identity["device"].astype(np.uint64) << np.uint64(32)) | identity["generation"]
             hashed = identity["inode"] * np.uint64(multiplier) ^ mixed * np.uint64(multiplier ^ 0x2545F4914F6CDD1D)
-        codes, uniques = pd.factorize(hashed)
-        firsts = np.zeros(len(uniques), np.int64)
+        encoded = column(hashed, pa.uint64()).dictionary_encode()
+        codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(hashed))
+        firsts = np.zeros(len(encoded.dictionary), np.int64)
         firsts[codes[::-1]] = np.arange(len(codes))[::-1]
         if (identity[firsts][codes] == identity).all():
             return codes, firsts

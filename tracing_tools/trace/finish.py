@@ -4,6 +4,7 @@ The same function recovers a recording whose recorder was killed; it then uses w
 """
 
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,18 +16,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
+from tracing_tools.trace.block_table import write_blocks
+from tracing_tools.trace.columns import column, labels
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.file_table import FileTable
 from tracing_tools.trace.gpu_table import gpu_table
 from tracing_tools.trace.manifest import ClockPair, Manifest, read_manifest, write_manifest
 from tracing_tools.trace.mllog import read_phases
 from tracing_tools.trace.process_table import process_table
-from tracing_tools.trace.recording import EVENTS_FILE, GPU_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
-from tracing_tools.trace.records import EVENT, read_names
+from tracing_tools.trace.recording import BLOCKS_FILE, EVENTS_FILE, GPU_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
+from tracing_tools.trace.records import EVENT, LIFE_TYPES, NameRecord, read_names
+from tracing_tools.trace.sorted_records import sorted_chunks
 from tracing_tools.trace.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
 from tracing_tools.trace.writer import write_events, write_table
 
-_CHUNK_ROWS = 1 << 20
 _O_CREAT, _O_TRUNC = 0o100, 0o1000
 _OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
 _OP_NAMES = list(NUMBER_OF_OP)
@@ -51,29 +54,23 @@ def recover_trace(directory: Path) -> Manifest:
 def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") -> Manifest:
     """Turn the raw records of `directory` into tables, set the manifest's counts and status, remove raw/."""
     raw = directory / RAW
-    events = _whole_events(raw / EVENTS_FILE)
-    names = list(read_names((raw / NAMES_FILE).read_bytes()))
     journal = _read_journal(raw / JOURNAL_FILE)
     _apply_journal(manifest, journal)
 
-    order = np.argsort(events["start_ns"], kind="stable")
-    files = FileTable(names, log_paths={os.fsencode(path.resolve()) for path in (directory / "logs").iterdir()})
-    write_events(directory / "events.parquet", _event_tables(events, order, files, manifest))
+    files = FileTable(log_paths={os.fsencode(path.resolve()) for path in (directory / "logs").iterdir()})
+    lives = _read_names(raw / NAMES_FILE, files)
+    manifest.events = write_events(directory / "events.parquet", _event_tables(raw / EVENTS_FILE, files, manifest))
+    if (raw / BLOCKS_FILE).exists():
+        write_blocks(raw / BLOCKS_FILE, directory / "block.parquet", files)
     write_table(directory / "files.parquet", schema.FILES, files.table())
-    write_table(
-        directory / "processes.parquet",
-        schema.PROCESSES,
-        process_table(names, files.dataset_bytes_by_pid(), manifest.target.root_pid, _containers(journal)),
-    )
+    dataset_bytes = files.dataset_bytes_by_pid()
+    processes = process_table(lives, dataset_bytes, manifest.target.root_pid, _containers(journal))
+    write_table(directory / "processes.parquet", schema.PROCESSES, processes)
     if (raw / GPU_FILE).exists():
         write_table(directory / "gpu.parquet", schema.GPU, gpu_table(raw / GPU_FILE))
     _write_phases(directory, manifest)
     _write_samples(directory, journal)
 
-    manifest.events = len(events)
-    if len(events):
-        manifest.start_ns = manifest.start_ns or int(events["start_ns"][order[0]])
-        manifest.end_ns = max(manifest.end_ns, int((events["start_ns"] + events["duration_ns"]).max()))
     _close_ledger(manifest)
     wall_s = max(manifest.end_ns - manifest.start_ns, 1) / 1e9
     manifest.cost.events_per_s = round(manifest.events / wall_s, 1)
@@ -83,11 +80,19 @@ def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") 
     return manifest
 
 
-def _whole_events(path: Path) -> NDArray[np.void]:
-    count = path.stat().st_size // EVENT.itemsize
-    if count == 0:
-        return np.zeros(0, EVENT)
-    return np.memmap(path, EVENT, "r", shape=(count,))
+def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
+    """Hand the names of files to `files`; return the records of processes' lives, which are few."""
+    lives = []
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return []
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for record in read_names(content):
+                if record.type in LIFE_TYPES:
+                    lives.append(record)
+                else:
+                    files.add_name(record)
+    return lives
 
 
 def _read_journal(path: Path) -> list[dict[str, Any]]:
@@ -117,22 +122,23 @@ def _close_ledger(manifest: Manifest) -> None:
     """Whatever the kernel saw, did not count as dropped and did not reach the tables was lost with the recorder."""
     if manifest.seen is None:
         return
-    unaccounted = manifest.seen - manifest.lost.get("ring_full", 0) - manifest.events
+    unaccounted = manifest.seen - manifest.lost.get("ring_full", 0) - manifest.lost.get("entry_missed", 0) - manifest.events
     if unaccounted > 0:
         manifest.lost["recorder"] = unaccounted
     manifest.seen = max(manifest.seen, manifest.events)
 
 
-def _event_tables(events: NDArray[np.void], order: NDArray[np.int64], files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
+def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
+    """Yield the events in order of start, and set the manifest's counts and, from the events, the ends of the run."""
     counts = np.zeros(len(_OP_NAMES), np.int64)
-    for begin in range(0, len(order), _CHUNK_ROWS):
-        chunk = events[order[begin : begin + _CHUNK_ROWS]]
+    for chunk in sorted_chunks(path, EVENT, "start_ns"):
         number = chunk["call_flags_cpu"] & np.uint32(1023)
         code = _CODE_OF_NUMBER[number]
         counts += np.bincount(code, minlength=len(_OP_NAMES))
+        manifest.start_ns = manifest.start_ns or int(chunk["start_ns"][0])
+        manifest.end_ns = max(manifest.end_ns, int((chunk["start_ns"] + chunk["duration_ns"]).max()))
         file_id = files.assign(chunk, number)
-        is_open = np.isin(number, _OPEN_NUMBERS)
-        yield _event_table(chunk, code, file_id, is_open)
+        yield _event_table(chunk, code, file_id, np.isin(number, _OPEN_NUMBERS))
     manifest.counts = {name: int(count) for name, count in zip(_OP_NAMES, counts, strict=True) if count}
 
 
@@ -144,21 +150,24 @@ def _event_table(
     flags = (flags & 3) | ((flags & 4) << 2)
     flags |= np.where(is_open & ((requested & _O_CREAT) != 0), schema.FLAG_CREATE, 0)
     flags |= np.where(is_open & ((requested & _O_TRUNC) != 0), schema.FLAG_TRUNCATE, 0)
-    columns = {
-        "start_ns": chunk["start_ns"],
-        "duration_ns": chunk["duration_ns"],
-        "op": pa.DictionaryArray.from_arrays(code, _OP_NAMES),
-        "pid": chunk["pid"].astype(np.int32),
-        "tid": chunk["tid"].astype(np.int32),
-        "file_id": pa.array(file_id, mask=file_id < 0),
-        "fd": chunk["fd"],
-        "offset": pa.array(chunk["offset"], mask=chunk["offset"] < 0),
-        "requested": pa.array(requested, mask=is_open | (requested == 0)),
-        "result": chunk["result"],
-        "flags": flags.astype(np.int32),
-        "cpu": (chunk["call_flags_cpu"] >> 18).astype(np.int16),
+    columns: dict[str, tuple[NDArray[np.generic], NDArray[np.bool_] | None]] = {
+        "start_ns": (chunk["start_ns"], None),
+        "duration_ns": (chunk["duration_ns"], None),
+        "pid": (chunk["pid"], None),
+        "tid": (chunk["tid"], None),
+        "file_id": (file_id, file_id < 0),
+        "fd": (chunk["fd"], None),
+        "offset": (chunk["offset"], chunk["offset"] < 0),
+        "requested": (requested, is_open | (requested == 0)),
+        "result": (chunk["result"], None),
+        "flags": (flags.astype(np.int32), None),
+        "cpu": ((chunk["call_flags_cpu"] >> 18).astype(np.int16), None),
     }
-    return pa.table({field.name: columns[field.name] for field in schema.EVENTS}, schema=schema.EVENTS)
+    arrays = [
+        labels(code, _OP_NAMES) if field.name == "op" else column(columns[field.name][0], field.type, columns[field.name][1])
+        for field in schema.EVENTS
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema.EVENTS)
 
 
 def realtime_to_monotonic(clock: list[ClockPair]) -> Callable[[int], int]:

@@ -5,6 +5,8 @@ record follows an 8-byte header (length with busy and discard bits, page offset)
 taking them over is one copy. Little endian, x86-64.
 """
 
+import mmap
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,11 +41,14 @@ GPU_CALL = np.dtype([
     ("function", "<u2"), ("direction", "<u2"), ("result", "<i4"),
 ])  # fmt: skip
 
+_NAME_STRUCT = struct.Struct("<IIqQqIIIIIIiiII")  # the same, for reading one at a time
+
 FILE_TYPE_MASK = 15  # S_IFMT >> 12
 RAW_FLAG_DIRECT, RAW_FLAG_APPEND, RAW_FLAG_WRITABLE = 16, 32, 64
 TYPE_PIPE, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_BLOCK, TYPE_REGULAR, TYPE_SOCKET = 1, 2, 4, 6, 8, 12
 
 NAME_OPENED, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT = 1, 2, 3, 4, 5
+LIFE_TYPES = (NAME_FORK, NAME_EXEC, NAME_EXIT)
 NAME_INHERITED = 6  # not from the kernel: a file that was open when the trace began, so its generation is not known
 
 
@@ -52,7 +57,7 @@ def pack_call(number: int, flags: int = 0, cpu: int = 0) -> int:
     return number | flags << 10 | cpu << 18
 
 
-@dataclass
+@dataclass(slots=True)
 class NameRecord:
     """A path seen at an open, a name given to a call, or a step in a process's life."""
 
@@ -85,23 +90,21 @@ def _text(type_: int, data: bytes, given_length: int) -> bytes:
     return data.rstrip(b"\0") if type_ == NAME_EXEC else data.split(b"\0")[0]
 
 
-def read_names(content: bytes) -> Iterator[NameRecord]:
+def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
     """Yield the records of a names segment; a torn record at the end is left out."""
     position = 0
     while position + _NAME_HEAD.itemsize <= len(content):
-        head = np.frombuffer(content, _NAME_HEAD, 1, position)[0]
-        size = int(head["header"]) & 0x3FFFFFFF
+        head = _NAME_STRUCT.unpack_from(content, position)
+        header, _, time_ns, inode, file_size, type_, pid, tid, device, generation, mode, parent, result, given_length, length = (
+            head
+        )
+        size = header & 0x3FFFFFFF
         end = position + RING_HEADER_BYTES + size
         if end > len(content) or size < _NAME_HEAD.itemsize - RING_HEADER_BYTES:
             return
         begin = position + _NAME_HEAD.itemsize
-        data = content[begin : begin + int(head["length"])]
-        yield NameRecord(
-            time_ns=int(head["time_ns"]), type=int(head["type"]), pid=int(head["pid"]), tid=int(head["tid"]),
-            parent=int(head["parent"]), result=int(head["result"]), inode=int(head["inode"]), device=int(head["device"]),
-            generation=int(head["generation"]), mode=int(head["mode"]), size=int(head["size"]),
-            text=_text(int(head["type"]), data, int(head["given_length"])),
-        )  # fmt: skip
+        text = _text(type_, content[begin : begin + length], given_length)
+        yield NameRecord(time_ns, type_, pid, tid, parent, result, inode, device, generation, mode, file_size, text)
         position += RING_HEADER_BYTES + (size + 7) // 8 * 8
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from tracing_tools.trace.page_cache import summarise_page_cache
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.statistics import BY, document, named, rows, tally_trace
 
@@ -20,6 +21,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "operations": document(operations),
         "files": _files(files, trace.files()),
         "busiest_files": document(files.head(_BUSIEST)),
+        "page_cache": summarise_page_cache(trace),
         "phases": _phases(trace.phases()),
         "processes": {
             str(role): int(count) for role, count in trace.processes()["role"].value_counts(sort=True).items() if count

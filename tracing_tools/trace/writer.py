@@ -15,7 +15,7 @@ from tracing_tools.trace.manifest import Manifest, write_manifest
 _DICTIONARY_COLUMNS = ["op", "pid", "tid", "file_id", "fd", "requested", "result", "flags", "cpu"]
 _DELTA_COLUMNS = {"start_ns": "DELTA_BINARY_PACKED", "duration_ns": "DELTA_BINARY_PACKED", "offset": "DELTA_BINARY_PACKED"}
 _ROWS_PER_PART = 1 << 20
-_ROWS_PER_GROUP = 1 << 17
+_ROWS_PER_GROUP = 1 << 16
 
 
 def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:

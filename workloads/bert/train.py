@@ -23,7 +23,7 @@ from workloads.bert.shards import find_shards
 from workloads.mllog import MlLog
 from workloads.parts import Parts
 from workloads.program import Result, plain_configuration
-from workloads.variant import INSTRUMENTED, PROFILER, SleepModel, Slumber
+from workloads.variant import PROFILER, TIMED, SleepModel, Slumber
 
 
 class Job:
@@ -36,7 +36,7 @@ class Job:
         self._batches: Iterator[Features] = iter(
             training_batches(shards, config.batch_size, ranks.rank, ranks.world_size, config.seed)
         )
-        self._parts = Parts(config.variant == INSTRUMENTED, rank=ranks.rank)
+        self._parts = Parts(config.variant in TIMED, rank=ranks.rank)
         self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
         if self._slumber is None:
             self._model = Bert(config.layers, config.hidden, config.heads, config.sequence)
@@ -65,7 +65,8 @@ class Job:
         arrived_ns = time.monotonic_ns()
         self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
         if self._slumber:
-            self._slumber.next_step()
+            with self._parts.measure("all_compute", step_num=step):
+                self._slumber.next_step()
         else:
             with self._profiled(step), self._parts.measure("all_compute", step_num=step):
                 loss = float(self._compiled_step(batch))

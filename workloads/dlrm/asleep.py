@@ -14,22 +14,30 @@ from workloads.variant import SleepModel, Slumber
 def sleep_through(config: Config) -> Result:
     """Read the training batches of `config`, sleeping after each, without evaluation and checkpoints; return the result."""
     log = MlLog()
+    parts = Parts(True)
     slumber = Slumber(SleepModel.parse(config.sleep or "0"), config.seed, rank=0)
     with log.interval("init"):
-        file = BatchFile(config.data / DlrmLayout.TRAIN_NAME, config.batch_size, Parts(False))
+        file = BatchFile(config.data / DlrmLayout.TRAIN_NAME, config.batch_size, parts)
         config.output.mkdir(parents=True, exist_ok=True)
     wait_s = compute_s = 0.0
+    steps = enumerate(batch_order(file.batches, config.steps, config.shuffle, config.seed))
     with log.interval("run"), log.interval("training", first_step_num=0):
-        begin = asked = time.perf_counter()
-        for number in batch_order(file.batches, config.steps, config.shuffle, config.seed):
+        begin_ns = asked_ns = time.monotonic_ns()
+        for step, number in steps:
             file.read(number, config.most_categories)
-            arrived = time.perf_counter()
-            slumber.next_step()
-            done = time.perf_counter()
-            wait_s, compute_s, asked = wait_s + arrived - asked, compute_s + done - arrived, done
+            arrived_ns = time.monotonic_ns()
+            parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
+            with parts.measure("all_compute", step_num=step):
+                slumber.next_step()
+            done_ns = time.monotonic_ns()
+            parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
+            wait_s += (arrived_ns - asked_ns) / 1e9
+            compute_s += (done_ns - arrived_ns) / 1e9
+            asked_ns = done_ns
     file.close()
     return {
-        "steps": config.steps, "run_seconds": asked - begin, "seconds_per_step": (wait_s + compute_s) / config.steps,
+        "steps": config.steps, "run_seconds": (asked_ns - begin_ns) / 1e9,
+        "seconds_per_step": (wait_s + compute_s) / config.steps,
         "wait_seconds_per_step": wait_s / config.steps, "compute_seconds_per_step": compute_s / config.steps,
         "configuration": plain_configuration(config),
     }  # fmt: skip

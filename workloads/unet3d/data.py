@@ -17,7 +17,7 @@ from workloads.parts import Parts
 from workloads.ranks import Ranks
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.transforms import Image, Label, augment, pad_to
-from workloads.variant import INSTRUMENTED
+from workloads.variant import TIMED
 
 Sample = tuple[Tensor, Tensor]
 
@@ -96,7 +96,7 @@ def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tupl
             f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
             f"{ranks.world_size} ranks; generate more data or lower --batch-size"
         )
-    dataset = TrainingCases(cases, config.crop, config.seed, Parts(config.variant == INSTRUMENTED, rank=ranks.rank))
+    dataset = TrainingCases(cases, config.crop, config.seed, Parts(config.variant in TIMED, rank=ranks.rank))
     sampler = EpochSampler(dataset, ranks.world_size, ranks.rank, shuffle=True, seed=config.seed, drop_last=True)
     return _loader(dataset, config, ranks, batch_size=config.batch_size, sampler=sampler, drop_last=True), sampler
 

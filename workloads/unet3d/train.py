@@ -23,7 +23,7 @@ from workloads.unet3d.data import evaluation_loader, training_loader
 from workloads.unet3d.evaluate import evaluate
 from workloads.unet3d.loss import dice_cross_entropy
 from workloads.unet3d.model import UNet3d
-from workloads.variant import INSTRUMENTED, SleepModel, Slumber
+from workloads.variant import TIMED, SleepModel, Slumber
 
 _MOMENTUM = 0.9
 
@@ -64,7 +64,7 @@ class Job:
         if ranks.rank == 0:
             config.output.mkdir(parents=True, exist_ok=True)
         settle = torch.cuda.synchronize if ranks.device.type == "cuda" else None
-        self._parts = Parts(config.variant == INSTRUMENTED, settle, rank=ranks.rank)
+        self._parts = Parts(config.variant in TIMED, settle, rank=ranks.rank)
         self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
         self._log_points(len(training), len(evaluation))
 
@@ -102,7 +102,8 @@ class Job:
             where: dict[str, Value] = {"epoch_num": epoch, "step_num": step}
             self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, **where)
             if self._slumber:
-                self._slumber.next_step()
+                with self._parts.measure("all_compute", **where):
+                    self._slumber.next_step()
             else:
                 total += self._step(image, label, where)
             done_ns = time.monotonic_ns()

@@ -160,7 +160,7 @@ def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
         "flags": sum(bit * has[letter] for bit, letter in zip(flags, "SMFA", strict=True)),
         "origin": np.where(from_kernel, "kernel", "task"),
     }  # fmt: skip
-    plain = [pa.nulls(len(end), f.type) if block[f.name] is None else _column(block[f.name], f.type) for f in schema.BLOCK]
+    plain = [pa.nulls(len(end), f.type) if block.get(f.name) is None else _column(block[f.name], f.type) for f in schema.BLOCK]
     return pa.table(plain, schema=schema.BLOCK).sort_by("issue_ns")
 
 

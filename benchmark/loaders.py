@@ -1,0 +1,83 @@
+"""Which loader a workload has, and in which order its training samples come."""
+
+from collections.abc import Sequence
+
+from benchmark.config import Config
+from benchmark.dataset import Samples
+from benchmark.draws import DrawnTime, Purpose
+from benchmark.loader import Fetcher, Loader, ThreadLoader, make_loader
+from benchmark.order import Batch, training_batches
+from benchmark.pinned import PinnedCopies
+from benchmark.plugins import LOADERS, SAMPLERS, load_plugin
+from benchmark.readers import file_format
+from benchmark.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
+
+_NATIVE = ("native", "synthetic", "dali", "native_dali", "terabyte", "none")
+_PREFETCH_FACTOR = 2  # batches a worker, PyTorch's default; also DLIO's for tf.data
+_CYCLE = 8  # files that the BERT job takes turns among
+_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's own, which say nothing of the order
+
+
+def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
+    """Return the loader of the training or the evaluation samples for `rank`; UsageError when its name is unknown."""
+    reader, twin = config.reader, config.twin
+    seconds = twin.evaluation.preprocess_time if evaluation else reader.preprocess_time
+    purpose = Purpose.EVALUATION_SAMPLE if evaluation else Purpose.TRAIN_SAMPLE
+    preprocess = DrawnTime(seconds, config.train.seed, purpose)
+    fetcher = Fetcher(samples, preprocess)
+    workers = reader.read_threads
+    if evaluation and twin.evaluation.read_threads is not None:
+        workers = twin.evaluation.read_threads
+    total = reader.prefetch_size
+    prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
+    name = reader.data_loader_classname or reader.data_loader
+    streamed = file_format(config) == "tfrecord" and not reader.odirect and not twin.reader.mmap
+    if name == "pytorch":
+        from benchmark.torch_loader import TorchLoader
+
+        return TorchLoader(fetcher, config, workers, prefetch, int(config.dataset.record_length_bytes_resize or 0))
+    if name == "tensorflow":
+        from benchmark.tensorflow_loader import TfMapLoader, TfRecordLoader
+
+        if streamed:
+            return TfRecordLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
+        return TfMapLoader(fetcher, workers, total or _PREFETCH_FACTOR)
+    if name not in _NATIVE:
+        key = "reader.data_loader_classname" if reader.data_loader_classname else "reader.data_loader"
+        loader: Loader = load_plugin(LOADERS, name, key, [*_NATIVE, "pytorch", "tensorflow"])(config=config, fetcher=fetcher)
+    elif streamed:
+        loader = StreamLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
+    elif twin.reader.workers == "threads" and workers:
+        loader = ThreadLoader(fetcher, workers, prefetch)
+    else:
+        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers)
+    return PinnedCopies(loader) if twin.reader.pinned_copies else loader
+
+
+def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation: bool) -> StreamPlan:
+    reader = config.reader
+    shuffled = reader.sample_shuffle != "off" and not evaluation
+    interleaved = config.twin.reader.interleave_files or (_CYCLE if config.dataset.interleave else 1)
+    return StreamPlan(
+        cycle=interleaved,
+        buffer_bytes=reader.transfer_size or TF_BUFFER_BYTES,
+        threads=threads,
+        prefetch=reader.prefetch_size or _PREFETCH_FACTOR,
+        shuffle_files=reader.file_shuffle != "off" and not evaluation,
+        shuffle_records=reader.shuffle_size if shuffled else 0,
+        seed=config.train.seed,
+        fresh_each_epoch=config.train.seed_change_epoch or "random" in (reader.sample_shuffle, reader.file_shuffle),
+        whole_files=(config.evaluation.total_eval_steps if evaluation else config.train.total_training_steps) <= 0,
+        rank=rank,
+        ranks=ranks,
+    )
+
+
+def sampled_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Sequence[Batch]:
+    """Return the batches of `rank` in training epoch `epoch`, from the workload's own sampler if it names a plug-in."""
+    name = config.reader.data_loader_sampler
+    if name is None or name in _DLIO_SAMPLERS:
+        return training_batches(config, samples, epoch, rank, ranks)
+    sampler = load_plugin(SAMPLERS, name, "reader.data_loader_sampler", list(_DLIO_SAMPLERS))
+    batches: Sequence[Batch] = sampler(config=config, samples=samples, epoch=epoch, rank=rank, ranks=ranks)
+    return batches

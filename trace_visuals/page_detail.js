@@ -1,0 +1,42 @@
+// Finer detail than the page holds, asked of the server behind a page of `iotwin view`; a report has none and asks nothing.
+
+const DETAIL_DELAY_MS = 60;
+
+class Detail {
+  constructor(timeline, traces) {
+    this.timeline = timeline;
+    this.traces = traces;
+    this.asked = 0;
+    timeline.listeners.push(() => this.consider());
+  }
+
+  // Asks once the view rests, if its pixels are finer than what is here.
+  consider() {
+    clearTimeout(this.timer);
+    const { from, to } = this.timeline.view, pixel = (to - from) / this.timeline.plot;
+    const base = this.traces[0].lanes[0].levels[0].width, { detail } = this.traces[0];
+    const known = detail && detail.from <= from && detail.to >= to && (detail.calls || detail.lanes[0].levels[0].width <= pixel);
+    if (base > pixel && !known) this.timer = setTimeout(() => this.ask(from, to), DETAIL_DELAY_MS);
+  }
+
+  // A stretch to either side comes along, so that small moves need no question.
+  async ask(from, to) {
+    const number = this.asked += 1, margin = (to - from) / 2, range = { from: from - margin, to: to + margin };
+    try {
+      const found = await Promise.all(this.traces.map((_, place) => this.fetch(place, range)));
+      if (number !== this.asked) return;
+      this.traces.forEach((trace, place) => { trace.detail = { ...range, ...found[place] }; });
+      document.body.dataset.detail = String(number);
+      this.timeline.draw();
+    } catch (error) {
+      document.getElementById("detail-note").textContent = `No finer detail: the server of iotwin view does not answer (${error.message}).`;
+    }
+  }
+
+  async fetch(place, range) {
+    const answer = await fetch(`detail?trace=${place}&from=${range.from}&to=${range.to}`);
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    const raw = await answer.json(), lanes = await loadLanes(raw.lanes);
+    return { lanes, calls: raw.calls ? await loadCalls(raw.calls, lanes) : null };
+  }
+}

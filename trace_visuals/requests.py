@@ -1,0 +1,48 @@
+"""Block requests and accelerator activity spread over bins of time, as calls are."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.bins import Grid, LaneBins, Lanes
+from trace_visuals.calls import Ints
+from tracing_tools.trace.reader import Trace
+
+BLOCK_LANES = ("read", "write")
+DEVICE_LANES = ("kernel", "copy")
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Block requests, kernels or copies in order of start; every array has one entry for each."""
+
+    start_ns: Ints
+    end_ns: Ints
+    size_bytes: Ints
+
+
+def block_lanes(trace: Trace, grid: Grid) -> Lanes | None:
+    """Return the block reads and writes in bins, from issue to completion; None when they were not traced."""
+    block = trace.block()
+    return None if block is None else _binned(block, "issue_ns", block["op"], BLOCK_LANES, grid)
+
+
+def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
+    """Return the accelerators' kernels and copies in bins; None when the trace has none."""
+    gpu = trace.gpu()
+    if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
+        return None
+    return _binned(gpu, "start_ns", gpu["kind"], DEVICE_LANES, grid)
+
+
+def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> Lanes:
+    lane = np.full(len(table), -1, dtype=np.int64)
+    for place, name in enumerate(names):
+        lane[(kind == name).to_numpy()] = place
+    begin = table[start].to_numpy(dtype=np.int64)
+    # How long a request lasts that the trace's end cut off is not known: it counts as a point.
+    duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)
+    bins = LaneBins(grid, len(names))
+    bins.add(Intervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)
+    return bins.result()

@@ -1,0 +1,85 @@
+"""The steps analysis: instrumented runs in, tables, pictures and compute-time models out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trace_visuals.steps_fit import Fit, fit_compute_time
+from trace_visuals.steps_plot import draw_all
+from trace_visuals.steps_read import read_steps
+from trace_visuals.steps_tables import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.output import write_whole
+
+_MODEL_KNOTS = 101
+
+
+def plot_steps(directories: list[Path], output: Path) -> dict[str, Any]:
+    """Analyse the instrumented runs under `directories` into the directory `output`; return what was found and written.
+
+    Written are steps.csv, throughputs.csv, fits.json, regressions.json, a computation_time.json for every configuration under
+    computation_times/, and per workload pictures of breakdown, latencies, throughputs and compute times. Raises UsageError for
+    paths that cannot be used and IotwinError when there is nothing to analyse.
+    """
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file; give a directory for the tables and pictures")
+    steps = settled(read_steps(directories))
+    if steps.empty:
+        raise IotwinError("the runs have no step beside those left out as cold; run more steps")
+    table = statistics(steps)
+    rates = throughputs(table)
+    fits = _fits(steps)
+    fitted = regressions(table)
+    (output / "computation_times").mkdir(parents=True, exist_ok=True)
+    write_whole(output / "steps.csv", table.to_csv(index=False).encode())
+    write_whole(output / "throughputs.csv", rates.to_csv(index=False).encode())
+    _write_json(output / "fits.json", [_fit_row(key, found) for key, found in fits.items()])
+    _write_json(output / "regressions.json", [_with_models(fit, table) for fit in fitted])
+    models = _write_models(steps, output / "computation_times")
+    pictures = draw_all(table, rates, fits, steps, output)
+    return {
+        "output": str(output), "runs": int(steps["run"].nunique()), "configurations": len(models),
+        "pictures": [str(path) for path in pictures], "models": [str(path) for path in models], "regressions": fitted,
+    }  # fmt: skip
+
+
+def _write_json(path: Path, document: Any) -> None:
+    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _compute(steps: pd.DataFrame) -> Any:
+    return steps[steps["key"] == "all_compute"].groupby(CONFIGURATION)["seconds"]
+
+
+def _fits(steps: pd.DataFrame) -> dict[tuple[object, ...], list[Fit]]:
+    return {key: fit_compute_time(seconds.to_numpy()) for key, seconds in _compute(steps)}
+
+
+def _fit_row(key: tuple[Any, ...], fits: list[Fit]) -> dict[str, Any]:
+    workload, variant, gpus, batch = key
+    found = [{"name": f.name, "held_out_log_likelihood": f.log_likelihood, "computation_time": f.computation_time} for f in fits]
+    return {"workload": workload, "variant": variant, "gpus": int(gpus), "batch": int(batch), "fits": found}
+
+
+def _with_models(fit: dict[str, Any], table: pd.DataFrame) -> dict[str, Any]:
+    """Return `fit` with the emulator's computation_time of each of its configurations."""
+    own = table[(table["workload"] == fit["workload"]) & (table["variant"] == fit["variant"]) & (table["key"] == "all_compute")]
+    models = [
+        {"gpus": int(gpus), "batch": int(batch), "computation_time": predicted(fit, int(gpus), int(batch))}
+        for gpus, batch in zip(own["gpus"], own["batch"], strict=True)
+    ]
+    return fit | {"models": models}
+
+
+def _write_models(steps: pd.DataFrame, directory: Path) -> list[Path]:
+    """Write the quantiles of each configuration's compute time, as the emulator and --sleep take them."""
+    paths = []
+    for (workload, variant, gpus, batch), seconds in _compute(steps):
+        count = min(_MODEL_KNOTS, len(seconds))
+        values = seconds.quantile([number / max(1, count - 1) for number in range(count)]).tolist()
+        name = f"{workload}-{variant}-{gpus}x{batch}.json".replace("/", "_")
+        _write_json(directory / name, {"type": "quantiles", "values": values})
+        paths.append(directory / name)
+    return paths

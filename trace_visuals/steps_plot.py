@@ -1,0 +1,147 @@
+"""Pictures of instrumented runs: breakdown of a step, latencies, throughputs, histograms of compute time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from trace_visuals.labels import plain
+from trace_visuals.steps_fit import Fit
+from trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The parts that follow one another in the training loop, for the bars; the rest of the step is drawn grey.
+_BARS = {"load_batch_mem": BLUE, "load_batch_gpu": SKY, "all_compute": GREEN}
+_LATENCIES = ("sample_load", "sample_preproc", "batch_load", "batch_preproc", "load_batch_mem", "all_compute", "step_end")
+_FIT_COLOURS = {"normal": VERMILLION, "lognormal": PURPLE, "gamma": ORANGE, "quantiles": BLUE}
+_PANEL_INCHES = (2.6, 1.9)
+_COLUMNS = 3
+_MOST_HISTOGRAMS = 60
+
+
+def _grid(count: int) -> tuple["Figure", list["Axes"]]:
+    from matplotlib.figure import Figure
+
+    columns = min(_COLUMNS, count)
+    rows = -(-count // columns)
+    figure = Figure((_PANEL_INCHES[0] * max(columns, 2), _PANEL_INCHES[1] * rows + 0.5), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for panel in panels[count:]:
+        panel.set_axis_off()
+    return figure, panels[:count]
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(partial, dpi=200)
+    partial.replace(path)
+
+
+def _name(series: tuple[object, ...]) -> str:
+    """A series' name in a legend: variant and ranks (GPUs, where there are any)."""
+    variant, gpus = series
+    return f"{plain(str(variant), 24)}, {gpus} rank{'s' if gpus != 1 else ''}"
+
+
+def draw_all(table: pd.DataFrame, rates: pd.DataFrame, fits: dict[tuple[object, ...], list[Fit]], steps: pd.DataFrame,
+             output: Path) -> list[Path]:  # fmt: skip
+    """Draw every picture that the tables have something for, as PNG in `output`, and return their paths."""
+    import matplotlib as mpl
+
+    drawn = []
+    with mpl.rc_context(FIGURE_RC):
+        for workload, own in table.groupby("workload"):
+            drawn += [_draw_breakdown(own, output / f"{workload}_breakdown.png")]
+            drawn += [
+                _draw_lines(own, "key", _LATENCIES, ("q1", "median", "q3"), "seconds", output / f"{workload}_latencies.png")
+            ]
+            own_rates = rates[rates["workload"] == workload]
+            kinds = tuple(own_rates["throughput"].unique())
+            path = output / f"{workload}_throughputs.png"
+            drawn += [_draw_lines(own_rates, "throughput", kinds, ("low", "median", "high"), "samples/s", path)]
+        for workload in table["workload"].unique():
+            chosen = {key: found for key, found in fits.items() if key[0] == workload and found}
+            if chosen:
+                drawn.append(_draw_histograms(chosen, steps, output / f"{workload}_compute_times.png"))
+    return drawn
+
+
+def _draw_breakdown(table: pd.DataFrame, path: Path) -> Path:
+    """Stacked bars of a step's mean parts for every configuration."""
+    from matplotlib.figure import Figure
+
+    means = table.pivot_table(index=["variant", "gpus", "batch"], columns="key", values="mean")
+    figure = Figure((6.8, 0.9 + 0.19 * len(means)), layout="constrained")
+    axes = figure.subplots()
+    places, left = np.arange(len(means)), np.zeros(len(means))
+    for key, colour in _BARS.items():
+        if key in means:
+            width = means[key].fillna(0).to_numpy()
+            axes.barh(places, width, left=left, color=colour, label=key, height=0.8)
+            left += width
+    if "step_end" in means:
+        axes.barh(
+            places, np.maximum(means["step_end"].fillna(0).to_numpy() - left, 0), left=left, color=GREY, label="rest of step_end"
+        )
+    labels = [f"{plain(str(variant), 24)}  {gpus} x {batch}" for variant, gpus, batch in means.index]
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds, mean of a step;  ranks x batch")
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    _save(figure, path)
+    return path
+
+
+def _draw_lines(
+    table: pd.DataFrame, column: str, kinds: tuple[str, ...], band: tuple[str, str, str], unit: str, path: Path
+) -> Path:
+    """A panel per kind: the median over the batch size with the quartiles' band, a line per variant and number of GPUs."""
+    present = [kind for kind in kinds if (table[column] == kind).any()]
+    figure, panels = _grid(max(1, len(present)))
+    series = list(dict.fromkeys(table[["variant", "gpus"]].itertuples(index=False, name=None)))
+    colours = {each: TRACE_COLOURS[number % len(TRACE_COLOURS)] for number, each in enumerate(series)}
+    for panel, kind in zip(panels, present, strict=False):
+        panel.set_title(kind)
+        for each, own in table[table[column] == kind].groupby(["variant", "gpus"]):
+            own = own.sort_values("batch")
+            low, middle, high = (own[name].to_numpy(float) for name in band)
+            panel.plot(own["batch"], middle, marker="o", markersize=2.5, linewidth=1, color=colours[each], label=_name(each))
+            panel.fill_between(own["batch"], low, high, color=colours[each], alpha=0.2, linewidth=0)
+        if table["batch"].max() > 64:
+            panel.set_xscale("log", base=2)
+        panel.set_ylim(bottom=0)
+        panel.set_xlabel("batch size")
+        panel.set_ylabel(unit)
+    handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False)
+    _save(figure, path)
+    return path
+
+
+def _draw_histograms(fits: dict[tuple[object, ...], list[Fit]], steps: pd.DataFrame, path: Path) -> Path:
+    """A panel per configuration: the histogram of compute time, the normal curve and the likeliest one."""
+    shown = list(fits)[:_MOST_HISTOGRAMS]
+    figure, panels = _grid(len(shown))
+    groups = steps[steps["key"] == "all_compute"].groupby(["workload", "variant", "gpus", "batch"])["seconds"]
+    for panel, key in zip(panels, shown, strict=True):
+        seconds = groups.get_group(key).to_numpy()
+        panel.hist(seconds, bins=min(60, max(8, len(seconds) // 5)), density=True, color="#D9D9D9")
+        at = np.linspace(max(seconds.min(), 1e-9), seconds.max(), 300)
+        for fit in {
+            each.name: each for each in (fits[key][0], *fits[key]) if each is fits[key][0] or each.name == "normal"
+        }.values():
+            density = np.exp(fit.log_density(at))
+            panel.plot(at, density, color=_FIT_COLOURS[fit.name], linewidth=1, label=fit.name)
+        _, variant, gpus, batch = key
+        panel.set_title(f"{plain(str(variant), 20)}, {gpus} x {batch}: {len(seconds)} steps")
+        panel.set_xlabel("compute, seconds")
+        panel.set_yticks([])
+        panel.legend(frameon=False, loc="upper right")
+    if len(fits) > len(shown):
+        figure.suptitle(f"the first {len(shown)} of {len(fits)} configurations; fits.json has all")
+    _save(figure, path)
+    return path

@@ -1,0 +1,178 @@
+"""Instrumented runs as one table: how long each part of each step took, by configuration.
+
+It reads MLLOG lines whose value is `{"start": NS, "duration": NS}` (our workloads' and the paper artifact's logs), the emulator's
+`[INFO] key NS` lines, and TensorFlow's timelines, one step a file.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from tracing_tools.trace.errors import IotwinError, UsageError
+
+PARTS = (
+    "sample_load", "sample_preproc", "batch_load", "batch_preproc", "load_batch_mem", "load_batch_gpu", "all_compute", "step_end",
+    "model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step", "cum_loss_fn_calc",
+)  # fmt: skip
+COLUMNS = ("run", "workload", "variant", "gpus", "batch", "key", "rank", "block", "seconds")
+_WORKLOADS = ("unet3d", "bert", "dlrm")
+_DURATION = r'"key": ?"(?P<key>\w+)".*"duration": ?(?P<ns>\d+)'
+_EMULATOR = r"\[INFO\].*?\b(?P<key>[a-z_]+):? (?P<ns>\d+)\s*$"
+_RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'
+# A block of steps begins: an epoch, a block, the training up to an evaluation, in MLLOG's two ways and in DLIO's words.
+_BEGINS = r'"(?:epoch|block|training)_start"|"INTERVAL_START", ?"key": ?"(?:epoch|block|training)"|[Ss]tarting (?:epoch|block)'
+_POINT = r'"key": ?"(?P<key>world_size|global_batch_size)", ?"value": ?(?P<value>\d+)'
+_GPUS, _BATCH = re.compile(r"(\d+)_?-?gpus?(?![a-z])", re.I), re.compile(r"(?:batch_?-?|(?<![a-z])b)(\d+)", re.I)
+_COPY_TO_DEVICE = re.compile(r"memcpy.?(?:htod|h2d)", re.I)
+_BLOCK_BYTES = 64 << 20
+
+
+@dataclass
+class Run:
+    """A directory of one run: its configuration as far as known, its logs and its timelines."""
+
+    directory: Path
+    parameters: dict[str, Any] = field(default_factory=dict)
+    logs: list[Path] = field(default_factory=list)
+    timelines: list[Path] = field(default_factory=list)
+
+
+def read_steps(directories: list[Path]) -> pd.DataFrame:
+    """Return the parts of all runs under `directories`, a row each, with COLUMNS; times in seconds.
+
+    `block` counts the epochs or blocks of a run from 1. Raises UsageError for a path that is no directory and IotwinError when
+    none holds an instrumented run.
+    """
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is not a directory; give directories of instrumented runs")
+    frames = [_read_run(run) for directory in directories for run in _find_runs(directory)]
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        names = ", ".join(map(str, directories))
+        raise IotwinError(f"no instrumented run in {names}; run the variant instrumented, sleep or profiler, or emulate one")
+    return pd.concat(frames, ignore_index=True)
+
+
+def _find_runs(directory: Path) -> Iterator[Run]:
+    """Yield the runs in `directory`: cells of iotwin run, traces, and folders with logs or timelines."""
+    if (directory / "cell.json").is_file():
+        cell = json.loads((directory / "cell.json").read_text(encoding="utf-8"))
+        logs = [directory / "trace" / "logs" / "stdout", *sorted((directory / "output").glob("*.log"))]
+        timelines = sorted((directory / "output").glob("timeline-*.json"))
+        known = {"workload": cell["workload"], "variant": cell["variant"], "gpus": cell["ranks"], "batch": cell["batch"]}
+        yield Run(directory, known, [log for log in logs if log.is_file()], timelines)
+        return
+    if (directory / "manifest.json").is_file() and (directory / "logs" / "stdout").is_file():
+        yield Run(directory, {}, [directory / "logs" / "stdout"])
+        return
+    logs, timelines = sorted(directory.glob("*.log")), sorted(directory.glob("timeline-*.json"))
+    if logs or timelines:
+        yield Run(directory, {}, logs, timelines)
+    for below in sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()):
+        yield from _find_runs(below)
+
+
+def _read_run(run: Run) -> pd.DataFrame:
+    frames = [_read_log(log, run.parameters) for log in run.logs]
+    if run.timelines:
+        frames.append(_read_timelines(run.timelines))
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        return pd.DataFrame(columns=list(COLUMNS))
+    # The emulator prints what it also keeps in its log: the fullest one tells all.
+    frame = max(frames, key=len)
+    text = str(run.directory)
+    guesses = {
+        "workload": next((name for name in _WORKLOADS if name in text or any(name in log.name for log in run.logs)), "unknown"),
+        "variant": run.directory.name,
+        "gpus": _number(_GPUS, text),
+        "batch": _number(_BATCH, text),
+    }
+    known: dict[str, Any] = {name: run.parameters.get(name) or guess for name, guess in guesses.items()}
+    return frame.assign(run=text, **known)[list(COLUMNS)]
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int:
+    """Return the last number in `text` that `pattern` finds, or 1."""
+    found = pattern.findall(text)
+    return int(found[-1]) if found else 1
+
+
+def _lines(log: Path) -> pa.ChunkedArray:
+    """Return the lines of a log, blank ones left out."""
+    if not log.stat().st_size:
+        return pa.chunked_array([], pa.string())
+    # A character that no log has as delimiter: every line is one field. Torn bytes are read as they are.
+    read = csv.ReadOptions(column_names=["line"], block_size=_BLOCK_BYTES, encoding="latin-1")
+    parse = csv.ParseOptions(delimiter="\x01", quote_char=False, escape_char=False, invalid_row_handler=lambda row: "skip")
+    convert = csv.ConvertOptions(column_types={"line": pa.string()}, strings_can_be_null=False)
+    try:
+        return csv.read_csv(log, read, parse, convert)["line"]
+    except pa.ArrowInvalid as error:
+        raise IotwinError(f"{log} cannot be read as text: {str(error).splitlines()[0]}") from None
+
+
+def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
+    """Return key, rank, block and seconds of the timed parts in `log`; a configuration that it tells goes into `parameters`."""
+    lines = _lines(log)
+    points = pc.extract_regex(lines, _POINT).drop_null()
+    values = {row["key"]: int(row["value"]) for row in points.to_pylist()}  # a few lines at the start of a log
+    gpus = values.get("world_size", 1)
+    parameters.setdefault("gpus", values.get("world_size"))
+    if "global_batch_size" in values:
+        parameters.setdefault("batch", values["global_batch_size"] // gpus)
+    block = np.cumsum(pc.match_substring_regex(lines, _BEGINS).to_numpy())
+    found = [_timed(lines, block, pattern) for pattern in (_DURATION, _EMULATOR)]
+    return pd.concat(found, ignore_index=True)
+
+
+def _timed(lines: pa.ChunkedArray, block: np.ndarray, pattern: str) -> pd.DataFrame:
+    fields = pc.extract_regex(lines, pattern)
+    keep = pc.is_valid(fields).to_numpy()
+    kept = fields.filter(pa.array(keep)).combine_chunks()
+    ranks = pc.extract_regex(lines.filter(pa.array(keep)), _RANK).combine_chunks()
+    rank = np.zeros(len(kept), np.int64)
+    for name in ("first", "second"):
+        text = pc.struct_field(ranks, name)
+        text = pc.if_else(pc.equal(pc.fill_null(text, ""), ""), "0", text)
+        rank = np.maximum(rank, pc.cast(text, pa.int64()).to_numpy(zero_copy_only=False))
+    seconds = pc.cast(pc.struct_field(kept, "ns"), pa.int64()).to_numpy(zero_copy_only=False) / 1e9
+    keys = pc.struct_field(kept, "key").to_pandas()
+    frame = pd.DataFrame({"key": keys, "rank": rank, "block": block[keep], "seconds": seconds})
+    return frame[frame["key"].isin(PARTS) | frame["key"].str.startswith("eval_")]
+
+
+def _read_timelines(timelines: list[Path]) -> pd.DataFrame:
+    """Return the compute time of each timeline: from the end of the batch's copy to the device to the end of the last event.
+
+    The batch's copy is the longest one to the device; without any, as on CPUs, the time starts at the first event.
+    """
+    seconds = [_compute_s(path) for path in timelines]
+    return pd.DataFrame({"key": "all_compute", "rank": 0, "block": 0, "seconds": seconds})
+
+
+def _compute_s(path: Path) -> float:
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        frame = pd.DataFrame(events)
+        timed = frame.loc[frame["ph"] == "X", ["name", "ts", "dur"]]
+    except (ValueError, KeyError, TypeError):
+        raise IotwinError(f"{path} is no timeline of TensorFlow; remove it or take the profile again") from None
+    if timed.empty:
+        raise IotwinError(f"{path} holds no timed event; take the profile again")
+    copies = timed[timed["name"].str.contains(_COPY_TO_DEVICE)]
+    begin = timed["ts"].min()
+    if len(copies):
+        longest = int(copies["dur"].to_numpy().argmax())
+        begin = (copies["ts"] + copies["dur"]).to_numpy()[longest]
+    return float((timed["ts"] + timed["dur"]).max() - begin) / 1e6
