@@ -97,7 +97,7 @@ int on_uring_complete(u64 *context)
 		if (event.result >= 0 && task->tgid == event.pid) {
 			event.fd = event.result;
 			kernel_file = file_at(task, event.fd);
-			send_opened(task, event.fd, event.start_ns);
+			send_opened(task, kernel_file, event.start_ns);
 		}
 	} else if (op != URING + 5) {
 		KERNEL_READ(kernel_file, request->file);

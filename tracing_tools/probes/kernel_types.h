@@ -47,7 +47,7 @@ struct file { struct path f_path; struct inode *f_inode; u32 f_flags; s64 f_pos;
 struct fdtable { u32 max_fds; struct file **fd; };
 struct files_struct { struct fdtable *fdt; };
 struct fs_struct { struct path root, pwd; };
-struct mm_struct { unsigned long arg_start, arg_end; };
+struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
 struct upid { int nr; };
 struct pid { u32 level; struct upid numbers[1]; };
 struct kernfs_node { u64 id; };

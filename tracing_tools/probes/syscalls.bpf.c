@@ -102,7 +102,10 @@ struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MA
 
 INLINE int in_cgroup(struct task_struct *task)
 {
-	return bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup && task->tgid != tracer_pid;
+	if (task->tgid == tracer_pid)
+		return 0;
+	/* Most tasks are in the cgroup itself, which takes no call to see. */
+	return task->cgroups->dfl_cgrp->kn->id == target_cgroup || bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup;
 }
 
 /* A container runtime sets a container up from inside its cgroup: that is not the job's, so the tree begins at an exec. */
@@ -257,13 +260,12 @@ INLINE void send_name(struct scratch *scratch)
 	scratch->busy = 0;
 }
 
-CALLED int send_opened(struct task_struct *task, s32 fd, u64 start_ns)
+CALLED int send_opened(struct task_struct *task, struct file *file, u64 start_ns)
 {
 	struct dentry *dentry = NULL;
 	struct vfsmount *mount = NULL;
 	struct inode *inode = NULL;
 	struct identity identity = {};
-	struct file *file = file_at(task, fd);
 	struct scratch *scratch = take_scratch(task, NAME_OPENED, start_ns);
 	if (!scratch)
 		return 0;
@@ -624,7 +626,7 @@ int on_exit(u64 *context)
 	}
 	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
 		if (kind <= OPEN_AT2 && result >= 0)
-			send_opened(task, fd, start);
+			send_opened(task, file_at(task, fd), start);
 		else if (fd < 0)
 			send_given_names(task, regs, kind, start, result);
 	}
@@ -632,9 +634,10 @@ int on_exit(u64 *context)
 		.task = task, .regs = regs, .start_ns = start, .duration_ns = now - start, .result = result, .number = number, .fd = fd, .kind = kind,
 	};
 	send_call(&finished, &file);
-	if (kind == SEND || kind == COPY)
-		send_target(&finished);
-	else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
+	if (kind == SEND || kind == COPY) {
+		struct finished copied = finished; /* so that no other call's is kept in memory */
+		send_target(&copied);
+	} else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
 		finish_aio(task, regs, kind, now, result);
 	return 0;
 }
@@ -676,7 +679,8 @@ int on_exec(u64 *context)
 		bpf_map_update_elem(&tree, &pid, &one, 0);
 	if (!is_traced(task))
 		return 0;
-	struct scratch *scratch = take_scratch(task, NAME_EXEC, bpf_ktime_get_ns());
+	u64 now = bpf_ktime_get_ns();
+	struct scratch *scratch = take_scratch(task, NAME_EXEC, now);
 	if (!scratch)
 		return 0;
 	u64 begin = task->mm->arg_start, length = task->mm->arg_end - begin;
@@ -690,6 +694,7 @@ int on_exec(u64 *context)
 	bpf_probe_read_user(scratch->bytes, length, (void *)begin);
 	scratch->name.length = length;
 	send_name(scratch);
+	send_opened(task, task->mm->exe_file, now); /* by the kernel, so that no call tells its path */
 	return 0;
 }
 
