@@ -67,7 +67,8 @@ class _Run:
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
         self._steps = 0  # of training so far
         self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
-        self._checkpoints = open_checkpoints(config, rank.number, rank.count) if config.workflow.checkpoint else None
+        per_node = rank.count // rank.nodes
+        self._checkpoints = open_checkpoints(config, rank.number, rank.count, per_node) if config.workflow.checkpoint else None
         if config.workflow.train:
             self._dataset = open_dataset(config, rank.count)
             measured.data = DataSetFacts.of(self._dataset)

@@ -110,10 +110,10 @@ def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[st
     A checkpoint is all files written together. It lasts as long as on its slowest rank; per rank, the rate of all its files. The
     smallest and the mean rate over ranks are ours: MLPerf Storage's rules ask for the slowest.
     """
-    by_checkpoint: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+    by_checkpoint: dict[tuple[int, str, int], dict[int, tuple[int, int]]] = {}
     for rank, written in enumerate(files):
         for turn, file in _turns(written):
-            totals = by_checkpoint.setdefault((turn, file.epoch), {})
+            totals = by_checkpoint.setdefault((file.epoch, file.name.rpartition("/")[0], turn), {})
             size, duration = totals.get(rank, (0, 0))
             totals[rank] = size + file.size_bytes, duration + file.duration_ns
     checkpoints = [list(totals.values()) for totals in by_checkpoint.values()]
@@ -131,7 +131,7 @@ def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[st
 
 
 def _turns(written: Sequence[Written]) -> list[tuple[int, Written]]:
-    """Each file with how often its like was seen before: a name that comes again belongs to the next checkpoint."""
+    """Each file with how often its like was seen before: a name that comes again belongs to the next checkpoint (or reading)."""
     seen: dict[tuple[int, str], int] = {}
     turns = []
     for file in written:

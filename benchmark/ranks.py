@@ -5,8 +5,10 @@ all: nobody waits for a rank that is gone.
 """
 
 import contextlib
+import functools
 import mmap
 import multiprocessing
+import operator
 import os
 import signal
 import time
@@ -43,41 +45,38 @@ class Rank:
 
 
 class _Meeting:
-    """Where ranks of one machine meet: two semaphores of the kernel's (eventfd), some 20 microseconds a time for two ranks.
+    """Where ranks of one machine meet: two counters of the kernel's (eventfd), which rank 0 uses to let the others go.
 
-    Rank 0 counts arrivals and lets the others go. Meetings alternate between two release counters and two bytes of flags, because
-    the fastest rank may be at the next meeting before the slowest has left this one; it cannot be at the one after that.
+    Meetings alternate between two release counters and two rows of flags, because the fastest rank may be at the next meeting
+    before the slowest has left this one; it cannot be at the one after that. Nobody spins: ranks that share CPUs would take them
+    from one another.
     """
 
     def __init__(self, count: int) -> None:
-        self._others = count - 1
+        self._count, self._turn = count, 0
         self._arrivals = os.eventfd(0, os.EFD_CLOEXEC)
         self._releases = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE) for _ in range(2)]
         self._flags = mmap.mmap(-1, 2 * count)  # shared by the ranks that are forked
-        self._count, self._turn = count, 0
 
     def meet(self, number: int, flags: int) -> int:
         """Wait for all ranks as rank `number` and return the flags of all."""
-        turn = self._turn
+        turn, count = self._turn, self._count
         self._turn = 1 - turn
-        self._flags[turn * self._count + number] = flags
+        self._flags[turn * count + number] = flags
         if number == 0:
-            waited_for = self._others
+            waited_for = count - 1
             while waited_for:
                 waited_for -= os.eventfd_read(self._arrivals)
-            os.eventfd_write(self._releases[turn], self._others)
+            os.eventfd_write(self._releases[turn], count - 1)
         else:
             os.eventfd_write(self._arrivals, 1)
             os.eventfd_read(self._releases[turn])
-        told = self._flags[turn * self._count : (turn + 1) * self._count]
-        return max(told) if sum(map(bool, told)) < 2 else _any_of(told)
+        return functools.reduce(operator.or_, self._flags[turn * count : (turn + 1) * count])
 
-
-def _any_of(told: bytes) -> int:
-    flags = 0
-    for one in told:
-        flags |= one
-    return flags
+    def close(self) -> None:
+        """Give the counters back; for the process that made the ranks."""
+        for descriptor in (self._arrivals, *self._releases):
+            os.close(descriptor)
 
 
 class _RankProcess(Generic[_T]):
@@ -165,6 +164,7 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
         deadline = time.monotonic() + _EXIT_PATIENCE_S
         for rank in ranks:
             rank.end(deadline)
+        meeting.close()
     return [results[number] for number in range(count)]
 
 

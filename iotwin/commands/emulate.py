@@ -69,6 +69,10 @@ class Emulate(Command):
             if under_mpi() and started_as() > 0:
                 raise SystemExit(error.exit_status) from None  # rank 0 says the same
             raise
+        except KeyboardInterrupt:
+            if under_mpi() and started_as() > 0:
+                raise SystemExit(130) from None
+            raise
         if document is None:
             raise SystemExit(0)  # rank 0 has the results of all
         return Outcome(document)
