@@ -24,12 +24,14 @@ class Info(Command):
         """Summarise in one pass over the events."""
         import msgspec
 
+        from tracing_tools.trace.clocks import summarise_clock
         from tracing_tools.trace.reader import Trace
         from tracing_tools.trace.summary import summarise
 
         trace = Trace(args.trace)
         summary = summarise(trace)
-        return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), **summary})
+        clock = msgspec.to_builtins(summarise_clock(trace.manifest.clock))
+        return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), "clock": clock, **summary})
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the summary as a few tables."""
@@ -51,6 +53,13 @@ class Info(Command):
         duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
         losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
         console.print(f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}")
+
+        clock = document["clock"]
+        if clock["drift_ppm"] is not None:
+            console.print(
+                f"wall clock: drift {clock['drift_ppm']:+.2f} ppm, known to ±{format_duration(clock['uncertainty_ns'])}, "
+                f"{clock['readings']} readings, set {len(clock['steps'])} times meanwhile"
+            )
 
         show_statistics(document["operations"], "operations", len(document["operations"]))
         table = Table("kind", "files", "calls", "read", "written", title="files", title_justify="left")

@@ -247,6 +247,10 @@ def test_samples_and_clock(tmp_path):
     assert np.allclose(cpu[["user", "system", "iowait", "idle"]].sum(axis=1), 1, atol=1e-5)
     assert cpu["job_cpus"].notna().all() and (cpu["job_cpus"] >= 0).all()
     assert trace.samples("memory") is not None and trace.samples("gpu") is None
+    if Path("/proc/pressure/cpu").exists():
+        pressure = trace.samples("pressure")
+        assert pressure is not None and set(pressure["resource"]) == {"cpu", "memory", "io"}
+        assert pressure["some"].between(0, 1).all()
     clock = trace.manifest.clock
     assert len(clock) >= 2 and all(pair.uncertainty_ns < 1_000_000 for pair in clock)
 
@@ -270,6 +274,21 @@ print(":::MLLOG {torn")
     assert ((phases["end_ns"] - phases["start_ns"]).iloc[1:] >= 50_000_000).all()
     assert phases["start_ns"].between(trace.manifest.start_ns, trace.manifest.end_ns).all()
     assert any("torn" in note for note in trace.manifest.notes)
+
+
+def test_dlio_lines_become_phases(tmp_path):
+    code = """
+import datetime, time
+def line(text):
+    print(f"[OUTPUT] {datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f} {text}", flush=True)
+line("Starting epoch 1: 4 steps expected"); time.sleep(0.05); line("Ending epoch 1 - 4 steps completed in 0.05 s")
+line("Starting saving checkpoint 1 after epoch 1"); line("Finished saving checkpoint 1 for epoch 1")
+"""
+    trace = python(tmp_path, code)
+    phases = trace.phases()
+    assert list(phases["phase"].astype(str)) == ["epoch", "checkpoint"]
+    assert phases["epoch"].iloc[0] == 1
+    assert phases["start_ns"].between(trace.manifest.start_ns, trace.manifest.end_ns).all()
 
 
 def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_program, monkeypatch):

@@ -1,4 +1,4 @@
-"""CPU, memory and disk samples (rows of schema.SAMPLES) from /proc."""
+"""CPU, memory, disk and pressure samples (rows of schema.SAMPLES) from /proc."""
 
 import os
 import time
@@ -22,6 +22,7 @@ class MachineSampler:
         self._last_cpu = _cpu_ticks()
         self._last_disks = dict(self._disk_counters())
         self._last_job = job_cpu_ns()
+        self._last_stalls = _stall_totals()
 
     def sample(self) -> Iterator[tuple[str, Row]]:
         """Yield (kind, row) for every kind of sample."""
@@ -30,6 +31,7 @@ class MachineSampler:
         yield "cpu", self._cpu_row(now, interval)
         yield "memory", _memory_row(now)
         yield from (("disk", row) for row in self._disk_rows(now, interval))
+        yield from (("pressure", row) for row in self._pressure_rows(now, interval))
         self._last_ns = now
 
     def _cpu_row(self, now: int, interval: int) -> Row:
@@ -59,6 +61,32 @@ class MachineSampler:
                 "written_bytes": written_sectors * _SECTOR_BYTES, "reads": reads, "writes": writes,
                 "busy": min(busy_ms * 1e6 / interval, 1.0),
             }  # fmt: skip
+
+    def _pressure_rows(self, now: int, interval: int) -> Iterator[Row]:
+        stalls = _stall_totals()
+        for resource, totals in stalls.items():
+            before = self._last_stalls.get(resource, totals)
+            shares = {kind: min((total - before.get(kind, total)) * 1000 / interval, 1.0) for kind, total in totals.items()}
+            yield {
+                "time_ns": now,
+                "interval_ns": interval,
+                "resource": resource,
+                "some": shares.get("some"),
+                "full": shares.get("full"),
+            }
+        self._last_stalls = stalls
+
+
+def _stall_totals() -> dict[str, dict[str, int]]:
+    """Microseconds in which some or all tasks waited for a resource (Documentation/accounting/psi.rst); empty without PSI."""
+    totals: dict[str, dict[str, int]] = {}
+    for resource in ("cpu", "memory", "io"):
+        try:
+            lines = Path("/proc/pressure", resource).read_text().splitlines()
+        except OSError:
+            continue  # the kernel was built or booted without it
+        totals[resource] = {line.split()[0]: int(line.rpartition("total=")[2]) for line in lines}
+    return totals
 
 
 def _cpu_ticks() -> tuple[int, int, int, int]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.block_table import write_blocks
+from tracing_tools.trace.clocks import step_notes
 from tracing_tools.trace.columns import column, labels
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.file_table import FileTable
@@ -72,6 +73,7 @@ def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") 
     _write_samples(directory, journal)
 
     _close_ledger(manifest)
+    manifest.notes += step_notes(manifest.clock)
     wall_s = max(manifest.end_ns - manifest.start_ns, 1) / 1e9
     manifest.cost.events_per_s = round(manifest.events / wall_s, 1)
     manifest.status = status
@@ -181,7 +183,8 @@ def realtime_to_monotonic(clock: list[ClockPair]) -> Callable[[int], int]:
 
 
 def _write_phases(directory: Path, manifest: Manifest) -> None:
-    rows, torn = read_phases(sorted((directory / "logs").iterdir()), realtime_to_monotonic(manifest.clock))
+    span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
+    rows, torn = read_phases(sorted((directory / "logs").iterdir()), realtime_to_monotonic(manifest.clock), span_ns)
     if torn:
         manifest.notes.append(f"{torn} MLLOG lines of the job's output were torn and left out")
     write_table(directory / "phases.parquet", schema.PHASES, _rows_table(rows, schema.PHASES))

@@ -1,13 +1,16 @@
-"""Phases from the MLLOG lines that training jobs print (`:::MLLOG {json}`, mlcommons/logging).
+"""Phases from the MLLOG lines that training jobs print (`:::MLLOG {json}`, mlcommons/logging), or from those of DLIO's log.
 
 Our own workloads and emulator add `time_ns` (UNIX nanoseconds) beside the standard `time_ms`, which is coarse for short phases.
 """
 
+import datetime
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tracing_tools.trace.dliolog import Edge, parse_edge, zone_of
 
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
@@ -20,23 +23,47 @@ _PHASE_OF_KEY = {
 PhaseRow = dict[str, Any]
 
 
-def read_phases(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int]) -> tuple[list[PhaseRow], int]:
-    """Return the phases (rows of schema.PHASES, sorted by start) that the log files tell, and how many MLLOG lines were torn."""
+def read_phases(
+    logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None
+) -> tuple[list[PhaseRow], int]:
+    """Return the phases (rows of schema.PHASES, sorted by start) that the log files tell, and how many MLLOG lines were torn.
+
+    Lines of DLIO's log count where there is no MLLOG line. They name no time zone: it is UTC, or this machine's if the lines then
+    lie within `span_ns` (UNIX ns).
+    """
     rows: list[PhaseRow] = []
+    dlio_rows: list[PhaseRow] = []
     torn = 0
     for log in logs:
         open_phases: dict[tuple[str, int], PhaseRow] = {}
+        dlio: list[str] = []
         with log.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if ":::MLLOG" not in line:
+                    if parse_edge(line):
+                        dlio.append(line)
                     continue
                 event = _parse(line)
                 if event is None:
                     torn += 1
                 else:
                     _apply(event, open_phases, rows, to_monotonic_ns)
+        dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone_of(dlio, *span_ns) if span_ns else datetime.UTC)
+    rows = rows or dlio_rows
     rows.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
     return rows, torn
+
+
+def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
+    begun: dict[str, Edge] = {}
+    for edge in filter(None, (parse_edge(line, zone) for line in lines)):
+        if edge.starts:
+            begun[edge.phase] = edge
+        elif edge.phase in begun:
+            first = begun.pop(edge.phase)
+            start_ns = to_monotonic_ns(first.time_ns)
+            end_ns = max(to_monotonic_ns(edge.time_ns), start_ns)
+            yield {"phase": edge.phase, "start_ns": start_ns, "end_ns": end_ns, "rank": 0, "epoch": first.number, "step": None}
 
 
 def _parse(line: str) -> dict[str, Any] | None:

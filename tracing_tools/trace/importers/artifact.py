@@ -4,10 +4,10 @@ import datetime
 import re
 import zoneinfo
 from pathlib import Path
-from typing import Any
 
 import pyarrow.compute as pc
 
+from tracing_tools.trace.dliolog import parse_edge
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.importers import artifact_samples as samples
 from tracing_tools.trace.importers.artifact_calls import read_block, read_calls
@@ -19,11 +19,6 @@ from tracing_tools.trace.mllog import read_phases
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
 _SLACK_S = 900  # the log may begin so long before or end so long after the recording
-_DLIO_LINE = re.compile(
-    r"\[\w+\] (?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?) (?P<edge>Starting|Ending) (?P<what>epoch|block|eval|checkpoint)"
-    r"\w*(?: (?P<number>\d+))?"
-)
-_DLIO_PHASES = {"epoch": "epoch", "block": "block", "eval": "evaluation", "checkpoint": "checkpoint"}
 
 
 def recognises(source: Path) -> bool:
@@ -86,9 +81,7 @@ def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zon
     def to_monotonic_ns(time_ns: int) -> int:
         return time_ns - realtime_ns + monotonic_ns
 
-    imported.phases, imported.torn["MLLOG"] = read_phases([log for log in logs if log.name != "dlio.log"], to_monotonic_ns)
-    if (source / "dlio.log").exists():
-        imported.phases += _dlio_phases(source / "dlio.log", to_monotonic_ns)
+    imported.phases, imported.torn["MLLOG"] = read_phases(logs, to_monotonic_ns)
 
 
 def _log_times_ns(logs: list[Path]) -> list[int]:
@@ -96,8 +89,8 @@ def _log_times_ns(logs: list[Path]) -> list[int]:
     times = []
     for log in logs:
         for line in read_lines(log):
-            if log.name == "dlio.log" and (match := _DLIO_LINE.match(line)):
-                times.append(_utc_ns(match["time"]))
+            if log.name == "dlio.log" and (edge := parse_edge(line)):
+                times.append(edge.time_ns)
             elif ":::MLLOG" in line and (found := re.search(r'"time_ms": *(\d+)', line)):
                 times.append(int(found[1]) * 1_000_000)
     return [min(times), max(times)] if times else []
@@ -125,28 +118,6 @@ def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zonei
             f"in time zone {zone.key} the job's log lies {away_s / 3600:.2g} hours outside the recorded calls; "
             "give the --timezone of the machine that recorded them"
         )
-
-
-def _utc_ns(text: str) -> int:
-    moment = datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
-    return round(moment.timestamp() * 1e6) * 1000
-
-
-def _dlio_phases(path: Path, to_monotonic_ns: Any) -> list[dict[str, Any]]:
-    """Return the phases of an emulator's dlio.log, whose times are UTC."""
-    rows: list[dict[str, Any]] = []
-    begun: dict[str, tuple[int, int | None]] = {}
-    for line in read_lines(path):
-        match = _DLIO_LINE.match(line)
-        if match is None:
-            continue
-        phase, time_ns = _DLIO_PHASES[match["what"]], to_monotonic_ns(_utc_ns(match["time"]))
-        if match["edge"] == "Starting":
-            begun[phase] = time_ns, int(match["number"]) if match["number"] else None
-        elif phase in begun:
-            start_ns, number = begun.pop(phase)
-            rows.append({"phase": phase, "start_ns": start_ns, "end_ns": max(time_ns, start_ns), "rank": 0, "epoch": number})
-    return rows
 
 
 def _from_init(imported: Imported) -> Imported:

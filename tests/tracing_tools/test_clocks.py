@@ -1,0 +1,50 @@
+"""Drift, uncertainty and steps from clock readings that are made up."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracing_tools.trace.clocks import step_notes, summarise_clock
+from tracing_tools.trace.dliolog import parse_edge
+from tracing_tools.trace.manifest import ClockPair
+
+SECOND = 1_000_000_000
+EPOCH = 1_700_000_000 * SECOND
+
+
+def readings(drift_ppm: float, count: int, step_at: int | None = None, step_ns: int = 0) -> list[ClockPair]:
+    pairs = []
+    for number in range(count):
+        elapsed = number * 10 * SECOND
+        moved = step_ns if step_at is not None and number >= step_at else 0
+        pairs.append(ClockPair(5 * SECOND + elapsed, EPOCH + elapsed + round(elapsed * drift_ppm / 1e6) + moved, 90))
+    return pairs
+
+
+@given(st.floats(-400, 400), st.integers(2, 50))
+def test_drift_is_found_and_is_no_step(drift_ppm, count):
+    summary = summarise_clock(readings(drift_ppm, count))
+    assert abs((summary.drift_ppm or 0) - drift_ppm) < 0.01
+    assert summary.steps == [] and summary.uncertainty_ns == 90
+
+
+@given(st.integers(10_000_000, 3600 * SECOND), st.booleans(), st.integers(1, 9), st.floats(-100, 100))
+def test_a_step_is_found_where_it_is_and_does_not_spoil_the_drift(size, back, at, drift_ppm):
+    step = -size if back else size
+    clock = readings(drift_ppm, 10, at, step)
+    summary = summarise_clock(clock)
+    assert [time_ns for time_ns, _ in summary.steps] == [clock[at].monotonic_ns]
+    assert abs(summary.steps[0][1] - step) <= 10 * SECOND * 1e-4 + 1
+    assert abs((summary.drift_ppm or 0) - drift_ppm) < 0.01
+    assert summary.uncertainty_ns is not None and summary.uncertainty_ns >= size - 10 * SECOND * 1e-4
+    assert ("back" if back else "forward") in step_notes(clock)[0]
+
+
+def test_one_reading_has_no_drift():
+    assert summarise_clock(readings(0, 1)).drift_ppm is None
+    assert summarise_clock([]).uncertainty_ns is None
+
+
+def test_what_is_no_dlio_line():
+    assert parse_edge("[OUTPUT] 2026-13-41T00:00:00 Starting epoch 1") is None
+    assert parse_edge("Starting epoch 1") is None
+    assert parse_edge("[INFO] 2026-01-01T00:00:00 Starting everything") is None

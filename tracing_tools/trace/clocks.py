@@ -1,0 +1,52 @@
+"""What a trace's readings of its two clocks tell: their drift, how sure a wall time is, and whether the wall clock was set."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracing_tools.trace.manifest import ClockPair
+from tracing_tools.trace.units import format_duration
+
+# adjtimex(2) slews a clock by at most this much (MAX_TICKADJ and the NTP limit, 500 ppm); what goes beyond has been set.
+_SLEW = 500e-6
+_NOISE_NS = 1_000_000  # a reading that was interrupted on a busy machine is no step
+
+
+@dataclass(frozen=True)
+class ClockSummary:
+    """`drift_ppm`: how fast wall time runs against CLOCK_MONOTONIC, steps left out; None where there is one reading.
+
+    `uncertainty_ns`: by how much a wall time computed from the readings may be wrong. `steps`: (CLOCK_MONOTONIC ns of the reading
+    that found it, ns by which the wall clock was set) of every step.
+    """
+
+    readings: int
+    drift_ppm: float | None
+    uncertainty_ns: int | None
+    steps: list[tuple[int, int]]
+
+
+def summarise_clock(clock: list[ClockPair]) -> ClockSummary:
+    """Summarise the readings of one trace."""
+    if not clock:
+        return ClockSummary(0, None, None, [])
+    monotonic = np.array([pair.monotonic_ns for pair in clock], np.int64)
+    offset = np.array([pair.realtime_ns - pair.monotonic_ns for pair in clock], np.int64)
+    width = np.array([pair.uncertainty_ns for pair in clock], np.int64)
+    elapsed, moved = np.diff(monotonic), np.diff(offset)
+    is_step = np.abs(moved) > _NOISE_NS + elapsed * _SLEW + width[1:] + width[:-1]
+    steps = [(int(time_ns), int(by)) for time_ns, by in zip(monotonic[1:][is_step], moved[is_step], strict=True)]
+    smooth = int(elapsed[~is_step].sum())
+    drift = float(moved[~is_step].sum() / smooth * 1e6) if smooth else None
+    # A step lies somewhere between two readings: wall times between them may be wrong by all of it.
+    return ClockSummary(len(clock), drift, int(width.max() + sum(abs(by) for _, by in steps)), steps)
+
+
+def step_notes(clock: list[ClockPair]) -> list[str]:
+    """Return a note for every time that the wall clock was set while the trace was recorded."""
+    begin = clock[0].monotonic_ns if clock else 0
+    return [
+        f"the wall clock was set {'forward' if by > 0 else 'back'} by {format_duration(abs(by))}, "
+        f"seen {format_duration(at - begin)} after the first reading: wall times around then are wrong by up to that"
+        for at, by in summarise_clock(clock).steps
+    ]
