@@ -36,15 +36,20 @@ class OpenFile(Protocol):
 Opener = Callable[[str], OpenFile]
 
 
+def _pages(size_bytes: int) -> mmap.mmap:
+    """Return new memory; private, as the default is shared with processes forked later."""
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class _Scratch(threading.local):
     """Memory that each thread reads into: page-aligned, and grown to the largest read so far."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _ALIGNMENT_BYTES)
+        self._memory = _pages(_ALIGNMENT_BYTES)
 
     def take(self, size_bytes: int) -> memoryview:
         if size_bytes > len(self._memory):
-            self._memory = mmap.mmap(-1, aligned_up(size_bytes))
+            self._memory = _pages(aligned_up(size_bytes))
         return memoryview(self._memory)[:size_bytes]
 
 

@@ -1,8 +1,13 @@
 """Checkpoints: the writes that were recorded, and nothing torn under a final name."""
 
+import contextlib
+import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -11,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark.checkpoint import CheckpointWriter
-from benchmark.config import CheckpointFile, Config, dump, load
+from benchmark.checkpoint_plan import files_written
+from benchmark.config import Checkpoint, CheckpointFile, Config, Dataset, Model, Twin, TwinCheckpoint, dump, load
 from tests.benchmark.strace import calls_of, needs_strace, strace
 from tracing_tools.trace.errors import IotwinError, UsageError
 
@@ -39,8 +45,6 @@ def saved(folder: Path) -> dict[str, int]:
 def test_a_file_is_as_long_as_its_writes(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], rename: bool
 ) -> None:
-    from benchmark.config import Checkpoint, Dataset, Twin, TwinCheckpoint
-
     folder = tmp_path_factory.mktemp("checkpoints")
     config = Config(
         dataset=Dataset(data_folder="d"),
@@ -141,8 +145,6 @@ def test_a_write_that_fails_midway_leaves_nothing_torn(twin: Config, twin_path: 
 
 
 def test_an_old_checkpoint_survives_a_failed_new_one(twin: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     twin.twin.checkpoint.files = [CheckpointFile(name="last.pt", write_sizes=[(1000, 2)], rename=True)]
     CheckpointWriter(twin).save(1)
     before = (tmp_path / "checkpoints" / "last.pt").read_bytes()
@@ -156,3 +158,202 @@ def test_an_old_checkpoint_survives_a_failed_new_one(twin: Config, tmp_path: Pat
         CheckpointWriter(twin).save(2)
     assert (tmp_path / "checkpoints" / "last.pt").read_bytes() == before
     assert saved(tmp_path / "checkpoints") == {"last.pt": 2000}
+
+
+def of_model(folder: Path, size_bytes: int = 300_000, **twin: object) -> Config:
+    """A workload whose checkpoints follow from the model section."""
+    return Config(
+        model=Model(model_size_bytes=size_bytes),
+        dataset=Dataset(data_folder="d"),
+        checkpoint=Checkpoint(checkpoint_folder=str(folder), type="all_ranks"),
+        twin=Twin(checkpoint=TwinCheckpoint(write_size=70_000, **twin)),  # type: ignore[arg-type]
+    )
+
+
+def folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("global_*"))
+
+
+def test_a_models_checkpoint_is_a_folder_with_a_file_of_each_rank(tmp_path: Path) -> None:
+    config = of_model(tmp_path)
+    writers = [CheckpointWriter(config, rank, 2) for rank in range(2)]
+    written = [writer.save(1, 20) for writer in writers]
+    assert folders(tmp_path) == ["global_epoch1_step20"]
+    assert saved(tmp_path / "global_epoch1_step20") == {"model_states-0.pt": 300_000, "model_states-1.pt": 300_000}
+    assert [file.name for (file,) in written] == [f"global_epoch1_step20/model_states-{rank}.pt" for rank in range(2)]
+
+
+@needs_strace
+def test_files_and_folders_are_synced_and_renamed_where_asked_for(tmp_path: Path) -> None:
+    config = of_model(tmp_path / "c", directory_sync=True)
+    config.checkpoint.fsync = True
+    dump(config, tmp_path / "twin.yaml")
+    code = WRITE_ONE.replace("(1, 2, 3)", "(1,)")
+    calls = strace([sys.executable, "-c", code, str(tmp_path / "twin.yaml")], "write,fsync,rename,openat,close", tmp_path)
+    names = [
+        (call.name, call.result)
+        for process in calls
+        for call in process
+        if any("global_epoch1_step0" in path for path in call.paths)
+    ]
+    assert names == [
+        ("openat", None), *[("write", 70_000)] * 4, ("write", 20_000), ("fsync", 0), ("close", 0), ("rename", 0),
+        ("openat", None), ("fsync", 0), ("close", 0),
+    ]  # fmt: skip
+
+
+def test_only_the_newest_are_kept_and_an_unfinished_one_costs_none(tmp_path: Path) -> None:
+    config = of_model(tmp_path, keep=2)
+    first, second = (CheckpointWriter(config, rank, 2) for rank in range(2))
+    for epoch in (1, 2, 3):
+        first.save(epoch)
+        second.save(epoch)
+    assert folders(tmp_path) == ["global_epoch2_step0", "global_epoch3_step0"]
+    first.save(4)  # rank 1 has not written it yet
+    assert folders(tmp_path) == ["global_epoch2_step0", "global_epoch3_step0", "global_epoch4_step0"]
+    second.save(4)
+    assert folders(tmp_path) == ["global_epoch3_step0", "global_epoch4_step0"]
+
+
+def test_recorded_files_are_kept_as_long_as_asked_for(twin: Config, tmp_path: Path) -> None:
+    twin.twin.checkpoint.keep = 1
+    twin.twin.checkpoint.files = [
+        CheckpointFile(name="epoch_{epoch}.pt", write_sizes=[(10, 1)]),
+        CheckpointFile(name="last.pt", write_sizes=[(10, 1)]),
+    ]
+    writer = CheckpointWriter(twin)
+    for epoch in (1, 2):
+        writer.save(epoch)
+    assert saved(tmp_path / "checkpoints") == {"epoch_2.pt": 10, "last.pt": 10}
+
+
+def test_the_newest_whole_checkpoint_is_read_back(tmp_path: Path) -> None:
+    config = of_model(tmp_path)
+    for epoch in (2, 10):
+        for rank in range(2):
+            CheckpointWriter(config, rank, 2).save(epoch)
+    torn = tmp_path / "global_epoch10_step0" / "model_states-1.pt"
+    loaded = CheckpointWriter(config, 0, 2).load()
+    assert [(file.name, file.size_bytes) for file in loaded] == [("global_epoch10_step0/model_states-0.pt", 300_000)]
+    os.truncate(torn, 1000)
+    config.checkpoint.recovery_rank_shift = True
+    assert [file.name for file in CheckpointWriter(config, 0, 2).load()] == ["global_epoch2_step0/model_states-1.pt"]
+    assert [file.name for file in CheckpointWriter(config, 1, 2).load()] == ["global_epoch2_step0/model_states-0.pt"]
+    with pytest.raises(IotwinError, match="holds no whole checkpoint of 3 ranks"):
+        CheckpointWriter(config, 0, 3).load()
+
+
+KILLED = """
+import sys
+from benchmark.checkpoint import CheckpointWriter
+from benchmark.config import load
+writer = CheckpointWriter(load(sys.argv[1]))
+for epoch in range(1, 1000):
+    writer.save(epoch)
+    print(epoch, flush=True)
+"""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_torn_by_a_kill_is_passed_over(tmp_path: Path, asynchronous: bool) -> None:
+    config = of_model(tmp_path / "c", 20_000_000, keep=2, asynchronous=asynchronous, in_flight=2)
+    dump(config, tmp_path / "twin.yaml")
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "twin.yaml")], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    while not list((tmp_path / "c").glob("*/*.partial")):  # in the middle of writing one
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    whole = {path.parent.name for path in (tmp_path / "c").glob("*/model_states-0.pt")}
+    ((name, size_bytes),) = [(file.name, file.size_bytes) for file in CheckpointWriter(config).load()]
+    assert Path(name).parent.name in whole and size_bytes == 20_000_000
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing_torn(tmp_path: Path, asynchronous: bool) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs leave to mount a tmpfs (root)")
+    try:
+        writer = CheckpointWriter(of_model(disk / "c", 300_000, asynchronous=asynchronous))
+        with pytest.raises(IotwinError) as error:
+            for epoch in range(1, 6):
+                writer.save(epoch)
+            writer.finish()
+        assert "/model_states-0.pt: the checkpoint cannot be written: No space left on device; free space" in str(error.value)
+        with contextlib.suppress(IotwinError):
+            writer.finish()
+        assert {path.stat().st_size for path in (disk / "c").glob("*/*")} == {300_000}
+        assert CheckpointWriter(of_model(disk / "c")).load()[0].size_bytes == 300_000
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_training_goes_on_beside_an_asynchronous_checkpoint_but_not_beside_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = CheckpointWriter(of_model(tmp_path, asynchronous=True, in_flight=2))
+    gate = threading.Event()
+    write = os.write
+
+    def gated(descriptor: int, content: bytes) -> int:
+        gate.wait()
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", gated)
+    assert writer.save(1) == writer.save(2) == []  # neither is written, and none is waited for
+    assert not list(tmp_path.glob("*/model_states-0.pt"))
+    third = threading.Thread(target=writer.save, args=(3,))
+    third.start()
+    time.sleep(0.1)
+    assert third.is_alive() and not (tmp_path / "global_epoch3_step0").exists()  # it waits for room
+    gate.set()
+    third.join()
+    writer.finish()
+    assert folders(tmp_path) == [f"global_epoch{epoch}_step0" for epoch in (1, 2, 3)]
+
+
+def test_every_asynchronous_file_is_told_once(tmp_path: Path) -> None:
+    writer = CheckpointWriter(of_model(tmp_path, asynchronous=True, in_flight=3))
+    written = [file for epoch in range(1, 8) for file in writer.save(epoch)] + writer.finish()
+    assert [file.epoch for file in written] == list(range(1, 8)) and writer.finish() == []
+
+
+def test_a_run_that_ends_early_leaves_no_unfinished_checkpoint(tmp_path: Path) -> None:
+    config = of_model(tmp_path / "c", 2_000_000_000, asynchronous=True)
+    dump(config, tmp_path / "twin.yaml")
+    code = KILLED.replace("range(1, 1000)", "(1,)") + "import time; time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "twin.yaml")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    process.stdout.close()
+    assert not list((tmp_path / "c").glob("*/*.partial"))
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(1, 10**6), mean=st.integers(1000, 10**5), deviation=st.integers(0, 10**5), small=st.integers(500, 2000))
+def test_drawn_writes_make_the_whole_file_and_alternate(size: int, mean: int, deviation: int, small: int) -> None:
+    config = of_model(Path("c"), size)
+    checkpoint = config.checkpoint
+    checkpoint.ckpt_write_sz_mean, checkpoint.ckpt_write_sz_std = mean, deviation
+    checkpoint.ckpt_write_sz_q1, checkpoint.ckpt_write_sz_min = small, 200
+    (file,) = files_written(config, 1, 0, 0, 1)
+    sizes = list(file.sizes())
+    assert sum(sizes) == size == file.size_bytes
+    assert set(sizes[:-1:2]) <= {small} and min(sizes[:-1], default=200) >= 200
+
+
+def test_zeros_are_written_where_content_is_not_to_be_random(tmp_path: Path) -> None:
+    config = of_model(tmp_path)
+    config.checkpoint.randomize_tensor = False
+    CheckpointWriter(config).save(1)
+    assert not any((tmp_path / "global_epoch1_step0" / "model_states-0.pt").read_bytes())

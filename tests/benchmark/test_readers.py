@@ -3,6 +3,8 @@
 import bz2
 import io
 import lzma
+import os
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,11 +206,8 @@ with open_loader(config, samples) as loader:
 @needs_strace
 def test_random_batches_are_one_read_each_at_every_place_once(tmp_path: Path) -> None:
     generate(DlrmLayout(), tmp_path, samples=5000, workers=1)
-    import sys
-
-    calls = [
-        call for process in strace([sys.executable, "-c", RUNS, str(tmp_path)], "preadv,preadv2,pread64", tmp_path) for call in process
-    ]
+    processes = strace([sys.executable, "-c", RUNS, str(tmp_path)], "preadv,preadv2,pread64", tmp_path)
+    calls = [call for process in processes for call in process]
     reads = [call.result for call in calls if call.paths and call.paths[-1].endswith(DlrmLayout.TRAIN_NAME)]
     assert reads == [512 * 160] * 9
 
@@ -224,8 +223,6 @@ reader = Reader(**{WAYS[way]!r})
 samples = open_dataset(Config(dataset=dataset, reader=reader, twin=Twin(reader=TwinReader(mmap={way == "mapped"})))).train
 samples.read(0)
 """
-    import sys
-
     names = "openat,preadv,preadv2,pread64,read,mmap"
     calls = [call for process in strace([sys.executable, "-c", code], names, tmp_path) for call in process]
     calls = [call for call in calls if call.paths and call.paths[-1].endswith(".bin")]
@@ -385,3 +382,13 @@ def test_decompressors_name_what_is_no_archive(tmp_path: Path) -> None:
         with pytest.raises(IotwinError) as error:
             samples.read(0)
         assert str(error.value).startswith(f"{path}: ")
+
+
+def test_forked_processes_do_not_share_the_memory_they_read_into() -> None:
+    scratch(8)[:] = b"original"
+    pid = os.fork()
+    if pid == 0:
+        scratch(8)[:] = b"changed!"
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert bytes(scratch(8)) == b"original"
