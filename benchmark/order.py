@@ -33,7 +33,8 @@ class Batches(Sequence[Batch]):
 
     def __init__(self, samples: int, size: int, count: int, at: _Mapping) -> None:
         self._samples, self._size, self._count, self._at = samples, size, count, at
-        self._first, self._block = 0, np.empty(0, np.int64)  # the batches computed last, by the first one's number
+        # The batches computed last, with the first one's number; replaced as a whole, since threads may ask at once.
+        self._computed = (0, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -50,13 +51,14 @@ class Batches(Sequence[Batch]):
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(self._count))]
         number = range(self._count)[number]
-        low = (number - self._first) * self._size
-        if not 0 <= low < len(self._block):
-            self._first, low = number, 0
-            begin = number * self._size
+        first, block = self._computed
+        low = (number - first) * self._size
+        if not 0 <= low < len(block):
+            low, begin = 0, number * self._size
             length = self._size * max(1, _BLOCK_SAMPLES // self._size)
-            self._block = self._at(np.arange(begin, min(begin + length, self._samples), dtype=np.int64))
-        return self._block[low : low + self._size]
+            block = self._at(np.arange(begin, min(begin + length, self._samples), dtype=np.int64))
+            self._computed = (number, block)
+        return block[low : low + self._size]
 
 
 def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Batches:
