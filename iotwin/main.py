@@ -29,6 +29,7 @@ _COMMANDS = (
     ("twin", "Twin"),
     ("plot", "Plot"),
     ("report", "Report"),
+    ("view", "View"),
     ("scale", "Scale"),
     ("run", "Run"),
     ("export", "Export"),

@@ -86,7 +86,7 @@ def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Adv
         if every is not None:
             every.add(calls, lane)
         advance(len(calls))
-    names, lanes = _with_requests(trace, plan.names, bins.result())
+    names, lanes = with_requests(trace, plan.names, bins.result())
     return Analysis(
         label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every.result() if every else None, reader.ops,
         operations, file_table.frame(), process_table.frame(), slowest.frame(reader.ops, files), reads.result(), writes.result(),
@@ -94,7 +94,7 @@ def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Adv
     )  # fmt: skip
 
 
-def _with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[list[LaneName], Lanes]:
+def with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[list[LaneName], Lanes]:
     """Return the lanes with those of block requests and of the accelerators, where the trace has them, at their end."""
     found = [(block_lanes(trace, lanes.grid), "block", BLOCK_LANES), (device_lanes(trace, lanes.grid), "device", DEVICE_LANES)]
     for more, section, titles in found:

@@ -73,7 +73,13 @@ class CallReader:
 
     def until(self, end_ns: int | None) -> Iterator[Calls]:
         """Yield the calls that start before `end_ns` (monotonic ns; None for all)."""
-        where = None if end_ns is None else pc.field("start_ns") < end_ns
+        yield from self._read(None if end_ns is None else pc.field("start_ns") < end_ns)
+
+    def between(self, begin_ns: int, end_ns: int) -> Iterator[Calls]:
+        """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns); other row groups are not read."""
+        yield from self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
+
+    def _read(self, where: pc.Expression | None) -> Iterator[Calls]:
         for batch in self.trace.events(_COLUMNS, where):
             if batch.num_rows:
                 yield self._decode(batch)

@@ -33,8 +33,7 @@ def write_report(paths: list[Path], output: Path) -> list[Analysis]:
     """
     check_type(output, (".html", ".htm"))
     check_output(output)
-    if len(paths) > _MOST_TRACES:
-        raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
+    check_number(paths)
     traces = [Trace(path) for path in paths]
     view = choose_view(traces, None)
     detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=_CALLS // len(traces))
@@ -45,6 +44,12 @@ def write_report(paths: list[Path], output: Path) -> list[Analysis]:
             analyses.append(analyse(trace, label, window.zero_ns, detail, advance))
     write_whole(output, page(report_document(analyses, view.axis_label)).encode("utf-8"))
     return analyses
+
+
+def check_number(paths: list[Path]) -> None:
+    """Raise UsageError for more traces than a page can show."""
+    if len(paths) > _MOST_TRACES:
+        raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
 
 
 def report_document(analyses: list[Analysis], axis_label: str) -> dict[str, Any]:

@@ -25,7 +25,19 @@ class Finding:
 
 def describe(analysis: Analysis) -> list[Finding]:
     """Return the findings about one trace, the most general first; topics that the trace says nothing about are left out."""
-    candidates = (_overview, _dominant, _waits, _phases, _reads, _reuse, _concurrency, _latency, _checkpoints, _failures)
+    candidates = (
+        _overview,
+        _dominant,
+        _waits,
+        _phases,
+        _reads,
+        _reuse,
+        _page_cache,
+        _concurrency,
+        _latency,
+        _checkpoints,
+        _failures,
+    )
     return [Finding(topic, text) for topic, text in (candidate(analysis) for candidate in candidates) if text]
 
 
@@ -128,6 +140,21 @@ def _reuse(analysis: Analysis) -> tuple[str, str]:
     else:
         fit = "It does not fit in memory, so every pass must go to storage at least in part"
     return "Working set", f"{text}, and the machine has {format_size(memory)} of memory. {fit}."
+
+
+def _page_cache(analysis: Analysis) -> tuple[str, str]:
+    if analysis.block is None:
+        return "", ""
+    read, device = (float(analysis.block.curves[name][-1]) for name in ("read calls", "read block"))
+    if not read:
+        return "", ""
+    text = f"Calls read {format_size(read)} of storage while block devices read {format_size(device)} for the job"
+    if device > read:
+        return "Page cache", f"{text}: more than was asked for, by readahead or by reads through memory maps."
+    return (
+        "Page cache",
+        f"{text}: {1 - device / read:.0%} came from the page cache, and a faster device would not have sped that up.",
+    )
 
 
 def _concurrency(analysis: Analysis) -> tuple[str, str]:

@@ -47,21 +47,22 @@ def _events(epoch: int, rng: np.random.Generator) -> pa.Table:
     return pa.table([pa.array(columns[name]) for name in schema.EVENTS.names], names=schema.EVENTS.names).cast(schema.EVENTS)
 
 
-def _tables(seed: int) -> Iterator[pa.Table]:
+def _tables(seed: int, epochs: int) -> Iterator[pa.Table]:
     rng = np.random.default_rng(seed)
-    for epoch in range(_EPOCHS):
+    for epoch in range(epochs):
         yield _events(epoch, rng)
 
 
-def _write(path: Path, seed: int) -> None:
+def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
+    """Write a trace of a million events an epoch."""
     epoch_ns = _FILES // _LOADERS * (_CALLS + 2) * _CALL_NS
     same = {"device": 1, "generation": 1, "size_bytes": _READS * _READ_BYTES, "kind": "dataset"}
     files = [{"file_id": i, "inode": i, "path": f"/data/case_{i}.npy", **same} for i in range(_FILES)]
-    spans = [(epoch * epoch_ns, (epoch + 1) * epoch_ns - 1) for epoch in range(_EPOCHS)]
+    spans = [(epoch * epoch_ns, (epoch + 1) * epoch_ns - 1) for epoch in range(epochs)]
     phases = [{"phase": "epoch", "start_ns": start, "end_ns": end, "rank": 0} for start, end in spans]
     host = Host("synthetic", "", 2, 1 << 30, "x86_64")
     write_trace(
-        path, Manifest("complete", "synthetic", host, Target()), _tables(seed), pa.Table.from_pylist(files, schema=schema.FILES),
+        path, Manifest("complete", "synthetic", host, Target()), _tables(seed, epochs), pa.Table.from_pylist(files, schema=schema.FILES),
         schema.PROCESSES.empty_table(), pa.Table.from_pylist(phases, schema=schema.PHASES),
     )  # fmt: skip
 
@@ -70,7 +71,7 @@ def main(directory: Path) -> None:
     """Write two traces under `directory` and print what comparing them takes."""
     traces = [directory / "a.trace", directory / "b.trace"]
     for seed, trace in enumerate(traces):
-        _write(trace, seed)
+        write_loader_trace(trace, seed)
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "iotwin.main", "compare", "--quiet", *map(str, traces)], check=True)
     seconds = time.perf_counter() - begin

@@ -21,22 +21,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser():
-    selenium = pytest.importorskip("selenium", reason="the Python package selenium is not installed")
-    from selenium import webdriver
-
-    assert selenium
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1400,1000"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     place = tmp_path_factory.mktemp("pages")
     real = write_job(place / "real.trace", Job())
@@ -44,6 +28,7 @@ def pages(tmp_path_factory):
     hostile = write_hostile(place / f"{MARK.replace('/', '')}.trace")
     write_report([real, twin], place / "pair.html")
     write_report([hostile], place / "hostile.html")
+    write_report([write_job(place / "block.trace", Job(block=True, gpu=True))], place / "block.html")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_module, "_CALLS", 100)
         write_report([real], place / "bins.html")
@@ -239,4 +224,17 @@ def test_a_page_without_single_calls_says_so(browser, pages):
     _open(browser, pages / "bins.html")
     assert "not every call" in browser.find_element("id", "detail-note").text
     assert not browser.find_element("id", "timeline-filter").is_enabled() and _ink(browser) > 100
+    _no_complaints(browser)
+
+
+def test_block_requests_and_accelerators_have_their_place(browser, pages):
+    _open(browser, pages / "block.html")
+    section = browser.find_element("id", "block")
+    assert section.is_displayed() and len(section.find_elements("css selector", "svg")) == 2
+    for expected in ("by calls: 336 MiB", "by the devices: 168 MiB", "50 %", "kernel", "task", "from the cache"):
+        assert expected in section.text, expected
+    assert "disk vda" not in section.text
+    height = browser.execute_script("return document.getElementById('timeline-canvas').clientHeight")
+    _open(browser, pages / "pair.html")
+    assert not browser.find_element("id", "block").is_displayed() and height > 400
     _no_complaints(browser)

@@ -1,0 +1,45 @@
+"""``iotwin view``: the report from a local server, for traces too large for one page."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class View(Command):
+    """Serves the report of traces to a browser on this machine."""
+
+    name = "view"
+    help = "explore traces of any size in a browser, down to single calls, from a local server"
+    epilog = "example: iotwin view real.trace twin.trace"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the traces and the port."""
+        parser.add_argument(
+            "traces", nargs="+", type=Path, metavar="TRACE", help="trace to view; several are compared with the first"
+        )
+        parser.add_argument("--port", type=int, default=0, metavar="N", help="port of the loopback address (default: a free one)")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Serve until Ctrl-C."""
+        import sys
+        import threading
+
+        from trace_visuals.view import ReportServer
+        from tracing_tools.trace.errors import UsageError
+
+        if not 0 <= args.port < 1 << 16:
+            raise UsageError(f"--port {args.port} is no port; give a number below 65536, or 0 for a free one")
+        with ReportServer(args.traces, args.port) as server:
+            # Whoever runs this needs the address, so it is told even under --quiet and --json.
+            print(f"open {server.url} in a browser on this machine; Ctrl-C ends", file=sys.stderr, flush=True)
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                return Outcome({"url": server.url})
+        return Outcome({"url": server.url})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Say that it is over."""
+        print("the server has ended")

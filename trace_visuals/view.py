@@ -1,0 +1,144 @@
+"""A report served by this machine to its own browser: finer detail is read from Parquet as the reader zooms in."""
+
+import dataclasses
+import hmac
+import json
+import secrets
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from trace_visuals.analysis import Analysis, Detail, analyse, with_requests
+from trace_visuals.bins import Grid, LaneBins
+from trace_visuals.calls import CallReader
+from trace_visuals.labels import trace_labels
+from trace_visuals.lanes import LanePlan
+from trace_visuals.page_data import calls_document, lanes_document, lanes_shown
+from trace_visuals.picks import EveryCall
+from trace_visuals.report import check_number, page, report_document
+from trace_visuals.windows import choose_view
+from tracing_tools.trace.progress import progress
+from tracing_tools.trace.reader import Trace
+
+_BINS = 8_192  # of all traces of the page; the server has the finer ones
+_DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
+_SECOND = 1e9
+
+
+class ReportServer:
+    """Serves the report of some traces on the loopback address, under a path that only its starter knows.
+
+    A context manager; within it `url` answers. Raises UsageError for too many traces, IotwinError for unreadable ones.
+    """
+
+    def __init__(self, paths: list[Path], port: int = 0) -> None:
+        check_number(paths)
+        traces = [Trace(path) for path in paths]
+        view = choose_view(traces, None)
+        detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=0)
+        with progress("view: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
+            analyses = [
+                analyse(trace, label, window.zero_ns, detail, advance)
+                for trace, label, window in zip(traces, trace_labels(paths), view.windows, strict=True)
+            ]
+        self._stretches = [_Stretches(analysis) for analysis in analyses]
+        document = report_document(analyses, view.axis_label) | {"served": True}
+        self._page = page(document, served=True).encode("utf-8")
+        self._token = secrets.token_urlsafe(24)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self._server.server_port}/{self._token}/"
+
+    def __enter__(self) -> "ReportServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, host: str, target: str) -> tuple[HTTPStatus, str, bytes]:
+        """Return status, content type and content for a request; no part of it is ever used as the name of a file.
+
+        The host is checked, so that a page from elsewhere cannot reach this one under a name of its own.
+        """
+        parts = urlsplit(target)
+        token, _, name = parts.path.removeprefix("/").partition("/")
+        known = hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
+        if host not in (f"127.0.0.1:{self._server.server_port}", f"localhost:{self._server.server_port}") or not known:
+            return HTTPStatus.NOT_FOUND, "text/plain", b"not here\n"
+        if name == "":
+            return HTTPStatus.OK, "text/html; charset=utf-8", self._page
+        if name != "detail":
+            return HTTPStatus.NOT_FOUND, "text/plain", b"not here\n"
+        try:
+            query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+            stretch = self._stretches[int(query["trace"])] if query["trace"].isdecimal() else None
+            begin, end = float(query["from"]), float(query["to"])
+        except (KeyError, ValueError, IndexError):
+            stretch, begin, end = None, 0.0, 0.0
+        if stretch is None or not (-1e9 < begin < end < 1e9):
+            return HTTPStatus.BAD_REQUEST, "text/plain", b"detail takes trace, from and to\n"
+        return HTTPStatus.OK, "application/json", json.dumps(stretch.document(begin, end), allow_nan=False).encode()
+
+
+def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content_type, content = server.answer(self.headers.get("Host", ""), self.path)
+            self.send_response(status)
+            headers = {"Content-Type": content_type, "Content-Length": str(len(content)), "Cache-Control": "no-store",
+                       "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}  # fmt: skip
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are no news."""
+
+    return Handler
+
+
+class _Stretches:
+    """Answers what one trace does within a stretch of time, in the lanes of its analysis."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._shown = lanes_shown(analysis)
+        self._plan = LanePlan(analysis.trace.processes(), analysis.survey.busiest)
+        operations = analysis.operations.latency_ns
+        self._longest_ns = operations.most(list(range(len(operations.counts))))
+        self._lock = threading.Lock()  # one reader of the trace at a time keeps memory bounded
+
+    def document(self, begin_s: float, end_s: float) -> dict[str, Any]:
+        """Return lanes, and calls where they are few, within the stretch (seconds from the page's zero)."""
+        analysis = self._analysis
+        begin, end = (int(analysis.zero_ns + moment * _SECOND) for moment in (begin_s, end_s))
+        bins = LaneBins(Grid.covering(begin, max(end, begin + 1), _DETAIL_BINS), len(self._plan.names))
+        every, found = EveryCall(), 0
+        reader = CallReader(analysis.trace, list(analysis.ops))
+        with self._lock:
+            # A call in flight at the stretch's begin started no earlier than the longest call before it.
+            for calls in reader.between(begin - self._longest_ns, end):
+                calls = calls.pick(np.flatnonzero(calls.end_ns >= begin))
+                lane = self._plan.by_operation(calls)
+                bins.add(calls, lane)
+                bins.add(calls, self._plan.by_process(calls))
+                found += len(calls)
+                if found <= _DETAIL_CALLS:
+                    every.add(calls, lane)
+            names, lanes = with_requests(analysis.trace, self._plan.names, bins.result())
+        calls_found = every.result() if found <= _DETAIL_CALLS else None
+        here = dataclasses.replace(analysis, lane_names=names, lanes=lanes, every_call=calls_found, ops=reader.ops)
+        return {"lanes": lanes_document(here, self._shown), "calls": calls_document(here, self._shown)}
