@@ -62,7 +62,8 @@ def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
     phases = [{"phase": "epoch", "start_ns": start, "end_ns": end, "rank": 0} for start, end in spans]
     host = Host("synthetic", "", 2, 1 << 30, "x86_64")
     write_trace(
-        path, Manifest("complete", "synthetic", host, Target()), _tables(seed, epochs), pa.Table.from_pylist(files, schema=schema.FILES),
+        path, Manifest("complete", "synthetic", host, Target()), _tables(seed, epochs),
+        pa.Table.from_pylist(files, schema=schema.FILES),
         schema.PROCESSES.empty_table(), pa.Table.from_pylist(phases, schema=schema.PHASES),
     )  # fmt: skip
 

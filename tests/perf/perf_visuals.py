@@ -18,7 +18,8 @@ from tests.perf.perf_tracesim import write_loader_trace
 _MIB = 1 << 20
 _FRAMES_SCRIPT = """
     const done = arguments[arguments.length - 1], zoom = document.getElementById('timeline-canvas');
-    const box = zoom.getBoundingClientRect(), at = { clientX: box.left + 500, clientY: box.top + 60, bubbles: true, cancelable: true };
+    const box = zoom.getBoundingClientRect();
+    const at = { clientX: box.left + 500, clientY: box.top + 60, bubbles: true, cancelable: true };
     let left = 60, begin = performance.now();
     const step = () => {
       const deltaY = left > 30 ? -60 : 60;
@@ -124,7 +125,8 @@ def _import(scratch: Path, lines: int) -> Iterator[Figure]:
 
     same = Trace(scratch / "artifact.trace").manifest.events == counted[0]
     yield Figure(
-        f"import of {lines / 1e6:g} million artifact lines: line-by-line seconds over ours", median_ratio(slow, fast), 50, at_most=False,
+        f"import of {lines / 1e6:g} million artifact lines: line-by-line seconds over ours", median_ratio(slow, fast), 50,
+        at_most=False,
         detail=f"{min(fast):.2f} s, line by line {min(slow):.1f} s; {'the same' if same else 'OTHER'} rows",
     )  # fmt: skip
 

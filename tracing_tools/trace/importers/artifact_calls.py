@@ -88,7 +88,13 @@ def _transfers(path: Path, op: str) -> Columns:
 
 def _paths(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the label column with null for no name."""
-    return pc.if_else(pc.equal(column.cast(pa.string()), ""), None, column) if len(column) else column
+    return pa.chunked_array([_nameless(chunk) for chunk in column.chunks], column.type)
+
+
+def _nameless(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    empty = pc.index(chunk.dictionary, "").as_py()
+    indices = chunk.indices if empty < 0 else pc.if_else(pc.equal(chunk.indices, empty), None, chunk.indices)
+    return pa.DictionaryArray.from_arrays(indices, chunk.dictionary)
 
 
 def _opens(path: Path) -> Columns:
