@@ -42,5 +42,6 @@ def as_numbers(content: NDArray[np.uint8], dtype: np.dtype[np.generic]) -> NDArr
         return content.view(bool)
     if dtype.kind in "fc":
         part_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
-        content[part_bytes - 1 :: part_bytes] &= 0xBF
+        top_byte = 0 if dtype.str[0] == ">" else part_bytes - 1
+        content[top_byte::part_bytes] &= 0xBF
     return content.view(dtype)

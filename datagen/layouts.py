@@ -80,9 +80,11 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
     Both have shape (1, D, H, W) with D uniform in [128, 471) and H = W uniform in [186, 444) voxels, each then
     multiplied by `scale` (never below MINIMUM_EXTENT). Images are float32 in [IMAGE_LOW, IMAGE_HIGH], masks uint8 with
     the classes of MASK_CLASSES. The ranges are those of the emulation of KiTS19 published with the paper artifact.
+    `entropy` is the share of an image's voxels that are noise, which no compressor can save; the others are IMAGE_LOW, air.
     """
 
     scale: float = 1.0
+    entropy: float = 1.0
 
     workload: ClassVar[str] = "unet3d"
     samples_per_file: ClassVar[int] = 1
@@ -98,9 +100,11 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
     EVALUATION_EVERY: ClassVar[int] = 5  # 42 of KiTS19's 210 cases are for evaluation
 
     def __post_init__(self) -> None:
-        """Refuse a scale no volume can have."""
+        """Refuse a scale or an entropy no volume can have."""
         if not 0 < self.scale <= 16:
             raise UsageError(f"scale {self.scale} is out of range; give a factor above 0 and at most 16, for example 0.25")
+        if not 0 <= self.entropy <= 1:
+            raise UsageError(f"entropy {self.entropy} is a share; give a number from 0 to 1")
 
     def shape(self, seed: int, index: int) -> tuple[int, int, int, int]:
         """Return the (1, D, H, W) of case `index` of the data set made with `seed`."""
@@ -452,6 +456,8 @@ class FormatLayout(msgspec.Struct, frozen=True):
             raise UsageError(f"a {self.format} file holds one uint8 image of two dimensions; change the format or the record")
         if self.format == "jpeg" and max(self.record_dims, default=math.isqrt(self.record_bytes)) > jpeg.LONGEST_SIDE:
             raise UsageError(f"a jpeg has at most {jpeg.LONGEST_SIDE} pixels along a side; choose png or smaller records")
+        if element.char in "gG":
+            raise UsageError(f"element type '{self.dtype}' has other bytes on other machines; give float64 or complex128")
         self._check_numbers()
 
     def _check_numbers(self) -> None:

@@ -12,7 +12,7 @@ from datagen.randomness import SIZES, uniforms, words
 if TYPE_CHECKING:
     from datagen.layouts import FormatLayout
 
-_FIT_ROUNDS = 50
+_FIT_ROUNDS = 40
 _GRID = 1 << 14
 
 
@@ -34,8 +34,7 @@ def record_sizes(layout: "FormatLayout", files: int, seed: int) -> NDArray[np.in
         return np.asarray(sizes[place], np.int64)
     normal = _normal_quantiles(quantiles)
     if layout.distribution == "lognormal":
-        variance = np.log1p((layout.record_stdev_bytes / layout.record_bytes) ** 2)
-        drawn = layout.record_bytes * np.exp(np.sqrt(variance) * normal - variance / 2)
+        drawn = _lognormal(normal, layout.record_bytes, layout.record_stdev_bytes)
     else:
         centre, width = _clipped_normal(layout.record_bytes, layout.record_stdev_bytes)
         drawn = centre + width * normal
@@ -47,6 +46,21 @@ def _normal_quantiles(quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
     scores = np.linspace(-6.5, 6.5, _GRID)
     normal = NormalDist()
     return np.interp(quantiles, [normal.cdf(score) for score in scores.tolist()], scores)
+
+
+def _lognormal(normal: NDArray[np.float64], mean: float, deviation: float) -> NDArray[np.float64]:
+    """Return lognormal sizes from normal ones, with `mean` and as nearly as they allow with `deviation`.
+
+    A long tail's deviation lies in few sizes, so the width is fitted to these very draws, around that of the distribution,
+    sqrt(log(1 + (deviation / mean)**2)); too few draws for their deviation to mean anything leave it about there.
+    """
+    expected = np.sqrt(np.log1p((deviation / mean) ** 2))
+    low, high = 0.8 * expected, 1.25 * expected
+    for _ in range(_FIT_ROUNDS):
+        width = (low + high) / 2
+        drawn = np.exp(width * normal)
+        low, high = (width, high) if drawn.std() / drawn.mean() < deviation / mean else (low, width)
+    return np.asarray(mean / drawn.mean() * drawn)
 
 
 def _clipped_normal(mean: float, deviation: float) -> tuple[float, float]:

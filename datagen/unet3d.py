@@ -19,6 +19,7 @@ from datagen.randomness import CONTENT, NOISE, bulk_stream, uniforms
 _BLOCK_VOXELS = 1 << 18  # 1 MiB of float32: a block stays in a core's cache from its draw to its write
 _KEEP = np.array([1.0, 0.45, 0.15], np.float32)  # how much of its distance to the top of the range a voxel keeps, by class
 _DRAWS_PER_KIDNEY = 6
+_RUN_VOXELS = 128  # 512 bytes, of which a share is noise, so that every disk block has as much of it
 
 
 class Ellipsoid(NamedTuple):
@@ -86,12 +87,14 @@ def blocks(layout: Unet3dLayout, seed: int, index: int) -> Iterator[tuple[NDArra
     # A hair under the exact width, so that rounding cannot carry a voxel over either end.
     step = np.float32((layout.IMAGE_HIGH - layout.IMAGE_LOW) / 2**32 * (1 - 2**-22))
     middle = np.float32((layout.IMAGE_HIGH + layout.IMAGE_LOW) / 2)
+    noisy = round(_RUN_VOXELS * layout.entropy)
     for first in range(0, depth, planes):
         count = min(planes, depth - first)
         flat = image[:count].reshape(-1)
         flat[:] = noise.random_raw((flat.size + 1) // 2).view(np.int32)[: flat.size]
         flat *= step
         flat += middle
+        flat[: flat.size // _RUN_VOXELS * _RUN_VOXELS].reshape(-1, _RUN_VOXELS)[:, noisy:] = layout.IMAGE_LOW
         mask[:count] = 0
         here = [organ for organ in organs if _reaches(organ, first, count)]
         for organ in here:

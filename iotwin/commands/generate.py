@@ -52,7 +52,9 @@ class Generate(Command):
         )
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d: multiply every volume extent (default 1)")
         parser.add_argument("--form", metavar="FORM", help="dlrm: binary (default), text or npz")
-        parser.add_argument("--entropy", metavar="F", type=float, help="with --config: share of incompressible bytes (default 1)")
+        parser.add_argument(
+            "--entropy", metavar="F", type=float, help="unet3d, --config: share of incompressible content (default 1)"
+        )
         parser.add_argument("--dedup", metavar="F", type=float, help="with --config: share of repeated extents (default 0)")
         parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
         parser.add_argument(
@@ -136,8 +138,9 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
         return _configured_layout(args)
     if args.workload is None:
         raise UsageError(f"name the workload whose data set to write ({', '.join(_WORKLOADS)}) or give --config")
-    if args.entropy is not None or args.dedup is not None:
-        raise UsageError(f"--entropy and --dedup go with --config; what {args.workload} reads decides its content")
+    if args.dedup is not None or (args.entropy is not None and args.workload in ("bert", "dlrm")):
+        option = "--dedup goes" if args.dedup is not None else "--entropy goes with unet3d's images and"
+        raise UsageError(f"{option} with --config; what {args.workload} reads decides its content")
     from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, Unet3dLayout
 
     if args.scale is not None and args.workload in ("bert", "dlrm"):
@@ -146,7 +149,8 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
         raise UsageError(f"--form chooses among dlrm's files; {args.workload} has one form, so leave it out")
     match args.workload:
         case "unet3d":
-            return Unet3dLayout() if args.scale is None else Unet3dLayout(scale=args.scale), None
+            chosen = {"scale": args.scale, "entropy": args.entropy}
+            return Unet3dLayout(**{key: value for key, value in chosen.items() if value is not None}), None
         case "bert":
             return BertLayout(), None
         case "dlrm":

@@ -69,6 +69,9 @@ def test_requests_that_make_no_data_set(layout, tmp_path):
         (["unet3d", "--samples", 1, "--scale", 0], "scale 0.0 is out of range"),
         (["dlrm", "--samples", 1, "--scale", 0.5], "--scale shrinks unet3d"),
         (["unet3d", "--samples", 1, "--workers", 0], "--workers 0"),
+        (["unet3d", "--samples", 1, "--entropy", 2], "entropy 2.0 is a share"),
+        (["unet3d", "--samples", 1, "--dedup", 0.5], "--dedup goes with --config"),
+        (["bert", "--samples", 1, "--entropy", 0.5], "--entropy goes with unet3d's images and with --config"),
         (["dlrm", "--samples", 1, "--form", "txt"], "did you mean 'text'"),
         (["bert", "--samples", 1, "--form", "text"], "--form chooses among dlrm's"),
     ],
@@ -303,5 +306,10 @@ def test_the_artifacts_command_still_works(tmp_path):
     arguments = ["-o", "d", "-s", "1000", "-w", "imseg"]
     done = subprocess.run([sys.executable, "-c", code, script, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(["-m", "iotwin.main", "generate", "unet3d", "-o", "d", "--size", "1000"])
+    call = [module.__file__.replace("generate.py", "generation.sh"), "d", "16GB"]
+    done = subprocess.run(call, env=os.environ | {"PYTHON": "echo"}, capture_output=True, text=True, check=True)
+    assert [line.split()[1:] for line in done.stdout.splitlines()] == [
+        ["-w", workload, "-o", f"d/{workload}", "-s", "16GB"] for workload in ("unet3d", "bert", "dlrm")
+    ]
     refused = subprocess.run([sys.executable, script, "-o", "d", "-s", "1", "-w", "gpt"], capture_output=True, text=True)
     assert refused.returncode == 2 and "invalid choice: 'gpt'" in refused.stderr

@@ -74,6 +74,15 @@ def test_image_does_not_compress(small_set):
     assert len(zlib.compress(content, 9)) / len(content) > 0.9
 
 
+@pytest.mark.parametrize("entropy", [0.0, 0.3, 0.75])
+def test_image_compresses_as_far_as_asked(tmp_path, entropy):
+    layout = Unet3dLayout(scale=0.2, entropy=entropy)
+    generate(layout, tmp_path, samples=1, workers=1)
+    (case,) = layout.discover(tmp_path)
+    content = case.image.read_bytes()
+    assert len(zlib.compress(content, 6)) / len(content) == pytest.approx(entropy, abs=0.06)
+
+
 def test_bytes_depend_on_seed_and_index_only(small_set, tmp_path):
     parallel = generate(SMALL, tmp_path / "parallel", samples=6, seed=3, workers=3)
     for piece in parallel.pieces:

@@ -82,7 +82,8 @@ def _lines(title: str, total: float, unit: str) -> Iterator[Advance]:
         if now - last >= _PLAIN_LINE_EVERY_S and done < total:
             last = now
             left = (total - done) * (now - begin) / done
-            print(f"{title}: {text(done)} of {text(total)}, {left:.0f} s left", file=sys.stderr, flush=True)
+            rate = f", {format_size(done / (now - begin))}/s" if unit == "B" else ""
+            print(f"{title}: {text(done)} of {text(total)}{rate}, {left:.0f} s left", file=sys.stderr, flush=True)
 
     yield advance
     print(f"{title}: {text(done)} in {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
