@@ -56,24 +56,65 @@ def launch(tmp_path):
 
     note = "import json,sys; open(sys.argv[1],'a').write(json.dumps(sys.argv[2:])+chr(10))"
     tool("docker", f'[ "$1" = container ] && {{ [ "$3" = taken ]; exit $?; }}\n'
+                   f'[ "$1" = image ] && {{ [ "$3" != none ]; exit $?; }}\n'
                    f'"{sys.executable}" -c "{note}" "{tmp_path}/calls" "$@"\necho log line')  # fmt: skip
 
-    def run(*arguments, gpus=False, **environment):
-        tool("nvidia-smi", f"exit {0 if gpus else 9}")
+    tool("iotwin", f'mkdir -p "$4"; "{sys.executable}" -c "{note}" "{tmp_path}/calls" "$@"')
+
+    def run(*arguments, gpus=False, script=SCRIPT, **environment):
+        tool("nvidia-smi", "printf 'GPU 0\nGPU 1\nGPU 2\nGPU 3\n'" if gpus else "exit 9")
         base = {
             "PATH": f"{tools}:{os.environ['PATH']}",
             "DATA_DIR": str(tmp_path / "my data"),
             "OUTPUT_DIR": str(tmp_path / "o o"),
         }
-        done = subprocess.run([SCRIPT, *arguments], env=base | environment, capture_output=True, text=True)
+        done = subprocess.run([script, *arguments], env=base | environment, capture_output=True, text=True)
         calls = tmp_path / "calls"
         return done, [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
 
     return run
 
 
-def test_script_parses():
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "workloads").rglob("*.sh")), ids=lambda script: f"{script.parent.name}/{script.name}"
+)
+def test_scripts_parse(script):
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_more_gpus_than_there_are(launch, tmp_path):
+    done, calls = launch("8", "c", str(tmp_path / "logs"), "i", "4", "5", gpus=True)
+    assert done.returncode == 1 and calls == []
+    assert "8 GPUs asked for and 4 there" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("workload", "gpus", "start"),
+    [
+        ("bert", "2", ["workloads.launch", "2", "workloads.bert"]), ("bert", "1", ["workloads.bert"]),
+        ("dlrm", "4", ["workloads.dlrm"]),
+    ],
+)  # fmt: skip
+def test_the_other_workloads(launch, tmp_path, workload, gpus, start):
+    script = ROOT / "workloads" / workload / "start_training.sh"
+    done, [call] = launch(gpus, "c", str(tmp_path), "i", "6", "300", "--seed", "7", gpus=True, script=script)
+    assert done.returncode == 0, done.stderr
+    job = ["--data", "/data", "--output", "/output", "--batch-size", "6", "--steps", "300", "--seed", "7"]
+    assert call[call.index("i") + 1 :] == [*start, *job]
+    assert call[call.index("--gpus") + 1] == gpus
+
+
+def test_on_generated_data(launch, tmp_path):
+    """The data set is made where there is none, and left alone where there is one."""
+    script = SCRIPT.with_name("start_training_on_generated.sh")
+    data = {"DATA_DIR": str(tmp_path / "new data"), "DATA_SIZE": "1MiB"}
+    done, [made, call] = launch("0", "c", str(tmp_path), "i", "4", "5", script=script, **data)
+    assert done.returncode == 0, done.stderr
+    assert made == ["generate", "unet3d", "-o", str(tmp_path / "new data"), "--size", "1MiB"]
+    assert f"type=bind,source={tmp_path / 'new data'},target=/data,readonly" in call
+    (tmp_path / "new data" / "case").write_text("")
+    _, calls = launch("0", "c", str(tmp_path), "i", "4", "5", script=script, **data)
+    assert [call[0] for call in calls] == ["generate", "run", "run"]
 
 
 def test_one_gpu(launch, tmp_path):
@@ -111,6 +152,7 @@ def test_no_gpu_is_asked_for_where_there_is_none(launch, tmp_path, wanted):
         (["1", "c", "logs", "i", "4", "5"], {"DATA_DIR": ""}, 2, "set DATA_DIR"),
         (["1", "c", "logs", "i", "4", "5"], {"DATA_DIR": "/nowhere"}, 1, "/nowhere is not a directory"),
         (["1", "taken", "logs", "i", "4", "5"], {}, 1, "the container name taken is taken"),
+        (["1", "c", "logs", "none", "4", "5"], {}, 1, "docker has no image none"),
     ],
 )
 def test_the_script_refuses(launch, tmp_path, arguments, environment, status, message):

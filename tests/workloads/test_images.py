@@ -1,0 +1,78 @@
+"""A workload's image on a base made of Debian packages, run by its script: DLRM's sleep variant, which needs no framework."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from datagen.generate import generate
+from datagen.layouts import DlrmLayout
+from tests.conftest import ROOT
+from tests.docker_engine import docker_engine
+from tests.workloads.mllog import entries, parts
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root"),
+    pytest.mark.skipif(shutil.which("debootstrap") is None, reason="debootstrap is not installed"),
+]
+BASE, IMAGE = "iotwin-test-base", "dlrm:sleep"
+
+
+@pytest.fixture(scope="session")
+def engine():
+    with docker_engine() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def image(engine):
+    """The image dlrm:sleep."""
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = [ROOT / "workloads" / "base_image.sh", BASE, "numpy>=1.26", "msgspec>=0.18"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        # A mirror that does not answer, or a Debian whose Python is not ours, is no fault of the image's.
+        pytest.skip(f"no base image can be made here: {done.stderr.strip().splitlines()[-1:]}")
+    build = [ROOT / "workloads" / "build_image.sh", "dlrm", "sleep", "--build-arg", f"BASE={BASE}", "--build-arg", "TORCH=",
+             "--network", "none"]  # fmt: skip
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return IMAGE
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("criteo")
+    generate(DlrmLayout(), directory, samples=5000, seed=3, workers=1)
+    for above in (directory, *directory.parents):
+        if above.stat().st_uid == os.getuid() and str(above).startswith("/tmp/"):
+            above.chmod(0o755)  # the job is not root
+    return directory
+
+
+def test_training_in_a_container(image, data, tmp_path):
+    environment = os.environ | {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "out")}
+    environment.pop("SUDO_UID", None)
+    script = ROOT / "workloads" / "dlrm" / "start_training.sh"
+    command = [script, "0", "train_dlrm", tmp_path / "logs", image, "100", "5", "--sleep", "0.001"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = tmp_path / "out" / "result.json"
+    assert json.loads(result.read_text())["configuration"]["variant"] == "sleep"  # as the image was built
+    assert result.stat().st_uid == 1000  # not root inside
+    log = (tmp_path / "logs" / "dlrm.log").read_text()
+    assert log == done.stdout and len(parts(entries(log))["step_end"]) == 5
+    left = subprocess.run(["docker", "ps", "-aq"], capture_output=True, text=True, check=True)
+    assert left.stdout == ""
+
+
+def test_an_image_that_is_not_there(engine, data, tmp_path):
+    environment = os.environ | {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "out")}
+    command = [ROOT / "workloads" / "dlrm" / "start_training.sh", "0", "c", tmp_path / "logs", "nothing:here", "100", "5"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "docker has no image nothing:here" in done.stderr
+    assert not (tmp_path / "out").exists()
