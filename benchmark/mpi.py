@@ -16,7 +16,7 @@ from tracing_tools.trace.progress import set_quiet
 _T = TypeVar("_T")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # Open MPI; MPICH and its kin; srun
 _NUMBER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_FIRST_SPEAKS_S = 0.02  # a rank's head start over the next one, where all fail of the same
+_FIRST_SPEAKS_S = 0.5  # a rank's head start over the next one, where all fail of the same
 _LONGEST_SILENCE_S = 2.0
 
 
@@ -68,8 +68,9 @@ def _end_everywhere(error: BaseException, number: int) -> None:
     """End the run on all ranks, in one line of the rank that failed; where all fail of the same, of the lowest."""
     from mpi4py import MPI
 
+    if isinstance(error, KeyboardInterrupt):  # mpirun ends all ranks so, and says why
+        MPI.COMM_WORLD.Abort(130)
     time.sleep(min(_LONGEST_SILENCE_S, number * _FIRST_SPEAKS_S))
-    status = 130 if isinstance(error, KeyboardInterrupt) else error.exit_status if isinstance(error, IotwinError) else 1
-    told = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+    told = str(error) or type(error).__name__
     print(f"iotwin emulate: rank {number} on {socket.gethostname()}: {told}", file=sys.stderr, flush=True)
-    MPI.COMM_WORLD.Abort(status)
+    MPI.COMM_WORLD.Abort(error.exit_status if isinstance(error, IotwinError) else 1)

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 _Parsed = tuple[Namespace, list[str]]
 _Parse = Callable[[list[str], Namespace | None], _Parsed]
+_WORDS = ("++", "workload=", "hydra.")
 
 
 def _words_anywhere(parse: _Parse) -> _Parse:
     """Let the workload and overrides stand among options: argparse itself fills a repeated positional from one place only."""
 
     def parse_known_args(args: list[str], namespace: Namespace | None) -> _Parsed:
-        words = [argument for argument in args if argument.startswith("++") or (argument[:1] != "-" and "=" in argument)]
-        parsed, rest = parse([argument for argument in args if argument not in words], namespace)
+        words = [argument for argument in args if argument.startswith(_WORDS)]
+        parsed, rest = parse([argument for argument in args if not argument.startswith(_WORDS)], namespace)
         parsed.words += words
         return parsed, rest
 
