@@ -23,6 +23,7 @@ _COMMANDS = (
     ("stats", "Stats"),
     ("import_trace", "Import"),
     ("recover", "Recover"),
+    ("merge", "Merge"),
     ("fit", "Fit"),
     ("emulate", "Emulate"),
     ("compare", "Compare"),

@@ -239,5 +239,6 @@ def _cpu_samples(job, end_ns):
 
 
 def _encode(columns, expected):
-    return pa.table({f.name: pa.array(columns[f.name], type=pa.string() if pa.types.is_dictionary(f.type) else f.type)
+    missing = [None] * len(next(iter(columns.values())))
+    return pa.table({f.name: pa.array(columns.get(f.name, missing), type=pa.string() if pa.types.is_dictionary(f.type) else f.type)
                      for f in expected}).cast(expected)  # fmt: skip

@@ -51,6 +51,18 @@ class Cost(msgspec.Struct):
     probe_run_ns: int | None = None  # time inside the eBPF programs, when the kernel counts it
 
 
+class MergedHost(msgspec.Struct):
+    """Where a part of a merged trace comes from."""
+
+    name: str  # as in the `host` columns: the host's own, told apart where it occurs twice
+    source: str  # the trace that was merged
+    host: Host
+    shift_ns: int  # at its start: what was added to its times
+    uncertainty_ns: int  # of the readings of both clocks; how well the hosts' wall clocks agree comes on top
+    events: int
+    lost: int
+
+
 class Manifest(msgspec.Struct, omit_defaults=False):
     """Everything about a trace that is not in its tables."""
 
@@ -73,6 +85,7 @@ class Manifest(msgspec.Struct, omit_defaults=False):
     workload: str | None = None
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)
+    hosts: list[MergedHost] = []  # of a merged trace; times are the first one's
 
     @property
     def lost_events(self) -> int:

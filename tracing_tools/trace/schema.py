@@ -42,6 +42,7 @@ FILES = pa.schema([
     ("container", pa.string()),
     ("size_bytes", pa.int64()),  # when first opened; null if never seen
     ("kind", _label),  # one of FILE_KINDS
+    ("host", pa.string()),  # in a merged trace; null otherwise
 ])  # fmt: skip
 
 FILE_KINDS = (
@@ -59,6 +60,7 @@ PROCESSES = pa.schema([
     ("exit_ns", pa.int64()),  # null when it outlived the trace
     ("exit_status", pa.int32()),  # 0-255, or -signal
     ("container", pa.string()),
+    ("host", pa.string()),  # in a merged trace; null otherwise
 ])  # fmt: skip
 
 PROCESS_ROLES = ("rank", "loader", "helper")

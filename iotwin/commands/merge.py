@@ -1,0 +1,41 @@
+"""``iotwin merge``: one trace of those that the hosts of one job left."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Merge(Command):
+    """Merge the traces of several hosts."""
+
+    name = "merge"
+    help = "make one trace of those of several hosts, aligned by their wall clocks"
+    epilog = "example: iotwin merge node0.trace node1.trace -o job.trace"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the traces and the output."""
+        parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces of one job, one a host")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="SET", help="directory to write the whole to")
+        parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Merge, in bounded memory."""
+        import msgspec
+
+        from tracing_tools.trace.merge import merge_traces
+        from tracing_tools.trace.reader import Trace
+
+        manifest = merge_traces([Trace(path) for path in args.traces], args.output, args.force)
+        hosts = msgspec.to_builtins(manifest.hosts)
+        return Outcome({"trace": str(args.output), "events": manifest.events, "lost": manifest.lost_events, "hosts": hosts})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Say how the hosts' clocks were aligned."""
+        from tracing_tools.trace.units import format_duration
+
+        print(f"{document['trace']}: {document['events']} events of {len(document['hosts'])} hosts, {document['lost']} lost")
+        for host in document["hosts"]:
+            shift, sure = format_duration(abs(host["shift_ns"])), format_duration(host["uncertainty_ns"])
+            print(f"  {host['name']}: {host['events']} events, moved by {'-' if host['shift_ns'] < 0 else ''}{shift} (±{sure})")

@@ -1,0 +1,244 @@
+"""One trace of several: of the hosts of one job, put on the clock of the first by their wall clocks.
+
+Process and thread ids of different hosts may be the same, so those of host number n are moved up by n * PIDS_PER_HOST. Files keep
+one row per host. What is sampled once per interval stays apart, under hosts/NAME/samples.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tracing_tools.trace import schema
+from tracing_tools.trace.clocks import summarise_clock
+from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.manifest import ClockPair, Cost, Manifest, MergedHost, write_manifest
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.recording import refuse_unusable
+from tracing_tools.trace.writer import write_events, write_table
+
+PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
+MAX_HOSTS = (1 << 31) // PIDS_PER_HOST
+
+Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) -> Manifest:
+    """Write the traces as one at `directory` and return its manifest. Memory is bounded by a few batches a trace.
+
+    UsageError when there are too few or too many traces or `directory` is in use, IotwinError when a trace has no clock readings.
+    """
+    if not 1 < len(traces) < MAX_HOSTS:
+        raise UsageError(f"{len(traces)} traces cannot be merged; give 2 to {MAX_HOSTS - 1}")
+    refuse_unusable(directory, force)
+    names = _unique([trace.manifest.host.hostname for trace in traces])
+    shifts = [shift_between(trace.manifest.clock, traces[0].manifest.clock, trace.path) for trace in traces]
+    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        rows = write_events(partial / "events.parquet", _events(traces, shifts))
+        _write_tables(partial, traces, names, shifts)
+        for trace, name, shift in zip(traces, names, shifts, strict=True):
+            _write_samples(partial / "hosts" / name / "samples", trace, shift)
+            _copy_logs(trace.path / "logs", partial / "logs", name)
+        manifest = _manifest(traces, names, shifts, rows)
+        write_manifest(partial, manifest)
+        if directory.exists():
+            shutil.rmtree(directory)
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def shift_between(clock: list[ClockPair], reference: list[ClockPair], where: Path) -> Shift:
+    """Return the function from CLOCK_MONOTONIC times of one host to those of another, by way of the wall time of both.
+
+    Between readings the clocks are taken to drift evenly, before and after them not at all.
+    """
+    if not clock or not reference:
+        raise IotwinError(f"{where} or the first trace holds no reading of the clocks, so they cannot be aligned; record again")
+    own, other = _readings(clock), _readings(reference)
+
+    def shift(times: NDArray[np.int64]) -> NDArray[np.int64]:
+        real = times + _offset(times, own[0], own[1] - own[0])
+        moved: NDArray[np.int64] = real + _offset(real, other[1], other[0] - other[1])
+        return moved
+
+    return shift
+
+
+def _readings(clock: list[ClockPair]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    monotonic = np.array([pair.monotonic_ns for pair in clock], np.int64)
+    return monotonic, np.array([pair.realtime_ns for pair in clock], np.int64)
+
+
+def _offset(times: NDArray[np.int64], at: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Interpolating the small drift, not the times themselves, keeps the precision of nanoseconds in float64.
+    drift = np.interp(times - at[0], at - at[0], offsets - offsets[0])
+    whole: NDArray[np.int64] = offsets[0] + np.rint(drift).astype(np.int64)
+    return whole
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Tell traces of one host apart, as of several jobs or ranks there."""
+    unique: list[str] = []
+    for name in names:
+        taken = sum(other == name or other.startswith(f"{name}-") for other in unique)
+        unique.append(f"{name}-{taken + 1}" if taken else name)
+    return unique
+
+
+def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Table]:
+    """Yield the events of all traces in order of start: whatever no trace can precede any more."""
+    file_bases = np.cumsum([0, *(len(trace.files()) for trace in traces)])
+    streams = [
+        _moved(trace, shift, number, int(base))
+        for number, (trace, shift, base) in enumerate(zip(traces, shifts, file_bases[:-1], strict=True))
+    ]
+    waiting: list[pa.Table | None] = [next(stream, None) for stream in streams]
+    while any(table is not None for table in waiting):
+        bound = min(table["start_ns"][-1].as_py() for table in waiting if table is not None)
+        ready = []
+        for number, table in enumerate(waiting):
+            if table is None:
+                continue
+            count = int(np.searchsorted(table["start_ns"].to_numpy(), bound, side="right"))
+            ready.append(table.slice(0, count))
+            waiting[number] = table.slice(count) if count < table.num_rows else next(streams[number], None)
+        yield pa.concat_tables(ready).unify_dictionaries().combine_chunks().sort_by("start_ns")
+
+
+def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[pa.Table]:
+    """Yield the trace's batches with the times, processes and files that they have in the whole."""
+    for batch in trace.events():
+        if batch.num_rows == 0:
+            continue
+        table = pa.Table.from_batches([batch])
+        columns: dict[str, Any] = {"start_ns": np.maximum.accumulate(shift(batch.column("start_ns").to_numpy()))}
+        columns["file_id"] = pc.add(batch.column("file_id"), pa.scalar(file_base, pa.int32()))
+        for name in ("pid", "tid"):
+            columns[name] = pc.add(batch.column(name), pa.scalar(number * PIDS_PER_HOST, pa.int32()))
+        for name, values in columns.items():
+            table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), pa.array(values))
+        yield table
+
+
+def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], shifts: Sequence[Shift]) -> None:
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ("files", "processes", "phases", "block", "gpu")}
+    file_base = 0
+    for number, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
+        files = trace.files()
+        frames = {
+            "files": files.assign(host=name), "processes": trace.processes().assign(host=name), "phases": trace.phases(),
+            "block": trace.block(), "gpu": trace.gpu(),
+        }  # fmt: skip
+        for table, frame in frames.items():
+            if frame is not None:
+                parts[table].append(_moved_frame(frame, shift, number * PIDS_PER_HOST, file_base))
+        file_base += len(files)
+    first_column = {"files": "file_id", "processes": "start_ns", "phases": "start_ns", "block": "issue_ns", "gpu": "start_ns"}
+    schemas = {
+        "files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "block": schema.BLOCK, "gpu": schema.GPU,
+    }  # fmt: skip
+    for table, frames_of in parts.items():
+        if frames_of:
+            plain = [frame.astype(dict.fromkeys(frame.select_dtypes("category"), object)) for frame in frames_of]
+            whole = pd.concat(plain, ignore_index=True).sort_values(first_column[table], kind="stable", na_position="first")
+            arrow = pa.Table.from_pandas(whole, schema=_plain(schemas[table]), preserve_index=False)
+            write_table(directory / f"{table}.parquet", schemas[table], arrow)
+
+
+def _plain(expected: pa.Schema) -> pa.Schema:
+    """The schema with labels as strings, which from_pandas can make of objects."""
+    return pa.schema([(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in expected])
+
+
+def _moved_frame(frame: pd.DataFrame, shift: Shift, pid_base: int, file_base: int) -> pd.DataFrame:
+    moved = frame.copy()
+    for column in moved.columns:
+        if column.endswith("_ns") and column not in ("duration_ns", "interval_ns"):
+            moved[column] = _shifted(moved[column], shift)
+    for column, base in (("pid", pid_base), ("tid", pid_base), ("ppid", pid_base), ("file_id", file_base)):
+        if column in moved.columns:
+            moved[column] = moved[column] + base
+    return moved
+
+
+def _shifted(times: pd.Series, shift: Shift) -> pd.Series:
+    """Shift the times that there are; the column stays whole numbers even where some are missing."""
+    known = times.notna().to_numpy()
+    values = np.zeros(len(times), np.int64)
+    values[known] = shift(times[known].to_numpy().astype(np.int64)) if known.any() else 0
+    return pd.Series(pd.arrays.IntegerArray(values, ~known), index=times.index)
+
+
+def _write_samples(directory: Path, trace: Trace, shift: Shift) -> None:
+    for kind, expected in schema.SAMPLES.items():
+        frame = trace.samples(kind)
+        if frame is not None:
+            moved = _moved_frame(frame, shift, 0, 0)
+            write_table(
+                directory / f"{kind}.parquet", expected, pa.Table.from_pandas(moved, schema=expected, preserve_index=False)
+            )
+
+
+def _copy_logs(source: Path, target: Path, name: str) -> None:
+    target.mkdir(exist_ok=True)
+    for log in sorted(source.iterdir()) if source.is_dir() else []:
+        if log.is_file() and not log.is_symlink():
+            shutil.copyfile(log, target / f"{name}.{log.name}")
+
+
+def _manifest(traces: Sequence[Trace], names: list[str], shifts: Sequence[Shift], rows: int) -> Manifest:
+    manifests = [trace.manifest for trace in traces]
+    first = manifests[0]
+    hosts = [_host(trace, name, shift, first) for trace, name, shift in zip(traces, names, shifts, strict=True)]
+    starts = [int(shift(np.array([m.start_ns]))[0]) for m, shift in zip(manifests, shifts, strict=True)]
+    ends = [int(shift(np.array([m.end_ns]))[0]) for m, shift in zip(manifests, shifts, strict=True)]
+    labels = {m.workload for m in manifests}
+    statuses = [m.exit_status for m in manifests if m.exit_status is not None]
+    merged = Manifest(
+        status="complete" if all(m.status == "complete" for m in manifests) else "recovered",
+        backend="+".join(dict.fromkeys(m.backend for m in manifests)), host=first.host, target=first.target,
+        tool_version=first.tool_version, probes=list(dict.fromkeys(probe for m in manifests for probe in m.probes)),
+        notes=[f"{name}: {text}" for m, name in zip(manifests, names, strict=True) for text in m.notes], clock=first.clock,
+        start_ns=min(starts), end_ns=max(ends), events=rows, counts=_sum([m.counts for m in manifests]),
+        lost=_sum([m.lost for m in manifests]), exit_status=next((s for s in statuses if s), 0 if statuses else None),
+        workload=first.workload if len(labels) == 1 else None, parameters=first.parameters, hosts=hosts,
+    )  # fmt: skip
+    seen = [m.seen for m in manifests if m.seen is not None]
+    merged.seen = sum(seen) if len(seen) == len(manifests) else None
+    wall_ns = merged.end_ns - merged.start_ns
+    job_cpu = [m.cost.job_cpu_ns for m in manifests if m.cost.job_cpu_ns is not None]
+    merged.cost = Cost(
+        wall_ns, sum(m.cost.tracer_cpu_ns for m in manifests), sum(job_cpu) if len(job_cpu) == len(manifests) else None,
+        round(rows / max(wall_ns, 1) * 1e9, 1),
+    )  # fmt: skip
+    return merged
+
+
+def _host(trace: Trace, name: str, shift: Shift, first: Manifest) -> MergedHost:
+    start_ns = trace.manifest.start_ns
+    own, reference = summarise_clock(trace.manifest.clock), summarise_clock(first.clock)
+    # Where readings end before the trace does, the last is taken to hold.
+    uncertainty_ns = (own.uncertainty_ns or 0) + (0 if trace.manifest is first else reference.uncertainty_ns or 0)
+    return MergedHost(
+        name, str(trace.path), trace.manifest.host, int(shift(np.array([start_ns]))[0]) - start_ns, uncertainty_ns,
+        trace.manifest.events, trace.manifest.lost_events,
+    )  # fmt: skip
+
+
+def _sum(counts: list[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total
