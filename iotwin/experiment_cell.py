@@ -1,5 +1,6 @@
 """The command of one cell: the job, on this machine or in its container, under the tracer."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.output import write_whole
 
 _PROGRAM_WORKERS = ("unet3d",)  # the workloads whose program has loader processes
+_FIRST_ORDINARY_USER = 1000
 _DATA, _OUTPUT = Path("/data"), Path("/output")  # as a container sees them
 
 
@@ -33,11 +35,23 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
     image = experiment.images.get(cell.jobs.workload, cell.jobs.workload + ":{variant}").replace("{variant}", cell.variant)
     command += ["--image", image, "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
     # Loader processes hand batches over in shared memory, of which a container has 64 MB unless told otherwise.
-    command += ["--container-option", "ipc_mode=host", "--container-option", "network_mode=none"]
+    user = _owner(output)
+    for option in ("ipc_mode=host", "network_mode=none", f'user="{user}"', "environment={HOME: /tmp}"):
+        command += ["--container-option", option]
     if experiment.gpus:
         command += ["--gpus", ",".join(map(str, range(cell.ranks)))]
     inside = sleep if sleep is None or not sleep.startswith(str(output)) else str(_OUTPUT / Path(sleep).name)
     return [*command, "--", *_program(cell, _DATA, _OUTPUT, inside, experiment.seed)]
+
+
+def _owner(output: Path) -> str:
+    """Return the UID:GID that the job in a container runs as, never root: who called us or sudo; it is given `output`."""
+    user, group = (int(os.environ.get(f"SUDO_{kind}", own)) for kind, own in (("UID", os.getuid()), ("GID", os.getgid())))
+    if user == 0:
+        user = group = _FIRST_ORDINARY_USER
+    if os.geteuid() == 0:
+        os.chown(output, user, group)
+    return f"{user}:{group}"
 
 
 def _program(cell: Cell, data: Path, output: Path, sleep: str | None, seed: int) -> list[str]:
