@@ -8,19 +8,20 @@ from tracesim.dimensions import Curve
 from tracesim.similarity import Dimension, compare
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers
 
 _MOST_POINTS = 400
 
 
-def comparison_documents(traces: list[Trace], labels: list[str]) -> list[dict[str, Any]]:
+def comparison_documents(traces: list[Trace], labels: list[str], workers: Workers | None = None) -> list[dict[str, Any]]:
     """Return the comparison of the first trace with each other one; one that cannot be made says why in its verdict."""
     pairs = list(zip(traces[1:], labels[1:], strict=True))
-    return [{"a": labels[0], "b": label} | _document(traces[0], trace) for trace, label in pairs]
+    return [{"a": labels[0], "b": label} | _document(traces[0], trace, workers) for trace, label in pairs]
 
 
-def _document(a: Trace, b: Trace) -> dict[str, Any]:
+def _document(a: Trace, b: Trace, workers: Workers | None) -> dict[str, Any]:
     try:
-        similarity = compare(a, b)
+        similarity = compare(a, b, workers=workers)
     except IotwinError as error:
         return {"overall": None, "verdict": f"not compared: {error}", "differences": [], "warnings": [], "dimensions": []}
     return {

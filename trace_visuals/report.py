@@ -16,8 +16,9 @@ from trace_visuals.page_data import trace_document
 from trace_visuals.windows import choose_view
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.output import check_output, check_type, write_whole
-from tracing_tools.trace.progress import progress
+from tracing_tools.trace.progress import Advance, progress
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers, here, workers
 
 # In the order they are run; each is a file beside this one.
 _SCRIPTS = ("page_units.js", "page_data.js", "page_timeline.js", "page_tables.js", "page_charts.js", "page_heatmap.js", "page.js")
@@ -26,10 +27,11 @@ _BINS, _CALLS = 32_768, 160_000  # of all traces of a page together
 _MOST_TRACES = 8
 
 
-def write_report(paths: list[Path], output: Path) -> list[Analysis]:
+def write_report(paths: list[Path], output: Path, dask: str | None = None) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
 
-    Raises UsageError for another file type or too many traces, IotwinError for an unreadable trace or an unwritable directory.
+    `dask` says where to work on them, as `workers.workers` takes it; a worker takes a trace. Raises UsageError for another file
+    type or too many traces, IotwinError for an unreadable trace or an unwritable directory.
     """
     check_type(output, (".html", ".htm"))
     check_output(output)
@@ -37,13 +39,21 @@ def write_report(paths: list[Path], output: Path) -> list[Analysis]:
     traces = [Trace(path) for path in paths]
     view = choose_view(traces, None)
     detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=_CALLS // len(traces))
-    analyses = []
-    # Each trace is read twice.
-    with progress("report: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
-        for trace, label, window in zip(traces, trace_labels(paths), view.windows, strict=True):
-            analyses.append(analyse(trace, label, window.zero_ns, detail, advance))
-    write_whole(output, page(report_document(analyses, view.axis_label)).encode("utf-8"))
+    zeros = [window.zero_ns for window in view.windows]
+    tasks = [(path, label, zero, detail) for path, label, zero in zip(paths, trace_labels(paths), zeros, strict=True)]
+    with workers(dask, traces) as each:
+        elsewhere = None if each is here else each
+        # Each trace is read twice.
+        with progress("report: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
+            analyses = [_analyse(task, advance) for task in tasks] if elsewhere is None else elsewhere(_analyse, tasks)
+        document = report_document(analyses, view.axis_label, elsewhere)
+    write_whole(output, page(document).encode("utf-8"))
     return analyses
+
+
+def _analyse(task: tuple[Path, str, int, Detail], advance: Advance = lambda amount: None) -> Analysis:
+    path, label, zero_ns, detail = task
+    return analyse(Trace(path), label, zero_ns, detail, advance)
 
 
 def check_number(paths: list[Path]) -> None:
@@ -52,7 +62,7 @@ def check_number(paths: list[Path]) -> None:
         raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
 
 
-def report_document(analyses: list[Analysis], axis_label: str) -> dict[str, Any]:
+def report_document(analyses: list[Analysis], axis_label: str, each: Workers | None = None) -> dict[str, Any]:
     """Return the document that the page's scripts show; the first trace is compared with each of the others."""
     groups = {**style.GROUP_COLOURS}
     groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
@@ -61,7 +71,7 @@ def report_document(analyses: list[Analysis], axis_label: str) -> dict[str, Any]
         "axis": axis_label,
         "colours": {"groups": groups, "phases": style.PHASE_COLOURS, "cpu": style.CPU_COLOURS, "traces": style.TRACE_COLOURS},
         "traces": [trace_document(analysis) for analysis in analyses],
-        "comparisons": comparison_documents([analysis.trace for analysis in analyses], [analysis.label for analysis in analyses]),
+        "comparisons": comparison_documents([found.trace for found in analyses], [found.label for found in analyses], each),
     }
 
 

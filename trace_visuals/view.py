@@ -4,6 +4,7 @@ import dataclasses
 import hmac
 import json
 import secrets
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,7 +51,7 @@ class ReportServer:
         document = report_document(analyses, view.axis_label) | {"served": True}
         self._page = page(document, served=True).encode("utf-8")
         self._token = secrets.token_urlsafe(24)
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._server = _Server(("127.0.0.1", port), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -90,6 +91,13 @@ class ReportServer:
         if stretch is None or not (-1e9 < begin < end < 1e9):
             return HTTPStatus.BAD_REQUEST, "text/plain", b"detail takes trace, from and to\n"
         return HTTPStatus.OK, "application/json", json.dumps(stretch.document(begin, end), allow_nan=False).encode()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that is closed while it loads is no error; anything else is told as usual."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:

@@ -18,6 +18,7 @@ from tracesim.trust import MOST_LOST, common_groups, lost_share, misplaced, warn
 from tracesim.words import differences
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers
 
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
@@ -81,14 +82,15 @@ class Similarity:
         }  # fmt: skip
 
 
-def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = ()) -> Similarity:
+def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), workers: Workers | None = None) -> Similarity:
     """Return how alike `a` and `b` are; `repeats` are further runs of the job of `a`, which tell how alike reruns of it are.
 
-    Raises IotwinError when a trace has nothing to compare or is damaged.
+    Each trace is read by one of the `workers`, or by a process of this machine. Raises IotwinError when a trace has nothing to
+    compare or is damaged.
     """
     traces = [a, b, *repeats]
     by_phase = all(map(has_phases, traces))
-    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces)))
+    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces), workers))
 
 
 def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
@@ -131,7 +133,9 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similar
     )  # fmt: skip
 
 
-def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str]) -> list[Profile]:
+def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], workers: Workers | None = None) -> list[Profile]:
+    if workers is not None:
+        return workers(_profile_of_task, [(trace.path, by_phase, groups) for trace in traces])
     events = [trace.manifest.events for trace in traces]
     with progress("reading traces", sum(events), "events") as advance:
         if sum(events) < _WORTH_PROCESSES or len(os.sched_getaffinity(0)) == 1:
@@ -151,6 +155,10 @@ def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str]) -
 
 def _profile_at(path: Path, by_phase: bool, groups: frozenset[str]) -> Profile:
     return profile_of(Trace(path), by_phase, groups)
+
+
+def _profile_of_task(task: tuple[Path, bool, frozenset[str]]) -> Profile:
+    return _profile_at(*task)
 
 
 def _scores(a: Summary, b: Summary) -> dict[str, float]:

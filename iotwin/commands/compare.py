@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_dask_option
 from tracing_tools.trace.errors import UsageError
 
 _BAR_WIDTH = 20
@@ -30,6 +30,8 @@ class Compare(Command):
             "-o", "--output", type=Path, metavar="DIR", help="write results there: JSON and pictures, of every pair for folders"
         )
 
+        add_dask_option(parser)
+
     def run(self, args: Namespace) -> Outcome:
         """Compare the traces; IotwinError when one is damaged or has nothing to compare."""
         from iotwin.similarity_results import compare_folders, is_folder_of_traces, write_result
@@ -37,10 +39,14 @@ class Compare(Command):
         from tracing_tools.trace.reader import Trace
 
         if is_folder_of_traces(args.a) or is_folder_of_traces(args.b):
-            if args.repeats:
-                raise UsageError("--repeats go with two traces; folders are compared pair by pair")
+            if args.repeats or args.dask:
+                raise UsageError("--repeats and --dask go with two traces; folders are compared pair by pair")
             return Outcome(compare_folders(args.a, args.b, args.output))
-        similarity = compare(Trace(args.a), Trace(args.b), [Trace(path) for path in args.repeats])
+        from tracing_tools.trace.workers import here, workers
+
+        traces = [Trace(path) for path in (args.a, args.b, *args.repeats)]
+        with workers(args.dask, traces) as each:
+            similarity = compare(traces[0], traces[1], traces[2:], None if each is here else each)
         if args.output is not None:
             write_result(similarity, args.output)
         return Outcome(similarity.to_document())

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_dask_option
 
 
 class Report(Command):
@@ -21,12 +21,14 @@ class Report(Command):
         )
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="page to write")
 
+        add_dask_option(parser)
+
     def run(self, args: Namespace) -> Outcome:
         """Write the page."""
         from trace_visuals.report import write_report
         from trace_visuals.words import describe
 
-        analyses = write_report(args.traces, args.output)
+        analyses = write_report(args.traces, args.output, args.dask)
         return Outcome({
             "output": str(args.output), "size_bytes": args.output.stat().st_size,
             "traces": [

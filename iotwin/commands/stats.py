@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, add_dask_option
 
 _SHOWN = 40
 
@@ -31,6 +31,8 @@ class Stats(Command):
         )
         parser.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
 
+        add_dask_option(parser)
+
     def run(self, args: Namespace) -> Outcome:
         """Count in one pass over the events, or answer the question."""
         from tracing_tools.trace.errors import UsageError
@@ -48,7 +50,7 @@ class Stats(Command):
 
             columns, rows = query(traces[0], args.sql)
             return Outcome(document | {"columns": columns, "rows": rows})
-        return Outcome(document | {"by": args.by, "rows": _count(traces, args.by)})
+        return Outcome(document | {"by": args.by, "rows": _count(traces, args.by, args.dask)})
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a table for a person, or CSV."""
@@ -65,17 +67,14 @@ class Stats(Command):
                 print(f"events LOST: {document['lost']:,}, so calls, bytes and times are too low")
 
 
-def _count(traces: list[Any], by: str) -> list[dict[str, Any]]:
+def _count(traces: list[Any], by: str, address: str | None) -> list[dict[str, Any]]:
     from trace_visuals.labels import trace_labels
-    from tracing_tools.trace import statistics
+    from tracing_tools.trace.statistics import document, statistics
+    from tracing_tools.trace.workers import workers
 
-    labels = trace_labels([trace.path for trace in traces])
-    tallies = [
-        statistics.named(statistics.tally_trace(trace, [by])[by], trace, label, by)
-        for trace, label in zip(traces, labels, strict=True)
-    ]
-    table = statistics.rows(tallies, by)
-    return statistics.document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table)
+    with workers(address, traces) as each:
+        table = statistics(traces, trace_labels([trace.path for trace in traces]), by, each)
+    return document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table)
 
 
 def _print_csv(columns: list[str], rows: list[Any]) -> None:

@@ -129,8 +129,9 @@ def test_the_command_serves_until_ctrl_c(trace):
     port, token = re.search(r"http://127\.0\.0\.1:(\d+)/([\w-]+)/", line).groups()
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     connection.request("GET", f"/{token}/")
-    assert connection.getresponse().status == 200
-    connection.close()
+    answer = connection.getresponse()
+    assert answer.status == 200
+    connection.close()  # before the page is read, as by a closed tab
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=100)
     assert process.returncode == 0 and "has ended" in output and "Traceback" not in errors

@@ -31,6 +31,11 @@ class Trace:
             raise IotwinError(f"{self.path} is still recording or was cut off; finish it: iotwin recover {self.path}")
         self._events = self._open_events()
 
+    @property
+    def parts(self) -> int:
+        """How many parts the events are in."""
+        return len(self._events.files)
+
     def _open_events(self) -> ds.Dataset:
         directory = self.path / "events.parquet"
         parts = sorted(directory.glob("*.parquet"))
@@ -42,18 +47,27 @@ class Trace:
                 f"{directory} holds {rows} events but the manifest says {self.manifest.events}: parts are missing; "
                 "copy the trace again"
             )
-        return ds.dataset([str(part) for part in parts], schema=schema.EVENTS, format=_checked_parquet())
+        return self._dataset([str(part) for part in parts])
+
+    @staticmethod
+    def _dataset(parts: list[str]) -> ds.Dataset:
+        return ds.dataset(parts, schema=schema.EVENTS, format=_checked_parquet())
 
     def events(
-        self, columns: Sequence[str] | None = None, where: Expression | None = None, batch_rows: int = _BATCH_ROWS
+        self,
+        columns: Sequence[str] | None = None,
+        where: Expression | None = None,
+        batch_rows: int = _BATCH_ROWS,
+        part: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the events in order of start as Arrow batches of at most `batch_rows` rows.
+        """Yield the events in order of start as Arrow batches of at most `batch_rows` rows; of one part, or of all.
 
         `where` is a pyarrow expression, e.g. ``pc.field("op") == "read"``; it is pushed down to Parquet.
         """
         wanted = list(columns) if columns is not None else None
         # Other threads decode a few batches ahead, whose number bounds the memory; the order is that of the parts.
-        batches = self._events.to_batches(
+        events = self._events if part is None else self._dataset([self._events.files[part]])
+        batches = events.to_batches(
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
         )
         while True:

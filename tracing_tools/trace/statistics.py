@@ -5,6 +5,7 @@ exactly, whatever the order, and give percentiles without keeping any call.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers, here
 
 BY = ("op", "file", "process")
 BUCKETS_PER_OCTAVE = 32
@@ -95,11 +97,28 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
     return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
 
 
-def tally_trace(trace: Trace, by: Iterable[str]) -> dict[str, pa.Table]:
-    """Return the tallies of a whole trace by each of `by`, in one pass over its events."""
+def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = here) -> pd.DataFrame:
+    """Return the rows of the traces together, each part of each counted by one of the workers."""
+    parts = [(trace.path, part, by) for trace in traces for part in range(trace.parts)]
+    tallies = workers(_tally_part, parts)
+    together, counted = [], 0
+    for trace, label in zip(traces, labels, strict=True):
+        mine = tallies[counted : counted + trace.parts]
+        counted += trace.parts
+        together.append(named(add_up(mine) if mine else _nothing(), trace, label, by))
+    return rows(together, by)
+
+
+def _tally_part(part: tuple[Path, int, str]) -> pa.Table:
+    path, number, by = part
+    return tally_trace(Trace(path), [by], number)[by]
+
+
+def tally_trace(trace: Trace, by: Iterable[str], part: int | None = None) -> dict[str, pa.Table]:
+    """Return the tallies of a trace, or of one part of it, by each of `by`, in one pass over its events."""
     wanted = {kind: _Growing() for kind in by}
     columns = tuple(dict.fromkeys(column for kind in wanted for column in event_columns(kind)))
-    for batch in trace.events(columns, batch_rows=1 << 19):
+    for batch in trace.events(columns, batch_rows=1 << 19, part=part):
         for kind, growing in wanted.items():
             growing.add(tally(batch, kind))
     return {kind: growing.result() for kind, growing in wanted.items()}

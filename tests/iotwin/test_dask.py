@@ -1,0 +1,77 @@
+"""On a Dask cluster as in one process: the same numbers, from four workers, of several parts and traces."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.iotwin.processes import call, one_line
+from tests.synthetic import Job, write_job
+from tracing_tools.trace import writer
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import here, workers
+
+distributed = pytest.importorskip("distributed", reason="the Python package distributed is not installed")
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """Two traces, each in several parts."""
+    folder = tmp_path_factory.mktemp("cut")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_ROWS_PER_PART", 100)
+        patch.setattr(
+            writer, "_row_groups", lambda tables: (table.slice(at, 100) for table in tables for at in range(0, len(table), 100))
+        )
+        return [write_job(folder / f"{seed}.trace", Job(seed=seed, loaders=seed + 1)) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    with distributed.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster:
+        yield cluster.scheduler_address
+
+
+def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path):
+    assert all(Trace(path).parts > 4 for path in cut)
+    for arguments in (
+        ["stats", *cut, "--by", "file"],
+        ["stats", *cut, "--by", "process"],
+        ["compare", *cut, "--repeats", cut[0]],
+    ):
+        alone, together = call(*arguments, "--json"), call(*arguments, "--dask", scheduler, "--json")
+        assert together.returncode == 0, together.stderr
+        assert json.loads(alone.stdout) == json.loads(together.stdout), arguments
+    for name, more in (("alone.html", []), ("together.html", ["--dask", scheduler])):
+        assert call("report", *cut, "-o", tmp_path / name, *more, "--quiet").returncode == 0
+    assert (tmp_path / "alone.html").read_bytes() == (tmp_path / "together.html").read_bytes()
+
+
+def test_traces_larger_than_memory_go_to_a_local_cluster(cut, monkeypatch):
+    traces = [Trace(path) for path in cut]
+    with workers(None, traces) as each:
+        assert each is here
+    monkeypatch.setattr("tracing_tools.trace.workers._EVENT_BYTES", 1 << 40)
+    with workers(None, traces) as each:
+        assert each is not here and each(len, ["four", "by"]) == [4, 2]
+
+
+def test_a_failing_worker_fails_as_one_process_would(cut, scheduler, tmp_path):
+    broken = tmp_path / "broken.trace"
+    shutil.copytree(cut[0], broken)
+    part = next((broken / "events.parquet").glob("*.parquet"))
+    content = bytearray(part.read_bytes())
+    content[200:260] = bytes(60)
+    part.write_bytes(content)
+    result = call("stats", broken, "--dask", scheduler)
+    assert result.returncode == 1 and "damaged" in one_line(result)
+
+
+def test_no_scheduler_is_one_line(cut, monkeypatch):
+    monkeypatch.setattr("tracing_tools.trace.workers._CONNECT_S", 1)
+    result = call("stats", cut[0], "--dask", "127.0.0.1:9")
+    assert (
+        result.returncode == 1
+        and "no Dask scheduler answers at 127.0.0.1:9" in result.stderr
+        and "Traceback" not in result.stderr
+    )

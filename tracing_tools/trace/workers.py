@@ -1,0 +1,88 @@
+"""Work on many traces or parts of them: here, one after the other, or on the workers of a Dask cluster, with equal results."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.progress import note
+from tracing_tools.trace.reader import Trace
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+LOCAL = "local"
+_EVENT_BYTES = 80  # of a decoded event
+_CONNECT_S = 15
+
+
+class Workers(Protocol):
+    """Calls a function for each item and returns the results in the items' order."""
+
+    def __call__(self, function: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
+        """Return the results; both function and items must be picklable."""
+
+
+def here(function: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
+    """Work in this process."""
+    return [function(item) for item in items]
+
+
+@contextmanager
+def workers(address: str | None, traces: Sequence[Trace]) -> Iterator[Workers]:
+    """Yield the workers at `address` ('HOST:PORT' of a scheduler, LOCAL for a cluster of this machine's processors).
+
+    None means LOCAL for traces larger than memory if Dask is installed, else this process. Raises IotwinError when Dask is not
+    installed or no scheduler answers. Workers elsewhere must see the traces under the same paths.
+    """
+    if address is None:
+        if not _larger_than_memory(traces):
+            yield here
+            return
+        address = LOCAL
+        try:
+            import distributed
+        except ImportError:
+            note("the traces are larger than memory; with dask[distributed] installed every processor would work on them")
+            yield here
+            return
+    distributed = _distributed()
+    import logging
+
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    options: dict[str, Any] = {"silence_logs": logging.ERROR, "set_as_default": False}
+    if address == LOCAL:
+        cpus = len(os.sched_getaffinity(0))
+        client = distributed.Client(
+            n_workers=cpus, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", **options
+        )
+    else:
+        try:
+            client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise IotwinError(
+                f"no Dask scheduler answers at {address} ({str(error).splitlines()[0]}); start one: dask scheduler"
+            ) from None
+    try:
+        # Equal work on a trace that was written anew must not be answered from an earlier result: hence not pure.
+        yield lambda function, items: client.gather(client.map(function, items, pure=False))
+    finally:
+        client.close()
+        if client.cluster is not None:
+            client.cluster.close()
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError:
+        raise IotwinError(
+            "--dask needs the Python package distributed, which is not installed; try: pip install 'dask[distributed]'"
+        ) from None
+    return distributed
+
+
+def _larger_than_memory(traces: Sequence[Trace]) -> bool:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return sum(trace.manifest.events for trace in traces) * _EVENT_BYTES > memory
