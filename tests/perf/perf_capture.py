@@ -37,8 +37,7 @@ def _preads(directory: Path) -> Iterator[Figure]:
     program, data = directory / "preads", directory / "cached"
     subprocess.run(["cc", "-O2", "-o", program, Path(__file__).with_name("preads.c")], check=True)
     data.write_bytes(os.urandom(64 << 20))
-    for size, bound in ((4096, 2.2), (65536, None), (1 << 20, None)):
-        count = _PREADS if size == 4096 else _PREADS * 4096 // size
+    for size, count, bound in ((4096, _PREADS, 1.55), (65536, 20_000, 1.03), (1 << 20, 2_000, 1.01)):
         command = [str(program), str(data), str(size), str(count)]
         kept: list[int] = []
 

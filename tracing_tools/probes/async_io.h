@@ -97,7 +97,7 @@ int on_uring_complete(u64 *context)
 		if (event.result >= 0 && task->tgid == event.pid) {
 			event.fd = event.result;
 			kernel_file = file_at(task, event.fd);
-			send_opened(task, kernel_file, event.start_ns);
+			send_opened(event.fd, event.start_ns);
 		}
 	} else if (op != URING + 5) {
 		KERNEL_READ(kernel_file, request->file);
@@ -131,7 +131,7 @@ struct iocb { /* include/uapi/linux/aio_abi.h */
 };
 struct io_event { u64 data, request; s64 result, result2; };
 
-struct aio_batch { struct task_struct *task; u64 array, now, first; };
+struct aio_batch { u64 array, now, first; };
 
 INLINE u32 aio_op(u16 opcode)
 {
@@ -174,8 +174,9 @@ static long submit_one(u32 i, struct aio_batch *batch)
 }
 
 /* Before the call, as another thread may collect before it returns; what the call then did not accept is taken back. */
-CALLED int submit_aio(struct task_struct *task, struct pt_regs *regs, u64 now)
+GLOBAL int submit_aio(u64 now)
 {
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
 	struct aio_batch batch = { .array = regs->dx, .now = now };
 	u64 count = regs->si;
 	bpf_loop(count < MAX_REQUESTS ? count : MAX_REQUESTS, submit_one, &batch, 0);
@@ -209,8 +210,9 @@ static long collect_one(u32 i, struct aio_batch *batch)
 	return 0;
 }
 
-CALLED int finish_aio(struct task_struct *task, struct pt_regs *regs, u8 kind, u64 now, s64 result)
+GLOBAL int finish_aio(u32 kind, u64 now, s64 result)
 {
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
 	struct aio_batch batch = { .now = now, .first = result > 0 ? result : 0 };
 	if (kind == AIO_COLLECT) {
 		batch.array = regs->r10;

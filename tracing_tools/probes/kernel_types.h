@@ -17,6 +17,8 @@ typedef long long s64;
 #define INLINE static inline __attribute__((always_inline))
 /* A function of its own to the verifier, for what is long and rarely runs. */
 #define CALLED static __attribute__((noinline))
+/* And one that it reads only once, for whatever arguments. */
+#define GLOBAL __attribute__((noinline))
 #define NULL ((void *)0)
 
 #define MAP_UINT(name, value) int(*name)[value]

@@ -31,6 +31,7 @@ enum kind {
 #define AT_CURRENT_DIRECTORY -100
 #define MAP_ANONYMOUS 0x20
 #define NO_ENTRY -2
+#define PROGRAM -1 /* instead of a descriptor: the file that the process executes */
 #define SPLICE 275 /* its system call number */
 
 /* Operations that are no call of their own; mirrors OTHER_OPS in tracing_tools/trace/syscalls.py. */
@@ -260,8 +261,10 @@ INLINE void send_name(struct scratch *scratch)
 	scratch->busy = 0;
 }
 
-CALLED int send_opened(struct task_struct *task, struct file *file, u64 start_ns)
+GLOBAL int send_opened(s32 fd, u64 start_ns)
 {
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct file *file = fd == PROGRAM ? task->mm->exe_file : file_at(task, fd);
 	struct dentry *dentry = NULL;
 	struct vfsmount *mount = NULL;
 	struct inode *inode = NULL;
@@ -426,8 +429,10 @@ INLINE u64 open_flags_of(struct pt_regs *regs, u8 kind)
 	return flags;
 }
 
-INLINE void send_given_names(struct task_struct *task, struct pt_regs *regs, u8 kind, u64 start_ns, s64 result)
+GLOBAL int send_given_names(u32 kind, u64 start_ns, s64 result)
 {
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 	s32 first_directory = AT_CURRENT_DIRECTORY, second_directory = AT_CURRENT_DIRECTORY;
 	const void *first = (void *)regs->di, *second = NULL;
 	if (kind == OPEN_AT || kind == OPEN_AT2 || kind == NAME_AT || kind == RENAME_AT) {
@@ -443,6 +448,7 @@ INLINE void send_given_names(struct task_struct *task, struct pt_regs *regs, u8 
 	send_given(task, first_directory, first, start_ns, result);
 	if (second)
 		send_given(task, second_directory, second, start_ns, result);
+	return 0;
 }
 
 INLINE void fill(struct event *event, struct task_struct *task, u32 number, struct identity *file)
@@ -530,33 +536,11 @@ int on_enter(u64 *context)
 	u64 now = bpf_ktime_get_ns();
 	call->start_ns = now;
 	if (kind == AIO_SUBMIT)
-		submit_aio(task, regs, now);
+		submit_aio(now);
 	return 0;
 }
 
 struct finished { struct task_struct *task; struct pt_regs *regs; u64 start_ns, duration_ns; s64 result; u32 number; s32 fd; u8 kind; };
-
-/* The row of the file that sendfile, splice or copy_file_range wrote to; the call's own row has the file it read. */
-CALLED int send_target(const struct finished *call)
-{
-	struct pt_regs *regs = call->regs;
-	int sends = call->kind == SEND;
-	struct identity file = {};
-	s32 fd = sends ? regs->di : regs->dx;
-	identify(file_at(call->task, fd), &file);
-	struct event *event = reserve_event();
-	if (!event)
-		return 0;
-	fill(event, call->task, sends ? SENDFILE_TO : call->number == SPLICE ? SPLICE_TO : COPY_FILE_RANGE_TO, &file);
-	event->start_ns = call->start_ns;
-	event->duration_ns = call->duration_ns;
-	event->result = call->result;
-	event->fd = fd;
-	event->requested = sends ? regs->r10 : regs->r8;
-	event->offset = sends ? position_before(&file, call->result) : offset_through(regs->r10, &file, call->result);
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
-	return 0;
-}
 
 INLINE void fill_call(struct event *event, const struct finished *call, struct identity *file)
 {
@@ -569,6 +553,75 @@ INLINE void fill_call(struct event *event, const struct finished *call, struct i
 		event->requested = open_flags_of(call->regs, call->kind);
 	else
 		describe(event, call->regs, call->kind, file);
+}
+
+/* The file of a call that has finished, left in `file`. */
+INLINE void identify_call(const struct finished *call, const struct call *noted, struct identity *file)
+{
+	if (call->kind == CLOSE || call->kind == MAPPED) {
+		file->inode = noted->inode;
+		file->device = noted->device;
+		file->generation = noted->generation;
+		file->flags = noted->flags;
+	} else if (call->fd >= 0) {
+		identify(file_at(call->task, call->fd), file);
+	}
+}
+
+/* The rest of what can happen at the end of a call: functions of their own to the verifier, which it reads once. They find out
+ * about the call again, as they are rarely needed.
+ */
+INLINE void look_up_call(struct finished *call, u64 start_ns, u64 duration_ns, s64 result)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	u64 number = regs->orig_ax & (MAX_CALLS - 1);
+	u8 kind = call_kind[number];
+	*call = (struct finished){ .task = task, .regs = regs, .start_ns = start_ns, .duration_ns = duration_ns, .result = result };
+	call->number = number;
+	call->kind = kind;
+	call->fd = descriptor_of(regs, kind, result);
+}
+
+GLOBAL int send_by_ring(u64 start_ns, u64 duration_ns, s64 result)
+{
+	struct finished call;
+	struct identity file = {};
+	look_up_call(&call, start_ns, duration_ns, result);
+	struct call *noted = bpf_task_storage_get(&calls, call.task, NULL, 0);
+	if (!noted)
+		return 0;
+	identify_call(&call, noted, &file);
+	struct event *event = reserve_event();
+	if (!event)
+		return 0;
+	fill_call(event, &call, &file);
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+/* The row of the file that sendfile, splice or copy_file_range wrote to; the call's own row has the file it read. */
+GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
+{
+	struct finished call;
+	struct identity file = {};
+	look_up_call(&call, start_ns, duration_ns, result);
+	struct pt_regs *regs = call.regs;
+	int sends = call.kind == SEND;
+	call.fd = sends ? regs->di : regs->dx;
+	identify(file_at(call.task, call.fd), &file);
+	struct event *event = reserve_event();
+	if (!event)
+		return 0;
+	fill(event, call.task, sends ? SENDFILE_TO : call.number == SPLICE ? SPLICE_TO : COPY_FILE_RANGE_TO, &file);
+	event->start_ns = start_ns;
+	event->duration_ns = duration_ns;
+	event->result = result;
+	event->fd = call.fd;
+	event->requested = sends ? regs->r10 : regs->r8;
+	event->offset = sends ? position_before(&file, result) : offset_through(regs->r10, &file, result);
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
 }
 
 /* `busy` guards a lane against a program that interrupts this one on the same CPU: it takes the ring buffer instead. */
@@ -590,11 +643,7 @@ INLINE void send_call(const struct finished *call, struct identity *file)
 		if (slot)
 			return;
 	}
-	struct event *event = reserve_event();
-	if (!event)
-		return;
-	fill_call(event, call, file);
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	send_by_ring(call->start_ns, call->duration_ns, call->result);
 }
 
 SEC("tp_btf/sys_exit")
@@ -616,29 +665,21 @@ int on_exit(u64 *context)
 	call->start_ns = 0;
 	struct identity file = {};
 	s32 fd = descriptor_of(regs, kind, result);
-	if (kind == CLOSE || kind == MAPPED) {
-		file.inode = call->inode;
-		file.device = call->device;
-		file.generation = call->generation;
-		file.flags = call->flags;
-	} else if (fd >= 0) {
-		identify(file_at(task, fd), &file);
-	}
-	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
-		if (kind <= OPEN_AT2 && result >= 0)
-			send_opened(task, file_at(task, fd), start);
-		else if (fd < 0)
-			send_given_names(task, regs, kind, start, result);
-	}
 	struct finished finished = {
 		.task = task, .regs = regs, .start_ns = start, .duration_ns = now - start, .result = result, .number = number, .fd = fd, .kind = kind,
 	};
+	identify_call(&finished, call, &file);
+	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
+		if (kind <= OPEN_AT2 && result >= 0)
+			send_opened(fd, start);
+		else if (fd < 0)
+			send_given_names(kind, start, result);
+	}
 	send_call(&finished, &file);
-	if (kind == SEND || kind == COPY) {
-		struct finished copied = finished; /* so that no other call's is kept in memory */
-		send_target(&copied);
-	} else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
-		finish_aio(task, regs, kind, now, result);
+	if (kind == SEND || kind == COPY)
+		send_target(start, now - start, result);
+	else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
+		finish_aio(kind, now, result);
 	return 0;
 }
 
@@ -694,7 +735,7 @@ int on_exec(u64 *context)
 	bpf_probe_read_user(scratch->bytes, length, (void *)begin);
 	scratch->name.length = length;
 	send_name(scratch);
-	send_opened(task, task->mm->exe_file, now); /* by the kernel, so that no call tells its path */
+	send_opened(PROGRAM, now); /* by the kernel, so that no call tells its path */
 	return 0;
 }
 
