@@ -3,8 +3,10 @@
 import math
 from statistics import NormalDist
 
-_PRECISE = 1e-12
+_PRECISE = 1e-14
+_CLOSE = 1e-11
 _MOST_STEPS = 200
+_SMALLEST_LOG = -700.0
 
 
 def gamma_cdf(shape: float, x: float) -> float:
@@ -26,20 +28,24 @@ def gamma_cdf(shape: float, x: float) -> float:
 def gamma_quantile(shape: float, probability: float) -> float:
     """Return the value (scale 1) that is not passed with `probability`, which is above 0 and below 1.
 
-    Newton's method within a bracket, from the approximation of Wilson and Hilferty (The distribution of chi-square, 1931), or
-    from the series' first term where that has no positive value.
+    Newton's method for the value's logarithm, within a bracket, from the approximation of Wilson and Hilferty (The distribution
+    of chi-square, 1931), or from the series' first term where that has no positive value. Below what a float holds it is 0.
     """
     cube = 1 - 1 / (9 * shape) + NormalDist().inv_cdf(probability) / (3 * math.sqrt(shape))
-    x = shape * cube**3 if cube > 0.1 else math.exp((math.log(probability) + math.lgamma(shape + 1)) / shape)
-    low, high = 0.0, math.inf
+    first_term = (math.log(probability) + math.lgamma(shape + 1)) / shape
+    place = math.log(shape) + 3 * math.log(cube) if cube > 0.1 else first_term
+    low, high = -math.inf, math.inf
     for _ in range(_MOST_STEPS):
+        if place < _SMALLEST_LOG:
+            return 0.0
+        x = math.exp(place)
         excess = gamma_cdf(shape, x) - probability
-        low, high = (low, x) if excess > 0 else (x, high)
-        density = math.exp((shape - 1) * math.log(x) - x - math.lgamma(shape)) if x > 0 else 0.0
-        following = x - excess / density if density > 0 else math.inf
-        if not low < following < high:
-            following = (low + high) / 2 if high < math.inf else 2 * x + 1
-        if abs(following - x) <= _PRECISE * max(x, _PRECISE):
+        low, high = (low, place) if excess > 0 else (place, high)
+        slope = math.exp(shape * place - x - math.lgamma(shape))
+        following = place - excess / slope if slope > 0 else math.inf
+        if abs(following - place) <= _CLOSE:
             break
-        x = following
-    return x
+        if not low < following < high:
+            following = (low + high) / 2 if math.isfinite(high - low) else place + math.copysign(1.0, -excess)
+        place = following
+    return math.exp(place)
