@@ -240,5 +240,5 @@ def _cpu_samples(job, end_ns):
 
 def _encode(columns, expected):
     missing = [None] * len(next(iter(columns.values())))
-    return pa.table({f.name: pa.array(columns.get(f.name, missing), type=pa.string() if pa.types.is_dictionary(f.type) else f.type)
-                     for f in expected}).cast(expected)  # fmt: skip
+    kinds = {f.name: pa.string() if pa.types.is_dictionary(f.type) else f.type for f in expected}
+    return pa.table({name: pa.array(columns.get(name, missing), type=kind) for name, kind in kinds.items()}).cast(expected)

@@ -11,6 +11,7 @@ from tracing_tools.backends import choose_backend
 from tracing_tools.backends.base import Backend
 from tracing_tools.host import host, version
 from tracing_tools.job_output import tails
+from tracing_tools.live import LiveRecording, LiveView
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
 from tracing_tools.targets.base import TraceTarget
@@ -45,6 +46,7 @@ class Options:
     forward_output: bool = True
     detail: tuple[str, ...] = DEFAULT_DETAIL
     duration_ns: int | None = None  # trace no longer than this; the target goes on
+    live: bool = False  # show what the job does while it runs, instead of its output
 
 
 def trace_command(command: list[str], directory: Path, options: Options) -> Manifest:
@@ -90,10 +92,12 @@ class _HeldDirectory:
 
 def _record(target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options) -> _HeldDirectory:
     """Record until the target's end or the duration's; return the trace's directory, not yet finished."""
-    with Recording(directory, manifest, options.force) as recording:
+    view = LiveView(directory.name) if options.live else None
+    recorder = LiveRecording(directory, manifest, options.force, view) if view else Recording(directory, manifest, options.force)
+    with recorder as recording:
         held = _HeldDirectory(directory)
         recording.directory = held.path
-        session = _Session(recording, backend, target, options)
+        session = _Session(recording, backend, target, options, view)
         try:
             target.start(backend, held.path / "logs", directory.absolute() / RAW)
             session.run()
@@ -130,8 +134,10 @@ def _finish(held: _HeldDirectory, manifest: Manifest, user: User | None) -> None
 class _Session:
     """The loop that moves records from the kernel to the recording while the target runs."""
 
-    def __init__(self, recording: Recording, backend: Backend, target: TraceTarget, options: Options) -> None:
-        self._recording, self._backend, self._target, self._options = recording, backend, target, options
+    def __init__(
+        self, recording: Recording, backend: Backend, target: TraceTarget, options: Options, view: LiveView | None
+    ) -> None:
+        self._recording, self._backend, self._target, self._options, self._view = recording, backend, target, options, view
         self._samplers: list[MachineSampler | GpuSampler] = [MachineSampler(target.cpu_ns)]
         try:
             self._samplers.append(GpuSampler())
@@ -144,7 +150,8 @@ class _Session:
         self._pause_s = _POLL_BUSY_S
         self._interrupted = self._waiting = self._out_of_time = False
         self._failure: IotwinError | None = None
-        self._tails = tails(recording.directory / "logs") if options.forward_output else []
+        self._lost: dict[str, int] = {}
+        self._tails = tails(recording.directory / "logs") if options.forward_output and view is None else []
         self.released = False
 
     def run(self) -> None:
@@ -252,12 +259,15 @@ class _Session:
         if now >= self._ledger_due:
             self._ledger_due = now + _LEDGER_EVERY_NS
             self._append_ledger()
+        if self._view is not None:
+            self._view.refresh(self._lost)
         if now >= self._containers_due:
             self._containers_due = now + _CONTAINERS_EVERY_NS
             self._append_containers()
 
     def _append_ledger(self) -> None:
         ledger = self._backend.ledger()
+        self._lost = ledger.lost
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
 
     def _append_containers(self) -> None:
@@ -270,6 +280,8 @@ class _Session:
                 self._recording.append_journal("container", {"cgroup": cgroup, "name": name})
 
     def _stop_backend(self) -> None:
+        if self._view is not None:
+            self._view.close()
         try:
             self._backend.stop(None if self._failure else self._recording)
         except IotwinError as error:

@@ -34,6 +34,11 @@ class Record(Command):
             "--detail", default="data,async", metavar="GROUPS",
             help="what to record, a list of: data, metadata, mmap, async, block, gpu; or all (default data,async)",
         )  # fmt: skip
+        parser.add_argument(
+            "--live",
+            action="store_true",
+            help="show rates, latencies, files and losses while it runs, not the job's output",
+        )
         parser.add_argument("--workload", metavar="NAME", help="label to keep in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
@@ -52,6 +57,7 @@ class Record(Command):
             args.backend, interval_ns, args.workload, args.force, forward_output=not (args.quiet or args.json),
             detail=parse_detail(args.detail),
             duration_ns=None if args.duration is None else parse_duration(args.duration),
+            live=args.live and not (args.quiet or args.json),
         )  # fmt: skip
         manifest = trace_target(make_target, args.output, options)
         # What ran before us and runs on has no status; that its trace has ended is no failure.

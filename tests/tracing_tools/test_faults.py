@@ -27,10 +27,10 @@ def left_behind() -> list[Path]:
     return [path for path in found if not Path(f"/proc/{path.name.split('-')[1]}").exists()]
 
 
-def start(*arguments: str | Path) -> subprocess.Popen:
+def start(*arguments: str | Path, stderr: int = subprocess.PIPE) -> subprocess.Popen:
     command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
 
 
 def wait_for(condition, what: str, seconds: float = 60) -> None:
