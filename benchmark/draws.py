@@ -22,7 +22,7 @@ from benchmark.recording import read_recording
 
 # Consecutive steps, or samples, that share one draw from each stratum of the distribution.
 _STRATA = 8
-_SMALLEST = 5e-324
+_SMALLEST = 2.0**-57  # about the least that a stratum's draw of 53 bits can be
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 

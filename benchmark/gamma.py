@@ -28,8 +28,9 @@ def gamma_cdf(shape: float, x: float) -> float:
 def gamma_quantile(shape: float, probability: float) -> float:
     """Return the value (scale 1) that is not passed with `probability`, which is above 0 and below 1.
 
-    Newton's method for the value's logarithm, within a bracket, from the approximation of Wilson and Hilferty (The distribution
-    of chi-square, 1931), or from the series' first term where that has no positive value. Below what a float holds it is 0.
+    Newton's method for the logarithms of value and probability, within a bracket, from the approximation of Wilson and Hilferty
+    (The distribution of chi-square, 1931), or from the series' first term where that has no positive value. Below what a float
+    holds it is 0.
     """
     cube = 1 - 1 / (9 * shape) + NormalDist().inv_cdf(probability) / (3 * math.sqrt(shape))
     first_term = (math.log(probability) + math.lgamma(shape + 1)) / shape
@@ -39,9 +40,10 @@ def gamma_quantile(shape: float, probability: float) -> float:
         if place < _SMALLEST_LOG:
             return 0.0
         x = math.exp(place)
-        excess = gamma_cdf(shape, x) - probability
+        reached = gamma_cdf(shape, x)
+        excess = math.log(reached / probability) if reached > 0 else -math.inf
         low, high = (low, place) if excess > 0 else (place, high)
-        slope = math.exp(shape * place - x - math.lgamma(shape))
+        slope = math.exp(shape * place - x - math.lgamma(shape)) / reached if reached > 0 else 0.0
         following = place - excess / slope if slope > 0 else math.inf
         if abs(following - place) <= _CLOSE:
             break

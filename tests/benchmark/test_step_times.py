@@ -43,9 +43,9 @@ positive = st.floats(1e-3, 1e3)
     ],
 )
 def test_a_distribution_has_the_moments_it_says(duration: Duration, mean: float, stdev: float) -> None:
-    """Integrated over equally likely values, the two ends of a long tail cut off at 1e-5."""
-    values = np.array([inverse_cdf(duration, (place + 0.5) / 50_000) for place in range(50_000)])
-    assert values.mean() == pytest.approx(mean, rel=2e-3)
+    """Integrated over equally likely values, the ends of long tails cut off at 1 in 40 000."""
+    values = np.array([inverse_cdf(duration, (place + 0.5) / 20_000) for place in range(20_000)])
+    assert values.mean() == pytest.approx(mean, rel=3e-3)
     assert values.std() == pytest.approx(stdev, rel=2e-2)
 
 
