@@ -1,5 +1,6 @@
 """Pictures, report, import and statistics of large traces: time, memory, and the report's page in a real browser."""
 
+import json
 import os
 import random
 import shutil
@@ -131,7 +132,22 @@ def _import(scratch: Path, lines: int) -> Iterator[Figure]:
     )  # fmt: skip
 
 
-def measure(epochs: int = 10, lines: int = 5_000_000) -> Iterator[Figure]:
+def _dask(scratch: Path, epochs: int) -> Iterator[Figure]:
+    trace = scratch / "hundred.trace"
+    write_loader_trace(trace, seed=2, epochs=epochs)
+    answers, seconds = [], []
+    for more in ([], ["--dask"]):
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "iotwin.main", "stats", str(trace), "--by", "file", "--json", *more]
+        done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        seconds.append(time.perf_counter() - begin)
+        answers.append(json.loads(done.stdout)["rows"])
+    detail = f"{seconds[0]:.1f} s in one process; {'equal' if answers[0] == answers[1] else 'OTHER'} answers"
+    yield Figure(f"stats --by file --dask of {epochs} million events: s", seconds[1], detail=detail)
+    yield Figure("stats --dask: answers that differ from one process's", float(answers[0] != answers[1]), 0)
+
+
+def measure(epochs: int = 10, lines: int = 5_000_000, dask_epochs: int = 100) -> Iterator[Figure]:
     """Yield the figures; a trace has a million events an epoch."""
     events = f"{epochs} million"
     with tempfile.TemporaryDirectory() as name:
@@ -141,6 +157,7 @@ def measure(epochs: int = 10, lines: int = 5_000_000) -> Iterator[Figure]:
         if shutil.which("chromium") and shutil.which("chromedriver"):
             yield from _browser(scratch / "r.html", events)
         yield from _import(scratch, lines)
+        yield from _dask(scratch, dask_epochs)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_a_file_of_many_blocks_is_read_whole(tmp_path, monkeypatch):
     assert sorted(found.table["end_ns"].to_pylist()) == [10**9 + i for i in range(1, 2001) if i % 50]
 
 
-def _artifact(place, mllog_hour=12):
+def write_artifact(place, mllog_hour=12):
     """A recording of ten seconds from 12:00:00 local time, UTC, on 2022-10-12; the job's log is stamped at `mllog_hour`."""
     place.mkdir()
     at = [BOOT + i * SECOND // 2 for i in range(20)]
@@ -158,7 +158,7 @@ def _artifact(place, mllog_hour=12):
 
 
 def test_an_artifact_directory_becomes_a_trace(tmp_path):
-    manifest, _ = import_trace(_artifact(tmp_path / "run"), tmp_path / "t.trace")
+    manifest, _ = import_trace(write_artifact(tmp_path / "run"), tmp_path / "t.trace")
     trace = Trace(tmp_path / "t.trace")
     events, files = trace.events_frame(), trace.files()
     assert manifest.backend == "import artifact" and manifest.status == "complete"
@@ -183,7 +183,7 @@ def test_an_artifact_directory_becomes_a_trace(tmp_path):
 
 
 def test_an_artifact_s_samples_phases_and_block_requests_are_on_one_clock(tmp_path):
-    import_trace(_artifact(tmp_path / "run"), tmp_path / "t.trace")
+    import_trace(write_artifact(tmp_path / "run"), tmp_path / "t.trace")
     trace = Trace(tmp_path / "t.trace")
     phases = trace.phases()
     assert phases["phase"].tolist() == ["init", "epoch"] and phases["epoch"].tolist() == [1, 1]
@@ -201,7 +201,7 @@ def test_an_artifact_s_samples_phases_and_block_requests_are_on_one_clock(tmp_pa
 
 
 def test_a_time_zone_that_the_log_contradicts_is_refused(tmp_path):
-    source = _artifact(tmp_path / "run", mllog_hour=16)
+    source = write_artifact(tmp_path / "run", mllog_hour=16)
     with pytest.raises(IotwinError, match=r"in time zone UTC the job's log lies 4 hours outside .* --timezone"):
         import_trace(source, tmp_path / "t.trace")
     assert not (tmp_path / "t.trace").exists()
@@ -212,7 +212,7 @@ def test_a_time_zone_that_the_log_contradicts_is_refused(tmp_path):
 
 
 def test_dlio_s_log_gives_phases(tmp_path):
-    source = _artifact(tmp_path / "run")
+    source = write_artifact(tmp_path / "run")
     (source / "unet3d.log").unlink()
     (source / "dlio.log").write_text(
         "[INFO] 2022-10-12T12:00:02.500000 Starting epoch 1\n"

@@ -1,0 +1,66 @@
+"""The artifact's commands for pictures, with its options, on its raw recordings and on traces."""
+
+import os
+import subprocess
+import sys
+
+import matplotlib.image
+import pytest
+
+from tests.conftest import ROOT
+from tests.synthetic import Job, write_job
+from tests.tracing_tools.test_import import write_artifact
+from tracing_tools.trace.reader import Trace
+
+HERE = ROOT / "trace_visuals"
+
+
+def _run(*command, cwd):
+    environment = {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def test_preprocess_with_the_artifact_s_options(tmp_path):
+    write_artifact(tmp_path / "raw")
+    done = _run(sys.executable, HERE / "preprocess_traces.py", "raw", "unet3d", "-s", "2", "-ml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Trace(tmp_path / "raw.trace").manifest.backend == "import artifact"
+    done = _run(
+        sys.executable, HERE / "preprocess_traces.py", "raw", "unet3d", "-o", "x", "--timezone", "Asia/Tokyo", cwd=tmp_path
+    )
+    assert done.returncode == 1 and "hours outside" in done.stderr and not (tmp_path / "x").exists()
+    assert _run(sys.executable, HERE / "preprocess_traces.py", "raw", "gpt", cwd=tmp_path).returncode == 2
+
+
+def test_timelines_with_the_artifact_s_options(tmp_path):
+    write_job(tmp_path / "t.trace", Job(files=8, epochs=1))
+    done = _run(sys.executable, HERE / "plot_timelines.py", "t.trace", "unet3d", "run", "-po", "-s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in (tmp_path / "plots" / "run").iterdir()}
+    assert names == {"whole.png", "epoch.png", "legend.png"} and "block is left out" in done.stderr
+    assert matplotlib.image.imread(tmp_path / "plots" / "run" / "whole.png").shape[1] == 875
+    done = _run(sys.executable, HERE / "plot_timelines.py", "t.trace", "unet3d", "../x", cwd=tmp_path)
+    assert done.returncode == 2 and "is no name" in done.stderr
+    done = _run(sys.executable, HERE / "plot_timelines.py", "none.trace", "unet3d", "run", cwd=tmp_path)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "no such trace" in done.stderr
+
+
+def test_all_timelines_of_a_directory(tmp_path):
+    (tmp_path / "timeline_data" / "real").mkdir(parents=True)
+    write_artifact(tmp_path / "timeline_data" / "real" / "unet3d a")
+    done = _run(HERE / "generate_timeline_plots.sh", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in (tmp_path / "plots" / "real_unet3d a").iterdir()}
+    assert names >= {"whole.png", "init.png", "first_30s.png", "epoch.png", "last_5s.png", "legend.png"}
+    (tmp_path / "empty").mkdir()
+    done = _run(HERE / "generate_timeline_plots.sh", "empty", cwd=tmp_path)
+    assert done.returncode == 1 and "holds no trace" in done.stderr
+    assert _run(HERE / "generate_timeline_plots.sh", "none", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["none", "plots"]])
+def test_instrumentation_plots_refuse_what_is_not_there_in_one_line(tmp_path, arguments):
+    done = _run(HERE / "generate_instrumentation_plots.sh", *arguments, cwd=tmp_path)
+    assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr

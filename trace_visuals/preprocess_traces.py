@@ -1,0 +1,33 @@
+"""The command of the paper artifact, kept for its users: a thin call of ``iotwin import``.
+
+python trace_visuals/preprocess_traces.py TRACES_DIR WORKLOAD [-o DIR] [-s STEP] [-ml] [--timezone ZONE]
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Translate the arguments and become ``iotwin import``."""
+    parser = argparse.ArgumentParser(description="Turn raw recordings into a trace; see also: iotwin import --help")
+    parser.add_argument("traces_dir", type=Path, help="directory of trace_read.out and the others")
+    parser.add_argument("workload", choices=["unet3d", "imseg", "bert", "dlrm"], help="what was recorded")
+    parser.add_argument("-o", "--output-dir", type=Path, help="trace to write (default: beside TRACES_DIR, its name with .trace)")
+    parser.add_argument("-s", "--step", type=int, help="accepted and not needed: there is one step")
+    parser.add_argument("-ml", "--mllog", action="store_true", help="accepted and not needed: the log is always read")
+    parser.add_argument("--timezone", help="IANA name of the recording machine's time zone (default UTC)")
+    args = parser.parse_args()
+    output = args.output_dir or args.traces_dir.with_name(f"{args.traces_dir.name}.trace")
+    command = ["import", str(args.traces_dir), "-o", str(output), "--format", "artifact", "--force"]
+    command += ["--timezone", args.timezone] if args.timezone else []
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
+    arguments = [sys.executable, "-m", "iotwin.main", *command]
+    os.execve(sys.executable, arguments, environment)  # noqa: S606 - exit status and signals become its own
+
+
+if __name__ == "__main__":
+    main()
