@@ -12,6 +12,7 @@ from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.output import write_whole
 
 _PROGRAM_WORKERS = ("unet3d",)  # the workloads whose program has loader processes
+_ONE_PROCESS = "dlrm"  # over all GPUs
 _FIRST_ORDINARY_USER = 1000
 _DATA, _OUTPUT = Path("/data"), Path("/output")  # as a container sees them
 
@@ -81,11 +82,15 @@ def _emulator(cell: Cell, data: Path, output: Path) -> list[str]:
     workload, *overrides = cell.jobs.emulate
     own = {
         "dataset.data_folder": data, "output.folder": output, "checkpoint.checkpoint_folder": output / "checkpoints",
-        "reader.batch_size": cell.batch, "reader.read_threads": cell.workers,
+        "reader.batch_size": cell.batch,
     }  # fmt: skip
-    ranks = ["--ranks", str(cell.ranks)] if cell.ranks > 1 else []
+    if cell.jobs.workload in _PROGRAM_WORKERS:
+        own["reader.read_threads"] = cell.workers
+    ranks = ["--ranks", str(cell.ranks)]
+    if cell.jobs.workload == _ONE_PROCESS:
+        own["num_gpus"], ranks = cell.ranks, []
     words = [f"++workload.{key}={value}" for key, value in own.items()]
-    return [sys.executable, "-m", "iotwin.main", "emulate", workload, *ranks, *words, *overrides]
+    return [sys.executable, "-m", "iotwin.main", "emulate", workload, "--instrument", *ranks, *words, *overrides]
 
 
 def _sleep_model(cell: Cell, output: Path) -> str:

@@ -132,8 +132,11 @@ def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
     if "global_batch_size" in values:
         parameters.setdefault("batch", values["global_batch_size"] // gpus)
     block = np.cumsum(pc.match_substring_regex(lines, _BEGINS).to_numpy())
-    found = [_timed(lines, block, pattern) for pattern in (_DURATION, _EMULATOR)]
-    return pd.concat(found, ignore_index=True)
+    found = pd.concat([_timed(lines, block, pattern) for pattern in (_DURATION, _EMULATOR)], ignore_index=True)
+    if block.any():
+        # The emulator says both that an epoch and that its first block begins: those that hold steps are counted.
+        found["block"] = pd.factorize(found["block"], sort=True)[0] + 1
+    return found
 
 
 def _timed(lines: pa.ChunkedArray, block: np.ndarray, pattern: str) -> pd.DataFrame:

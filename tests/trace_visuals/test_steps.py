@@ -70,11 +70,13 @@ def test_the_artifact_s_log(tmp_path):
 
 
 def test_the_emulator_s_log(tmp_path):
-    log = "[INFO] 2024-01-01T00:00:00.000001 Starting epoch 1: 3 steps expected\n"
+    log = "[OUTPUT] 2024-01-01T00:00:00.000001 Starting epoch 1: 3 steps expected\n"
+    log += "[OUTPUT] 2024-01-01T00:00:00.000002 Starting block 1\n"
     log += "[INFO] load_batch_mem 1000000\n[INFO] all_compute 5000000\n[INFO] something_else 7\n"
     cell(tmp_path / "a", "", variant="emulated")
     (tmp_path / "a" / "output" / "dlio.log").write_text(log)
     frame = read_steps([tmp_path])
+    assert frame["block"].tolist() == [1, 1]
     assert frame["key"].tolist() == ["load_batch_mem", "all_compute"] and frame["seconds"].tolist() == [0.001, 0.005]
 
 
