@@ -17,7 +17,7 @@ from datagen.files import Piece, PieceWriter, Stream
 from datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
 from datagen.randomness import NOISE, bulk_stream
 
-_BLOCK_ROWS = 1 << 12  # 640 KiB of samples: a block stays in a core's cache from its draw to its write
+_BLOCK_ROWS = 1 << 10  # 160 KiB of samples: larger arrays go back to the system when they are freed, and cost its page faults
 _DECIMALS = 5  # of the largest dense feature, 65535
 _HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TELLING_CATEGORY = 5  # the feature with three values

@@ -27,7 +27,8 @@ from tracing_tools.trace.errors import IotwinError
 if TYPE_CHECKING:
     import h5py
 
-_BLOCK_BYTES = 1 << 20
+# Much larger arrays go back to the system whenever they are freed, and cost its page faults again.
+_BLOCK_BYTES = 1 << 19
 _SHORT_RECORD_BYTES = 1 << 16  # up to here many records are framed at a time
 _BLOCK_COLUMNS = 1 << 16
 
@@ -70,7 +71,7 @@ class File:
         return as_numbers(self.content.take(size_bytes), self.dtype).view(np.uint8)
 
     def blocks(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the bytes of all records, about a mebibyte at a time."""
+        """Yield the bytes of all records, about half a mebibyte at a time."""
         left = self.records * self.record_bytes
         step = _BLOCK_BYTES // self.dtype.itemsize * self.dtype.itemsize
         while left:
@@ -78,12 +79,12 @@ class File:
             left -= min(left, step)
 
     def one_record(self) -> Iterator[memoryview]:
-        """Yield the bytes of the next record, about a mebibyte at a time."""
+        """Yield the bytes of the next record, about half a mebibyte at a time."""
         for start in range(0, self.record_bytes, _BLOCK_BYTES):
             yield self.take(min(_BLOCK_BYTES, self.record_bytes - start)).data
 
     def batches(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the records as (count, record bytes), about a mebibyte or one record at a time."""
+        """Yield the records as (count, record bytes), about half a mebibyte or one record at a time."""
         each = max(1, _BLOCK_BYTES // self.record_bytes)
         for first in range(0, self.records, each):
             count = min(each, self.records - first)
@@ -303,7 +304,7 @@ def _csv_text(file: File, columns: int) -> Iterator[bytes]:
 
 
 def _write_parquet(file: File) -> list[Piece]:
-    """A table of `record` and `label`, a row group to about a mebibyte or one record."""
+    """A table of `record` and `label`, a row group to about half a mebibyte or one record."""
     if file.record_bytes > LARGEST_RECORD_BYTES:
         raise IotwinError(f"{file.name}: a parquet file cannot hold a record of 2 GiB or more; ask for smaller ones or for npy")
     count = np.array([file.record_bytes], "<u4").view(np.uint8)
@@ -342,7 +343,7 @@ def _write_png(file: File) -> list[Piece]:
     """An 8-bit grey PNG (RFC 2083) whose deflate stream is stored when its content cannot shrink anyway."""
     height, width = _image_shape(file)
     deflate = zlib.compressobj(0 if file.layout.entropy == 1 else 1)
-    each = max(1, _BLOCK_BYTES // width)
+    each = max(1, _BLOCK_BYTES // 2 // width)  # as deflate returns another array as large
     with file.open(file.name) as sink:
         sink.write(b"\x89PNG\r\n\x1a\n")
         _png_chunk(sink.write, b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
