@@ -12,14 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.perf.figures import Figure, interleaved
+from tests.perf.made_up import peak_megabytes
 from tracing_tools.backends.libbpf import LibbpfBackend
 from tracing_tools.capture import Options, trace_command
 from tracing_tools.targets.cgroup import JobCgroup
-from tracing_tools.trace.finish import finish_trace
-from tracing_tools.trace.manifest import Host, Manifest, Target
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import EVENT, RING_HEADER_BYTES, pack_call
 
 _HERE = Path(__file__).parent
 _ROUNDS = 9
@@ -27,7 +24,6 @@ _PREADS = 100_000
 _GETPPIDS = 1_000_000
 _SUSTAINED_S = int(os.environ.get("IOTWIN_PERF_SUSTAINED_S", "20"))
 _FINISHED_EVENTS = int(os.environ.get("IOTWIN_PERF_FINISHED_EVENTS", "10000000"))
-_MEGABYTE = 1_000_000
 
 # As the artifact's read.bt: maps from entry to exit, the file's name, one printed line a call.
 _BPFTRACE = """
@@ -171,7 +167,7 @@ def _sustained(directory: Path) -> Iterator[Figure]:
     tracer = subprocess.Popen([*command, directory / "load", "busy", directory / "busy", str(_SUSTAINED_S)])
     memory = 0.0
     while tracer.poll() is None:
-        memory = _peak_megabytes(tracer.pid) or memory
+        memory = peak_megabytes(tracer.pid) or memory
         time.sleep(0.05)
     trace = Trace(path)
     made = int((path / "logs" / "stdout").read_text())
@@ -187,55 +183,14 @@ def _sustained(directory: Path) -> Iterator[Figure]:
     yield Figure("tracer's memory: MB at most, recording and finishing that run", memory, 150)
 
 
-def _peak_megabytes(pid: int | str) -> float:
-    """The most memory that the process has held; 0 when it has just ended. (A child's rusage would count its parent's, too.)"""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024 / _MEGABYTE for line in lines if line.startswith("VmHWM:")), 0.0)
-
-
 def _finish(directory: Path) -> Iterator[Figure]:
     """Finish a made-up recording of data loaders in a process of its own, to see its memory."""
-    code = f"from tests.perf.perf_probes import finish_made_up; finish_made_up({str(directory / 'made')!r}, {_FINISHED_EVENTS})"
+    code = f"from tests.perf.made_up import finish_made_up; finish_made_up({str(directory / 'made')!r}, {_FINISHED_EVENTS})"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     seconds, megabytes = map(float, result.stdout.split())
     detail = f"{_FINISHED_EVENTS} preads of two processes on {_FINISHED_EVENTS // 5000} files"
     yield Figure("finishing ten million events: seconds", seconds, 20, detail=detail)
     yield Figure("finishing them: MB of memory at most", megabytes, 150)
-
-
-def finish_made_up(path: str, count: int) -> None:
-    """Record `count` made-up events at `path`, finish them, print the seconds and the megabytes that took."""
-    directory, burst = Path(path), 20_000
-    manifest = Manifest("recording", "test", Host("h", "k", 1, 1, "x86_64"), Target(["x"]))
-    rng = np.random.default_rng(1)
-    now_ns = 10**9
-    with Recording(directory, manifest) as recording:
-        recording.append_clock()
-        for first in range(0, count, burst):
-            events = np.zeros(burst, EVENT)
-            half = burst // 2
-            for lane in range(2):  # as the CPUs' buffers are drained, one after the other
-                rows = slice(lane * half, (lane + 1) * half)
-                duration_ns = rng.integers(300, 900, half)
-                duration_ns[::1000] = 10_000_000
-                events["start_ns"][rows] = now_ns + np.cumsum(rng.integers(700, 1500, half)) - duration_ns
-                events["duration_ns"][rows] = duration_ns
-                events["pid"][rows] = events["tid"][rows] = 100 + lane
-            number = np.arange(first, first + burst)
-            now_ns = int(events["start_ns"].max())
-            events["header"] = EVENT.itemsize - RING_HEADER_BYTES
-            events["result"] = events["requested"] = 4096
-            events["offset"], events["inode"], events["device"] = number * 4096 % (1 << 26), 1000 + number // 5000, 8 << 20
-            events["fd"], events["call_flags_cpu"] = 3, pack_call(17, 8)
-            recording.append_events(events)
-        recording.append_journal("ledger", {"seen": count, "lost": {}})
-    begin = time.monotonic()
-    finish_trace(directory, manifest)
-    seconds = time.monotonic() - begin
-    print(seconds, _peak_megabytes("self"))
 
 
 if __name__ == "__main__":

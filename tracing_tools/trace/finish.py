@@ -54,6 +54,8 @@ def recover_trace(directory: Path) -> Manifest:
 
 def finish_trace(directory: Path, manifest: Manifest, status: str = "complete") -> Manifest:
     """Turn the raw records of `directory` into tables, set the manifest's counts and status, remove raw/."""
+    # Arrow's own pools keep what was freed, which would be a good part of what a tracer holds.
+    pa.set_memory_pool(pa.system_memory_pool())
     raw = directory / RAW
     journal = _read_journal(raw / JOURNAL_FILE)
     _apply_journal(manifest, journal)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 CHUNK_ROWS = 1 << 15  # 2.6 MB of events: with its copies, columns and pages, what a tracer may hold
 _BLOCK_ROWS = 1 << 14
+_MOST_SAMPLED = 1 << 21
 
 
 def sorted_chunks(path: Path, record: np.dtype[np.void], time: str, chunk_rows: int = CHUNK_ROWS) -> Iterator[NDArray[np.void]]:
@@ -22,14 +23,14 @@ def sorted_chunks(path: Path, record: np.dtype[np.void], time: str, chunk_rows: 
     as the sample misjudges it, or when that many records have the same time.
     """
     rows = path.stat().st_size // record.itemsize
-    blocks = range(-(-rows // _BLOCK_ROWS))
     bounds = _bounds(path, record, time, rows, chunk_rows)
-    holds = np.zeros((len(blocks), len(bounds) + 1), np.bool_)
-    for block in blocks:
-        holds[block, np.unique(_range_of(_read(path, record, block, rows)[time], bounds))] = True
-    for number in range(len(bounds) + 1):
+    blocks_of: list[list[int]] = [[] for _ in range(len(bounds) + 1)]
+    for block in range(-(-rows // _BLOCK_ROWS)):
+        for number in np.unique(_range_of(_read(path, record, block, rows)[time], bounds)).tolist():
+            blocks_of[number].append(block)
+    for number, blocks in enumerate(blocks_of):
         pieces = []
-        for block in np.flatnonzero(holds[:, number]).tolist():
+        for block in blocks:
             records = _read(path, record, block, rows)
             pieces.append(records[_range_of(records[time], bounds) == number])
         if pieces:
@@ -48,10 +49,11 @@ def _range_of(times: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np
 
 
 def _bounds(path: Path, record: np.dtype[np.void], time: str, rows: int, chunk_rows: int) -> NDArray[np.int64]:
-    """Return the times between the ranges, from every 64th record."""
+    """Return the times between the ranges, from every 64th record, or fewer of a very long file."""
     ranges = -(-rows // chunk_rows)
     if ranges <= 1:
         return np.zeros(0, np.int64)
-    sample = np.concatenate([_read(path, record, block, rows)[time][::64].copy() for block in range(-(-rows // _BLOCK_ROWS))])
+    step = max(64, rows // _MOST_SAMPLED)
+    sample = np.concatenate([_read(path, record, block, rows)[time][::step].copy() for block in range(-(-rows // _BLOCK_ROWS))])
     sample.sort()
     return np.unique(sample[np.arange(1, ranges) * len(sample) // ranges])
