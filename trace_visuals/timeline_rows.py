@@ -1,11 +1,13 @@
 """The rows of a timeline, each drawn into its own axes: phases, samples, strips of calls, rates."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.patches import StepPatch
 
 from trace_visuals.bins import Floats, Lanes
 from trace_visuals.calls import GROUPS, READ, WRITE, Ints
@@ -112,11 +114,11 @@ def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
     base = np.zeros(len(end))
     for name, colour in CPU_COLOURS.items():
         top = base + 100 * np.nan_to_num(samples[name].to_numpy(dtype=float))
-        ax.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0)
+        _add_area(ax, top, edges, colour, base)
         base = top
     job = 100 * samples["job_cpus"].to_numpy(dtype=float) / max(block.manifest.host.cpus, 1)
     if np.isfinite(job).any():
-        ax.stairs(job, edges, baseline=None, color=BLACK, linewidth=0.6)
+        _add_line(ax, job, edges, BLACK)
     name_row(ax, "", f"CPU, of {block.manifest.host.cpus}\nmean {base.mean():.0f} %")
 
 
@@ -199,7 +201,7 @@ def _draw_strip(ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: 
     tint[0, :, 3] = _presence(calls, busy)
     ax.imshow(tint, extent=(edges[0], edges[-1], 0, 1), aspect="auto", interpolation="nearest", zorder=1)
     ax.set_xlim(*ax.get_xlim())
-    ax.stairs(busy, edges, fill=True, color=colour, linewidth=0, zorder=2)
+    _add_area(ax, busy, edges, colour, 0.0)
     amount = counted(int(calls.sum()), unit).replace("copys", "copies")
     # A narrow picture has no room for both on one line.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
@@ -216,7 +218,7 @@ def draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:
     """Draw bytes per second read and written by the calls."""
     edges = _seconds(block, block.lanes.grid.edges())
     for name, rate in throughput(block).items():
-        ax.stairs(rate, edges, baseline=None, color=GROUP_COLOURS[name], linewidth=0.6)
+        _add_line(ax, rate, edges, GROUP_COLOURS[name])
     _rate_axis(ax, peak)
     name_row(ax, "", f"bytes/s, means\nover {format_duration(block.lanes.grid.width)}")
 
@@ -228,10 +230,22 @@ def draw_in_flight(ax: Axes, block: TraceTimeline, peak: float) -> None:
                                              "block": (BLACK, ":")}  # fmt: skip
     for name, count in in_flight(block).items():
         colour, line = styles[name]
-        ax.stairs(count, edges, baseline=None, color=colour, linestyle=line, linewidth=0.6)
+        _add_line(ax, count, edges, colour, line)
     ax.set_ylim(0, peak * 1.08 or 1)
     _name_ends(ax, [0, peak] if peak else [0], ["0", f"{peak:.3g}"] if peak else ["0"], 5.4)
     name_row(ax, "", "in flight,\nmeans")
+
+
+def _add_area(ax: Axes, values: Floats, edges: Floats, colour: str, base: Any) -> None:
+    # As Axes.stairs, which also looks for the data's limits, in Python and at length; all limits here are known.
+    ax.add_artist(StepPatch(values, edges, baseline=base, fill=True, facecolor=colour, edgecolor="none", zorder=2))
+
+
+def _add_line(ax: Axes, values: Floats, edges: Floats, colour: str, line: str = "-") -> None:
+    no_base: Any = None  # which matplotlib documents and its types forbid
+    ax.add_artist(
+        StepPatch(values, edges, baseline=no_base, fill=False, edgecolor=colour, linestyle=line, linewidth=0.6, zorder=2)
+    )
 
 
 def _rate_axis(ax: Axes, peak: float) -> None:

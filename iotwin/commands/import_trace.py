@@ -38,8 +38,10 @@ class Import(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what became of the source."""
+        from trace_visuals.labels import plain
+
         counted = f"{document['events']:,} events, {document['block_requests']:,} block requests, "
         counted += f"{document['accelerator_events']:,} accelerator events, {document['phases']} phases"
         print(f"{document['trace']}: {document['format']}, {counted}")
         for note in document["notes"]:
-            print(f"note: {note}")
+            print(plain(f"note: {note}", 500))
