@@ -35,7 +35,8 @@ def main() -> None:
     values = {
         "framework": framework, "workflow.generate_data": False, "workflow.train": True, "workflow.checkpoint": False,
         "dataset.data_folder": f"{directory}/data", "dataset.format": name, "dataset.num_files_train": files,
-        "dataset.num_files_eval": 4, "dataset.num_subfolders_train": 0, "dataset.num_samples_per_file": 1,
+        "dataset.num_files_eval": 4, "dataset.num_subfolders_train": 0, "dataset.num_subfolders_eval": 0,
+        "dataset.num_samples_per_file": 1,
         "dataset.record_length": record_bytes,
         "dataset.record_length_stdev": 0, "dataset.record_length_resize": record_bytes, "reader.data_loader": framework,
         "reader.batch_size": 4, "reader.read_threads": 1 if framework == "tensorflow" else 0, "train.epochs": epochs,
