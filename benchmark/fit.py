@@ -16,8 +16,10 @@ from benchmark.fit_checkpoints import SeenCheckpoint, find_checkpoints
 from benchmark.fit_passes import Pass, find_passes
 from benchmark.fit_samples import Samples, find_samples
 from benchmark.fit_times import pass_times, quantiles
+from datagen.layouts import DlrmLayout
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.units import format_size
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
 _SAME_ORDER = 0.8  # agreement from which two orders count as one
@@ -36,7 +38,7 @@ def fit(trace: Trace) -> Fitted:
     """Return the twin of the traced job; IotwinError, saying why, when the trace shows no training that can be emulated."""
     samples = find_samples(trace)
     passes = find_passes(trace, samples)
-    training = [part for part in passes if part.phase == "epoch"]
+    training = [part for part in passes if part.phase != "evaluation"]
     evaluations = [part for part in passes if part.phase == "evaluation"]
     if not training:
         raise IotwinError(f"{trace.path}: no training epoch reads the data set; is this the trace of a training job?")
@@ -46,20 +48,25 @@ def fit(trace: Trace) -> Fitted:
         model=c.Model(name=trace.manifest.workload or PurePosixPath(samples.folder).name),
         workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints)),
         dataset=_dataset(samples, training, evaluations),
-        reader=_reader(trace, training, evaluations, assumptions),
-        train=_train(trace, training, assumptions),
-        evaluation=_evaluation(trace, evaluations, assumptions),
-        checkpoint=_checkpoint(checkpoints, assumptions),
+        reader=_reader(trace, samples, training, evaluations, assumptions),
+        train=_train(trace, samples, training, assumptions),
+        evaluation=_evaluation(trace, training, evaluations, assumptions),
+        checkpoint=_checkpoint(training, checkpoints, assumptions),
         twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
     )
-    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples.folder))
+    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples))
 
 
-def _files(trace: Trace, folder: str) -> list[tuple[str, int]]:
+def _files(trace: Trace, samples: Samples) -> list[tuple[str, int]]:
+    """The data set's files; those of records without the rest that no record fills, so that records keep their size."""
     files = trace.files()
     files = files[(files["kind"] == "dataset") & (files["size_bytes"] > 0)].sort_values("path")
     found = zip(map(PurePosixPath, files["path"]), files["size_bytes"].astype(int), strict=True)
-    return [(str(path.relative_to(folder)), int(size)) for path, size in found if path.is_relative_to(folder)]
+    sizes = {str(path.relative_to(samples.folder)): int(size) for path, size in found if path.is_relative_to(samples.folder)}
+    if samples.layout == "records" and samples.record_bytes is not None:
+        whole = samples.file_bytes // samples.record_bytes * samples.record_bytes
+        sizes |= {name: int(size) for name, size in zip(samples.names, whole, strict=True) if size}
+    return list(sizes.items())
 
 
 def _losses(trace: Trace) -> list[str]:
@@ -69,15 +76,33 @@ def _losses(trace: Trace) -> list[str]:
 
 
 def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> c.Dataset:
-    sizes = samples.size_bytes[np.unique(np.concatenate([part.samples for part in training]))]
-    return c.Dataset(
+    sizes = samples.size_bytes(np.unique(np.concatenate([part.samples for part in training])))
+    dataset = c.Dataset(
         data_folder=samples.folder,
-        format="npy",
-        num_files_train=len(_members(training)),
-        num_files_eval=len(_members(evaluations)) if evaluations else None,
+        format="npy" if samples.layout in ("npy", "unet3d") else "bin",
+        num_files_train=len(_files_of(samples, training)),
+        num_files_eval=len(_files_of(samples, evaluations)) if evaluations else None,
         record_length_bytes=round(float(sizes.mean())),
         record_length_bytes_stdev=round(float(sizes.std()), 1),
     )
+    if samples.first_record is not None:
+        dataset.num_samples_per_file = _records_in(samples, training)
+        dataset.eval_num_samples_per_file = _records_in(samples, evaluations) if evaluations else None
+    if samples.layout == "dlrm":
+        # A read is a batch of rows; the emulator knows the rows.
+        dataset.record_length_bytes, dataset.record_length_bytes_stdev = DlrmLayout.SAMPLE_BYTES, 0
+        dataset.num_samples_per_file, dataset.eval_num_samples_per_file = 1, None
+    return dataset
+
+
+def _records_in(samples: Samples, passes: Sequence[Pass]) -> int:
+    """Whole records in the smallest of the files that the passes read."""
+    return int(samples.records()[_files_of(samples, passes)].min())
+
+
+def _files_of(samples: Samples, passes: Sequence[Pass]) -> list[int]:
+    """The files (by index in samples.names) that the passes read, each once, ascending."""
+    return [int(file) for file in np.unique(samples.file_of(np.array(_members(passes), np.int64)))]
 
 
 def _members(passes: Sequence[Pass]) -> list[int]:
@@ -90,19 +115,29 @@ def _most_common(values: Sequence[int]) -> int:
     return int(found[counts.argmax()])
 
 
-def _reader(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]) -> c.Reader:
+def _reader(
+    trace: Trace, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]
+) -> c.Reader:
     times = pass_times(trace, training)
     if not len(times.preprocess_s):
         assumptions.append("preprocessing time could not be seen and is taken as zero")
     workers = _most_common([part.workers for part in training])
+    shuffled = _is_shuffled(training)
     return c.Reader(
-        batch_size=_most_common([size for part in training for size in part.batch_sizes]),
-        batch_size_eval=_most_common([size for part in evaluations for size in part.batch_sizes]) if evaluations else 1,
+        batch_size=_batch_size(samples, training),
+        batch_size_eval=_batch_size(samples, evaluations) if evaluations else 1,
         read_threads=workers,
         prefetch_size=_prefetch(training, workers, assumptions),
-        sample_shuffle="seed" if _is_shuffled(training) else "off",
+        sample_shuffle="seed" if shuffled and samples.layout != "dlrm" else "off",
         preprocess_time=quantiles(times.preprocess_s),
     )
+
+
+def _batch_size(samples: Samples, passes: Sequence[Pass]) -> int:
+    reads = _most_common([size for part in passes for size in part.batch_sizes])
+    if samples.layout != "dlrm" or samples.record_bytes is None:
+        return reads
+    return reads * _most_common(samples.size_bytes(passes[0].samples).tolist()) // DlrmLayout.SAMPLE_BYTES
 
 
 def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) -> int | None:
@@ -136,17 +171,30 @@ def _same_order_each_epoch(training: Sequence[Pass]) -> bool:
     return len(training) > 1 and _agreement(training[0].samples, training[1].samples) >= _SAME_ORDER
 
 
-def _train(trace: Trace, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
+def _train(trace: Trace, samples: Samples, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
     times = pass_times(trace, training)
     if times.waits_unseen:
         assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
     if len(training) == 1 and _is_shuffled(training):
         assumptions.append("one epoch only: taken to be shuffled anew in each")
-    return c.Train(
-        epochs=len(training),
+    blocks = training[0].phase == "block"
+    steps = [len(part.batch_sizes) for part in training]
+    train = c.Train(
+        epochs=1 if blocks else len(training),
         computation_time=quantiles(times.compute_s),
         seed_change_epoch=not (_is_shuffled(training) and _same_order_each_epoch(training)),
     )
+    if samples.first_record is not None:
+        in_one_pass = _steps_in_data(samples, training)
+        train.epochs = max(train.epochs, -(-sum(steps) // in_one_pass)) if blocks else train.epochs
+        train.total_training_steps = min(sum(steps) if blocks else _most_common(steps), in_one_pass)
+    return train
+
+
+def _steps_in_data(samples: Samples, training: Sequence[Pass]) -> int:
+    """Steps that go once through the files of records."""
+    records = int(samples.records()[_files_of(samples, training)].sum())
+    return max(records // _most_common([size for part in training for size in part.batch_sizes]), 1)
 
 
 def _cadence(epochs: Sequence[int]) -> tuple[int, int]:
@@ -156,18 +204,23 @@ def _cadence(epochs: Sequence[int]) -> tuple[int, int]:
     return first, _most_common(distances.tolist()) if len(distances) else first
 
 
-def _evaluation(trace: Trace, evaluations: Sequence[Pass], assumptions: list[str]) -> c.Evaluation:
+def _evaluation(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]) -> c.Evaluation:
     if not evaluations:
         return c.Evaluation()
     first, between = _cadence([part.epoch for part in evaluations])
     if len(evaluations) == 1:
         assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
-    return c.Evaluation(
-        eval_time=quantiles(pass_times(trace, evaluations).compute_s), eval_after_epoch=first, epochs_between_evals=between
-    )
+    evaluation = c.Evaluation(eval_time=quantiles(pass_times(trace, evaluations).compute_s))
+    if training[0].phase == "block":
+        steps = _most_common([len(part.batch_sizes) for part in training])
+        evaluation.eval_after_step, evaluation.steps_between_evals = first * steps, between * steps
+        evaluation.total_eval_steps = _most_common([len(part.batch_sizes) for part in evaluations])
+    else:
+        evaluation.eval_after_epoch, evaluation.epochs_between_evals = first, between
+    return evaluation
 
 
-def _checkpoint(checkpoints: Sequence[SeenCheckpoint], assumptions: list[str]) -> c.Checkpoint:
+def _checkpoint(training: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint], assumptions: list[str]) -> c.Checkpoint:
     if not checkpoints:
         return c.Checkpoint()
     first, between = _cadence([checkpoint.epoch for checkpoint in checkpoints])
@@ -176,6 +229,9 @@ def _checkpoint(checkpoints: Sequence[SeenCheckpoint], assumptions: list[str]) -
     # Never the job's own folder: the twin writes random bytes.
     folder = PurePosixPath(checkpoints[0].files[0].path).parent
     assumptions.append(f"the job kept its checkpoints in {folder}; the twin writes to {_CHECKPOINT_FOLDER}")
+    if training[0].phase == "block":
+        steps = _most_common([len(part.batch_sizes) for part in training])
+        return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, steps_between_checkpoints=between * steps)
     return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_epoch=first, epochs_between_checkpoints=between)
 
 
@@ -184,11 +240,17 @@ def _twin(
     assumptions: list[str],
 ) -> c.Twin:  # fmt: skip
     twin = c.Twin(
-        source=trace.path.name, host=trace.manifest.host.hostname, layout=samples.layout,
-        train_files=[samples.names[i] for i in _members(training)],
-        eval_files=[samples.names[i] for i in _members(evaluations)] or None,
-        persistent_workers=_are_persistent(training),
+        source=trace.path.name, host=trace.manifest.host.hostname, persistent_workers=_are_persistent(training),
+        reader=c.TwinReader(
+            read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
+            random_batches=samples.layout == "dlrm" and _is_shuffled(training),
+        ),
     )  # fmt: skip
+    if samples.layout in ("npy", "unet3d", "dlrm"):
+        twin.layout = samples.layout
+    if samples.layout != "dlrm":
+        twin.train_files = [samples.names[i] for i in _files_of(samples, training)]
+        twin.eval_files = [samples.names[i] for i in _files_of(samples, evaluations)] or None
     twin.startup_time, twin.init_time = _start_times(trace, training, assumptions)
     if evaluations:
         times = pass_times(trace, evaluations)
@@ -237,13 +299,20 @@ def _start_times(trace: Trace, training: Sequence[Pass], assumptions: list[str])
     return round(max(begin - trace.manifest.start_ns, 0) / 1e9, 3), round(max(end - begin, 0) / 1e9, 3)
 
 
+def _dataset_evidence(samples: Samples) -> str:
+    if samples.record_bytes is None:
+        return f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads"
+    sizes = format_size(float(np.median(samples.record_bytes)))
+    return f"{len(samples.names)} files in {samples.folder}, read {sizes} at a time, each read one batch or record"
+
+
 def _evidence(
     samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint]
 ) -> dict[str, str]:
     batches = [size for part in training for size in part.batch_sizes]
     batch = _most_common(batches)
     return {
-        "dataset": f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads",
+        "dataset": _dataset_evidence(samples),
         "epochs": f"{len(training)} passes over the training samples, "
         + ("as the job logged them" if training[0].logged else "by samples read again"),
         "batch_size": f"{batch} samples between hand-overs in {np.mean(np.array(batches) == batch):.0%} "

@@ -54,8 +54,8 @@ def find_checkpoints(trace: Trace) -> list[SeenCheckpoint]:
 
 
 def _epoch_at(phases: pd.DataFrame, time_ns: int, before: int) -> int:
-    """Training epochs ended by `time_ns`; without phases checkpoints are taken to follow one epoch each."""
-    epochs = phases[phases["phase"] == "epoch"]
+    """Training epochs (or blocks of steps) ended by `time_ns`; without phases checkpoints are taken to follow one epoch each."""
+    epochs = phases[phases["phase"] == ("epoch" if (phases["phase"] == "epoch").any() else "block")]
     return max(int((epochs["end_ns"] <= time_ns).sum()), 1) if len(epochs) else before + 1
 
 

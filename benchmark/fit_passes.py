@@ -23,7 +23,7 @@ from tracing_tools.trace.reader import Trace
 class Pass:
     """One pass: an epoch's training, or an evaluation."""
 
-    phase: str  # epoch | evaluation
+    phase: str  # epoch | block (training steps between evaluations, where the job counts no epochs) | evaluation
     epoch: int  # from 1; of an evaluation the epoch it came after
     start_ns: int
     end_ns: int
@@ -55,7 +55,8 @@ def find_passes(trace: Trace, samples: Samples) -> list[Pass]:
         inside = samples.accesses["start_ns"].between(window.start_ns, window.end_ns)
         accesses = samples.accesses[inside]
         if len(accesses):
-            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers))
+            records = samples.record_bytes is not None
+            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, records))
     return passes
 
 
@@ -71,13 +72,14 @@ class _Window:
 def _windows(trace: Trace, samples: Samples) -> list[_Window]:
     """The times of the passes: as the job logged them, or else from the first sample that is read again."""
     phases = trace.phases()
-    logged = phases[phases["phase"].isin(["epoch", "evaluation"])]
+    training = "epoch" if (phases["phase"] == "epoch").any() else "block"
+    logged = phases[phases["phase"].isin([training, "evaluation"]) & (phases["rank"].fillna(0) == phases["rank"].fillna(0).min())]
     if len(logged):
         windows, epoch = [], 0
         logged = logged.sort_values("start_ns")
         spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
         for phase, start_ns, end_ns in spans:
-            epoch = epoch + 1 if phase == "epoch" else max(epoch, 1)
+            epoch = epoch + 1 if phase == training else max(epoch, 1)
             windows.append(_Window(phase, epoch, start_ns, end_ns, True))
         return windows
     # A pass ends where a sample comes again: number each access by how often its sample was read before.
@@ -108,7 +110,7 @@ def _handovers(trace: Trace, processes: pd.DataFrame) -> pd.DataFrame:
     return events[["pid", "start_ns", "end_ns", "file_id", "is_read"]]
 
 
-def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, handovers: pd.DataFrame) -> Pass:
+def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, handovers: pd.DataFrame, records: bool) -> Pass:
     readers = [int(pid) for pid in pd.unique(accesses["pid"])]
     parents = dict(zip(processes["pid"], processes["ppid"], strict=True))
     roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
@@ -117,7 +119,9 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     rank = int(parents[loaders[0]]) if loaders else readers[0]
     own = [pid for pid in loaders if parents[pid] == rank] or [rank]
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
-    accesses["batch"] = _number_batches(accesses, handovers, bool(loaders))
+    # A rank that reads records itself reads a batch at a time.
+    single = records and not loaders
+    accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers, bool(loaders))
     ahead = _batches_ahead(own, rank, handovers, window) if loaders else None
     batches = _batches(accesses)
     # The rank takes batch k from worker k mod n: the k-th batch of each worker, workers in the order they began.

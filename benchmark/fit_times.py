@@ -82,11 +82,11 @@ def _calls(trace: Trace, pids: Sequence[int], start_ns: int, end_ns: int) -> _Ca
 
 
 def _preprocess_s(trace: Trace, part: Pass) -> NDArray[np.float64]:
-    """From a sample's last read to whatever its process did next: the next sample, or handing the batch over."""
+    """Idle time within a sample, and from its last read to whatever its process did next: the next sample, or the hand-over."""
     accesses = part.accesses.sort_values(["pid", "start_ns"], kind="stable")
-    ends, pids = accesses["end_ns"].to_numpy(), accesses["pid"].to_numpy()
+    ends, pids, idle = (accesses[name].to_numpy() for name in ("end_ns", "pid", "idle_ns"))
     same_batch = accesses["batch"].to_numpy()[1:] == accesses["batch"].to_numpy()[:-1]
-    within = (accesses["start_ns"].to_numpy()[1:] - ends[:-1])[same_batch]
+    within = (accesses["start_ns"].to_numpy()[1:] - ends[:-1] + idle[:-1])[same_batch]
     if not part.workers:
         return _seconds(within)  # after a batch's last sample a rank goes on to compute
     calls = _calls(trace, part.pids, part.start_ns, part.end_ns)
@@ -94,10 +94,10 @@ def _preprocess_s(trace: Trace, part: Pass) -> NDArray[np.float64]:
     after = []
     for pid in part.pids:
         starts = calls.start_ns[calls.pid == pid]
-        own_ends = ends[last & (pids == pid)]
-        following = np.searchsorted(starts, own_ends)
+        own = last & (pids == pid)
+        following = np.searchsorted(starts, ends[own])
         known = following < len(starts)
-        after.append(starts[following[known]] - own_ends[known])
+        after.append(starts[following[known]] - ends[own][known] + idle[own][known])
     return _seconds(np.concatenate([within, *after]))
 
 

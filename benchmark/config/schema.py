@@ -293,6 +293,11 @@ class TwinReader(Section):
     mmap: bool = False  # files are mapped, not read
     interleave_files: Positive | None = None  # files that dataset.interleave takes turns among; None: 8
     random_batches: bool = False  # shuffles batches, not samples: one read each out of one big file
+    read_sizes: list[
+        Positive
+    ] = []  # bytes asked for by each read of a file, the last one again until its end; none: the format's own
+    read_past_end: bool = False  # with read_sizes: the read that finds nothing more is made too
+    keep_open: bool = False  # files stay open from their first read on
     pinned_copies: bool = False  # each batch is copied to the main process, as pinned memory is
 
 

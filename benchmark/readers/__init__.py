@@ -9,10 +9,11 @@ import numpy as np
 
 from benchmark.config import Config
 from benchmark.plugins import READERS, load_plugin
-from benchmark.readers.access import Buffered, Direct, Mapped, Opener
+from benchmark.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
 from benchmark.readers.hdf5 import Hdf5
 from benchmark.readers.images import Image
 from benchmark.readers.numpy_files import Npy, Npz, NumpyLoad
+from benchmark.readers.recorded import RecordedReads
 from benchmark.readers.records import Indexed, Raw, TfRecord
 from benchmark.readers.sample import InMemory, Reader
 from benchmark.readers.synthetic import Synthetic
@@ -42,7 +43,8 @@ def local_opener(config: Config) -> Opener:
     mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
     way = Direct if config.reader.odirect else Mapped if mapped else Buffered
     transfer_bytes = config.reader.transfer_size
-    return way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
+    opener = way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
+    return KeptOpen(opener) if config.twin.reader.keep_open else opener
 
 
 def make_reader(config: Config, opener: Opener) -> Reader:
@@ -54,6 +56,8 @@ def make_reader(config: Config, opener: Opener) -> Reader:
     if name == "bin" and config.dataset.record_dims:
         element_bytes = np.dtype(config.dataset.record_element_type).itemsize
         return Raw(opener, math.prod(config.dataset.record_dims) * element_bytes)
+    if config.twin.reader.read_sizes:
+        return RecordedReads(config.twin.reader.read_sizes, config.twin.reader.read_past_end)
     if name in _FORMATS:
         reader = _FORMATS[name](opener)
     else:

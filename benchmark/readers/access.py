@@ -159,6 +159,39 @@ class Mapped(_Descriptor):
         super().__exit__(kind, error, trace)
 
 
+class KeptOpen:
+    """An opener that leaves each file open for the next time, in each process for itself."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
+        self._files: dict[tuple[int, int, str], OpenFile] = {}
+
+    def __call__(self, path: str) -> OpenFile:
+        """Return the file; IotwinError when it cannot be opened."""
+        # A fork shares descriptors, and the reader's buffers are each thread's own.
+        key = (os.getpid(), threading.get_ident(), path)
+        if key not in self._files:
+            self._files[key] = self._opener(path)
+        return _Kept(self._files[key])
+
+
+class _Kept:
+    """A file that outlives its context."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self.size_bytes = file.size_bytes
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        return self._file.read(offset, size_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
 def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes: int, end: int | None = None) -> None:
     """Read into all of `view`, up to the file's `end` where alignment goes beyond it."""
     done, wanted = 0, len(view) if end is None else min(len(view), end - offset)

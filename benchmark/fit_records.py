@@ -1,0 +1,117 @@
+"""The samples of data sets that are not of .npy files: whole files read by any library, or records of large files."""
+
+from pathlib import PurePosixPath
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+
+from benchmark.fit_samples import Samples, accesses_of_files, common_folder
+from datagen.layouts import DlrmLayout
+from tracing_tools.trace import schema
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.reader import Trace
+
+_WHOLE = 0.9  # share of its file that an access reads, from which files count as read whole
+_PAUSED = 0.5  # share of an access spent between its reads, from which each read is a sample of its own
+_MOST_READS = 16  # told apart within a file
+
+
+def find_other_samples(trace: Trace, files: pd.DataFrame) -> Samples:
+    """Return the samples of the data-set files of the kind (by suffix) that most bytes are read from.
+
+    Raises IotwinError when nothing is read from any.
+    """
+    reads = _reads(trace, files)
+    suffix = files["path"].map(lambda path: PurePosixPath(path).suffix)
+    read_bytes = reads.groupby(suffix.reindex(reads["file_id"]).to_numpy())["result"].sum()
+    if read_bytes.empty or not read_bytes.max():
+        raise IotwinError(f"{trace.path}: no data-set file is read by calls; mapped files alone cannot be fitted")
+    chosen = files[(files["kind"] == "dataset") & (suffix == read_bytes.idxmax())].sort_values("path", kind="stable")
+    chosen = chosen[chosen["file_id"].isin(reads["file_id"])]
+    reads = reads[reads["file_id"].isin(chosen["file_id"])].copy()
+    folder = common_folder(chosen["path"].tolist())
+    names = [str(PurePosixPath(path).relative_to(folder)) for path in chosen["path"]]
+    number = np.full(len(files), -1, np.int64)
+    number[chosen["file_id"].to_numpy()] = np.arange(len(chosen))
+    reads["number"] = number[reads["file_id"].to_numpy(np.int64)]
+    reads["access"] = ((reads["number"].diff() != 0) | (reads["pid"].diff() != 0) | (reads["offset"] == 0)).cumsum()
+    file_bytes = _sizes(chosen, reads)
+    if _read_whole(reads, file_bytes):
+        sizes, past_end = _read_sizes(reads)
+        return Samples(
+            folder, "files", names, file_bytes, accesses_of_files(trace, number), read_sizes=sizes, read_past_end=past_end
+        )
+    return _records(trace, reads, folder, names, file_bytes, number)
+
+
+def _reads(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:
+    """Return the reads of data-set files that did not fail, process by process in order of start."""
+    ids = files.loc[files["kind"] == "dataset", "file_id"].tolist()
+    chosen = pc.field("file_id").isin(ids) & pc.field("op").isin(list(schema.READ_OPS))
+    columns = ["start_ns", "duration_ns", "pid", "file_id", "offset", "requested", "result"]
+    reads = trace.events_frame(columns=columns, where=chosen)
+    reads["end_ns"] = reads["start_ns"] + reads["duration_ns"]
+    return reads[reads["result"] >= 0].sort_values(["pid", "start_ns"], kind="stable").reset_index(drop=True)
+
+
+def _sizes(chosen: pd.DataFrame, reads: pd.DataFrame) -> NDArray[np.int64]:
+    """Bytes of each file; where the trace has not seen them, as far as the file was read."""
+    ends = (reads["offset"].fillna(0) + reads["result"]).groupby(reads["number"]).max()
+    seen = ends.reindex(range(len(chosen)), fill_value=0).to_numpy(np.float64)
+    sizes: NDArray[np.int64] = np.maximum(chosen["size_bytes"].fillna(0).to_numpy(np.float64), seen).astype(np.int64)
+    return sizes
+
+
+def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:
+    """Whether most accesses go through their file from end to end without pausing."""
+    accesses = reads.groupby("access").agg(
+        number=("number", "first"), bytes=("result", "sum"), start=("start_ns", "first"), end=("end_ns", "last"),
+        busy=("duration_ns", "sum"),
+    )  # fmt: skip
+    share = accesses["bytes"] / np.maximum(file_bytes[accesses["number"].to_numpy()], 1)
+    paused = 1 - accesses["busy"] / np.maximum(accesses["end"] - accesses["start"], 1)
+    # A long way through a large file with pauses in it is a stream of samples, not one sample.
+    streamed = (paused > _PAUSED) & (accesses["end"] - accesses["start"] > 10 * (accesses["end"] - accesses["start"]).median())
+    return bool(((share >= _WHOLE) & ~streamed).mean() > 0.5) and reads["number"].nunique() > 2
+
+
+def _read_sizes(reads: pd.DataFrame) -> tuple[tuple[int, ...], bool]:
+    """Return the bytes that the typical access asks for, read by read, and whether it goes on until nothing comes."""
+    place = reads.groupby("access").cumcount()
+    full = reads[(reads["result"] > 0) & (place < _MOST_READS)]
+    by_place = full.groupby(place[full.index])["requested"]
+    accesses = reads["access"].nunique()
+    sizes = [int(asked.mode().iloc[0]) for _, asked in by_place if len(asked) * 10 >= accesses]
+    past_end = (reads.groupby("access")["result"].last() == 0).mean() > 0.5
+    return tuple(sizes), bool(past_end)
+
+
+def _records(
+    trace: Trace, reads: pd.DataFrame, folder: str, names: list[str], file_bytes: NDArray[np.int64], number: NDArray[np.int64]
+) -> Samples:
+    """Return the records: in each file what its typical read brings."""
+    reads = reads[reads["result"] > 0]
+    by_size = reads.groupby(["number", "result"])["result"].sum()
+    typical = by_size.groupby(level=0).idxmax().map(lambda key: key[1])
+    record_bytes = typical.reindex(range(len(names))).to_numpy(np.int64)
+    each = np.maximum(file_bytes // record_bytes, 1)
+    first = np.concatenate(([0], np.cumsum(each)))
+    of_read = reads["number"].to_numpy()
+    within = np.minimum(reads["offset"].fillna(0).to_numpy(np.int64) // record_bytes[of_read], each[of_read] - 1)
+    accesses = pd.DataFrame({
+        "sample": first[of_read] + within, "pid": reads["pid"].to_numpy(), "start_ns": reads["start_ns"].to_numpy(),
+        "end_ns": reads["end_ns"].to_numpy(), "idle_ns": 0,
+    })  # fmt: skip
+    is_criteo = {PurePosixPath(name).name for name in names} <= {DlrmLayout.TRAIN_NAME, DlrmLayout.TEST_NAME}
+    layout: Literal["dlrm", "records"] = "dlrm" if is_criteo and not (record_bytes % DlrmLayout.SAMPLE_BYTES).any() else "records"
+    ids = np.flatnonzero(number >= 0).tolist()
+    opened = pc.field("op").isin(list(schema.OPEN_OPS)) & pc.field("file_id").isin(ids)
+    opens = trace.events_frame(["file_id"], opened)
+    accesses = accesses.sort_values("start_ns", kind="stable", ignore_index=True)
+    return Samples(
+        folder, layout, names, file_bytes, accesses, record_bytes, first,
+        keep_open=len(opens) * 2 < len(reads),
+    )  # fmt: skip
