@@ -117,6 +117,10 @@ def open_dataset(config: Config, ranks: int = 1) -> DataSet:
     opened = DataSet(*(_samples(found, folder, reader, shape) for found in (chosen, chosen_evaluation)))
     _check_enough(config, opened, folder, ranks)
     _compare_sizes(config, opened)
+    if config.twin.reader.keep_open and not config.reader.read_threads:
+        for paths in (*chosen.files, *chosen_evaluation.files):
+            for path in paths:
+                opener(path)  # as a job does that reads by itself from files it keeps open
     return opened
 
 

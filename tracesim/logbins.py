@@ -15,6 +15,17 @@ def log_bin(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64
     return bins
 
 
+def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the histogram (BINS,) in which each value is shared between its bin and the next, by how far it is on the way.
+
+    So values that hardly differ hardly differ here, even where the edge of a bin lies between them.
+    """
+    place = np.minimum(np.log2(np.maximum(values, 1)) * BINS_PER_OCTAVE, BINS - 2)
+    low = place.astype(np.int64)
+    upper = place - low
+    return (np.bincount(low, 1.0 - upper, minlength=BINS) + np.bincount(low + 1, upper, minlength=BINS)).astype(float)
+
+
 def table(
     row: NDArray[np.int64], column: NDArray[np.int64], weight: NDArray[np.int64] | None, rows: int, columns: int
 ) -> NDArray[np.float64]:

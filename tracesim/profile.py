@@ -12,7 +12,7 @@ from tracesim.busy import BUSY_BINS, ROWS, Busy
 from tracesim.cadence import Arrivals, Cadence
 from tracesim.calls import FILE_KINDS, GROUPS, storage_calls
 from tracesim.concurrency import InFlight, Readers
-from tracesim.logbins import BINS, BINS_PER_OCTAVE, log_bin
+from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from tracesim.order import STEPS, Order, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
 from tracesim.steps import StepTimes
@@ -169,10 +169,10 @@ def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats
     size = np.maximum(files["size_bytes"].fillna(0).to_numpy(np.float64), tallies.file_extent_bytes)
     kinds = files["kind"].astype(object).to_numpy()
     used = (read + written) > 0
-    sizes = [np.bincount(log_bin(size[used & (kinds == kind)]), minlength=BINS) for kind in FILE_KINDS]
+    sizes = [shared_histogram(size[used & (kinds == kind)]) for kind in FILE_KINDS]
     reading = (read > 0) & (kinds == FILE_KINDS[0])
     times = read[reading] / np.maximum(size[reading], 1) * 2.0 ** (REREAD_ONE / BINS_PER_OCTAVE)
-    return np.stack(sizes).astype(float), np.bincount(log_bin(times), minlength=BINS).astype(float)
+    return np.stack(sizes), shared_histogram(times)
 
 
 def summarise(profile: Profile, weight: Floats | None = None) -> Summary:

@@ -33,7 +33,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     files = [f"hush_{index:03d}.npy" for index in range(12)]
     config = workload.Config(
         workflow=workload.Workflow(evaluation=True, checkpoint=True),
-        dataset=workload.Dataset(data_folder=str(folder / "confidential")),
+        dataset=workload.Dataset(data_folder=str(folder / "confidential"), format="npy"),
         reader=workload.Reader(batch_size=2, read_threads=2, sample_shuffle="seed"),
         train=workload.Train(epochs=2, computation_time=0.03),
         checkpoint=workload.Checkpoint(checkpoint_folder=str(folder / "output")),

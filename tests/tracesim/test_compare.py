@@ -230,6 +230,7 @@ def add_block_requests(found, op="read", size_bytes=1 << 17, every_ns=10 * MILLI
         "sector": np.arange(n) * 256, "size_bytes": [size_bytes] * n, "flags": [0] * n, "cgroup": [1] * n, "origin": ["task"] * n,
         "pid": [1000] * n, "comm": ["python"] * n,
     }  # fmt: skip
+    columns |= {name: [None] * n for name in schema.BLOCK.names if name not in columns}
     arrays = {f.name: pa.array(columns[f.name], pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema.BLOCK}
     write_table(found.path / "block.parquet", schema.BLOCK, pa.table(arrays).cast(schema.BLOCK))
     return Trace(found.path)

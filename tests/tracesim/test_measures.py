@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tracesim.logbins import BINS, log_bin
+from tracesim.logbins import BINS, log_bin, shared_histogram
 from tracesim.measures import cell_ratios, hellinger, overlap, ratio, ruzicka, s_curve, shared_mass, weighted_mean
 
 amounts = arrays(np.float64, 12, elements=st.floats(0, 1e12) | st.just(0.0))
@@ -72,3 +72,10 @@ def test_the_s_curve_keeps_order_and_ends_and_forgives_little_differences(a, b):
     assert 0.0 <= s_curve(a) <= s_curve(b) <= 1.0
     assert [s_curve(v) for v in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
     assert s_curve(0.95) == pytest.approx(0.995)
+
+
+def test_values_on_either_side_of_an_edge_are_nearly_the_same():
+    edge = 2.0**21
+    either_side = [shared_histogram(np.array([edge * factor])) for factor in (0.9999, 1.0001)]
+    assert overlap(*either_side, 8) > 0.999
+    assert shared_histogram(np.array([0, 1, 5, 2.0**60])).sum() == pytest.approx(4.0)
