@@ -24,6 +24,7 @@ def commands(traces: list[Path], folder: Path) -> dict[str, list[str | Path]]:
         "plot": ["plot", "timeline", first, second, "-o", folder / "t.png"],
         "report": ["report", first, second, "-o", folder / "r.html"],
         "recover": ["recover", folder / "cut.trace"],
+        "run": ["run", "timeline-smoke", "--dry-run"],
     }
 
 
@@ -39,6 +40,7 @@ KEYS = {
     "plot": {"output", "traces"},
     "report": {"output", "size_bytes", "traces"},
     "recover": {"trace", "events", "lost"},
+    "run": {"experiment", "cells"},
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from iotwin.experiment import SHIPPED, cells, read_experiment
+from iotwin.experiment_run import _explain
 from tests.conftest import ROOT, run_iotwin
 from tests.iotwin.processes import call
 from tracing_tools.backends import unavailable_reasons
@@ -176,3 +177,40 @@ def test_experiments_that_are_not_there(tmp_path):
     (tmp_path / "e.yaml").write_text("a: [")
     done = call("run", tmp_path / "e.yaml")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "is not YAML" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["timeline", "instrumentation"])
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_artifact_s_scripts_run_the_shipped_experiments(tmp_path, name, smoke):
+    (tmp_path / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    (tmp_path / "iotwin").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = ROOT / "tracing_tools" / f"run_{name}_experiments.sh"
+    command = [script, *(["--smoke"] if smoke else []), "--dry-run", "--json"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["experiment"] == name + ("-smoke" if smoke else "")
+
+
+@pytest.mark.parametrize(
+    ("status", "own", "job", "reason"),
+    [
+        (137, "", "", "it was killed, as the kernel does when memory runs out"),
+        (1, "iotwin trace: no Docker Engine answers at /x; start it", "ignored", "no Docker Engine answers at /x; start it"),
+        (1, "", "warning\nunet3d: out of memory", "unet3d: out of memory"),
+        (3, "", "", "it ended with exit status 3 and said nothing"),
+    ],
+)
+def test_why_a_cell_failed(tmp_path, status, own, job, reason):
+    (tmp_path / "iotwin.log").write_text(own)
+    (tmp_path / "trace" / "logs").mkdir(parents=True)
+    (tmp_path / "trace" / "logs" / "stderr").write_text(job)
+    assert _explain(status, tmp_path) == reason
+
+
+def test_no_docker(tmp_path, monkeypatch):
+    """Every cell in a container says so; the exit status is 1."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    status, summary = run(write(tmp_path / "e.yaml", container=True), tmp_path / "out")
+    assert status == 1
+    assert ["no Docker Engine answers" in failure["reason"] for failure in summary["failed"]] == [True, True]
