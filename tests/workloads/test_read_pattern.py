@@ -52,6 +52,19 @@ def test_dlrm_reads_a_batch_by_one_call_of_the_one_process(tmp_path, shuffle):
     assert (calls["offset"] % 160_000 == 0).all()
 
 
+@pytest.mark.torch
+def test_dlrm_asleep_reads_what_the_original_reads_in_the_same_order(tmp_path):
+    small = {"embedding_size": 4, "most_categories": 100, "bottom": 8, "top": 8, "threads": 1}
+    options = {"batch_size": 1000, "steps": 30, "eval_every": 0, **small}  # one pass and a half
+    reads = []
+    for variant in ({}, {"variant": "sleep", "sleep": 0}):
+        directory = tmp_path / variant.get("variant", "original")
+        generate(DlrmLayout(), directory / "data", samples=20_500, seed=3, workers=1)
+        calls = traced(directory, "dlrm", "--shuffle", **options, **variant)
+        reads.append(calls[["file", "offset", "requested", "result"]].to_numpy().tolist())
+    assert reads[0] == reads[1] and len(reads[0]) == 30
+
+
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_bert_reads_eight_shards_at_once_by_threads(tmp_path):
     generate(BertLayout(), tmp_path / "data", samples=4000, seed=3, workers=1)
