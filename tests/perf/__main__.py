@@ -3,7 +3,17 @@
 import sys
 import time
 
-from tests.perf import perf_capture, perf_datagen, perf_demo, perf_probes, perf_reading, perf_twin, perf_visuals, perf_workloads
+from tests.perf import (
+    perf_capture,
+    perf_datagen,
+    perf_demo,
+    perf_emulator,
+    perf_probes,
+    perf_reading,
+    perf_twin,
+    perf_visuals,
+    perf_workloads,
+)
 from tests.perf.figures import machine
 from tracing_tools.trace.progress import set_quiet
 
@@ -14,7 +24,17 @@ def main() -> int:
     print(f"{machine()}, {time.strftime('%Y-%m-%d')}\n")
     print("| figure | asked | measured | met | detail |\n|---|---|---|---|---|", flush=True)
     missed = 0
-    for module in (perf_capture, perf_probes, perf_demo, perf_twin, perf_datagen, perf_reading, perf_visuals, perf_workloads):
+    for module in (
+        perf_capture,
+        perf_probes,
+        perf_demo,
+        perf_twin,
+        perf_datagen,
+        perf_emulator,
+        perf_reading,
+        perf_visuals,
+        perf_workloads,
+    ):
         for figure in module.measure():
             print(figure.line(), flush=True)
             missed += not figure.met
