@@ -1,7 +1,7 @@
 """The emulator's own cost: the smallest run beside DLIO's, its loop without any I/O, and starting on very many samples.
 
-Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 and PyTorch, and its smallest run is measured beside ours; else
-ours is held against what it took earlier.
+Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 and PyTorch, and its smallest run is measured beside ours;
+else ours is held against what it took earlier.
 """
 
 import json
@@ -92,7 +92,8 @@ def _utilisation(directory: Path, seconds: float) -> Figure:
     steps = _LOOP_STEPS[seconds]
     words = [
         "workload=default", "++workload.workflow.evaluation=false", "++workload.dataset.format=synthetic",
-        f"++workload.dataset.num_files_train={2 * steps * 4}", "++workload.reader.batch_size=4", "++workload.reader.read_threads=0",
+        f"++workload.dataset.num_files_train={2 * steps * 4}",
+        "++workload.reader.batch_size=4", "++workload.reader.read_threads=0",
         "++workload.train.epochs=2", f"++workload.train.computation_time={seconds}", "--ranks", "2",
     ]  # fmt: skip
     reached = [_emulate(directory, *words)[0]["metric"]["train_au_mean_percentage"] for _ in range(_ROUNDS)]

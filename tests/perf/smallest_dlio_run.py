@@ -8,9 +8,9 @@ replaced by dummies, in its favour.
 
 import resource
 import sys
+from unittest.mock import MagicMock
 
 from upstream_generation import _DUMMIES
-from unittest.mock import MagicMock
 
 
 def main() -> None:
@@ -20,7 +20,8 @@ def main() -> None:
     from dlio_benchmark import main as upstream
 
     settings = {
-        "framework": "pytorch", "dataset.data_folder": f"{directory}/data", "dataset.format": "npz", "dataset.num_files_train": files,
+        "framework": "pytorch", "dataset.data_folder": f"{directory}/data", "dataset.format": "npz",
+        "dataset.num_files_train": files,
         "dataset.num_files_eval": 0, "dataset.num_samples_per_file": 1, "dataset.record_length": record_bytes,
         "dataset.record_length_stdev": 0, "dataset.num_subfolders_train": 0, "reader.data_loader": "pytorch",
         "reader.batch_size": 1, "reader.read_threads": 0, "train.epochs": 1, "train.computation_time": 0,
