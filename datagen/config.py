@@ -1,12 +1,19 @@
 """Read a DLIO workload YAML's `dataset` section as a layout, so that configurations made for DLIO generate as they are."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from datagen.layouts import FormatLayout
 from tracing_tools.trace.errors import UsageError, nearest
+
+
+class Hdf5Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `dataset.hdf5`."""
+
+    chunk_dims: list[int] = []
+    num_dset_per_record: int = 1
+    max_shape: list[int] = []
 
 
 class DatasetSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +35,7 @@ class DatasetSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compression_level: int = 4
     enable_chunking: bool = False
     chunk_size: int = 0
-    hdf5: dict[str, Any] = {}
+    hdf5: Hdf5Section = Hdf5Section()
     data_folder: str = ""  # the command line says where to write
     keep_files: bool = True
     generation_buffer_size: int | float = 0
@@ -68,7 +75,9 @@ def read_config(path: Path) -> tuple[FormatLayout, int]:
 
 def layout_of(dataset: DatasetSection) -> FormatLayout:
     """Return the layout that the section describes; UsageError for one that no writer can write."""
-    chunk_dims = tuple(dataset.hdf5.get("chunk_dims", ()))
+    chunk_dims = tuple(dataset.hdf5.chunk_dims)
+    if dataset.hdf5.num_dset_per_record != 1 or dataset.hdf5.max_shape:
+        raise UsageError("dataset.hdf5: every file has one dataset of a fixed shape; leave out num_dset_per_record and max_shape")
     if dataset.enable_chunking and dataset.chunk_size and not chunk_dims:
         side = max(1, round(dataset.chunk_size**0.5))
         chunk_dims = (side, side)

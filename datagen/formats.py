@@ -188,7 +188,7 @@ def _fill_chunks(file: File, target: "h5py.File") -> None:
     if layout.compression == "gzip":
         settings["compression_opts"] = layout.compression_level
     if layout.chunk_dims:
-        settings["chunks"] = (1, *layout.chunk_dims)
+        settings["chunks"] = (1, *map(min, layout.chunk_dims, file.shape))
     records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, **settings)
     if file.record_bytes <= _BLOCK_BYTES:
         first = 0

@@ -468,10 +468,15 @@ class FormatLayout(msgspec.Struct, frozen=True):
             ("number of evaluation files", self.evaluation_files, 0),
             ("number of sub-folders", min(self.train_folders, self.evaluation_folders), 0),
             ("record dimension", min(self.record_dims, default=1), 1),
+            ("chunk dimension", min(self.chunk_dims, default=1), 1),
             ("size in the histogram", min((size for size, _ in self.histogram), default=1), 1),
         ):
             if value < least:
                 raise UsageError(f"the {what} is {value}; it must be at least {least}")
+        if not 0 <= self.compression_level <= 9:
+            raise UsageError(f"the compression level is {self.compression_level}; give one from 0 (fast) to 9 (small)")
+        if self.chunk_dims and len(self.chunk_dims) != (dimensions := len(self.record_dims) or 2):
+            raise UsageError(f"chunk_dims {list(self.chunk_dims)} do not fit records of {dimensions} dimensions; give as many")
         if not (0 <= self.entropy <= 1 and 0 <= self.dedup <= 1):
             raise UsageError(f"entropy {self.entropy} and dedup {self.dedup} are shares; give numbers from 0 to 1")
         if self.record_stdev_bytes > 2 * self.record_bytes:

@@ -62,10 +62,10 @@ def test_npz_and_hdf5_compression_and_labels(tmp_path):
         _, (path, *_) = made(tmp_path / compression, format="npz", compression=compression, entropy=0.25)
         assert np.load(path)["y"].tolist() == [0]
         assert (path.stat().st_size < 0.4 * 65536) == (compression == "zip")
-    for compression in ("gzip", "lzf"):
-        _, (path, *_) = made(tmp_path / compression, format="hdf5", compression=compression, entropy=0.25, chunk_dims=(64, 64))
+    for compression in ("gzip", "lzf"):  # chunks no larger than a record
+        _, (path, *_) = made(tmp_path / compression, format="hdf5", compression=compression, entropy=0.25, chunk_dims=(64, 300))
         with h5py.File(path) as content:
-            assert content["records_0"].chunks == (1, 64, 64) and content["records_0"].compression == compression
+            assert content["records_0"].chunks == (1, 64, 256) and content["records_0"].compression == compression
             assert content["labels"][:].tolist() == [0]
         assert path.stat().st_size < 0.6 * 65536
 
@@ -251,6 +251,9 @@ def test_dedup_is_what_a_block_hash_finds_in_files(tmp_path, dedup):
         ({"entropy": 1.5}, "entropy 1.5"),
         ({"record_stdev_bytes": 10**9}, "over twice its mean"),
         ({"distribution": "gamma"}, "unknown distribution 'gamma'"),
+        ({"format": "npz", "compression": "zip", "compression_level": 10}, "compression level is 10"),
+        ({"format": "hdf5", "chunk_dims": (8,)}, "do not fit records of 2 dimensions"),
+        ({"format": "hdf5", "chunk_dims": (8, 0)}, "chunk dimension is 0"),
     ],
 )
 def test_layouts_no_writer_can_write(parameters, message):
@@ -294,6 +297,8 @@ def test_dlio_configuration_generates_as_it_is(tmp_path):
     [
         (CONFIG.replace("format", "fromat"), r"unknown key dataset.fromat \(did you mean 'format'\?\)"),
         (CONFIG.replace("6", "six"), "num_files_train"),
+        (CONFIG + "  hdf5: {chunk_dim: [8, 8]}", "chunk_dim"),
+        (CONFIG + "  hdf5: {num_dset_per_record: 4}", "one dataset of a fixed shape"),
         ("model: {name: x}", "no section 'dataset'"),
         ("dataset: [", "is not YAML"),
     ],

@@ -18,6 +18,7 @@ from datagen.manifest import JOURNAL_NAME, MANIFEST_NAME
 from datagen.verify import verify
 from iotwin.commands.generate import Generate
 from iotwin.main import _Parser
+from tests.conftest import run_iotwin
 from tracing_tools.trace.errors import IotwinError, UsageError
 
 SMALL = Unet3dLayout(scale=0.1)
@@ -118,6 +119,11 @@ def test_directories_with_other_content_are_left_alone(tmp_path):
     generate(SMALL, tmp_path, samples=2, workers=1, force=True)
     assert len(SMALL.discover(tmp_path)) == 2
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_a_directory_that_cannot_be_written_is_one_line():
+    refused = run_iotwin("generate", "unet3d", "--samples", "1", "-o", "/proc/none")
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "/proc/none" in refused.stderr
 
 
 def test_a_file_in_the_way_and_a_second_writer_are_refused(tmp_path, monkeypatch):
