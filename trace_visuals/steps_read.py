@@ -30,6 +30,7 @@ _EMULATOR = r"\[INFO\].*?\b(?P<key>[a-z_]+):? (?P<ns>\d+)\s*$"
 _RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'
 # A block of steps begins: an epoch, a block, the training up to an evaluation, in MLLOG's two ways and in DLIO's words.
 _BEGINS = r'"(?:epoch|block|training)_start"|"INTERVAL_START", ?"key": ?"(?:epoch|block|training)"|[Ss]tarting (?:epoch|block)'
+_BLOCK_ENDS = r"Ending block \d+ - (?P<steps>\d+) steps"
 _POINT = r'"key": ?"(?P<key>world_size|global_batch_size)", ?"value": ?(?P<value>\d+)'
 _GPUS, _BATCH = re.compile(r"(\d+)_?-?gpus?(?![a-z])", re.I), re.compile(r"(?:batch_?-?|(?<![a-z])b)(\d+)", re.I)
 _COPY_TO_DEVICE = re.compile(r"memcpy.?(?:htod|h2d)", re.I)
@@ -132,11 +133,22 @@ def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
     if "global_batch_size" in values:
         parameters.setdefault("batch", values["global_batch_size"] // gpus)
     block = np.cumsum(pc.match_substring_regex(lines, _BEGINS).to_numpy())
-    found = pd.concat([_timed(lines, block, pattern) for pattern in (_DURATION, _EMULATOR)], ignore_index=True)
+    emulated = _timed(lines, block, _EMULATOR)
+    found = pd.concat([_timed(lines, block, _DURATION), _in_blocks(emulated, lines)], ignore_index=True)
     if block.any():
         # The emulator says both that an epoch and that its first block begins: those that hold steps are counted.
         found["block"] = pd.factorize(found["block"], sort=True)[0] + 1
     return found
+
+
+def _in_blocks(emulated: pd.DataFrame, lines: pa.ChunkedArray) -> pd.DataFrame:
+    """Give the emulator's parts, which it prints when the run is over, the blocks that the log says they were in."""
+    steps = pc.cast(pc.struct_field(pc.extract_regex(lines, _BLOCK_ENDS).drop_null().combine_chunks(), "steps"), pa.int64())
+    number = emulated.groupby("key").cumcount()
+    if not len(steps) or not len(number) or number.max() + 1 != sum(steps.to_pylist()):
+        return emulated
+    ends = np.cumsum(steps.to_numpy(zero_copy_only=False))
+    return emulated.assign(block=np.searchsorted(ends, number.to_numpy(), side="right") + 1)
 
 
 def _timed(lines: pa.ChunkedArray, block: np.ndarray, pattern: str) -> pd.DataFrame:

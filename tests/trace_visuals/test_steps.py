@@ -80,6 +80,20 @@ def test_the_emulator_s_log(tmp_path):
     assert frame["key"].tolist() == ["load_batch_mem", "all_compute"] and frame["seconds"].tolist() == [0.001, 0.005]
 
 
+def test_the_emulator_s_parts_get_the_blocks_that_its_log_tells(tmp_path):
+    """It prints them when the run is over."""
+    log = "".join(
+        f"[OUTPUT] t Starting epoch {n}: 3 steps expected\n[OUTPUT] t Starting block 1\n"
+        "[OUTPUT] t Ending block 1 - 3 steps completed in 1 s\n" for n in (1, 2)
+    )  # fmt: skip
+    log += "".join(f"[INFO] all_compute {ms}000000\n" for ms in (9, 1, 2, 8, 3, 4))
+    cell(tmp_path / "a", "", variant="emulated", workload="unet3d")
+    (tmp_path / "a" / "output" / "dlio.log").write_text(log)
+    frame = read_steps([tmp_path])
+    assert frame["block"].tolist() == [1, 1, 1, 2, 2, 2]
+    assert compute(settled(frame)) == [0.003, 0.004]
+
+
 def timeline(path, *events):
     path.write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "x"}}, *(
         {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": 0} for name, ts, dur in events)]}))  # fmt: skip
