@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.block import BlockAnalysis, analyse_block
+from trace_visuals.block import BlockAnalysis, PhaseBytes, analyse_block
 from trace_visuals.calls import READ, STORAGE_KINDS, WRITE, CallReader, Calls, Ints
 from trace_visuals.heatmap import Heat, HeatMap
 from trace_visuals.lanes import LaneName, LanePlan
@@ -75,11 +75,12 @@ def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Adv
     file_table, process_table = FileTable(files, surveyed.extent_bytes), ProcessTable(processes, surveyed.pids)
     reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
     writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
-    slowest = SlowestCalls(_SLOWEST)
+    slowest, phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
     reader = CallReader(trace)
     for calls in reader:
         for analysis in (operations, file_table, process_table, reads, writes, slowest):
             analysis.add(calls)
+        phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
         lane = plan.by_operation(calls)
         bins.add(calls, lane)
         bins.add(calls, plan.by_process(calls))
@@ -90,7 +91,7 @@ def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Adv
     return Analysis(
         label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every.result() if every else None, reader.ops,
         operations, file_table.frame(), process_table.frame(), slowest.frame(reader.ops, files), reads.result(), writes.result(),
-        leading_phases(trace), analyse_block(trace, leading_phases(trace), lanes, names),
+        leading_phases(trace), analyse_block(trace, phase_bytes, lanes, names),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Floats, Lanes
+from trace_visuals.calls import Ints
 from trace_visuals.lanes import LaneName
 from tracing_tools.trace.reader import Trace
 
@@ -24,8 +25,34 @@ class BlockAnalysis:
     curves: dict[str, Floats]  # (points,): bytes so far, by `read calls`, `read block`, `write calls`, `write block`
 
 
-def analyse_block(trace: Trace, phases: pd.DataFrame, lanes: Lanes, names: list[LaneName]) -> BlockAnalysis | None:
-    """Return the analysis of the trace's block requests, None when they were not traced; `lanes` must hold theirs."""
+class PhaseBytes:
+    """Bytes read and written in each phase, by transfers that start in it; phases may overlap."""
+
+    def __init__(self, phases: pd.DataFrame) -> None:
+        self.phases = phases[phases["phase"] != "step"]
+        self._edges = np.unique(self.phases[["start_ns", "end_ns"]].to_numpy(dtype=np.int64))
+        self._sums = np.zeros((2, len(self._edges) + 1))  # read and written, before each edge and after the last
+
+    def add(self, start_ns: Ints, way: Ints, size_bytes: Ints) -> None:
+        """Add transfers; `way` is 0 for reads, 1 for writes and anything else for what does not count."""
+        for number, sums in enumerate(self._sums):
+            mine = np.flatnonzero(way == number)
+            place = np.searchsorted(self._edges, start_ns[mine], side="right")
+            sums += np.bincount(place, weights=size_bytes[mine], minlength=len(sums))
+
+    def result(self) -> tuple[Floats, Floats]:
+        """Return the bytes read and written in each row of `phases`."""
+        begin, end = (np.searchsorted(self._edges, self.phases[name]) + 1 for name in ("start_ns", "end_ns"))
+        so_far = np.concatenate((np.zeros((2, 1)), np.cumsum(self._sums, axis=1)), axis=1)
+        read, written = so_far[:, end] - so_far[:, begin]
+        return read, written
+
+
+def analyse_block(trace: Trace, calls: PhaseBytes, lanes: Lanes, names: list[LaneName]) -> BlockAnalysis | None:
+    """Return the analysis of the trace's block requests, None when they were not traced.
+
+    `calls` has the bytes of the trace's calls, `lanes` must hold those of the requests too.
+    """
     block = trace.block()
     if block is None:
         return None
@@ -40,7 +67,7 @@ def analyse_block(trace: Trace, phases: pd.DataFrame, lanes: Lanes, names: list[
     edges = lanes.grid.edges().astype(np.float64)
     shown = np.unique(np.linspace(0, len(edges) - 1, _CURVE_POINTS).astype(int))
     curves = {name: values[shown] for name, values in so_far.items()}
-    return BlockAnalysis(_requests(block), _by_phase(phases, edges, so_far), edges[shown], curves)
+    return BlockAnalysis(_requests(block), _by_phase(block, calls), edges[shown], curves)
 
 
 def _requests(block: pd.DataFrame) -> pd.DataFrame:
@@ -59,13 +86,15 @@ def _requests(block: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("size_bytes", ascending=False, ignore_index=True)
 
 
-def _by_phase(phases: pd.DataFrame, edges: Floats, so_far: dict[str, Floats]) -> pd.DataFrame:
-    """Return bytes of calls and requests in each phase but steps; a bin on a border counts by the share of it that is inside."""
-    shown = phases[phases["phase"] != "step"]
-    table = pd.DataFrame({"phase": shown["phase"].astype(str), "epoch": shown["epoch"], "start_ns": shown["start_ns"]})
-    for name, values in so_far.items():
-        begin, end = (np.interp(shown[edge].to_numpy(np.float64), edges, values) for edge in ("start_ns", "end_ns"))
-        table[name.replace(" ", "_") + "_bytes"] = np.rint(end - begin)
+def _by_phase(block: pd.DataFrame, calls: PhaseBytes) -> pd.DataFrame:
+    """Return bytes of calls and requests that begin in each phase."""
+    requests = PhaseBytes(calls.phases)
+    way = np.select([block["op"] == "read", block["op"] == "write"], [0, 1], -1)
+    requests.add(block["issue_ns"].to_numpy(), way, block["size_bytes"].fillna(0).to_numpy(dtype=np.int64))
+    table = pd.DataFrame({name: calls.phases[name] for name in ("epoch", "start_ns")})
+    table["phase"] = calls.phases["phase"].astype(str)
+    for name, found in (("calls", calls.result()), ("block", requests.result())):
+        table[f"read_{name}_bytes"], table[f"write_{name}_bytes"] = found
     read = table["read_calls_bytes"]
     table["cached_share"] = (1 - table["read_block_bytes"] / read.where(read > 0)).clip(0, 1)
     return table.reset_index(drop=True)

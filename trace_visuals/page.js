@@ -131,7 +131,8 @@ function addBlock(page) {
         [groups[`block ${kind}`], `by the devices: ${formatSize(curves[`${kind} block`].at(-1))}`]]));
     place.append(...heading(page.traces, trace));
     place.append(element("div", { class: "grid" }, chart("read", "read so far"), chart("write", "written so far")));
-    if (phases.total) addTable(place, phases);
+    if (phases.total) { place.append(element("h3", {}, "by phase")); addTable(place, phases); }
+    place.append(element("h3", {}, "requests"));
     addTable(place, requests);
   }
 }
