@@ -250,7 +250,7 @@ class Timeline {
       if (high > 0.25) g.rect(LEFT + x, row.top + row.height - high, 1, high);
     }
     g.fill();
-    const amount = `${formatCount(calls)} call${Math.round(calls) === 1 ? "" : "s"}`;
+    const amount = `${formatCount(calls)} ${laneUnit(lane)}${Math.round(calls) === 1 ? "" : "s"}`;
     this.nameRow(g, row, lane.title, [bytes >= 1 ? `${amount}, ${formatSize(bytes)}` : amount]);
   }
 
@@ -376,9 +376,9 @@ class Timeline {
 
   describePixel(row, x) {
     const pixels = this.pixels(row.trace, row.lane), at = Math.min(pixels.calls.length - 1, Math.floor(x - LEFT));
-    if (pixels.calls[at] <= 0 && pixels.inFlight[at] <= 0) return "no call";
+    if (pixels.calls[at] <= 0 && pixels.inFlight[at] <= 0) return `no ${laneUnit(row.lane)}`;
     const bytes = pixels.bytes[at] >= 1 ? `, ${formatSize(pixels.bytes[at])}` : "";
-    const starts = pixels.calls[at] < 0.5 ? "no call starts" : `about ${formatCount(pixels.calls[at])} calls start`;
+    const starts = pixels.calls[at] < 0.5 ? `no ${laneUnit(row.lane)} starts` : `about ${formatCount(pixels.calls[at])} ${laneUnit(row.lane)}s start`;
     return `this pixel: ${starts}, busy ${formatShare(pixels.busy[at])}, ${significant(pixels.inFlight[at])} in flight on average${bytes}`;
   }
 
@@ -408,6 +408,9 @@ class Timeline {
     this.draw();
   }
 }
+
+// What a lane counts.
+function laneUnit(lane) { return { block: "request", device: "operation" }[lane.section] || "call"; }
 
 function line(g, x0, y0, x1, y1) {
   g.beginPath();
