@@ -47,6 +47,7 @@ class Fetcher:
     def __init__(self, samples: Samples, preprocess: DrawnTime) -> None:
         self._samples, self._preprocess = samples, preprocess
         self._sleeper = Sleeper()
+        self.stopped = False  # set by another thread: no further sample is wanted
 
     def clone(self) -> Self:
         """Return a fetcher of the same samples for another thread: what readers keep and what sleepers carry is not shared."""
@@ -59,6 +60,8 @@ class Fetcher:
             return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0
         for index in batch.tolist():
+            if self.stopped:
+                break
             begin_ns = time.monotonic_ns()
             size_bytes += self._samples.read(index)
             read_ns += time.monotonic_ns() - begin_ns
@@ -128,7 +131,9 @@ class ThreadLoader:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the threads, after the batch each is reading."""
+        """End the threads, after the sample each is reading."""
+        for fetcher in self._fetchers:
+            fetcher.stopped = True
         for thread in self._threads:
             thread.shutdown(cancel_futures=True)
 

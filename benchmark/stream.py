@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,10 @@ from tracing_tools.trace.errors import IotwinError
 TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8
 _DRAWS = 4096  # drawn at a time
+_LOOK_AGAIN_S = 0.1
+_EXIT_PATIENCE_S = 5.0
+
+_Made: TypeAlias = "queue.Queue[Fetched | IotwinError | None]"
 
 
 @dataclass(frozen=True)
@@ -57,55 +61,46 @@ class StreamLoader:
 
     def __init__(self, samples: Samples, preprocess: DrawnTime, plan: StreamPlan) -> None:
         self._files, self._plan, self._preprocess = samples.files, plan, preprocess
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()  # of the epoch under way
 
     def __enter__(self) -> Self:
-        """Return the loader; its thread starts with the first epoch."""
+        """Return the loader; each epoch starts a thread."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the thread."""
+        """End the thread of an epoch that is under way."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch; as many and as large as `batches` are, over and over the files if need be.
 
         Raises IotwinError, naming the file, when one cannot be read or is not whole.
         """
-        made: queue.Queue[Fetched | IotwinError | None] = queue.Queue(self._plan.prefetch)
+        made: _Made = queue.Queue(self._plan.prefetch)
         sizes = (len(batch) for batch in batches)
-        self._thread = threading.Thread(target=self._make, args=(epoch, sizes, made), daemon=True, name="stream")
-        self._thread.start()
-        while (fetched := made.get()) is not None:
-            if isinstance(fetched, IotwinError):
-                raise fetched
-            yield fetched
-        self._thread.join()
+        self._stop = stop = threading.Event()
+        thread = threading.Thread(target=self._make, args=(epoch, sizes, made, stop), daemon=True, name="stream")
+        thread.start()
+        try:
+            while (fetched := made.get()) is not None:
+                if isinstance(fetched, IotwinError):
+                    raise fetched
+                yield fetched
+        finally:
+            stop.set()
+            thread.join(_EXIT_PATIENCE_S)
 
-    def _make(self, epoch: int, sizes: Iterator[int], made: "queue.Queue[Fetched | IotwinError | None]") -> None:
+    def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: threading.Event) -> None:
         try:
             with _Records(self._files, self._plan, epoch) as records:
                 for fetched in self._batches(epoch, sizes, records):
-                    if not self._put(made, fetched):
+                    if not _put(made, fetched, stop):
                         return
                 if self._plan.whole_files:
                     records.drain()
-            self._put(made, None)
+            _put(made, None, stop)
         except IotwinError as error:
-            self._put(made, error)
-
-    def _put(self, made: "queue.Queue[Fetched | IotwinError | None]", item: Fetched | IotwinError | None) -> bool:
-        """Put the item when there is room; False when nobody wants it any more."""
-        while not self._stop.is_set():
-            try:
-                made.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+            _put(made, error, stop)
 
     def _batches(self, epoch: int, sizes: Iterator[int], records: "_Records") -> Iterator[Fetched]:
         sleeper, sample = Sleeper(), 0
@@ -117,6 +112,17 @@ class StreamLoader:
             sleeper.sleep(seconds)
             sample += size
             yield Fetched(size, size_bytes, read_ns, int(seconds * 1e9))
+
+
+def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event) -> bool:
+    """Put the item when there is room; False when nobody wants it any more."""
+    while not stop.is_set():
+        try:
+            made.put(item, timeout=_LOOK_AGAIN_S)
+            return True
+        except queue.Full:
+            continue
+    return False
 
 
 class _Records:

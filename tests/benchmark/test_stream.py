@@ -1,6 +1,7 @@
 """TFRecord streams: the calls of tf.data, every record once, and what happens to damaged files."""
 
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -161,3 +162,16 @@ def test_bert_shards_are_found_and_streamed(tmp_path: Path) -> None:
     dataset = open_dataset(config)
     assert (len(dataset.train.files), dataset.evaluation.files[0][0]) == (500, f"{tmp_path}/eval_10k")
     assert [batch.samples for batch in epoch(config)] == [48] * 4
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_an_epoch_that_is_given_up_leaves_no_thread_and_no_file_open(records: Path, threads: int) -> None:
+    config = workload(records, read_threads=threads, sample_shuffle="seed", shuffle_size=20)
+    samples = open_dataset(config).train
+    with open_loader(config, samples) as loader:
+        for number in (1, 2):
+            fetched = loader.epoch(number, training_batches(config, len(samples), number))
+            next(iter(fetched))
+            fetched.close()  # type: ignore[attr-defined]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("stream", "read-ahead"))]
+    assert not [link for link in Path("/proc/self/fd").iterdir() if link.exists() and str(records) in str(link.readlink())]
