@@ -14,6 +14,7 @@ from tracing_tools.job_output import tails
 from tracing_tools.live import LiveRecording, LiveView
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
+from tracing_tools.signals import interrupts_held
 from tracing_tools.targets.base import TraceTarget
 from tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
 from tracing_tools.targets.command import CommandTarget, User, invoking_user
@@ -167,11 +168,6 @@ class _Session:
             target.abandon()
             raise
         try:
-            manifest.start_ns = time.monotonic_ns()
-            target.release()
-            self.released = True
-            manifest.target = target.describe()
-            write_manifest(self._recording.directory, manifest)
             self._follow_to_the_end()
         finally:
             manifest.end_ns = time.monotonic_ns()
@@ -188,6 +184,8 @@ class _Session:
     def _follow_to_the_end(self) -> None:
         while True:
             try:
+                if not self.released:
+                    self._release()
                 while not self._is_over():
                     self._turn()
                 return
@@ -199,6 +197,16 @@ class _Session:
                     note("leaving the remaining processes untraced")
                     return
                 self._interrupt()
+
+    def _release(self) -> None:
+        """Let the target run, and say in the manifest what it is: whoever interrupts it must find both done, or neither."""
+        with interrupts_held():
+            manifest = self._recording.manifest
+            manifest.start_ns = time.monotonic_ns()
+            self._target.release()
+            self.released = True
+            manifest.target = self._target.describe()
+            write_manifest(self._recording.directory, manifest)
 
     def _is_over(self) -> bool:
         if self._out_of_time:
@@ -231,7 +239,8 @@ class _Session:
             return False
         try:
             before = self._recording.events_written
-            busy = self._backend.drain(self._recording)
+            with interrupts_held():  # between saving records and giving their place back to the kernel
+                busy = self._backend.drain(self._recording)
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
             self._journal()
