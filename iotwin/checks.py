@@ -11,6 +11,7 @@ Check = tuple[str, str, str | None]  # name, what it is for, why not (None: it w
 _BACKEND_PURPOSES = {
     "libbpf": "tracing by eBPF, near no overhead",
     "bcc": "the same, where clang or libbpf are missing",
+    "bpftrace": "tracing by a script in bpftrace, dearer a call",
     "strace": "tracing without root or eBPF, exact but slow",
     "preload": "tracing without root, fast, dynamically linked programs only",
 }

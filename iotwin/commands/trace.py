@@ -25,7 +25,7 @@ class Record(Command):
         """Add the output, what to trace, how, and the command."""
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="directory to write the trace to")
         _add_targets(parser)
-        parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, strace or preload")
+        parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, bpftrace, strace or preload")
         parser.add_argument("--duration", metavar="TIME", help="trace for so long, then finish; what is traced goes on")
         parser.add_argument(
             "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"

@@ -76,7 +76,7 @@ def test_doctor(capsys):
     assert main(["doctor", "--json"]) == status
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["checks"]] == [
-        "libbpf", "bcc", "strace", "preload", "cgroup filter", "clang", "torch", "GPU samples", "python",
+        "libbpf", "bcc", "bpftrace", "strace", "preload", "cgroup filter", "clang", "torch", "GPU samples", "python",
     ]  # fmt: skip
     for row in document["checks"]:
         line = next(line for line in text.splitlines() if row["name"] in line)

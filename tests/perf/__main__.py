@@ -4,6 +4,7 @@ import sys
 import time
 
 from tests.perf import (
+    perf_backends,
     perf_capture,
     perf_datagen,
     perf_demo,
@@ -26,6 +27,7 @@ def main() -> int:
     missed = 0
     for module in (
         perf_capture,
+        perf_backends,
         perf_probes,
         perf_demo,
         perf_twin,

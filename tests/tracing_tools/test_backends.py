@@ -1,21 +1,25 @@
 """Every way to capture gives the same rows of the same program, and says what it cannot do."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
-from tracing_tools.backends import BACKEND_NAMES, bcc, preload, unavailable_reason
+from tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
 from tracing_tools.backends.base import Scope
 from tracing_tools.backends.kernel_types import KernelTypes
+from tracing_tools.probes import BPFTRACE_EVENTS
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.manifest import Host, Manifest, Target
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.recording import Recording
+from tracing_tools.trace.syscalls import Kind, calls_of
 
 pytestmark = pytest.mark.root
 ROUNDS = 3
@@ -233,3 +237,66 @@ def test_preload_as_another_user(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "/etc/hostname" in set(Trace(tmp_path / "t").files()["path"])
+
+
+# ---- bpftrace ----
+
+
+def test_bpftrace_is_not_deceived_by_names(tmp_path):
+    """A job that writes what looks like the script's lines into a path forges no event; paths are as libbpf has them."""
+    name = "x\n12 1 0 5 5 5 1 1 0 3 0 0 0 0 0 0 7 7 7 33188 0"
+    (tmp_path / name).write_text("content")
+    code = f"import os; os.chdir({str(tmp_path)!r}); os.close(os.open({name!r}, 0))\n"
+    code += "try: os.open('absent\\n0 1 2', 0)\nexcept OSError: pass\nos.rename('a', 'b')"
+    (tmp_path / "a").touch()
+    trace = record(tmp_path, "bpftrace", sys.executable, "-c", code)
+    files = trace.files()
+    assert {f"{tmp_path}/{name}", f"{tmp_path}/absent\n0 1 2"} <= set(files["path"])
+    assert files.set_index("path").loc[f"{tmp_path}/a", "renamed_to"] == f"{tmp_path}/b"
+    assert trace.manifest.lost_events == 0 and trace.manifest.seen == trace.manifest.events
+    assert 5 not in set(trace.events_frame()["pid"])
+
+
+def test_bpftrace_scripts_work_from_the_shell(tmp_path, calls_program):
+    """The summary counts in the kernel what the program counts itself."""
+    if reason := bpftrace.unavailable_reason():
+        pytest.skip(f"no bpftrace here: {reason}")
+    target = tmp_path / "target"
+    target.write_bytes(bytes(16384))
+    script = f'read go; exec "{calls_program}" "{target}" 5 "{tmp_path}/counts"'
+    job = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    out = tmp_path / "out"
+    with out.open("wb") as file:
+        command = ["bpftrace", "-B", "line", ROOT / "tracing_tools" / "probes" / "io_summary.bt", str(job.pid)]
+        summary = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        while b"counting" not in out.read_bytes():
+            assert summary.poll() is None, out.read_text()
+            time.sleep(0.05)
+        job.communicate(b"go\n")
+        summary.wait(60)
+    text = out.read_text()
+    assert "@calls[pwrite64]: 30" in text and "@bytes[pwrite64]: 30000" in text
+    assert "@file_bytes[pwrite64, target]: 30000" in text
+
+
+def test_bpftrace_knows_the_calls_of_the_data_group():
+    found = dict(re.findall(r"@kind\[(\d+)\] = (\d+)", BPFTRACE_EVENTS.read_text()))
+    simple = {str(number): str(int(kind)) for number, kind in calls_of(("data",)).values() if kind <= Kind.WAIT}
+    assert found.items() <= simple.items()
+    assert len(found) >= 29
+
+
+def test_bpftrace_says_why_it_cannot(tmp_path, monkeypatch):
+    if reason := bpftrace.unavailable_reason():
+        pytest.skip(f"no bpftrace here: {reason}")
+    broken = tmp_path / "broken.bt"
+    broken.write_text("tracepoint:no:such { }")
+    monkeypatch.setattr(bpftrace, "BPFTRACE_EVENTS", broken)
+    backend = bpftrace.BpftraceBackend(Scope())
+    backend.wrap(["true"], tmp_path)
+    with pytest.raises(IotwinError, match=r"bpftrace cannot attach the probes: .*"):
+        backend.follow(os.getpid())
+    with pytest.raises(IotwinError, match="only a command that it starts itself"):
+        bpftrace.BpftraceBackend(Scope(starts_command=False))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "bpftrace is not installed" in (bpftrace.unavailable_reason() or "")

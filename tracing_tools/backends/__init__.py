@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from tracing_tools.backends import bcc, gpu_calls, libbpf, preload, strace
+from tracing_tools.backends import bcc, bpftrace, gpu_calls, libbpf, preload, strace
 from tracing_tools.backends.base import Backend, Scope
 from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 
 _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]] = {
     "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),
     "bcc": (bcc.BccBackend, bcc.unavailable_reason),
+    "bpftrace": (bpftrace.BpftraceBackend, bpftrace.unavailable_reason),
     "strace": (strace.StraceBackend, strace.unavailable_reason),
     "preload": (preload.PreloadBackend, preload.unavailable_reason),
 }

@@ -10,6 +10,7 @@ from tracing_tools.trace.errors import IotwinError
 _DIRECTORY = Path(__file__).parent
 PROGRAMS = ("syscalls", "cuda")  # each NAME.bpf.c, compiled to NAME.bpf.o
 BCC_SOURCE = _DIRECTORY / "syscalls.bcc.c"  # compiled by libbcc when a trace wants it
+BPFTRACE_EVENTS = _DIRECTORY / "io_events.bt"
 PRELOAD_SOURCE = _DIRECTORY / "preload.c"  # compiled by cc when a trace wants it
 _FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable"]
 

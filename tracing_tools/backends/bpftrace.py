@@ -1,0 +1,281 @@
+"""Capture by bpftrace: a script anybody can read and run, probes/io_events.bt, its lines turned into records at the end.
+
+For machines that have bpftrace and nothing else. A call costs some ten microseconds, and the text some 100 bytes.
+"""
+
+import io
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+from numpy.typing import NDArray
+
+from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from tracing_tools.backends.kernel_types import KernelTypes
+from tracing_tools.probes import BPFTRACE_EVENTS
+from tracing_tools.trace import records
+from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.recording import RAW, Recording
+from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
+
+_READY_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 20.0, 0.5
+_ENVIRONMENT = {"BPFTRACE_PERF_RB_PAGES": "4096", "BPFTRACE_STRLEN": "176"}  # the stack of an eBPF program holds no more
+_COLUMNS = (
+    "call", "start", "duration", "result", "pid", "tid", "cpu", "fd", "a1", "a2", "a3", "a5", "vector", "position", "inode",
+    "device", "generation", "mode", "flags",
+)  # fmt: skip
+_PIECE_BYTES = 1 << 24
+_KIND_OF_CALL = np.zeros(1024, np.int64)
+for _number, _kind in CALLS.values():
+    _KIND_OF_CALL[_number] = _kind
+_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
+_NOTE = (
+    "captured by bpftrace: each call took some ten microseconds longer than untraced; components of paths beyond 175 bytes, "
+    "and beyond 20 levels, are cut off"
+)
+
+
+def unavailable_reason() -> str | None:
+    """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
+    if os.uname().machine != "x86_64":
+        return f"the script knows the system calls of x86-64; this machine is {os.uname().machine}"
+    if os.geteuid() != 0:
+        return "loading eBPF needs root; run under sudo"
+    if shutil.which("bpftrace") is None:
+        return "bpftrace is not installed; install the package bpftrace"
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        return "the kernel has no BTF (/sys/kernel/btf/vmlinux); it was built without CONFIG_DEBUG_INFO_BTF"
+    return None
+
+
+class BpftraceBackend:
+    """Captures by tracepoints, filtered in the kernel by process tree."""
+
+    name = "bpftrace"
+
+    def __init__(self, scope: Scope) -> None:
+        """IotwinError when the scope has no command of ours, whose process tree is what the script follows."""
+        if not scope.starts_command:
+            raise IotwinError("the bpftrace backend traces only a command that it starts itself; take libbpf or bcc")
+        self.probes = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_process_{fork,exec,exit}"]
+        self._notes = [_NOTE, *not_recorded("bpftrace", scope, ("metadata", "mmap", "block"))]
+        self._mount_offset = KernelTypes().offset("mount", "mnt")
+        self._mark = secrets.randbits(31)  # what the job writes into a path cannot be taken for a line of ours
+        self._process: subprocess.Popen[bytes] | None = None
+        self._text: Path | None = None
+        self._ledger = Ledger()
+
+    def wrap(self, command: list[str], raw: Path) -> list[str]:
+        """Return the command as it is."""
+        self._text = raw / "bpftrace.txt"
+        return command
+
+    def start(self) -> None:
+        """Nothing to do: the script wants to know the process to follow."""
+
+    def follow(self, pid: int) -> None:
+        """Start the script on `pid` and wait until its probes are attached."""
+        if self._text is None:
+            raise IotwinError("the bpftrace backend traces only a command that it starts itself")
+        arguments = [str(pid), str(self._mount_offset), str(self._mark)]
+        with self._text.open("wb") as out:
+            self._process = subprocess.Popen(
+                ["bpftrace", "-B", "line", str(BPFTRACE_EVENTS), *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # a Ctrl-C is for the job; the script ends after it
+            )  # fmt: skip
+        deadline = time.monotonic() + _READY_S
+        while b"\nREADY\n" not in self._text.read_bytes():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._end()
+                raise IotwinError(f"bpftrace cannot attach the probes: {_complaint(self._text.read_bytes())}")
+            time.sleep(0.02)
+
+    def drain(self, recording: Recording) -> bool:
+        """Nothing to do until the end: bpftrace writes its own file."""
+        return False
+
+    def ledger(self) -> Ledger:
+        """Return what the kernel counted against what arrived; known at the end."""
+        return self._ledger
+
+    def stop(self, recording: Recording | None) -> None:
+        """End the script and turn its lines into records."""
+        if self._process is None:
+            return
+        self._end()
+        self._process = None
+        if recording is None or self._text is None:
+            return
+        text = recording.directory / RAW / self._text.name
+        # bpftrace's clock goes on while the machine sleeps, ours does not.
+        to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        lines = _Lines(self._mark, to_monotonic_ns if abs(to_monotonic_ns) > 1_000_000 else 0)
+        with text.open("rb") as file:
+            rest = b""
+            while piece := file.read(_PIECE_BYTES):
+                whole, _, rest = (rest + piece).rpartition(b"\n")
+                recording.append_events(lines.events(whole))
+                lines.gather_names(whole)
+            seen = re.search(rb"@seen: (\d+)", whole + b"\n" + rest)
+        recording.append_names(b"".join(lines.names()))
+        recording.manifest.notes += self._notes
+        counted = int(seen[1]) - lines.anonymous_maps if seen else None
+        lost = max((counted or 0) - recording.events_written, 0)
+        self._ledger = Ledger(counted, {"perf_buffer": lost} if lost else {})
+
+    def _end(self) -> None:
+        """Interrupt the script until it has ended: bpftrace sometimes sleeps through a signal."""
+        if self._process is None:
+            return
+        deadline = time.monotonic() + _STOP_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(_INTERRUPT_EVERY_S)
+            except subprocess.TimeoutExpired:
+                continue
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _complaint(output: bytes) -> str:
+    """Return the first error that bpftrace printed; the one about RLIMIT_MEMLOCK means nothing on current kernels."""
+    lines = [line for line in output.decode(errors="replace").splitlines() if "RLIMIT_MEMLOCK" not in line]
+    return next((line for line in lines if "error" in line.lower()), "it gave no reason in time")
+
+
+class _Lines:
+    """The script's lines as records; the layout of a line is told in io_events.bt."""
+
+    def __init__(self, mark: int, to_monotonic_ns: int) -> None:
+        self._shift_ns = to_monotonic_ns
+        self._event = re.compile(rb"^%d 1 ([-0-9 ]+)$" % mark, re.MULTILINE)
+        self._other = re.compile(rb"^%d ([2-8]) (.*(?:\n(?!%d |@|READY|Lost ).*)*)" % (mark, mark), re.MULTILINE)
+        self._named: list[tuple[int, bytes]] = []
+        self._pids: set[int] = set()
+        self.anonymous_maps = 0  # counted in the kernel, but no calls on files
+
+    def events(self, text: bytes) -> NDArray[np.void]:
+        """Return the records of the calls in `text`; no Python runs per call."""
+        content = b"\n".join(self._event.findall(text))
+        if not content:
+            return np.zeros(0, records.EVENT)
+        options = csv.ReadOptions(column_names=list(_COLUMNS)), csv.ParseOptions(delimiter=" ")
+        types = csv.ConvertOptions(column_types=dict.fromkeys(_COLUMNS, pa.int64()))
+        table = csv.read_csv(io.BytesIO(content), *options, types)
+        column = {name: table[name].to_numpy() for name in _COLUMNS}
+        kind = _KIND_OF_CALL[column["call"]]
+        kept = ~((kind == Kind.MAP) & (column["fd"] < 0))
+        self.anonymous_maps += int((~kept).sum())
+        column = {name: values[kept] for name, values in column.items()}
+        self._pids.update(np.unique(column["pid"]).tolist())
+        return self._records(column, kind[kept])
+
+    def _records(self, column: dict[str, NDArray[np.int64]], kind: NDArray[np.int64]) -> NDArray[np.void]:
+        out = np.zeros(len(kind), records.EVENT)
+        result, file_type = column["result"], column["mode"] >> 12
+        seekable = (file_type == records.TYPE_REGULAR) | (file_type == records.TYPE_BLOCK)
+        before = np.where(seekable, column["position"] - np.maximum(result, 0), -1)
+        positioned = (kind == Kind.POSITIONED) | ((kind == Kind.POSITIONED_VECTOR) & (column["a3"] != -1))
+        moving = np.isin(kind, (Kind.READ_WRITE, Kind.VECTOR, Kind.POSITIONED_VECTOR))
+        sized = np.isin(kind, (Kind.READ_WRITE, Kind.POSITIONED))
+        vectors = np.isin(kind, (Kind.VECTOR, Kind.POSITIONED_VECTOR))
+        flags = column["flags"]
+        raw_flags = file_type | np.where(flags & os.O_DIRECT, records.RAW_FLAG_DIRECT, 0)
+        raw_flags |= np.where(flags & os.O_APPEND, records.RAW_FLAG_APPEND, 0)
+        raw_flags |= np.where(flags & os.O_ACCMODE, records.RAW_FLAG_WRITABLE, 0)
+        out["header"] = records.EVENT.itemsize - records.RING_HEADER_BYTES
+        out["start_ns"], out["duration_ns"], out["result"] = column["start"] + self._shift_ns, column["duration"], result
+        out["offset"] = np.select([positioned, moving, kind == Kind.MAP], [column["a3"], before, column["a5"]], -1)
+        out["requested"] = np.select(
+            [sized, vectors, kind == Kind.MAP, kind == Kind.OPEN, kind == Kind.OPEN_AT, kind == Kind.CREATE],
+            [column["a2"], column["vector"], column["a1"], column["a1"], column["a2"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC], 0,
+        ).astype(np.uint64)  # fmt: skip
+        for name in ("inode", "pid", "tid", "device", "generation", "fd"):
+            out[name] = column[name].astype(out.dtype[name])
+        out["call_flags_cpu"] = column["call"] | raw_flags << 10 | column["cpu"] << 18
+        # The names of an open carry what its event says of the file.
+        opened = np.isin(kind, OPEN_KINDS) & (result >= 0)
+        for i in np.flatnonzero(opened).tolist():
+            values = (int(column[name][i]) for name in ("tid", "start", "inode", "device", "generation", "mode"))
+            self._named.append((0, b"%d %d %d %d %d %d" % tuple(values)))
+        return out
+
+    def gather_names(self, text: bytes) -> None:
+        """Keep the lines of `text` that tell of paths and processes; they are few."""
+        self._named += [(int(number), content) for number, content in self._other.findall(text)]
+
+    def names(self) -> list[bytes]:
+        """Return the name records of all lines gathered."""
+        opened: dict[tuple[int, int], dict[str, int]] = {}
+        for number, content in self._named:
+            if number == 0:
+                tid, start, inode, device, generation, mode = map(int, content.split())
+                opened[tid, start] = {"inode": inode, "device": device, "generation": generation, "mode": mode}
+            elif number == 7:
+                self._pids.add(int(content.split()[0]))
+        found: list[bytes] = []
+        pending: dict[int, _Path] = {}
+        for number, content in self._named:
+            if number == 2:
+                path = _Path(*map(int, content.split()))
+                if path.tid in pending:
+                    found += self._path_records(pending[path.tid], opened)
+                pending[path.tid] = path
+            elif number in (3, 4, 8):
+                thread, _, value = content.partition(b" ")
+                if int(thread) in pending:
+                    pending[int(thread)].parts.append((number, value))
+            elif number:
+                found += self._life_record(number, content)
+        for path in pending.values():
+            found += self._path_records(path, opened)
+        return found
+
+    def _path_records(self, path: "_Path", opened: dict[tuple[int, int], dict[str, int]]) -> list[bytes]:
+        base = b"/" + b"/".join(reversed([_unescape(value) for number, value in path.parts if number == 3]))
+        common = {"time_ns": path.start_ns + self._shift_ns, "pid": path.pid, "tid": path.tid, "parent": 0}
+        nothing = {"inode": 0, "device": 0, "generation": 0, "mode": 0, "size": 0}
+        if path.kind in OPEN_KINDS and path.result >= 0:
+            size = next((int(value) for number, value in path.parts if number == 8), 0)
+            identity = nothing | opened.get((path.tid, path.start_ns), {}) | {"size": size}
+            return [records.pack_name(records.NameRecord(type=records.NAME_OPENED, result=0, text=base, **common, **identity))]
+        given = [value for number, value in path.parts if number == 4]
+        texts = [name if name.startswith(b"/") else base.rstrip(b"/") + b"/" + name for name in given]
+        call = {**common, **nothing, "type": records.NAME_GIVEN, "result": path.result}
+        return [records.pack_name(records.NameRecord(**call, text=text)) for text in texts]
+
+    def _life_record(self, number: int, content: bytes) -> list[bytes]:
+        pid, parent, time_ns, rest = content.split(b" ", 3)
+        type_ = {5: records.NAME_FORK, 6: records.NAME_EXEC, 7: records.NAME_EXIT}[number]
+        if type_ == records.NAME_FORK and int(pid) not in self._pids:
+            return []  # a thread
+        status, _, comm = rest.partition(b" ") if type_ == records.NAME_EXIT else (pid, b"", rest)
+        text = _unescape(rest) if type_ == records.NAME_EXEC else comm
+        return [records.pack_name(records.NameRecord(
+            time_ns=int(time_ns) + self._shift_ns, type=type_, pid=int(pid), tid=int(pid), parent=int(parent), result=int(status),
+            inode=0, device=0, generation=0, mode=0, size=0, text=text,
+        ))]  # fmt: skip
+
+
+class _Path:
+    """One call that names a path, and the lines that follow it."""
+
+    def __init__(self, tid: int, start_ns: int, result: int, pid: int, kind: int) -> None:
+        self.tid, self.start_ns, self.result, self.pid, self.kind = tid, start_ns, result, pid, kind
+        self.parts: list[tuple[int, bytes]] = []
+
+
+def _unescape(text: bytes) -> bytes:
+    """Return the bytes that bpftrace's %r stands for."""
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text)
