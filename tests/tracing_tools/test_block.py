@@ -138,3 +138,32 @@ def test_no_table_without_the_group(tmp_path):
 def test_nothing_is_left_of_the_cgroup(traced):
     made = Path("/sys/fs/cgroup").glob("blkio/**/iotwin-*")
     assert not [path for path in made if not Path(f"/proc/{path.name.split('-')[1]}").exists()]
+
+
+def test_requests_without_a_completion_are_kept(tmp_path):
+    """Two made-up requests still in flight when the capture stops."""
+    import ctypes
+
+    import numpy as np
+
+    from tracing_tools.backends.base import Scope
+    from tracing_tools.backends.libbpf import LibbpfBackend
+    from tracing_tools.trace.finish import finish_trace
+    from tracing_tools.trace.manifest import Host, Manifest, Target
+    from tracing_tools.trace.recording import Recording
+    from tracing_tools.trace.records import BLOCK
+
+    backend = LibbpfBackend(Scope(1, 0, detail=("data", "block")))
+    requests = np.zeros(2, BLOCK)
+    requests["issue_ns"], requests["size_bytes"], requests["duration_ns"] = [20, 10], [4096, 512], -1
+    library, fd = ctypes.CDLL("libbpf.so.1"), backend._object.map_fd("in_flight")
+    for key, request in enumerate(requests):
+        assert not library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint64(key)), request.tobytes()[8:], ctypes.c_uint64(0))
+    manifest = Manifest("recording", "libbpf", Host("h", "k", 1, 1, "x86_64"), Target(["x"]))
+    with Recording(tmp_path / "t", manifest) as recording:
+        recording.append_clock()
+        backend.stop(recording)
+    finish_trace(tmp_path / "t", manifest)
+    table = Trace(tmp_path / "t").block()
+    assert table["size_bytes"].tolist() == [512, 4096] and table["duration_ns"].isna().all()
+    assert table["file_id"].isna().all()

@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "bpf_map__initial_value": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "bpf_map__set_max_entries": (c_int, [c_void_p, ctypes.c_uint32]),
     "bpf_map_lookup_elem": (c_int, [c_int, c_void_p, c_void_p]),
+    "bpf_map_get_next_key": (c_int, [c_int, c_void_p, c_void_p]),
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, c_uint64]),
     "bpf_program__attach": (c_void_p, [c_void_p]),
     "bpf_program__name": (c_char_p, [c_void_p]),
@@ -176,6 +177,16 @@ class BpfObject:
     def update(self, name: str, key: int, value: int) -> None:
         """Set one entry of a map with a 32-bit key and an 8-bit value."""
         self.update_bytes(name, key, bytes([value]))
+
+    def values(self, name: str, size_bytes: int) -> list[bytes]:
+        """Return the values, of `size_bytes` each, of a hash map with 64-bit keys."""
+        fd, key, value, found = self.map_fd(name), c_uint64(), ctypes.create_string_buffer(size_bytes), []
+        at = None
+        while not self._lib.bpf_map_get_next_key(fd, at, byref(key)):
+            if not self._lib.bpf_map_lookup_elem(fd, byref(key), value):
+                found.append(value.raw)
+            at = byref(c_uint64(key.value))
+        return found
 
     def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:
         """Return entry 0 of a per-CPU array of `fields` 64-bit counters, summed over the CPUs; shape (fields,)."""

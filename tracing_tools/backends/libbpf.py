@@ -5,6 +5,8 @@ import struct
 from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
+
 from tracing_tools.backends.base import Ledger, Scope
 from tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
 from tracing_tools.backends.lanes import Lanes
@@ -13,7 +15,7 @@ from tracing_tools.probes import compiled_probes
 from tracing_tools.targets.block_cgroup import BlockCgroup
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import BLOCK, EVENT
+from tracing_tools.trace.records import BLOCK, EVENT, RING_HEADER_BYTES
 from tracing_tools.trace.syscalls import calls_of
 
 _MAX_CALLS = 512  # call_kind[] of syscalls.bpf.c
@@ -169,12 +171,21 @@ class LibbpfBackend:
             self.drain(recording)
         if recording is not None:
             recording.manifest.notes += self._notes
+            self._take_unfinished_blocks(recording)
         self.ledger()
         for buffer in (self._events, self._names, self._blocks, self._lanes):
             buffer.close()
         probes.close()
         self._object = None
         self._remove_block_cgroup()
+
+    def _take_unfinished_blocks(self, recording: Recording) -> None:
+        """Record the requests that no completion was seen of."""
+        if self._block_cgroup is None:
+            return
+        records = self._loaded().values("in_flight", BLOCK.itemsize - RING_HEADER_BYTES)
+        content = b"".join(bytes(RING_HEADER_BYTES) + record for record in records)
+        recording.append_blocks(np.frombuffer(content, BLOCK))
 
     def _remove_block_cgroup(self) -> None:
         if self._block_cgroup is not None:
