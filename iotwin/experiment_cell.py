@@ -59,7 +59,8 @@ def _program(cell: Cell, data: Path, output: Path, sleep: str | None, seed: int)
     """Return what follows `python -m`: a launcher of ranks where there are several, the program, its options."""
     module, launcher = f"workloads.{cell.jobs.workload}", []
     if cell.ranks > 1 and cell.jobs.workload == "unet3d":
-        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(cell.ranks), "--module"]
+        launcher = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        launcher += ["--nproc-per-node", str(cell.ranks), "--module"]
     elif cell.ranks > 1 and cell.jobs.workload == "bert":
         launcher = ["workloads.launch", str(cell.ranks)]
     options = {"data": data, "output": output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}

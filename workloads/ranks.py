@@ -37,6 +37,9 @@ def join_ranks() -> Iterator[Ranks]:
         device = torch.device("cuda", _from_environment("LOCAL_RANK", 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if world_size > 1:
+        if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
+            # gloo otherwise looks for the host's name on the network, which a container may not have.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
     try:
         yield Ranks(rank, world_size, device)

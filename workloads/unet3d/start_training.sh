@@ -11,7 +11,7 @@ parse_arguments unet3d EPOCHS "$@"
 
 launch=(workloads.unet3d)
 if [ "$num_gpus" -gt 1 ]; then
-    launch=(torch.distributed.run --standalone --nproc-per-node "$num_gpus" --module workloads.unet3d)
+    launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module workloads.unet3d)
 fi
 start_container unet3d "${launch[@]}" --data /data --output /output --batch-size "$batch" --epochs "$how_many" \
     --checkpoint-every "$how_many"

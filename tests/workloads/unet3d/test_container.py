@@ -134,7 +134,8 @@ def test_many_gpus_are_many_ranks(launch, tmp_path):
     _, [call] = launch("4", "c", str(tmp_path), "i", "4", "50", gpus=True, CUDA_VISIBLE_DEVICES="4,5,6,7")
     assert call[call.index("--gpus") + 1] == '"device=4,5,6,7"'
     job = call[call.index("i") + 1 :]
-    assert job[:6] == ["torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--module", "workloads.unet3d"]
+    assert job[:4] == ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    assert job[4:8] == ["--nproc-per-node", "4", "--module", "workloads.unet3d"]
 
 
 @pytest.mark.parametrize("wanted", ["0", "2"])
