@@ -164,6 +164,7 @@ class _Session:
             self._recording.append_clock()
             target.attach(self._backend)
             self._recording.append_names(target.names())
+            self._append_containers()
         except BaseException:
             target.abandon()
             raise

@@ -72,7 +72,7 @@ def test_exactly_the_containers_own_operations(tmp_path, test_image):
     processes = trace.processes()
     assert other.pid not in set(processes["pid"])
     # Nothing of the runtime that set the container up: the first process is the shell, as its process 1.
-    assert processes["comm"].iloc[0] == "sh" and processes["namespace_pid"].iloc[0] == 1
+    assert (processes["comm"].iloc[0], processes["namespace_pid"].iloc[0]) == ("sh", 1), processes.to_string()
     assert not processes["comm"].str.startswith("runc").any()
     assert processes["container"].notna().all() and processes["container"].nunique() == 1
     assert trace.manifest.lost_events == 0 and trace.manifest.target.image == test_image

@@ -710,13 +710,30 @@ int on_fork(u64 *context)
 	return 0;
 }
 
+#define RUNTIME_ARGUMENTS 32
+#define RUNC_INIT 0x756e6300696e6974ULL /* the end of "runc", a NUL, "init" */
+
+/* runc executes itself once more, as `runc init`, and that may be within the cgroup already. */
+INLINE int is_runtime(struct task_struct *task)
+{
+	char arguments[RUNTIME_ARGUMENTS] = {};
+	u64 last = 0;
+	bpf_probe_read_user(arguments, sizeof(arguments), (void *)task->mm->arg_start);
+	for (int i = 0; i < RUNTIME_ARGUMENTS; i++) {
+		last = last << 8 | (u8)arguments[i];
+		if (last == RUNC_INIT)
+			return 1;
+	}
+	return 0;
+}
+
 SEC("tp_btf/sched_process_exec")
 int on_exec(u64 *context)
 {
 	struct task_struct *task = (void *)context[0];
 	u32 pid = task->tgid;
 	u8 one = 1;
-	if (target_cgroup && entered_by_exec && in_cgroup(task))
+	if (target_cgroup && entered_by_exec && in_cgroup(task) && !is_runtime(task))
 		bpf_map_update_elem(&tree, &pid, &one, 0);
 	if (!is_traced(task))
 		return 0;

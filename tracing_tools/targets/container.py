@@ -23,6 +23,7 @@ from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 from tracing_tools.trace.manifest import Target
 
 _LOG_END_S = 5.0
+_STATUS_S = 2.0
 
 
 @dataclass
@@ -139,6 +140,7 @@ class ContainerTarget(RunningTarget):
         super().__init__(replace(cgroup.scope, entered_by_exec=True), root_pid)
         self.containers = {self._container.id: self._container.name}
         self._watch: _Watch | None = None
+        self._gone_since: float | None = None
 
     def describe(self) -> Target:
         """Return the container and its image."""
@@ -160,10 +162,13 @@ class ContainerTarget(RunningTarget):
         return self._cgroup.pids()
 
     def has_ended(self) -> bool:
-        """Whether the container has ended."""
+        """Whether the container has ended: its cgroup goes a moment before the engine tells its status, if it still does."""
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
-        return self.exit_status is not None or not self._cgroup.path.is_dir()
+        if self.exit_status is None and not self._cgroup.path.is_dir():
+            self._gone_since = self._gone_since or time.monotonic()
+            return time.monotonic() - self._gone_since > _STATUS_S
+        return self.exit_status is not None
 
     def _set_status(self, status: int) -> None:
         # A shell and Docker both tell a signal's end as 128 + its number.
@@ -222,7 +227,9 @@ class ImageTarget(ContainerTarget):
         self.scope = self._parent.scope
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Listen to the container, which is created but does not run yet."""
+        """Listen to the container, which is created but does not run yet; its own cgroup is made, so that it is known by then."""
+        slice_ = self._parent.path.suffix == ".slice"
+        (self._parent.path / (f"docker-{self._container.id}.scope" if slice_ else self._container.id)).mkdir()
         with _in_one_line(f"container {self._container.name}"):
             self._watch = _Watch(self._container.id, logs)
 
