@@ -277,7 +277,7 @@ class CheckpointWriter:
             raise IotwinError(
                 f"{self._folder}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct its folder"
             )
-        shift = self._ranks_per_node if self._config.checkpoint.recovery_rank_shift else 0
+        shift = (self._ranks_per_node % self._ranks or 1) if self._config.checkpoint.recovery_rank_shift else 0
         rank = (self._rank + shift) % self._ranks
         return [self._load_file(file, number[0]) for file in files_read(self._config, *number, rank, self._ranks)]
 

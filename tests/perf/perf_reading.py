@@ -192,7 +192,7 @@ def _rename_records(data: Path) -> None:
     """Give the records the name that dlio_benchmark 2.0.0 looks for, too."""
     import h5py
 
-    for path in data.glob("train/*.hdf5"):
+    for path in data.glob("*/*.hdf5"):
         with h5py.File(path, "a") as file:
             file["records"] = file["records_0"]
 

@@ -34,6 +34,7 @@ def main() -> None:
     upstream.DLIOBenchmark.run = timed
     values = {
         "framework": framework, "workflow.generate_data": False, "workflow.train": True, "workflow.checkpoint": False,
+        "workflow.evaluation": False,
         "dataset.data_folder": f"{directory}/data", "dataset.format": name, "dataset.num_files_train": files,
         "dataset.num_files_eval": 4, "dataset.num_subfolders_train": 0, "dataset.num_subfolders_eval": 0,
         "dataset.num_samples_per_file": 1,
