@@ -47,6 +47,10 @@ _FIELDS = (
     ("REGS_NUMBER", "pt_regs", "orig_ax"),
 )  # fmt: skip
 
+_READ_TOGETHER = {
+    "FILE": ("FILE_INODE", "FILE_FLAGS", "FILE_POSITION"), "INODE": ("INODE_NUMBER", "INODE_SUPER", "INODE_MODE"),
+}  # fmt: skip
+
 # What libbcc includes by itself, made of nothing but the integer types that its own headers need.
 _INTEGERS = """#pragma once
 typedef signed char __s8; typedef unsigned char __u8; typedef short __s16; typedef unsigned short __u16;
@@ -123,6 +127,9 @@ class BccBackend:
         module, types = _module(), KernelTypes()
         values: dict[str, int] = {f"AT_{macro}": types.offset(structure, field) for macro, structure, field in _FIELDS}
         values["AT_DENTRY_NAME"] = types.offset("dentry", "d_name") + types.offset("qstr", "name")
+        for structure in ("FILE", "INODE"):
+            within = [values[f"AT_{macro}"] for macro in _READ_TOGETHER[structure]]
+            values[f"{structure}_SPAN"] = max(within) // 8 * 8 + 8
         values |= {
             "TARGET_CGROUP": scope.cgroup_id, "TARGET_LEVEL": scope.cgroup_level, "ENTERED_BY_EXEC": int(scope.entered_by_exec),
             "TRACER_PID": os.getpid(), "EVENTS_PAGES": buffer_bytes // _PAGE_BYTES, "NAMES_PAGES": _NAMES_BYTES // _PAGE_BYTES,

@@ -1,7 +1,8 @@
 /* The records of syscalls.bpf.c, for bcc: compiled on the machine by libbcc, where clang or libbpf are missing.
  *
  * No kernel header is used. What the program reads of the kernel's structures it reads by offsets (macros called AT_...), which the
- * loader looks up in the running kernel's BTF, and sets together with TARGET_CGROUP, TARGET_LEVEL, ENTERED_BY_EXEC, TRACER_PID,
+ * loader looks up in the running kernel's BTF, and sets together with FILE_SPAN and INODE_SPAN (bytes from the start to the end of
+ * the last field wanted), TARGET_CGROUP, TARGET_LEVEL, ENTERED_BY_EXEC, TRACER_PID,
  * EVENTS_PAGES and NAMES_PAGES. bcc knows neither bpf_loop nor functions of one's own, so paths are walked by a bounded loop.
  */
 enum kind {
@@ -69,6 +70,8 @@ BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 		value_; \
 	})
 
+#define PART(type, parts, offset) (*(type *)((char *)(parts) + (offset)))
+
 struct registers { u64 di, si, dx, r10, r8, r9; };
 
 INLINE void read_registers(u64 regs, struct registers *out)
@@ -106,13 +109,18 @@ INLINE void identify(u64 file, struct identity *out)
 {
 	if (!file)
 		return;
-	u64 inode = FIELD(u64, file, AT_FILE_INODE);
-	u32 open_flags = FIELD(u32, file, AT_FILE_FLAGS);
-	out->inode = FIELD(u64, inode, AT_INODE_NUMBER);
-	out->device = FIELD(u32, FIELD(u64, inode, AT_INODE_SUPER), AT_SUPER_DEVICE);
+	/* Each read of the kernel's memory costs more than the bytes in it: what lies together is read at once. */
+	u64 parts[FILE_SPAN / 8];
+	bpf_probe_read_kernel(parts, sizeof(parts), (void *)file);
+	u64 inode = PART(u64, parts, AT_FILE_INODE);
+	u32 open_flags = PART(u32, parts, AT_FILE_FLAGS);
+	out->position = PART(s64, parts, AT_FILE_POSITION);
 	out->generation = FIELD(u32, inode, AT_INODE_GENERATION);
-	out->position = FIELD(s64, file, AT_FILE_POSITION);
-	out->flags = FIELD(u16, inode, AT_INODE_MODE) >> 12 | (open_flags & O_DIRECT ? FLAG_DIRECT : 0)
+	u64 more[INODE_SPAN / 8];
+	bpf_probe_read_kernel(more, sizeof(more), (void *)inode);
+	out->inode = PART(u64, more, AT_INODE_NUMBER);
+	out->device = FIELD(u32, PART(u64, more, AT_INODE_SUPER), AT_SUPER_DEVICE);
+	out->flags = PART(u16, more, AT_INODE_MODE) >> 12 | (open_flags & O_DIRECT ? FLAG_DIRECT : 0)
 		| (open_flags & O_APPEND ? FLAG_APPEND : 0) | (open_flags & O_ACCESS_MODE ? FLAG_WRITABLE : 0);
 }
 
