@@ -16,10 +16,8 @@ def local_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, tz=datetime.now().astimezone().tzinfo).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
-def log_lines(
-    config: Config, ranks: Sequence[Measured], table: StepTable, summary: dict[str, Any], instrument: bool
-) -> Iterator[str]:
-    """Yield the lines of the log as rank 0 saw the run; with `instrument` also ``[INFO] key nanoseconds``."""
+def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summary: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the log as rank 0 saw the run; of an instrumented one also ``[INFO] key nanoseconds``."""
     first = ranks[0]
     what = " & ".join(
         name for name, done in (("Training", config.workflow.train), ("Checkpointing", config.workflow.checkpoint)) if done
@@ -42,8 +40,8 @@ def log_lines(
     for name, value in summary["metric"].items():
         if isinstance(value, float | str):
             yield _line(first.end_s, f"[METRIC] {name}: {value:.4f}" if isinstance(value, float) else f"[METRIC] {name}: {value}")
-    if instrument:
-        yield from _parts_of_steps(StepTable([first.steps]))
+    if config.twin.instrument:
+        yield from _parts_of_steps(first)
 
 
 def _line(time_s: float, text: str) -> str:
@@ -91,12 +89,17 @@ def _block(config: Config, table: StepTable, span: Span) -> Iterator[str]:
         )
 
 
-def _parts_of_steps(table: StepTable) -> Iterator[str]:
-    """The artifact's instrumentation: nanoseconds of reading, preprocessing, waiting, computing and the whole, step by step."""
-    columns = table.of("train")
-    names = {
-        "batch_load": "read_ns", "batch_preproc": "preprocess_ns", "load_batch_mem": "data_wait_ns", "all_compute": "compute_ns",
-        "step_end": "step_ns",
-    }  # fmt: skip
-    for row in zip(*(columns[name].tolist() for name in names.values()), strict=True):
-        yield "".join(f"[INFO] {key} {value}\n" for key, value in zip(names, row, strict=True))
+def _parts_of_steps(measured: Measured) -> Iterator[str]:
+    """The artifact's instrumentation: nanoseconds of reading, preprocessing, waiting, computing and the whole, step by step.
+
+    Reading and preprocessing are told by sample, or by batch where the loader takes in whole batches.
+    """
+    columns = StepTable([measured.steps]).of("train")
+    names = {"load_batch_mem": "data_wait_ns", "all_compute": "compute_ns", "step_end": "step_ns"}
+    parts = zip(*(columns[name].tolist() for name in ("read_ns", "preprocess_ns", *names.values())), strict=True)
+    for (read_ns, preprocess_ns, *own), samples in zip(parts, measured.sample_ns, strict=True):
+        for loaded_ns, prepared_ns in samples:
+            yield f"[INFO] sample_load {loaded_ns}\n[INFO] sample_preproc {prepared_ns}\n"
+        if not samples:
+            yield f"[INFO] batch_load {read_ns}\n[INFO] batch_preproc {preprocess_ns}\n"
+        yield "".join(f"[INFO] {key} {value}\n" for key, value in zip(names, own, strict=True))

@@ -39,36 +39,40 @@ class Fetched(NamedTuple):
     size_bytes: int
     read_ns: int
     preprocess_ns: int
+    sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if asked for
 
 
 class Fetcher:
     """Reads one batch, sample after sample, and spends the preprocessing time of each."""
 
-    def __init__(self, samples: Samples, preprocess: DrawnTime) -> None:
-        self._samples, self._preprocess = samples, preprocess
+    def __init__(self, samples: Samples, preprocess: DrawnTime, instrument: bool = False) -> None:
+        self._samples, self._preprocess, self._instrument = samples, preprocess, instrument
         self._sleeper = Sleeper()
         self.stopped = False  # set by another thread: no further sample is wanted
 
     def clone(self) -> Self:
         """Return a fetcher of the same samples for another thread: what readers keep and what sleepers carry is not shared."""
         samples = replace(self._samples, reader=copy.deepcopy(self._samples.reader))
-        return type(self)(samples, copy.copy(self._preprocess))
+        return type(self)(samples, copy.copy(self._preprocess), self._instrument)
 
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
         """Read the samples of `batch`, in as few reads as their places allow; IotwinError names the file that cannot be read."""
         if self._samples.in_runs:
             return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0
+        sample_ns: list[tuple[int, int]] = []
         for index in batch.tolist():
             if self.stopped:
                 break
             begin_ns = time.monotonic_ns()
             size_bytes += self._samples.read(index)
-            read_ns += time.monotonic_ns() - begin_ns
+            loaded_ns = time.monotonic_ns() - begin_ns
             seconds = self._preprocess.seconds(_RANK, epoch, index)
             self._sleeper.sleep(seconds)
-            preprocess_ns += int(seconds * 1e9)
-        return Fetched(len(batch), size_bytes, read_ns, preprocess_ns)
+            read_ns, preprocess_ns = read_ns + loaded_ns, preprocess_ns + int(seconds * 1e9)
+            if self._instrument:
+                sample_ns.append((loaded_ns, int(seconds * 1e9)))
+        return Fetched(len(batch), size_bytes, read_ns, preprocess_ns, tuple(sample_ns))
 
     def _fetch_runs(self, epoch: int, batch: Batch) -> Fetched:
         """Read a batch of records by runs; preprocessing time is drawn once for all of them: such jobs work on whole batches."""

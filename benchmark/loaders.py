@@ -24,7 +24,7 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
     seconds = twin.evaluation.preprocess_time if evaluation else reader.preprocess_time
     purpose = Purpose.EVALUATION_SAMPLE if evaluation else Purpose.TRAIN_SAMPLE
     preprocess = DrawnTime(seconds, config.train.seed, purpose)
-    fetcher = Fetcher(samples, preprocess)
+    fetcher = Fetcher(samples, preprocess, config.twin.instrument)
     workers = reader.read_threads
     if evaluation and twin.evaluation.read_threads is not None:
         workers = twin.evaluation.read_threads

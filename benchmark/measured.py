@@ -74,6 +74,7 @@ class Measured:
     end_s: float = 0.0
     data: DataSetFacts = field(default_factory=DataSetFacts)
     steps: StepLog = field(default_factory=StepLog)
+    sample_ns: list[tuple[tuple[int, int], ...]] = field(default_factory=list)  # of each training step, if instrumented
     spans: list[Span] = field(default_factory=list)
     saved: list[Written] = field(default_factory=list)  # checkpoint files
     loaded: list[Written] = field(default_factory=list)

@@ -31,11 +31,8 @@ def prepare_output(folder: Path) -> None:
         raise IotwinError(f"{folder}: cannot be written to; change output.folder or its permissions")
 
 
-def write_results(config: Config, ranks: Sequence[Measured], instrument: bool = False) -> dict[str, Any]:
-    """Write what all ranks measured into the workload's output folder, all files or none, and return the summary.
-
-    With `instrument`, the log has a line for every part of every step.
-    """
+def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
+    """Write what all ranks measured into the workload's output folder, all files or none, and return the summary."""
     folder = Path(config.output.folder)
     table = StepTable([measured.steps for measured in ranks])
     summary = summarize(config, ranks, table)
@@ -44,7 +41,7 @@ def write_results(config: Config, ranks: Sequence[Measured], instrument: bool = 
     for measured in ranks:
         files[f"{measured.rank}_output.json"] = _json(rank_output(config, measured, host_facts))
         files[f"{measured.rank}_per_epoch_stats.json"] = _json(epoch_stats(measured))
-    files[config.output.log_file] = "".join(log_lines(config, ranks, table, summary, instrument)).encode()
+    files[config.output.log_file] = "".join(log_lines(config, ranks, table, summary)).encode()
     written: list[Path] = []
     try:
         for name, content in files.items():

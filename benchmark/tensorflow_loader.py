@@ -28,6 +28,9 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
+_NUMBERS = 4  # of a batch, without those of its samples
+
+
 class TfRecordLoader:
     """TFRecordDataset, interleave, shuffle, batch and prefetch over the rank's files."""
 
@@ -105,10 +108,10 @@ class TfMapLoader:
 
         def fetch(number: Any) -> Any:
             try:
-                return np.array(self._fetcher.clone().fetch(epoch, batches[int(number)]), np.int64)
+                return np.array(self._fetcher.clone().fetch(epoch, batches[int(number)])[:_NUMBERS], np.int64)
             except IotwinError as error:  # tf.data would wrap it into a traceback
                 failed.append(error)
-                return np.zeros(len(Fetched._fields), np.int64)
+                return np.zeros(_NUMBERS, np.int64)
 
         numbers = tensorflow.data.Dataset.range(len(batches))
         read = numbers.map(

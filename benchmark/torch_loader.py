@@ -37,7 +37,7 @@ class _Batches:
             fetched = self._fetcher.fetch(epoch, batch)
         except IotwinError as error:  # as a string: DataLoader would wrap it into a traceback
             return str(error), (), 0
-        return "", tuple(fetched), torch.zeros((len(batch), self._handed_bytes), dtype=torch.uint8) if self._handed_bytes else 0
+        return "", fetched[:4], torch.zeros((len(batch), self._handed_bytes), dtype=torch.uint8) if self._handed_bytes else 0
 
 
 class TorchLoader:
@@ -83,6 +83,7 @@ class TorchLoader:
             for problem, numbers, _ in self._loader:
                 if problem:
                     raise IotwinError(problem)
-                yield Fetched(*map(int, numbers))
+                samples, size_bytes, read_ns, preprocess_ns = map(int, numbers)
+                yield Fetched(samples, size_bytes, read_ns, preprocess_ns)
         except RuntimeError as error:  # a worker that was killed
             raise IotwinError(f"PyTorch's DataLoader failed in epoch {epoch}: {' '.join(str(error).split())}") from None

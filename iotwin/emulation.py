@@ -24,7 +24,6 @@ class Options(NamedTuple):
 
     ranks: int = 1
     limit_s: float | None = None
-    instrument: bool = False
     log: TextIO | None = None  # where MLLOG lines go
 
 
@@ -47,9 +46,7 @@ def run_workload(config: "Config", options: Options) -> dict[str, Any] | None:
         if not (workflow.train or workflow.checkpoint):
             return {"generated": generated, "output": config.output.folder}
         measured = _emulate(config, options)
-        return (
-            None if measured is None else {**write_results(config, measured, options.instrument), "output": config.output.folder}
-        )
+        return None if measured is None else {**write_results(config, measured), "output": config.output.folder}
     finally:
         if generated is not None and not config.dataset.keep_files:
             shutil.rmtree(config.dataset.data_folder, ignore_errors=True)

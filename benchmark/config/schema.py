@@ -316,6 +316,7 @@ class Twin(Section):
     first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others
     barrier: bool = True  # ranks wait for one another after each step, as an all-reduce makes them
     all_reduce_time: Duration = 0.0  # seconds of each step after that wait, drawn alike on all ranks
+    instrument: bool = False  # every part of every step goes into the log of rank 0; as --instrument
     busy_wait: bool = False  # computing keeps a CPU busy instead of sleeping
     persistent_workers: bool = False  # worker processes live through all epochs; False: fresh ones for each
     reader: TwinReader = msgspec.field(default_factory=TwinReader)

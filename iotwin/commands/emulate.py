@@ -84,6 +84,8 @@ class Emulate(Command):
 
         if not 1 <= args.ranks <= 1024:
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
+        if args.instrument:
+            args.words.append("++workload.twin.instrument=true")
         workload = select(args.words, args.config_dir)
         config = workload.config
         if args.show or config.workflow.query:
@@ -137,7 +139,7 @@ def _options(args: Namespace, ranks: int) -> Any:
     limit_s = None if args.limit is None else parse_duration(args.limit) / 1e9
     # Under --json stdout is for the document alone; the log still goes where a tracer can find it.
     log = sys.stderr if args.json else None if args.quiet else sys.stdout
-    return Options(ranks, limit_s, args.instrument, log)
+    return Options(ranks, limit_s, log)
 
 
 def _words(args: Namespace) -> list[str]:
@@ -145,7 +147,6 @@ def _words(args: Namespace) -> list[str]:
     options = {"--config-dir": args.config_dir, "--ranks": args.ranks, "--for": args.limit}
     return [
         *args.words, *(str(word) for name, value in options.items() if value is not None for word in (name, value)),
-        *(["--instrument"] if args.instrument else []),
     ]  # fmt: skip
 
 
