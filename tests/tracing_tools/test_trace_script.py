@@ -1,0 +1,61 @@
+"""tracing_tools/trace.sh: the artifact's options, over real containers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.tracing_tools.test_capture import on_path
+from tracing_tools.trace.reader import Trace
+
+SCRIPT = ROOT / "tracing_tools" / "trace.sh"
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment in which `iotwin` is the one under test."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    (programs / "iotwin").chmod(0o755)
+    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def trace_sh(environment, *arguments, script=SCRIPT):
+    command = ["bash", script, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.root
+def test_two_jobs_each_with_its_trace(tmp_path, test_image, environment):
+    launch = tmp_path / "start.sh"
+    launch.write_text(
+        'gpus=$1 name=$2 logs=$3 image=$4; mkdir -p "$logs"; echo "$gpus $CUDA_VISIBLE_DEVICES" >"$logs/gpus"\n'
+        'docker run --rm --network=none --name "$name" "$image" sh -c "cat /bin/calls >/dev/null; exit $5"\n'
+    )
+    arguments = ("-w", "dlio", "-l", launch, "-n", 2, "-j", 2, "-o", tmp_path / "out", "-e", "two", "--", test_image, 0)
+    result = trace_sh(environment, *arguments, script=SCRIPT.with_name("trace_v2.sh"))
+    assert result.returncode == 0, result.stderr
+    for name, container, gpus in (("dlio", "train_dlio", "2 0,1\n"), ("dlio_1", "train_dlio_1", "2 2,3\n")):
+        trace = Trace(tmp_path / "out" / "two" / f"{name}.trace")
+        assert trace.manifest.workload == "dlio" and trace.manifest.target.container.startswith(f"{container} (")
+        assert len(on_path(trace, "/bin/calls"))
+        assert set(trace.processes()["container"]) == {container}
+        assert (tmp_path / "out" / "two" / f"{name}.logs" / "gpus").read_text() == gpus
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-w", "gpt"], "must be bert"),
+        (["-w", "bert"], "launch script"),
+        (["-w", "bert", "-n", "two"], "numbers"),
+        (["-w"], "needs a value"),
+        (["--wokload", "bert"], "unknown option"),
+    ],
+)
+def test_what_cannot_be(environment, arguments, says):
+    result = trace_sh(environment, *arguments)
+    assert result.returncode == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1
