@@ -78,7 +78,7 @@ def _generate(config: "Config") -> dict[str, Any]:
 
 def generated_layout(config: "Config") -> "tuple[Layout, int]":
     """Return the layout of the workload's data set and how many samples it has; UsageError for one that cannot be written."""
-    from datagen.config import DatasetSection, layout_of
+    from datagen.config import DatasetSection, Hdf5Section, layout_of
     from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 
     dataset = config.dataset
@@ -92,9 +92,8 @@ def generated_layout(config: "Config") -> "tuple[Layout, int]":
         return DlrmLayout(), dataset.num_samples_per_file
     known = {name: getattr(dataset, name) for name in DatasetSection.__struct_fields__ if name != "hdf5"}
     section = {name: value for name, value in known.items() if value is not None} | {"num_files_train": files}
-    return layout_of(
-        DatasetSection(**section, hdf5={"chunk_dims": dataset.hdf5.chunk_dims})
-    ), files * dataset.num_samples_per_file
+    hdf5 = Hdf5Section(dataset.hdf5.chunk_dims, dataset.hdf5.num_dset_per_record, dataset.hdf5.max_shape)
+    return layout_of(DatasetSection(**section, hdf5=hdf5)), files * dataset.num_samples_per_file
 
 
 def _cases(train: int, evaluation: int) -> int:
