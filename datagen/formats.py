@@ -8,8 +8,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -148,37 +150,41 @@ def _write_hdf5(file: File) -> list[Piece]:
         import h5py
     except ImportError:
         raise IotwinError("writing hdf5 needs h5py; install it with: pip install h5py") from None
+    if file.layout.compression == "none" and not file.layout.chunk_dims:
+        before, after = _hdf5_frame((file.records, *file.shape), file.dtype.str)
+        with file.open(file.name) as sink:
+            sink.write(before)
+            for block in file.blocks():
+                sink.write(block.data)
+            sink.write(after)
+            return [sink.piece()]
     path = file.directory / (file.name + PARTIAL_SUFFIX)
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as target:
         target.create_dataset("labels", data=np.zeros(file.records, np.int64))
-        if file.layout.compression == "none" and not file.layout.chunk_dims:
-            settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, dcpl=settings)
-            offset = records.id.get_offset()
-        else:
-            _fill_chunks(file, target)
-            offset = None
-    if offset is not None:
-        return [_fill_place(file, path, offset)]
+        _fill_chunks(file, target)
     flush(path)
     return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
 
 
-def _fill_place(file: File, path: Path, offset: int) -> Piece:
-    """Write the records at `offset`, the place that the library gave them in a file that it laid out: as fast as raw bytes."""
-    with path.open("rb") as laid_out:
-        before = laid_out.read(offset)
-        laid_out.seek(offset + file.records * file.record_bytes)
-        after = laid_out.read()
-    with file.open(file.name) as sink:
-        sink.write(before)
-        for block in file.blocks():
-            sink.write(block.data)
-        sink.write(after)
-        return sink.piece()
+@lru_cache(maxsize=16)
+def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
+    """Return what is before and after the records in the file that the library lays out for them, without writing them."""
+    import h5py
+
+    with TemporaryDirectory(prefix="iotwin-") as directory:
+        path = Path(directory) / "frame"
+        with h5py.File(path, "w") as target:
+            target.create_dataset("labels", data=np.zeros(shape[0], np.int64))
+            settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # so the file stays sparse
+            records = target.create_dataset("records_0", shape, dtype, dcpl=settings)
+            offset, size_bytes = records.id.get_offset(), records.id.get_storage_size()
+        with path.open("rb") as content:
+            before = content.read(offset)
+            content.seek(offset + size_bytes)
+            return before, content.read()
 
 
 def _fill_chunks(file: File, target: "h5py.File") -> None:
