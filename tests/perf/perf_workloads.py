@@ -11,11 +11,11 @@ from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 from tests.perf.figures import Figure, interleaved, median_ratio
 from trace_visuals.steps import plot_steps
 
-_ROUNDS = 5
+_ROUNDS = 3
 # As the READMEs' sizes for two CPU cores; steps of some 50 ms, which is short beside the published second.
 _UNET3D = {"epochs": 5, "batch-size": 4, "workers": 1, "eval-every": 0, "checkpoint-every": 0, "base-channels": 4, "depth": 3,
            "crop": "40", "overlap": 0, "threads": 1}  # fmt: skip
-_DLRM = {"batch-size": 8192, "steps": 60, "eval-every": 0, "embedding-size": 16, "most-categories": 1000, "bottom": "64,32",
+_DLRM = {"batch-size": 2048, "steps": 60, "eval-every": 0, "embedding-size": 16, "most-categories": 1000, "bottom": "64,32",
          "top": "64,32", "threads": 1}  # fmt: skip
 _BERT = {"batch-size": 4, "steps": 60, "eval-steps": 0, "layers": 1, "hidden": 32, "heads": 2, "sequence": 32,
          "learning-rate": 0.02, "threads": 1}  # fmt: skip
