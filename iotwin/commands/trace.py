@@ -45,6 +45,8 @@ class Record(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Trace; the exit status is the command's (128 + signal when it was killed by one)."""
+        if args.jobs is not None:
+            return _trace_jobs(args)
         from tracing_tools.capture import Options, trace_target
         from tracing_tools.trace.syscalls import parse_detail
 
@@ -73,6 +75,10 @@ class Record(Command):
         """Say in a line or two what was recorded."""
         import sys
 
+        if "jobs" in document:
+            for name, job in document["jobs"].items():
+                print(f"{name}: {job.get('events', 'no')} events, exit status {job['exit_status']}", file=sys.stderr)
+            return
         lost = f", {document['lost']} LOST" if document["lost"] else ", none lost"
         took = format_duration(document["wall_s"] * 1e9)
         print(f"{document['trace']}: {document['events']} events in {took} by {document['backend']}{lost}", file=sys.stderr)
@@ -89,6 +95,9 @@ def _add_targets(parser: ArgumentParser) -> None:
     targets.add_argument("--cgroup", metavar="PATH", help="all processes of a cgroup of the v2 hierarchy")
     targets.add_argument("--all", action="store_true", help="everything that runs; with COMMAND, while that runs")
     targets.add_argument("--attach", metavar="WHAT", help="what runs: a pid, a container's name or id, or a cgroup's path")
+    targets.add_argument(
+        "--jobs", type=Path, metavar="FILE", help="several jobs at once, from a YAML file; TRACE is their directory"
+    )
     parser.add_argument(
         "--volume",
         action="append",
@@ -128,6 +137,20 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
     if not command:
         raise UsageError("no command given; write it after --, for example: iotwin trace -o run.trace -- python train.py")
     return lambda: CommandTarget(command)
+
+
+def _trace_jobs(args: Namespace) -> Outcome:
+    """Trace the jobs of a file; the exit status is that of the first that failed."""
+    from iotwin.jobs import read_jobs, trace_jobs
+
+    if args.words:
+        raise UsageError("--jobs names the commands; leave out what stands after the options")
+    common = ["--backend", args.backend, "--interval", args.interval, "--detail", args.detail]
+    common += ["--duration", args.duration] if args.duration else []
+    common += ["--force"] if args.force else []
+    documents = trace_jobs(read_jobs(args.jobs), args.output, common)
+    status = next((job["exit_status"] for job in documents.values() if job["exit_status"]), 0)
+    return Outcome({"directory": str(args.output), "jobs": documents}, status if status >= 0 else 128 - status)
 
 
 def _interpret_attach(args: Namespace) -> None:
