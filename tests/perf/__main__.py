@@ -11,6 +11,7 @@ from tests.perf import (
     perf_emulator,
     perf_probes,
     perf_reading,
+    perf_samplers,
     perf_twin,
     perf_visuals,
     perf_workloads,
@@ -34,6 +35,7 @@ def main() -> int:
         perf_datagen,
         perf_emulator,
         perf_reading,
+        perf_samplers,
         perf_visuals,
         perf_workloads,
     ):
