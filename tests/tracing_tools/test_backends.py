@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -284,6 +285,42 @@ def test_bpftrace_knows_the_calls_of_the_data_group():
     simple = {str(number): str(int(kind)) for number, kind in calls_of(("data",)).values() if kind <= Kind.WAIT}
     assert found.items() <= simple.items()
     assert len(found) >= 29
+
+
+def test_bpftrace_ends_with_a_killed_tracer(tmp_path):
+    if reason := bpftrace.unavailable_reason():
+        pytest.skip(f"no bpftrace here: {reason}")
+    command = [
+        sys.executable,
+        "-m",
+        "iotwin.main",
+        "trace",
+        "-o",
+        tmp_path / "t",
+        "--backend",
+        "bpftrace",
+        "--quiet",
+        "--",
+        "sleep",
+        "20",
+    ]
+    tracer = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children")
+    started: dict[str, str] = {}
+    while {"bpftrace", "sleep"} - set(started.values()):  # the second is there once the probes are attached
+        time.sleep(0.05)
+        assert tracer.poll() is None
+        started = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children.read_text().split()}
+    tracer.kill()
+    tracer.wait()
+    script = next(pid for pid, name in started.items() if name == "bpftrace")
+    for _ in range(200):
+        if not Path(f"/proc/{script}").exists() or "(zombie)" in Path(f"/proc/{script}/status").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("bpftrace is still attached")
+    os.kill(int(next(pid for pid, name in started.items() if name == "sleep")), signal.SIGKILL)
 
 
 def test_bpftrace_says_why_it_cannot(tmp_path, monkeypatch):

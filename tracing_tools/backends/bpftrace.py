@@ -3,6 +3,7 @@
 For machines that have bpftrace and nothing else. A call costs some ten microseconds, and the text some 100 bytes.
 """
 
+import ctypes
 import io
 import os
 import re
@@ -91,6 +92,7 @@ class BpftraceBackend:
                 ["bpftrace", "-B", "line", str(BPFTRACE_EVENTS), *arguments],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # a Ctrl-C is for the job; the script ends after it
+                preexec_fn=_end_with_the_tracer,
             )  # fmt: skip
         deadline = time.monotonic() + _READY_S
         while b"\nREADY\n" not in self._text.read_bytes():
@@ -146,6 +148,11 @@ class BpftraceBackend:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def _end_with_the_tracer() -> None:
+    """In the child: have the kernel end it with us, should we be killed; its probes go with it (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def _complaint(output: bytes) -> str:
