@@ -73,8 +73,10 @@ def test_a_drifting_clock_is_followed(offset, drift_ppm, count):
 
 def test_batches_are_merged_in_order_whatever_their_size(tmp_path, monkeypatch):
     traces = [host_trace(tmp_path / str(i), "same", BOOTED + i * SECOND, seed=i) for i in range(3)]
-    monkeypatch.setattr(Trace.events, "__defaults__", (None, None, 7))
+    whole = Trace.events
+    monkeypatch.setattr(Trace, "events", lambda trace: whole(trace, batch_rows=7))
     merge_traces(traces, tmp_path / "set")
+    monkeypatch.undo()
     merged = Trace(tmp_path / "set")
     assert merged.events_frame()["start_ns"].is_monotonic_increasing
     assert merged.manifest.events == sum(trace.manifest.events for trace in traces)
