@@ -32,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
 
 
+def pytest_configure() -> None:
+    """Let Ctrl-C end what the tests start: a shell has its background jobs ignore it, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @functools.cache
 def _has_torch() -> bool:
     import importlib.util

@@ -419,7 +419,7 @@ def test_names_from_a_recording_are_text(tmp_path):
     (tmp_path / "v3.log").write_text("fio version 3 iolog\n0 ../../<script> open\n5 ../../<script> read 8192 4096\n")
     import_trace(tmp_path / "v3.log", tmp_path / "t.trace")
     assert Trace(tmp_path / "t.trace").files()["path"].tolist() == ["../../<script>"]
-    assert sorted(path.name for path in tmp_path.parent.iterdir() if "script" in path.name) == []
+    assert sorted(path.name for path in tmp_path.parent.iterdir() if "<script>" in path.name) == []
 
 
 def test_the_columns_of_an_empty_table_are_those_of_calls():

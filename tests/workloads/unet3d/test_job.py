@@ -255,7 +255,7 @@ def test_sleep_reads_what_the_original_reads_in_the_same_order(data, tmp_path, w
 
 
 def _reads(data, directory, **changes):
-    """The reads of data-set files, a list per process that reads, by each process's first read."""
+    """The reads of data-set files, a list per process that reads, in the order in which they were started."""
     directory.mkdir()
     job = [*JOB, *options(data, directory / "out", epochs=2, eval_every=0, checkpoint_every=0, **changes)]
     done = run_iotwin("trace", "-o", directory / "trace", "--backend", "libbpf", "--", *job, cwd=ROOT)
@@ -268,5 +268,5 @@ def _reads(data, directory, **changes):
     assert len(calls) >= 2 * 16 * 2  # epochs, cases, files of a case
     return [
         [(Path(wanted[row.file_id]).name, row.offset, row.result) for row in group.itertuples()]
-        for _, group in calls.groupby("pid", sort=False)
+        for _, group in calls.groupby("pid")
     ]
