@@ -12,6 +12,7 @@ from tests.perf import (
     perf_probes,
     perf_reading,
     perf_samplers,
+    perf_tracesim,
     perf_twin,
     perf_visuals,
     perf_workloads,
@@ -36,6 +37,7 @@ def main() -> int:
         perf_emulator,
         perf_reading,
         perf_samplers,
+        perf_tracesim,
         perf_visuals,
         perf_workloads,
     ):

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from tests.perf.figures import Figure
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import Host, Manifest, Target
 from tracing_tools.trace.writer import write_trace
@@ -68,21 +69,21 @@ def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
     )  # fmt: skip
 
 
-def main(directory: Path) -> None:
-    """Write two traces under `directory` and print what comparing them takes."""
-    traces = [directory / "a.trace", directory / "b.trace"]
-    for seed, trace in enumerate(traces):
-        write_loader_trace(trace, seed)
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "iotwin.main", "compare", "--quiet", *map(str, traces)], check=True)
-    seconds = time.perf_counter() - begin
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    events = _EPOCHS * _FILES * _CALLS / 1e6
-    print(f"tracesim {events:.0f} million against {events:.0f} million events s: {seconds:.1f} (at most 10)")
-    print(f"tracesim CPU s: {used.ru_utime + used.ru_stime:.1f}")
-    print(f"tracesim peak MiB: {used.ru_maxrss / 1024:.0f} (at most 1024)")
+def measure() -> Iterator[Figure]:
+    """Yield the figures."""
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else None) as scratch:
+        traces = [Path(scratch) / "a.trace", Path(scratch) / "b.trace"]
+        for seed, trace in enumerate(traces):
+            write_loader_trace(trace, seed)
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "iotwin.main", "compare", "--quiet", *map(str, traces)], check=True)
+        seconds = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    events = f"{_EPOCHS * _FILES * _CALLS / 1e6:.0f} million"
+    detail = f"largest process so far {peak:.0f} MiB"
+    yield Figure(f"compare {events} against {events} events: s", seconds, 10, detail=detail)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as scratch:
-        main(Path(scratch))
+    for figure in measure():
+        print(figure.line())

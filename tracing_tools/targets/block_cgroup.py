@@ -5,8 +5,9 @@ own (cgroup v1, or both versions), it is a cgroup there: a twin of the job's, wh
 well. A container engine makes and uses the twin by itself.
 """
 
-import time
 from pathlib import Path
+
+from tracing_tools.targets.cgroup import remove_tree
 
 _ROOT_ID = 1  # of the root of any hierarchy
 _OURS = "iotwin"
@@ -46,7 +47,7 @@ class BlockCgroup:
         """Remove the cgroup, if it was made here; processes that are still in it move to the one above."""
         if self._made is not None:
             _empty(self._made)
-            _remove(self._made)
+            remove_tree(self._made)
             self._made = None
 
 
@@ -77,22 +78,9 @@ def _empty(path: Path) -> None:
                 continue  # it ended meanwhile
 
 
-def _remove(path: Path) -> None:
-    for _ in range(50):
-        try:
-            for child in sorted(path.rglob("*/"), reverse=True):
-                child.rmdir()
-            path.rmdir()
-            return
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.01)  # a task that has exited leaves its cgroup a moment later
-
-
 def _remove_stale(parent: Path) -> None:
     """Remove empty cgroups that killed recorders left behind."""
     for path in parent.glob(f"{_OURS}-*"):
         recorder = path.name.split("-")[1]
         if not Path(f"/proc/{recorder}").exists() and not (path / "cgroup.procs").read_text():
-            _remove(path)
+            remove_tree(path)

@@ -134,12 +134,13 @@ class JobCgroup(Cgroup):
                 (self.path.parent / "cgroup.procs").write_text(str(pid))
             except OSError:
                 continue  # it ended meanwhile
-        _remove_tree(self.path)
+        remove_tree(self.path)
         for twin in _legacy_twins(self.path):
-            _remove_tree(twin)
+            remove_tree(twin)
 
 
-def _remove_tree(path: Path) -> None:
+def remove_tree(path: Path) -> None:
+    """Remove the cgroup at `path` and those below it, once their last tasks have left them; one that is gone already is fine."""
     for _ in range(50):
         try:
             for child in sorted(path.rglob("*/"), reverse=True):
@@ -168,7 +169,7 @@ def remove_stale_cgroups() -> list[str]:
         recorder = path.name.replace("_", "-").split("-")[1]
         if not Path(f"/proc/{recorder}").exists() and not Cgroup(path).pids():
             for stale in (path, *_legacy_twins(path)):
-                _remove_tree(stale)
+                remove_tree(stale)
             if not path.exists():
                 removed.append(path.name)
     return removed
