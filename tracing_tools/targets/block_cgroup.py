@@ -7,7 +7,7 @@ well. A container engine makes and uses the twin by itself.
 
 from pathlib import Path
 
-from tracing_tools.targets.cgroup import remove_tree
+from tracing_tools.targets.processes import remove_tree
 
 _ROOT_ID = 1  # of the root of any hierarchy
 _OURS = "iotwin"

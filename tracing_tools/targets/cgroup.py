@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tracing_tools.backends.base import Scope
-from tracing_tools.targets.processes import cgroup2_mount, cgroup_of, container_id
+from tracing_tools.targets.processes import cgroup2_mount, cgroup_of, container_id, remove_tree
 from tracing_tools.trace.errors import IotwinError, UsageError
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
@@ -137,20 +137,6 @@ class JobCgroup(Cgroup):
         remove_tree(self.path)
         for twin in _legacy_twins(self.path):
             remove_tree(twin)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove the cgroup at `path` and those below it, once their last tasks have left them; one that is gone already is fine."""
-    for _ in range(50):
-        try:
-            for child in sorted(path.rglob("*/"), reverse=True):
-                child.rmdir()
-            path.rmdir()
-            return
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.01)  # a task that has exited leaves its cgroup a moment later
 
 
 def _legacy_twins(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -114,3 +115,17 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None) -> bytes:
         text = path.removesuffix(_DELETED)
         content += pack_name(NameRecord(_BEFORE, NAME_INHERITED, pid, pid, parent=0, result=0, text=text, **identity))
     return content
+
+
+def remove_tree(path: Path) -> None:
+    """Remove the cgroup at `path` and those below it, once their last tasks have left them; one that is gone already is fine."""
+    for _ in range(50):
+        try:
+            for child in sorted(path.rglob("*/"), reverse=True):
+                child.rmdir()
+            path.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)  # a task that has exited leaves its cgroup a moment later
