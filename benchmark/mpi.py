@@ -18,6 +18,7 @@ _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  
 _NUMBER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _FIRST_SPEAKS_S = 0.5  # a rank's head start over the next one, where all fail of the same
 _LONGEST_SILENCE_S = 2.0
+_FIRST_STARTS_S = 4.0  # the longest that the first rank may need more than another one to start
 
 
 def under_mpi() -> bool:
@@ -28,6 +29,15 @@ def under_mpi() -> bool:
 def started_as() -> int:
     """Return the number that the launcher gave this process, 0 where there is none, without starting MPI."""
     return next((int(os.environ[name]) for name in _NUMBER_VARIABLES if name in os.environ), 0)
+
+
+def let_first_rank_speak() -> None:
+    """Wait, on ranks but the first, for the first to fail of the same: its end ends this process by KeyboardInterrupt.
+
+    Ranks start at different speeds, and the first one to exit ends all; a failure that is this rank's alone is told after that.
+    """
+    if under_mpi() and started_as() > 0:
+        time.sleep(_FIRST_STARTS_S)
 
 
 def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:

@@ -62,17 +62,17 @@ class Emulate(Command):
         """Run the workload and return its summary; progress and MLLOG lines are printed meanwhile."""
         # Must be said before numpy is loaded; see iotwin.emulation.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        from benchmark.mpi import started_as, under_mpi
+        from benchmark.mpi import let_first_rank_speak, started_as, under_mpi
 
         try:
-            document = self._document(args)
-        except IotwinError as error:
-            if under_mpi() and started_as() > 0:
-                raise SystemExit(error.exit_status) from None  # rank 0 says the same
-            raise
+            try:
+                document = self._document(args)
+            except IotwinError:
+                let_first_rank_speak()
+                raise
         except KeyboardInterrupt:
             if under_mpi() and started_as() > 0:
-                raise SystemExit(130) from None
+                raise SystemExit(130) from None  # the first rank says why
             raise
         if document is None:
             raise SystemExit(0)  # rank 0 has the results of all
