@@ -86,6 +86,7 @@ struct scratch {
 
 struct call {
 	u64 start_ns;
+	u64 traced_in; /* the task's set of cgroups when the filter last let it through: nothing else takes it out of a cgroup */
 	u64 inode; /* close and munmap only: the file is gone when the call has finished */
 	u32 device, generation, flags, padding;
 };
@@ -522,14 +523,18 @@ int on_enter(u64 *context)
 	if (kind == NOT_TRACED)
 		return 0;
 	struct task_struct *task = bpf_get_current_task_btf();
-	if (!is_traced(task))
-		return 0;
 	if (kind == MAP && (regs->r10 & MAP_ANONYMOUS))
 		return 0;
-	struct call *call = bpf_task_storage_get(&calls, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!call) {
-		missed();
-		return 0;
+	struct call *call = bpf_task_storage_get(&calls, task, NULL, 0);
+	if (!call || call->traced_in != (u64)task->cgroups) { /* else it was let through before, which is cheaper to see */
+		if (!is_traced(task))
+			return 0;
+		call = bpf_task_storage_get(&calls, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		if (!call) {
+			missed();
+			return 0;
+		}
+		call->traced_in = (u64)task->cgroups;
 	}
 	if ((kind == CLOSE || kind == MAPPED) && !note_file(call, task, regs, kind))
 		return 0;
@@ -568,8 +573,8 @@ INLINE void identify_call(const struct finished *call, const struct call *noted,
 	}
 }
 
-/* The rest of what can happen at the end of a call: functions of their own to the verifier, which it reads once. They find out
- * about the call again, as they are rarely needed.
+/* What can happen at the end of a call, transfers apart: functions of their own to the verifier, which it reads once. They find
+ * out about the call again.
  */
 INLINE void look_up_call(struct finished *call, u64 start_ns, u64 duration_ns, s64 result)
 {
@@ -625,25 +630,99 @@ GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
 }
 
 /* `busy` guards a lane against a program that interrupts this one on the same CPU: it takes the ring buffer instead. */
+INLINE struct event *take_slot(struct lane *lane, u32 cpu)
+{
+	u64 head = lane->head;
+	if (lane->busy)
+		return NULL;
+	*(volatile u64 *)&lane->busy = 1;
+	u32 index = cpu * slots_per_cpu + (head & (slots_per_cpu - 1));
+	struct slot *slot = head - *(volatile u64 *)&lane->tail < slots_per_cpu ? bpf_map_lookup_elem(&slots, &index) : NULL;
+	if (slot)
+		return &slot->event;
+	*(volatile u64 *)&lane->busy = 0;
+	return NULL;
+}
+
+/* Lets the reader see the record. */
+INLINE void give_slot(struct lane *lane)
+{
+	asm volatile("" ::: "memory"); /* x86 keeps the order of stores, so the compiler must */
+	*(volatile u64 *)&lane->head = lane->head + 1;
+	*(volatile u64 *)&lane->busy = 0;
+}
+
+/* The short way of the calls that come in millions: plain reads and writes of an open file. 0: the long way must be taken. */
+INLINE int send_transfer(struct task_struct *task, struct pt_regs *regs, u32 number, u8 kind, u64 start_ns, u64 now, s64 result)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct lane *lane = bpf_map_lookup_elem(&lanes, &cpu);
+	struct file *entry = file_at(task, regs->di);
+	if (!bpf_rdonly_cast || !entry || !lane)
+		return 0;
+	struct file *file = bpf_rdonly_cast(entry, KERNEL_TYPE_ID(struct file));
+	struct inode *inode = file->f_inode;
+	struct event *event = take_slot(lane, cpu);
+	if (!event)
+		return 0;
+	u32 flags = flags_of(inode->i_mode, file->f_flags);
+	event->start_ns = start_ns;
+	event->duration_ns = now - start_ns;
+	event->result = result;
+	if (kind == POSITIONED)
+		event->offset = regs->r10;
+	else if (has_position(flags))
+		event->offset = result > 0 ? file->f_pos - result : file->f_pos;
+	else
+		event->offset = -1;
+	event->requested = regs->dx;
+	event->inode = inode->i_ino;
+	event->pid = task->tgid;
+	event->tid = task->pid;
+	event->device = inode->i_sb->s_dev;
+	event->generation = inode->i_generation;
+	event->fd = regs->di;
+	event->call_flags_cpu = number | flags << 10 | cpu << 18;
+	give_slot(lane);
+	return 1;
+}
+
 INLINE void send_call(const struct finished *call, struct identity *file)
 {
 	u32 cpu = bpf_get_smp_processor_id();
 	struct lane *lane = bpf_map_lookup_elem(&lanes, &cpu);
-	if (lane && !lane->busy) {
-		*(volatile u64 *)&lane->busy = 1;
-		u64 head = lane->head;
-		u32 index = cpu * slots_per_cpu + (head & (slots_per_cpu - 1));
-		struct slot *slot = head - *(volatile u64 *)&lane->tail < slots_per_cpu ? bpf_map_lookup_elem(&slots, &index) : NULL;
-		if (slot) {
-			fill_call(&slot->event, call, file);
-			asm volatile("" ::: "memory"); /* x86 keeps the order of stores, so the compiler must */
-			*(volatile u64 *)&lane->head = head + 1;
-		}
-		*(volatile u64 *)&lane->busy = 0;
-		if (slot)
-			return;
+	struct event *event = lane ? take_slot(lane, cpu) : NULL;
+	if (!event) {
+		send_by_ring(call->start_ns, call->duration_ns, call->result);
+		return;
 	}
-	send_by_ring(call->start_ns, call->duration_ns, call->result);
+	fill_call(event, call, file);
+	give_slot(lane);
+}
+
+/* The long way, for whatever call. */
+GLOBAL int finish_call(u64 start_ns, u64 now, s64 result)
+{
+	struct finished call;
+	struct identity file = {};
+	look_up_call(&call, start_ns, now - start_ns, result);
+	struct call *noted = bpf_task_storage_get(&calls, call.task, NULL, 0);
+	if (!noted)
+		return 0;
+	identify_call(&call, noted, &file);
+	u8 kind = call.kind;
+	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
+		if (kind <= OPEN_AT2 && result >= 0)
+			send_opened(call.fd, start_ns);
+		else if (call.fd < 0)
+			send_given_names(kind, start_ns, result);
+	}
+	send_call(&call, &file);
+	if (kind == SEND || kind == COPY)
+		send_target(start_ns, now - start_ns, result);
+	else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
+		finish_aio(kind, now, result);
+	return 0;
 }
 
 SEC("tp_btf/sys_exit")
@@ -663,23 +742,8 @@ int on_exit(u64 *context)
 		return 0;
 	u64 now = bpf_ktime_get_ns(), start = call->start_ns;
 	call->start_ns = 0;
-	struct identity file = {};
-	s32 fd = descriptor_of(regs, kind, result);
-	struct finished finished = {
-		.task = task, .regs = regs, .start_ns = start, .duration_ns = now - start, .result = result, .number = number, .fd = fd, .kind = kind,
-	};
-	identify_call(&finished, call, &file);
-	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
-		if (kind <= OPEN_AT2 && result >= 0)
-			send_opened(fd, start);
-		else if (fd < 0)
-			send_given_names(kind, start, result);
-	}
-	send_call(&finished, &file);
-	if (kind == SEND || kind == COPY)
-		send_target(start, now - start, result);
-	else if (kind == AIO_SUBMIT || kind == AIO_COLLECT)
-		finish_aio(kind, now, result);
+	if (kind > POSITIONED || !send_transfer(task, regs, number, kind, start, now, result))
+		finish_call(start, now, result);
 	return 0;
 }
 
