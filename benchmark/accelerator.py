@@ -45,7 +45,8 @@ class Accelerator:
         waited_ns = 0
         if self._meets and self._rank.count > 1:
             begin_ns = time.monotonic_ns()
-            flags = self._rank.meet(flags)
+            flags, due_ns = self._rank.exchange(flags, self._sleeper.due_ns())
+            self._sleeper.set_due(due_ns)
             waited_ns = time.monotonic_ns() - begin_ns
         if phase == "train":
             exchange_s = self._all_reduce.seconds(0, epoch, step - 1)

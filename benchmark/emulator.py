@@ -184,6 +184,7 @@ class _Run:
                 return
             arrived_ns = time.monotonic_ns()
             step += 1
+            self._sleeper.add_delay(asked_ns - begin_ns)
             compute_ns, barrier_ns, self._flags = accelerator.step(phase, epoch, step, self._wishes())
             done_ns = time.monotonic_ns()
             wait_ns, step_ns = arrived_ns - asked_ns, done_ns - begin_ns

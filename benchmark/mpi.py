@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from benchmark.ranks import Rank
+from benchmark.ranks import CHECKPOINT, STOP, Rank
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.progress import set_quiet
 
@@ -57,17 +57,20 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
     number = places.index((leader, world.Get_rank()))
     leaders = sorted({leader for leader, _ in places})
     ranks = world.Split(0, number)
-    flag = np.zeros(1, dtype=np.int32)
+    said = np.zeros(3, dtype=np.int64)
 
-    def meet(flags: int) -> int:
-        flag[0] = flags
-        ranks.Allreduce(MPI.IN_PLACE, flag, op=MPI.BOR)
-        return int(flag[0])
+    def exchange(flags: int, due_ns: int) -> tuple[int, int]:
+        said[:] = flags & STOP, flags & CHECKPOINT, due_ns
+        ranks.Allreduce(MPI.IN_PLACE, said, op=MPI.MAX)
+        # The clocks of several nodes have nothing in common; there, a rank makes up for its own delays alone.
+        return int(said[0] | said[1]), int(said[2]) if len(leaders) == 1 else due_ns
 
     if number:
         set_quiet(True)
     try:
-        results: list[_T] | None = ranks.gather(job(Rank(number, len(places), leaders.index(leader), len(leaders), meet)), root=0)
+        results: list[_T] | None = ranks.gather(
+            job(Rank(number, len(places), leaders.index(leader), len(leaders), exchange)), root=0
+        )
     except BaseException as error:
         _end_everywhere(error, number)
         raise

@@ -5,10 +5,8 @@ all: nobody waits for a rank that is gone.
 """
 
 import contextlib
-import functools
 import mmap
 import multiprocessing
-import operator
 import os
 import signal
 import time
@@ -17,6 +15,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from benchmark.process import become_rank
 from tracing_tools.trace.errors import IotwinError, UsageError
@@ -34,20 +34,25 @@ STOP, CHECKPOINT = 1, 2
 class Rank:
     """One of `count` ranks; they are numbered node by node, so that neighbours are on one node.
 
-    `meet(flags)` waits for all ranks and returns what any of them said, as bits.
+    `exchange(flags, due_ns)` waits for all ranks and returns what any of them said, as bits, and the latest of their `due_ns`:
+    when a rank would have come here (CLOCK_MONOTONIC) had nothing of the emulator's own held it up.
     """
 
     number: int = 0
     count: int = 1
     node: int = 0
     nodes: int = 1
-    meet: Callable[[int], int] = lambda flags: flags
+    exchange: Callable[[int, int], tuple[int, int]] = lambda flags, due_ns: (flags, due_ns)
+
+    def meet(self, flags: int = 0) -> int:
+        """Wait for all ranks and return what any of them said, as bits."""
+        return self.exchange(flags, 0)[0]
 
 
 class _Meeting:
     """Where ranks of one machine meet: two counters of the kernel's (eventfd), which rank 0 uses to let the others go.
 
-    Meetings alternate between two release counters and two rows of flags, because the fastest rank may be at the next meeting
+    Meetings alternate between two release counters and two rows of what ranks say, because the fastest may be at the next meeting
     before the slowest has left this one; it cannot be at the one after that. Nobody spins: ranks that share CPUs would take them
     from one another.
     """
@@ -56,13 +61,14 @@ class _Meeting:
         self._count, self._turn = count, 0
         self._arrivals = os.eventfd(0, os.EFD_CLOEXEC)
         self._releases = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE) for _ in range(2)]
-        self._flags = mmap.mmap(-1, 2 * count)  # shared by the ranks that are forked
+        # By turn and rank, the flags and the time it was due; shared by the ranks that are forked.
+        self._said = np.frombuffer(mmap.mmap(-1, 2 * count * 2 * 8), np.int64).reshape(2, count, 2)
 
-    def meet(self, number: int, flags: int) -> int:
-        """Wait for all ranks as rank `number` and return the flags of all."""
+    def exchange(self, number: int, flags: int, due_ns: int) -> tuple[int, int]:
+        """Wait for all ranks as rank `number`; return the flags of all and the latest time."""
         turn, count = self._turn, self._count
         self._turn = 1 - turn
-        self._flags[turn * count + number] = flags
+        self._said[turn, number] = flags, due_ns
         if number == 0:
             waited_for = count - 1
             while waited_for:
@@ -71,7 +77,7 @@ class _Meeting:
         else:
             os.eventfd_write(self._arrivals, 1)
             os.eventfd_read(self._releases[turn])
-        return functools.reduce(operator.or_, self._flags[turn * count : (turn + 1) * count])
+        return int(np.bitwise_or.reduce(self._said[turn, :, 0])), int(self._said[turn, :, 1].max())
 
     def close(self) -> None:
         """Give the counters back; for the process that made the ranks."""
@@ -150,7 +156,7 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
     try:
         for number in range(count):
             meet = _Meet(meeting, number)
-            ranks.append(_RankProcess(Rank(number, count, meet=meet), job))
+            ranks.append(_RankProcess(Rank(number, count, exchange=meet), job))
         by_pipe = {rank.results: rank for rank in ranks}
         while by_pipe:
             for pipe in wait(list(by_pipe)):
@@ -175,5 +181,5 @@ class _Meet:
     meeting: _Meeting
     number: int
 
-    def __call__(self, flags: int) -> int:
-        return self.meeting.meet(self.number, flags)
+    def __call__(self, flags: int, due_ns: int) -> tuple[int, int]:
+        return self.meeting.exchange(self.number, flags, due_ns)

@@ -56,6 +56,32 @@ def test_a_paused_machine_does_not_cancel_the_sleeps_after_it(clock: Clock) -> N
     assert clock.now_ns - begin_ns >= 490 * MILLISECOND
 
 
+@pytest.mark.parametrize("clock", [0], indirect=True)
+def test_what_the_emulator_takes_comes_off_the_next_sleep(clock: Clock) -> None:
+    sleeper = Sleeper()
+    for _ in range(100):
+        clock.now_ns += MILLISECOND
+        sleeper.add_delay(MILLISECOND)
+        sleeper.sleep(0.005)
+    assert clock.now_ns == 500 * MILLISECOND
+
+
+@pytest.mark.parametrize("clock", [MILLISECOND], indirect=True)
+def test_ranks_that_meet_do_not_add_up_the_delays_of_each(clock: Clock) -> None:
+    first, second = Sleeper(), Sleeper()
+    for step in range(100):  # one is late in every even step, the other in every odd one; both go on when the later one is there
+        begin_ns = clock.now_ns
+        ends = []
+        for sleeper, late_ns in ((first, step % 2 * MILLISECOND), (second, (step + 1) % 2 * MILLISECOND)):
+            clock.now_ns, clock.late_ns = begin_ns, late_ns
+            sleeper.sleep(0.005)
+            ends.append((clock.now_ns, sleeper.due_ns()))
+        clock.now_ns = max(now_ns for now_ns, _ in ends)
+        for sleeper in (first, second):
+            sleeper.set_due(max(due_ns for _, due_ns in ends))
+    assert clock.now_ns == 501 * MILLISECOND
+
+
 @pytest.mark.parametrize("clock", [MILLISECOND], indirect=True)
 def test_no_time_is_no_sleep(clock: Clock) -> None:
     Sleeper().sleep(0)
