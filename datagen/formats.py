@@ -21,7 +21,7 @@ from datagen import jpeg
 from datagen.content import Content, as_numbers
 from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, Stream, flush, read_piece
 from datagen.layouts import FormatLayout, npy_header
-from datagen.parquet import LARGEST_RECORD_BYTES, TableWriter
+from datagen.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, Column, TableWriter
 from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from datagen.varint import varint
 from tracing_tools.trace.errors import IotwinError
@@ -85,11 +85,11 @@ class File:
         for start in range(0, self.record_bytes, _BLOCK_BYTES):
             yield self.take(min(_BLOCK_BYTES, self.record_bytes - start)).data
 
-    def batches(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the records as (count, record bytes), about half a mebibyte or one record at a time."""
+    def batches(self, records: int) -> Iterator[NDArray[np.uint8]]:
+        """Yield the next records as (count, record bytes), about half a mebibyte or one record at a time."""
         each = max(1, _BLOCK_BYTES // self.record_bytes)
-        for first in range(0, self.records, each):
-            count = min(each, self.records - first)
+        for first in range(0, records, each):
+            count = min(each, records - first)
             yield self.take(count * self.record_bytes).reshape(count, self.record_bytes)
 
 
@@ -150,7 +150,8 @@ def _write_hdf5(file: File) -> list[Piece]:
         import h5py
     except ImportError:
         raise IotwinError("writing hdf5 needs h5py; install it with: pip install h5py") from None
-    if file.layout.compression == "none" and not file.layout.chunk_dims:
+    layout = file.layout
+    if layout.compression == "none" and not layout.chunk_dims and not layout.max_shape and layout.datasets == 1:
         before, after = _hdf5_frame((file.records, *file.shape), file.dtype.str)
         with file.open(file.name) as sink:
             sink.write(before)
@@ -162,7 +163,8 @@ def _write_hdf5(file: File) -> list[Piece]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as target:
         target.create_dataset("labels", data=np.zeros(file.records, np.int64))
-        _fill_chunks(file, target)
+        for number in range(layout.datasets):
+            _fill_dataset(file, target, f"records_{number}")
     flush(path)
     return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
 
@@ -187,27 +189,31 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
             return before, content.read()
 
 
-def _fill_chunks(file: File, target: "h5py.File") -> None:
-    """Write the records into a dataset of chunks, several short ones at a time or a long one in slabs along its first axis."""
+def _fill_dataset(file: File, target: "h5py.File", name: str) -> None:
+    """Write the records, or their part where a record has several datasets, a block of short ones or of a long one at a time."""
     layout = file.layout
+    shape = (file.shape[0] // layout.datasets, *file.shape[1:])
     settings: dict[str, object] = {} if layout.compression == "none" else {"compression": layout.compression}
     if layout.compression == "gzip":
         settings["compression_opts"] = layout.compression_level
     if layout.chunk_dims:
-        settings["chunks"] = (1, *map(min, layout.chunk_dims, file.shape))
-    records = target.create_dataset("records_0", (file.records, *file.shape), file.dtype, **settings)
-    if file.record_bytes <= _BLOCK_BYTES:
-        first = 0
-        for batch in file.batches():
-            records[first : first + len(batch)] = batch.view(file.dtype).reshape(len(batch), *file.shape)
-            first += len(batch)
+        settings["chunks"] = (1, *map(min, layout.chunk_dims, shape))
+    if layout.max_shape:
+        settings["maxshape"] = (file.records, *map(max, layout.max_shape, shape))
+    records = target.create_dataset(name, (file.records, *shape), file.dtype, **settings)
+    part_bytes = math.prod(shape) * file.dtype.itemsize
+    if part_bytes <= _BLOCK_BYTES:
+        step = max(1, _BLOCK_BYTES // part_bytes)
+        for first in range(0, file.records, step):
+            count = min(step, file.records - first)
+            records[first : first + count] = file.take(count * part_bytes).view(file.dtype).reshape(count, *shape)
         return
-    line_bytes = file.record_bytes // file.shape[0]
+    line_bytes = part_bytes // shape[0]
     each = max(1, _BLOCK_BYTES // line_bytes)
     for record in range(file.records):
-        for low in range(0, file.shape[0], each):
-            high = min(low + each, file.shape[0])
-            records[record, low:high] = file.take((high - low) * line_bytes).view(file.dtype).reshape(high - low, *file.shape[1:])
+        for low in range(0, shape[0], each):
+            high = min(low + each, shape[0])
+            records[record, low:high] = file.take((high - low) * line_bytes).view(file.dtype).reshape(high - low, *shape[1:])
 
 
 def _bytes_field(tag: int, body: bytes) -> bytes:
@@ -231,7 +237,7 @@ def _write_tfrecord(file: File) -> list[Piece]:
     length = len(before) + file.record_bytes + len(after)
     with file.open(file.name) as sink, file.open(file.indices[0]) as index:
         if length <= _SHORT_RECORD_BYTES:
-            for batch in file.batches():
+            for batch in file.batches(file.records):
                 sink.write(_framed_examples(before, batch, after).data)
         else:
             for _ in range(file.records):
@@ -310,21 +316,47 @@ def _csv_text(file: File, columns: int) -> Iterator[bytes]:
 
 
 def _write_parquet(file: File) -> list[Piece]:
-    """A table of `record` and `label`, a row group to about half a mebibyte or one record."""
-    if file.record_bytes > LARGEST_RECORD_BYTES:
-        raise IotwinError(f"{file.name}: a parquet file cannot hold a record of 2 GiB or more; ask for smaller ones or for npy")
-    count = np.array([file.record_bytes], "<u4").view(np.uint8)
+    """A table of `record` and `label`, or of the columns asked for; a row group to about half a mebibyte or one record."""
+    layout = file.layout
+    each = layout.row_group_rows or max(1, _BLOCK_BYTES // file.record_bytes)
+    if min(each, file.records) * file.record_bytes > LARGEST_PAGE_BYTES - 4 * each:
+        raise IotwinError(
+            f"{file.name}: a parquet file cannot hold a record or a row group of 2 GiB or more; ask for smaller ones or for npy"
+        )
+    columns = [Column.of(*column) for column in layout.columns] or RECORD_COLUMNS
     with file.open(file.name) as sink:
-        table = TableWriter(sink.write, file.layout.compression_level if file.layout.compression == "gzip" else None)
-        if file.record_bytes > _BLOCK_BYTES:
-            for _ in range(file.records):
-                table.add(1, count.size + file.record_bytes, chain([count.data], file.one_record()))
-        else:
-            for batch in file.batches():
-                page = np.concatenate([np.broadcast_to(count, (len(batch), count.size)), batch], axis=1)
-                table.add(len(batch), page.size, [page.reshape(-1).data])
+        table = TableWriter(sink.write, layout.compression_level if layout.compression == "gzip" else None, columns)
+        for first in range(0, file.records, each):
+            rows = min(each, file.records - first)
+            table.add(rows, _column_pages(file, rows) if layout.columns else _record_pages(file, rows))
         table.finish()
         return [sink.piece()]
+
+
+def _record_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
+    """Yield the pages of `record`, whose values have their byte count before them, and of `label`."""
+    yield rows * (4 + file.record_bytes), _counted(file, rows)
+    yield 8 * rows, iter([bytes(8 * rows)])
+
+
+def _counted(file: File, rows: int) -> Iterator[bytes | memoryview]:
+    count = np.array([file.record_bytes], "<u4").view(np.uint8)
+    if file.record_bytes > _BLOCK_BYTES:
+        for _ in range(rows):
+            yield count.data
+            yield from file.one_record()
+        return
+    for batch in file.batches(rows):
+        yield np.concatenate([np.broadcast_to(count, (len(batch), count.size)), batch], axis=1).reshape(-1).data
+
+
+def _column_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
+    """Yield the pages of the columns asked for: nothing but numbers."""
+    for _, dtype, elements in file.layout.columns:
+        element = np.dtype(dtype)
+        page_bytes, step = rows * elements * element.itemsize, _BLOCK_BYTES // element.itemsize * element.itemsize
+        sizes = (min(step, page_bytes - start) for start in range(0, page_bytes, step))
+        yield page_bytes, (as_numbers(file.content.take(size), element).view(np.uint8).data for size in sizes)
 
 
 def _image_shape(file: File) -> tuple[int, int]:

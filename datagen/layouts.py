@@ -421,6 +421,10 @@ class FormatLayout(msgspec.Struct, frozen=True):
     compression: str = "none"
     compression_level: int = 4
     chunk_dims: tuple[int, ...] = ()  # hdf5
+    max_shape: tuple[int, ...] = ()  # hdf5: up to which a record's datasets may be extended; () for not at all
+    datasets: int = 1  # hdf5: that a record is split into along its first dimension
+    columns: tuple[tuple[str, str, int], ...] = ()  # parquet: name, element type and elements, instead of one column `record`
+    row_group_rows: int = 0  # parquet; 0 for about half a mebibyte
     entropy: float = 1.0  # share of a file's bytes that no compressor can save
     dedup: float = 0.0  # share of a file's extents that repeat one of a few
 
@@ -469,14 +473,25 @@ class FormatLayout(msgspec.Struct, frozen=True):
             ("number of sub-folders", min(self.train_folders, self.evaluation_folders), 0),
             ("record dimension", min(self.record_dims, default=1), 1),
             ("chunk dimension", min(self.chunk_dims, default=1), 1),
+            ("number of datasets of a record", self.datasets, 1),
+            ("number of rows of a row group", self.row_group_rows, 0),
             ("size in the histogram", min((size for size, _ in self.histogram), default=1), 1),
         ):
             if value < least:
                 raise UsageError(f"the {what} is {value}; it must be at least {least}")
         if not 0 <= self.compression_level <= 9:
             raise UsageError(f"the compression level is {self.compression_level}; give one from 0 (fast) to 9 (small)")
-        if self.chunk_dims and len(self.chunk_dims) != (dimensions := len(self.record_dims) or 2):
-            raise UsageError(f"chunk_dims {list(self.chunk_dims)} do not fit records of {dimensions} dimensions; give as many")
+        dimensions = len(self.record_dims) or 2
+        for key, extents in (("chunk_dims", self.chunk_dims), ("max_shape", self.max_shape)):
+            if extents and len(extents) != dimensions:
+                raise UsageError(f"{key} {list(extents)} do not fit records of {dimensions} dimensions; give as many")
+        lines, *others = self.record_shape(self.record_bytes)
+        if self.max_shape and any(
+            most < size for most, size in zip(self.max_shape, (lines // self.datasets, *others), strict=True)
+        ):
+            raise UsageError(f"max_shape {list(self.max_shape)} is less than a record's dimensions; raise it or leave it out")
+        if self.record_dims and self.record_dims[0] % self.datasets:
+            raise UsageError(f"records of {self.record_dims[0]} lines cannot be split evenly into {self.datasets} datasets")
         if not (0 <= self.entropy <= 1 and 0 <= self.dedup <= 1):
             raise UsageError(f"entropy {self.entropy} and dedup {self.dedup} are shares; give numbers from 0 to 1")
         if self.record_stdev_bytes > 2 * self.record_bytes:
@@ -497,14 +512,15 @@ class FormatLayout(msgspec.Struct, frozen=True):
     def record_shape(self, record_bytes: int) -> tuple[int, ...]:
         """Return the dimensions of a record of about `record_bytes` bytes: record_dims, else the squarest two.
 
-        Those of a jpeg are whole blocks, so that the file takes the wanted bytes.
+        Those of a jpeg are whole blocks, so that the file takes the wanted bytes; a record of several datasets splits evenly.
         """
         if self.record_dims:
             return self.record_dims
         elements = max(1, record_bytes // np.dtype(self.dtype).itemsize)
-        step = jpeg.BLOCK_SIDE if self.format == "jpeg" else 1
-        rows = max(1, math.isqrt(elements) // step) * step
-        return rows, max(1, round(elements / rows / step)) * step
+        column_step = jpeg.BLOCK_SIDE if self.format == "jpeg" else 1
+        row_step = column_step * self.datasets
+        rows = max(1, math.isqrt(elements) // row_step) * row_step
+        return rows, max(1, round(elements / rows / column_step)) * column_step
 
     def file_name(self, samples: int, index: int) -> str:
         """Return the name of file `index`, training files first."""

@@ -1,53 +1,75 @@
-"""Parquet tables of one binary and one integer column, written front to back, however long a record is, without holding it.
+"""Parquet tables of plain columns, written front to back, however long a record is, without holding it.
 
-Source of the format: apache/parquet-format, parquet.thrift, in Thrift's compact protocol. Both columns are required, so there
+Source of the format: apache/parquet-format, parquet.thrift, in Thrift's compact protocol. All columns are required, so there
 are no levels, and plainly encoded. Every batch of records is a row group of one page a column.
 """
 
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from datagen.varint import varint
 
 _MAGIC = b"PAR1"
 _TYPES = {"i32": 5, "i64": 6, "binary": 8, "list": 9, "struct": 12}  # of the compact protocol
-_INT64, _BYTE_ARRAY = 2, 6
+_NUMBERS = {"int32": 1, "int64": 2, "float32": 4, "float64": 5}  # element types that the format has itself
+_BYTE_ARRAY, _FIXED_BYTES = 6, 7
 _PLAIN, _RLE = 0, 3
 _UNCOMPRESSED, _GZIP = 0, 2
-LARGEST_RECORD_BYTES = (1 << 31) - 5  # a page of one and its byte count
+LARGEST_PAGE_BYTES = (1 << 31) - 1
 
 Blocks = Iterable[bytes | memoryview]
 # A type's name, and a number, bytes, a list's type and values, or a struct: its fields by number, or their bytes.
 Field = tuple[str, Any]
 
 
-class TableWriter:
-    """Writes the columns `record` (binary) and `label` (int64, zeros) through `write`; `finish` ends the file."""
+class Column(NamedTuple):
+    """A column of a table: its name, type, and the bytes of a value where the type does not say."""
 
-    def __init__(self, write: Callable[[bytes | memoryview], None], gzip_level: int | None) -> None:
-        self._sink, self._gzip_level = write, gzip_level
+    name: str
+    kind: int
+    fixed_bytes: int = 0
+
+    @classmethod
+    def of(cls, name: str, dtype: str, elements: int) -> "Column":
+        """Return the column whose values are `elements` numbers: a number, or as many bytes as they take."""
+        if elements == 1 and dtype in _NUMBERS:
+            return cls(name, _NUMBERS[dtype])
+        return cls(name, _FIXED_BYTES, elements * np.dtype(dtype).itemsize)
+
+
+RECORD_COLUMNS = (Column("record", _BYTE_ARRAY), Column("label", _NUMBERS["int64"]))
+
+
+class TableWriter:
+    """Writes `columns` through `write`; `finish` ends the file."""
+
+    def __init__(
+        self, write: Callable[[bytes | memoryview], None], gzip_level: int | None, columns: Sequence[Column] = RECORD_COLUMNS
+    ) -> None:
+        self._sink, self._gzip_level, self._columns = write, gzip_level, columns
         self._written_bytes = self._rows = 0
         self._groups: list[bytes] = []
         self._write(_MAGIC)
 
-    def add(self, rows: int, page_bytes: int, blocks: Blocks) -> None:
-        """Append a row group of `rows` records: `blocks`, `page_bytes` in all, hold each one's byte count (<u4) and bytes."""
-        columns = [
-            self._column(b"record", _BYTE_ARRAY, rows, page_bytes, blocks),
-            self._column(b"label", _INT64, rows, 8 * rows, [bytes(8 * rows)]),
-        ]
+    def add(self, rows: int, pages: Iterable[tuple[int, Blocks]]) -> None:
+        """Append a row group of `rows` records: of each column its bytes, as a number and as blocks.
+
+        Values stand one after the other; those of a column of any length have their byte count (<u4) before them.
+        """
+        columns = [self._page(column, rows, *page) for column, page in zip(self._columns, pages, strict=True)]
         total_bytes = sum(column[3][1][6][1] for column in columns)
         self._groups.append(_struct({1: ("list", ("struct", columns)), 2: ("i64", total_bytes), 3: ("i64", rows)}))
         self._rows += rows
 
     def finish(self) -> None:
         """Write the footer."""
-        schema: list[dict[int, Field]] = [{4: ("binary", b"schema"), 5: ("i32", 2)}]
-        schema += [
-            {1: ("i32", kind), 3: ("i32", 0), 4: ("binary", name)}
-            for kind, name in ((_BYTE_ARRAY, b"record"), (_INT64, b"label"))
-        ]
+        schema: list[dict[int, Field]] = [{4: ("binary", b"schema"), 5: ("i32", len(self._columns))}]
+        for name, kind, fixed_bytes in self._columns:
+            length: dict[int, Field] = {2: ("i32", fixed_bytes)} if fixed_bytes else {}
+            schema.append({1: ("i32", kind), **length, 3: ("i32", 0), 4: ("binary", name.encode())})
         footer = _struct({
             1: ("i32", 1), 2: ("list", ("struct", schema)), 3: ("i64", self._rows), 4: ("list", ("struct", self._groups)),
             6: ("binary", b"iotwin"),
@@ -58,7 +80,7 @@ class TableWriter:
         self._sink(block)
         self._written_bytes += len(block)
 
-    def _column(self, name: bytes, kind: int, rows: int, page_bytes: int, blocks: Blocks) -> dict[int, Field]:
+    def _page(self, column: Column, rows: int, page_bytes: int, blocks: Blocks) -> dict[int, Field]:
         """Write a column's page and return its ColumnChunk."""
         stored_bytes, codec = page_bytes, _UNCOMPRESSED
         if self._gzip_level is not None:
@@ -70,7 +92,8 @@ class TableWriter:
         for block in blocks:
             self._write(block)
         metadata = {
-            1: ("i32", kind), 2: ("list", ("i32", [_PLAIN])), 3: ("list", ("binary", [name])), 4: ("i32", codec),
+            1: ("i32", column.kind), 2: ("list", ("i32", [_PLAIN])), 3: ("list", ("binary", [column.name.encode()])),
+            4: ("i32", codec),
             5: ("i64", rows), 6: ("i64", len(header) + page_bytes), 7: ("i64", len(header) + stored_bytes), 9: ("i64", start),
         }  # fmt: skip
         return {2: ("i64", start), 3: ("struct", metadata)}

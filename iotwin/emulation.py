@@ -78,7 +78,9 @@ def _generate(config: "Config") -> dict[str, Any]:
 
 def generated_layout(config: "Config") -> "tuple[Layout, int]":
     """Return the layout of the workload's data set and how many samples it has; UsageError for one that cannot be written."""
-    from datagen.config import DatasetSection, Hdf5Section, layout_of
+    import msgspec
+
+    from datagen.config import DatasetSection, Hdf5Section, ParquetSection, layout_of
     from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 
     dataset = config.dataset
@@ -90,10 +92,11 @@ def generated_layout(config: "Config") -> "tuple[Layout, int]":
         return BertLayout(), files * dataset.num_samples_per_file
     if config.twin.layout == "dlrm":
         return DlrmLayout(), dataset.num_samples_per_file
-    known = {name: getattr(dataset, name) for name in DatasetSection.__struct_fields__ if name != "hdf5"}
+    known = {name: getattr(dataset, name) for name in DatasetSection.__struct_fields__ if name not in ("hdf5", "parquet")}
     section = {name: value for name, value in known.items() if value is not None} | {"num_files_train": files}
-    hdf5 = Hdf5Section(dataset.hdf5.chunk_dims, dataset.hdf5.num_dset_per_record, dataset.hdf5.max_shape)
-    return layout_of(DatasetSection(**section, hdf5=hdf5)), files * dataset.num_samples_per_file
+    hdf5 = msgspec.convert(msgspec.to_builtins(dataset.hdf5), Hdf5Section)
+    parquet = msgspec.convert(msgspec.to_builtins(dataset.parquet), ParquetSection)
+    return layout_of(DatasetSection(**section, hdf5=hdf5, parquet=parquet)), files * dataset.num_samples_per_file
 
 
 def _cases(train: int, evaluation: int) -> int:

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from benchmark.config import Config
+from benchmark.config import Config, Dataset
 from benchmark.plugins import READERS, load_plugin
 from benchmark.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
 from benchmark.readers.hdf5 import Hdf5
@@ -20,10 +20,19 @@ from benchmark.readers.synthetic import Synthetic
 from benchmark.readers.tables import Csv, Parquet
 
 _FORMATS: dict[str, Callable[[Opener], Reader]] = {
-    "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener), "npz": Npz, "hdf5": Hdf5, "tfrecord": TfRecord,
-    "csv": Csv, "parquet": Parquet, "jpeg": partial(Image, kind="JPEG"), "png": partial(Image, kind="PNG"),
-    "indexed_binary": Indexed, "mmap_indexed_binary": Indexed, "bin": Raw,
+    "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener), "npz": Npz, "tfrecord": TfRecord, "csv": Csv,
+    "jpeg": partial(Image, kind="JPEG"), "png": partial(Image, kind="PNG"), "indexed_binary": Indexed,
+    "mmap_indexed_binary": Indexed, "bin": Raw,
 }  # fmt: skip
+# Those that the data set's own section says more about.
+_CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], Reader]] = {
+    "hdf5": lambda opener, dataset: Hdf5(opener, dataset.hdf5.num_dset_per_record),
+    "parquet": lambda opener, dataset: Parquet(
+        opener,
+        [column.name for column in dataset.parquet.columns if column.read],
+        whole_file=dataset.parquet.read_mode == "default",
+    ),
+}
 DEFAULT_RECORD_BYTES = 65536  # DLIO's
 
 
@@ -60,6 +69,8 @@ def make_reader(config: Config, opener: Opener) -> Reader:
         return RecordedReads(config.twin.reader.read_sizes, config.twin.reader.read_past_end)
     if name in _FORMATS:
         reader = _FORMATS[name](opener)
+    elif name in _CONFIGURED_FORMATS:
+        reader = _CONFIGURED_FORMATS[name](opener, config.dataset)
     else:
-        reader = load_plugin(READERS, name, key, [*_FORMATS, "synthetic"])(config=config, opener=opener)
+        reader = load_plugin(READERS, name, key, [*_FORMATS, *_CONFIGURED_FORMATS, "synthetic"])(config=config, opener=opener)
     return InMemory(reader) if config.reader.read_type == "memory" else reader

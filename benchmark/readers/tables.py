@@ -3,14 +3,15 @@
 import bz2
 import lzma
 import zlib
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmark.readers.access import Opener, Stream, damaged
 from benchmark.readers.sample import Sample, check_member
-from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.errors import IotwinError, nearest
 
 _DECOMPRESSORS: dict[str, Callable[[memoryview], bytes]] = {
     ".gz": lambda content: zlib.decompress(content, 31),
@@ -47,35 +48,82 @@ def _text(path: str, content: memoryview) -> bytes | memoryview:
 
 
 class Parquet:
-    """Reads the row group that holds the sample, of the column `record` alone, and keeps it for the next sample of it."""
+    """Reads the row group that holds the sample, or the whole file, and keeps it for the next sample of it.
 
-    def __init__(self, opener: Opener) -> None:
-        self._open = opener
-        self._kept: tuple[str, int, int, Any] = ("", 0, 0, None)  # a file, the first and the last row, and the column
+    Of the columns named only those are read; without any, `record` alone, or all of a table that has none of this name.
+    """
+
+    def __init__(self, opener: Opener, columns: Sequence[str] = (), whole_file: bool = False) -> None:
+        self._open, self._columns, self._whole_file = opener, list(columns), whole_file
+        self._kept_path, self._kept = "", [_Rows(0, [])]
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
-        """Return row `sample` of the file; IotwinError, naming it, when it is not whole."""
-        kept_path, first, end, column = self._kept
+        """Return row `sample`, column after column; IotwinError, naming the file, when it is not whole."""
         read_bytes = 0
-        if path != kept_path or not first <= sample < end:
-            first, end, column, read_bytes = self._group(path, sample)
-            self._kept = (path, first, end, column)
-        return Sample(memoryview(column[sample - first].as_buffer()), read_bytes)
+        if path != self._kept_path or not self._kept[0].first <= sample < self._kept[-1].end:
+            self._kept, read_bytes = self._load(path, sample)
+            self._kept_path = path
+        rows = self._kept[bisect_right(self._kept, sample, key=lambda rows: rows.first) - 1]
+        return Sample(rows.values(sample), read_bytes)
 
-    def _group(self, path: str, sample: int) -> tuple[int, int, Any, int]:
+    def _load(self, path: str, sample: int) -> tuple[list["_Rows"], int]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         with self._open(path) as file, Stream(file) as stream:
             try:
                 table = pq.ParquetFile(stream, pre_buffer=False)
-                ends = np.cumsum([table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)])
-                check_member(path, sample, int(ends[-1]) if len(ends) else 0)
-                group = int(np.searchsorted(ends, sample, side="right"))
-                column = table.read_row_group(group, columns=[_COLUMN], use_threads=False).column(_COLUMN).combine_chunks()
+                counts = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+                ends = np.cumsum(counts, dtype=np.int64)
+                check_member(path, sample, int(ends[-1]) if counts else 0)
+                names = self._names(path, table.schema_arrow.names)
+                groups = range(len(counts)) if self._whole_file else [int(np.searchsorted(ends, sample, side="right"))]
+                kept = [
+                    _Rows(int(ends[group]) - counts[group], table.read_row_group(group, columns=names, use_threads=False).columns)
+                    for group in groups
+                    if counts[group]
+                ]
             except IotwinError:
                 raise
-            except (pa.ArrowException, KeyError, OSError) as error:
-                raise damaged(path, f"not a whole Parquet file with a column '{_COLUMN}' ({error})") from None
-            end = int(ends[group])
-            return end - len(column), end, column, stream.read_bytes
+            except (pa.ArrowException, OSError) as error:
+                raise damaged(path, f"not a whole Parquet file ({error})") from None
+            return kept, stream.read_bytes
+
+    def _names(self, path: str, found: list[str]) -> list[str]:
+        """Return the columns to read of those that the file has."""
+        for name in self._columns:
+            if name not in found:
+                raise IotwinError(
+                    f"{path}: has no column '{name}'{nearest(name, found)}; it has {', '.join(found)}; "
+                    "correct dataset.parquet.columns or generate the data set again"
+                )
+        return self._columns or [_COLUMN] * (_COLUMN in found) or found
+
+
+class _Rows:
+    """The rows of a row group from `first` on, in memory."""
+
+    def __init__(self, first: int, columns: Sequence[Any]) -> None:
+        self.first = first
+        self._columns = [column.combine_chunks() for column in columns]
+        self.end = first + (len(self._columns[0]) if columns else 0)
+
+    def values(self, row: int) -> memoryview:
+        """Return the bytes of the row, column after column."""
+        values = [_value(column, row - self.first) for column in self._columns]
+        return values[0] if len(values) == 1 else memoryview(b"".join(values))
+
+
+def _value(column: Any, row: int) -> memoryview:
+    """Return the bytes of one value as Arrow has them; of values that it does not keep in whole bytes, their text."""
+    import pyarrow as pa
+
+    value = column[row]
+    if hasattr(value, "as_buffer"):  # binary or text
+        return memoryview(value.as_buffer() or b"")
+    inner = getattr(value, "values", None)
+    numbers = inner if isinstance(inner, pa.Array) else column.slice(row, 1)
+    if not pa.types.is_primitive(numbers.type) or numbers.type.bit_width % 8:
+        return memoryview(str(value.as_py()).encode())
+    width = numbers.type.bit_width // 8
+    return memoryview(numbers.buffers()[-1])[numbers.offset * width : (numbers.offset + len(numbers)) * width]

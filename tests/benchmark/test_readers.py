@@ -4,22 +4,27 @@ import bz2
 import io
 import lzma
 import os
+import struct
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from benchmark.config import Config, Dataset, Reader, Storage, Twin, TwinReader, Workflow
+from benchmark.config import Config, Dataset, Parquet, Reader, Storage, Twin, TwinReader, Workflow
 from benchmark.dataset import Samples, open_dataset
 from benchmark.readers import make_reader
 from benchmark.readers.access import Buffered, Direct, Mapped, scratch
 from datagen.content import Content
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, FormatLayout
+from iotwin.emulation import generated_layout
 from tests.benchmark.strace import needs_strace, strace
 from tracing_tools.trace.errors import IotwinError, UsageError
 
@@ -147,6 +152,63 @@ def test_only_the_sample_is_read_where_the_format_allows(generated: Path) -> Non
         samples.read(1)
         size_bytes = samples.reader.read(samples.files[0][0], 1, 4).content.nbytes
         assert size_bytes <= samples.read(1) <= size_bytes + 16
+
+
+COLUMNS = [{"name": "key", "dtype": "int64"}, {"name": "dense", "size": 250}, {"name": "text", "dtype": "uint8", "size": 30_000}]
+
+
+def test_parquet_reads_the_columns_and_the_rows_asked_for(tmp_path: Path) -> None:
+    def samples(columns: object, mode: str) -> Samples:
+        config = workload(tmp_path, "parquet", num_files_train=1, num_samples_per_file=64)
+        config.workflow.evaluation = False
+        config.dataset.parquet = msgspec.convert({"columns": columns, "row_group_size": 16, "read_mode": mode}, Parquet)
+        if not (tmp_path / "train").exists():
+            layout, count = generated_layout(config)
+            generate(layout, tmp_path, samples=count, workers=1, seed=SEED)
+        return open_dataset(config).train
+
+    group_bytes = 16 * (8 + 1000 + 30_000)
+    whole, group = samples(COLUMNS, "default"), samples(COLUMNS, "row_group")
+    assert 4 * group_bytes <= whole.read(20) < 4.2 * group_bytes and whole.read(63) == whole.read(0) == 0
+    assert group_bytes <= group.read(20) < 1.2 * group_bytes and group.read(31) == 0 < group.read(32)
+    unread = [*COLUMNS[:2], {**COLUMNS[2], "read": False}]
+    part = samples(unread, "row_group")
+    assert 16 * 1008 <= part.read(20) < 16 * 1008 + (1 << 17)  # pyarrow looks for the footer in the last 64 KiB
+    path = part.files[0][0]
+    row = pq.read_table(path).slice(20, 1).to_pylist()[0]
+    assert bytes(part.reader.read(path, 20, 64).content) == row["key"].to_bytes(8, "little", signed=True) + row["dense"]
+    with pytest.raises(IotwinError, match=r"has no column 'denses' \(did you mean 'dense'\?\)"):
+        samples([{"name": "denses"}], "row_group").read(0)
+
+
+def test_parquet_of_others_is_read_with_whatever_columns_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {"text": ["a", None], "list": [[1, 2], [3]], "truth": [True, False], "number": pa.array([1, 2], pa.int16())}
+    pq.write_table(pa.table(columns), path)
+    reader = make_reader(Config(dataset=Dataset(format="parquet")), Buffered)
+    read = [bytes(reader.read(str(path), row, 2).content) for row in (0, 1)]
+    assert read == [b"a" + struct.pack("<qq", 1, 2) + b"True" + b"\1\0", struct.pack("<q", 3) + b"False" + b"\2\0"]
+
+
+def test_an_hdf5_record_of_several_datasets_is_read_from_all_of_them(tmp_path: Path) -> None:
+    config = workload(tmp_path, "hdf5", record_dims=[6, 5000], num_files_train=1)
+    config.workflow.evaluation = False
+    config.dataset.hdf5.num_dset_per_record = 3
+    layout, count = generated_layout(config)
+    generate(layout, tmp_path, samples=count, workers=1, seed=SEED)
+    samples = open_dataset(config).train
+    assert samples.read(2) == 30_000
+    import h5py
+
+    path = samples.files[0][0]
+    with h5py.File(path) as file:
+        expected = np.concatenate([file[f"records_{number}"][2] for number in range(3)])
+    assert np.array_equal(samples.reader.read(path, 2, 4).content, expected)
+    config.dataset.hdf5.num_dset_per_record, config.dataset.record_dims = 1, []
+    assert open_dataset(config).train.read(2) == 10_000  # only the first is asked for
+    config.dataset.hdf5.num_dset_per_record = 4
+    with pytest.raises(IotwinError, match=r"not a whole HDF5 file with records_0 and .* and records_3"):
+        open_dataset(config).train.read(2)
 
 
 def test_samples_kept_in_memory_are_read_once(generated: Path) -> None:

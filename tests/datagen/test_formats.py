@@ -117,6 +117,35 @@ def test_parquet_is_what_pyarrow_and_duckdb_read(tmp_path, compression, record_b
     assert b"".join(row[0] for row in rows) == drawn(layout, 0).tobytes() and {row[1] for row in rows} == {0}
 
 
+def test_an_hdf5_record_may_have_several_datasets_that_can_grow(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    sizes = {"record_dims": (6, 50), "datasets": 3, "samples_per_file": 2, "max_shape": (9, 50)}
+    _, (path, *_) = made(tmp_path, format="hdf5", **sizes)
+    with h5py.File(path) as file:
+        assert set(file) == {"labels", "records_0", "records_1", "records_2"}
+        assert all(file[name].shape == (2, 2, 50) and file[name].maxshape == (2, 9, 50) for name in set(file) - {"labels"})
+        assert len(np.unique(file["records_2"][:])) > 50
+
+
+def test_parquet_has_the_columns_asked_for(tmp_path):
+    config = tmp_path / "dlio.yaml"
+    columns = "[{name: id, dtype: int64}, {name: dense, size: 13}, {name: share, dtype: float64, read: false}]"
+    config.write_text(
+        "dataset: {format: parquet, num_files_train: 1, num_samples_per_file: 10, "
+        f"parquet: {{row_group_size: 4, read_mode: row_group, columns: {columns}}}}}"
+    )
+    layout, samples = read_config(config)
+    generate(layout, tmp_path / "data", samples=samples, seed=0, workers=1)
+    file = pq.ParquetFile(tmp_path / "data" / "train" / "img_0_of_1.parquet")
+    assert [(field.name, field.type) for field in file.schema_arrow] == [
+        ("id", pa.int64()), ("dense", pa.binary(52)), ("share", pa.float64()),
+    ]  # fmt: skip
+    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 4, 2]
+    table = file.read()
+    assert np.isfinite(table["share"].to_numpy()).all() and len(set(table["id"].to_pylist())) == 10
+    assert np.isfinite(np.frombuffer(b"".join(table["dense"].to_pylist()), np.float32)).all()
+
+
 def read_picture(path):
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     with image.open(path) as picture:
@@ -254,6 +283,7 @@ def test_dedup_is_what_a_block_hash_finds_in_files(tmp_path, dedup):
         ({"format": "npz", "compression": "zip", "compression_level": 10}, "compression level is 10"),
         ({"format": "hdf5", "chunk_dims": (8,)}, "do not fit records of 2 dimensions"),
         ({"format": "hdf5", "chunk_dims": (8, 0)}, "chunk dimension is 0"),
+        ({"format": "hdf5", "max_shape": (8, 8)}, "less than a record's dimensions"),
     ],
 )
 def test_layouts_no_writer_can_write(parameters, message):
@@ -298,7 +328,8 @@ def test_dlio_configuration_generates_as_it_is(tmp_path):
         (CONFIG.replace("format", "fromat"), r"unknown key dataset.fromat \(did you mean 'format'\?\)"),
         (CONFIG.replace("6", "six"), "num_files_train"),
         (CONFIG + "  hdf5: {chunk_dim: [8, 8]}", "chunk_dim"),
-        (CONFIG + "  hdf5: {num_dset_per_record: 4}", "one dataset of a fixed shape"),
+        (CONFIG + "  record_dims: [6, 4]\n  hdf5: {num_dset_per_record: 4}", "6 lines cannot be split evenly into 4 datasets"),
+        (CONFIG.replace("npz", "parquet") + "  parquet: {columns: [{name: a, dtype: date}]}", "'a' has the type 'date'"),
         ("model: {name: x}", "no section 'dataset'"),
         ("dataset: [", "is not YAML"),
     ],
