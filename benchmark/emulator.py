@@ -192,7 +192,7 @@ class _Run:
             times = StepTimes(begin_ns, wait_ns, compute_ns, barrier_ns, overhead_ns, step_ns)
             steps.add(phase, epoch, self._numbers.get(("block", epoch), 0) + 1, step, times, fetched)
             if self._config.twin.instrument and phase == "train":
-                self._measured.sample_ns.append(fetched.sample_ns)
+                self._measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
             begin_ns = done_ns
             yield step
             begin_ns = max(begin_ns, self._interrupted_ns)

@@ -40,6 +40,7 @@ class Fetched(NamedTuple):
     read_ns: int
     preprocess_ns: int
     sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if asked for
+    copy_ns: int | None = None  # into page-locked memory, if it was copied there
 
 
 class Fetcher:

@@ -74,7 +74,8 @@ class Measured:
     end_s: float = 0.0
     data: DataSetFacts = field(default_factory=DataSetFacts)
     steps: StepLog = field(default_factory=StepLog)
-    sample_ns: list[tuple[tuple[int, int], ...]] = field(default_factory=list)  # of each training step, if instrumented
+    # Of each training step, if instrumented: the batch's sample_ns and copy_ns, as benchmark.loader.Fetched has them.
+    instrumented: list[tuple[tuple[tuple[int, int], ...], int | None]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     saved: list[Written] = field(default_factory=list)  # checkpoint files
     loaded: list[Written] = field(default_factory=list)

@@ -37,7 +37,7 @@ def test_show_tells_every_value_and_where_it_comes_from(tmp_path: Path) -> None:
 
 
 def test_ranks_leave_dlio_s_files_with_its_keys(tmp_path: Path) -> None:
-    done = emulate(tmp_path, "--ranks", "2", "--quiet", "--instrument")
+    done = emulate(tmp_path, "--ranks", "2", "--quiet", "--instrument", "++workload.twin.reader.pinned_copies=true")
     assert done.returncode == 0, done.stderr
     output = tmp_path / "output"
     assert {path.name for path in output.iterdir()} == {
@@ -61,8 +61,18 @@ def test_ranks_leave_dlio_s_files_with_its_keys(tmp_path: Path) -> None:
                      "Ending block 1 - 4 steps completed in", "Accelerator Utilization [AU] (%):", "Ending eval"):  # fmt: skip
         assert expected in log
     told = [line.split()[1] for line in log.splitlines() if line.startswith("[INFO] ")]
-    step = ["sample_load", "sample_preproc"] * 2 + ["load_batch_mem", "all_compute", "step_end"]
+    step = ["sample_load", "sample_preproc"] * 2 + [
+        "load_batch_inner",
+        "load_batch_mem",
+        "load_batch_gpu",
+        "all_compute",
+        "step_end",
+    ]
     assert told == step * 8
+    nanoseconds = pd.Series([int(line.split()[2]) for line in log.splitlines() if line.startswith("[INFO] ")], told)
+    frame = pd.read_parquet(output / "metrics.parquet").query("rank == 0 and phase == 'train'")
+    waits = nanoseconds["load_batch_mem"].to_numpy() + nanoseconds["load_batch_gpu"].to_numpy()
+    assert waits.tolist() == frame["data_wait_ns"].tolist() and (nanoseconds["load_batch_gpu"] > 0).all()
 
 
 def test_every_sample_is_read_once_an_epoch_whatever_the_ranks(tmp_path: Path) -> None:
