@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.perf.figures import Figure, interleaved, median_ratio, paired_ratio
+from tests.perf.floor import floor_attached
 from tests.perf.perf_twin import JOB, generate_data
 from tracing_tools.capture import Options, trace_command
 from tracing_tools.trace.finish import recover_trace
@@ -50,10 +51,15 @@ def _preads(directory: Path) -> Iterator[Figure]:
             kept.append(manifest.counts["pread64"] if not manifest.lost_events else -manifest.lost_events)
             return float((trace_directory / "logs" / "stdout").read_text())
 
-        plain, under = interleaved(_ROUNDS, untraced, traced)
+        def least(command: list[str] = command) -> float:
+            with floor_attached("clock", directory):
+                return untraced(command)
+
+        plain, floor_ns, under = interleaved(_ROUNDS, untraced, least, traced)
         # The dynamic loader preads a few headers of its own before main.
         whole = all(0 <= calls - count - _WARM < 10 for calls in kept)
-        detail = f"{count} preads, {_ROUNDS} pairs; {'none lost, each recorded once' if whole else f'recorded {kept}'}"
+        floor = f"programs that only read the clock {median_ratio(floor_ns, plain):.3f}"
+        detail = f"{floor}; {count} preads, {_ROUNDS} rounds; {'none lost, each recorded once' if whole else f'recorded {kept}'}"
         yield Figure(f"cached preads of {size >> 10} KiB: traced / untraced", median_ratio(under, plain), bound, detail=detail)
         if not whole:
             yield Figure(f"cached preads of {size >> 10} KiB: runs not whole", 1, 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.perf.figures import Figure, interleaved
+from tests.perf.floor import floor_attached
 from tests.perf.made_up import peak_megabytes
 from tracing_tools.backends.libbpf import LibbpfBackend
 from tracing_tools.capture import Options, trace_command
@@ -140,12 +141,19 @@ def _neighbour(directory: Path) -> Figure:
         finally:
             backend.stop(None)
 
+    def beside_nothing() -> float:
+        with floor_attached("nothing", directory):
+            return _own_ns(command) / _GETPPIDS
+
     try:
-        alone, together = interleaved(_ROUNDS, lambda: _own_ns(command) / _GETPPIDS, beside)
+        alone, together, least = interleaved(_ROUNDS, lambda: _own_ns(command) / _GETPPIDS, beside, beside_nothing)
     finally:
         group.remove()
     more = float(np.median(together) - np.median(alone))
-    detail = f"getppid takes {np.median(alone):.0f} ns alone, {np.median(together):.0f} ns beside; {_ROUNDS} pairs"
+    detail = (
+        f"getppid takes {np.median(alone):.0f} ns alone, {np.median(together):.0f} ns beside, "
+        f"{np.median(least):.0f} ns beside programs that do nothing; {_ROUNDS} rounds"
+    )
     return Figure("an untraced neighbour: ns more per call", more, 50, detail=detail)
 
 

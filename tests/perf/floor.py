@@ -1,0 +1,25 @@
+"""What any tracer by the two tracepoints of system calls costs at least: the floor that ours is held against."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tracing_tools.backends.bpf_object import BpfObject
+
+_PROGRAMS = {"nothing": "clock", "clock": "nothing"}  # and those left out for it
+
+
+@contextmanager
+def floor_attached(kind: str, directory: Path) -> Iterator[None]:
+    """Attach a pair of programs to all system calls: `kind` nothing or clock, which reads it at entry and at exit."""
+    compiled = directory / "floor.bpf.o"
+    if not compiled.exists():
+        source = Path(__file__).with_name("floor.bpf.c")
+        subprocess.run(["clang", "-O2", "-g", "-target", "bpf", "-c", source, "-o", compiled], check=True)
+    with BpfObject(compiled) as programs:
+        for point in ("enter", "exit"):
+            programs.leave_out(f"{_PROGRAMS[kind]}_at_{point}")
+        programs.load()
+        programs.attach()
+        yield
