@@ -8,15 +8,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tests.conftest import ROOT
 from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.line_by_line import Run, bare, prepare
 from tests.perf.perf_tracesim import write_loader_trace
+from tracing_tools.trace.reader import Trace
 
 _MIB = 1 << 20
+_PIDS = range(4000, 4016)
 _FRAMES_SCRIPT = """
     const done = arguments[arguments.length - 1], zoom = document.getElementById('timeline-canvas');
     const box = zoom.getBoundingClientRect();
@@ -77,59 +83,79 @@ def _browser(page: Path, events: str) -> Iterator[Figure]:
         driver.quit()
 
 
-def _artifact_lines(path: Path, lines: int) -> None:
-    """Write a trace_read.out as the artifact's bpftrace script does."""
+def _artifact(place: Path, lines: int) -> Run:
+    """Write a recording as the artifact's scripts do: reads of sixteen processes, the clock's alignment and the job's log."""
+    place.mkdir()
     rng = random.Random(1)
-    with path.open("w", encoding="ascii") as file:
+    boot, unix = 10**12, 1_600_000_000 * 10**9
+    with (place / "trace_read.out").open("w", encoding="ascii") as file:
         file.write("Attaching 2 probes...\nTIMESTAMP PID OFFSET RET LAT FILENAME\n")
-        now = 10**12
+        now = boot
         for i in range(lines):
             now += rng.randrange(1000, 100_000)
+            pid, offset, took = _PIDS[i % len(_PIDS)], i % 500 * 131072, rng.randrange(9000, 99_000)
+            result = 2**64 - 11 if i % 5000 == 77 else 131072
+            name = "" if i % 1000 == 500 else f" case_{i // 500 % 168:05d}_x.npy"
             torn = i % 100_000 == 99_999
-            offset, took, case = i % 500 * 131072, rng.randrange(9000, 99_000), i // 500 % 168
-            file.write(f"{now} 17\n" if torn else f"{now} {4000 + i % 16} {offset} 131072 {took} case_{case:05d}_x.npy\n")
+            file.write(f"{now} 17\n" if torn else f"{now} {pid} {offset} {result} {took}{name}\n")
+    # Halfway between two ticks a second begins, at which the importer places it.
+    ticks = [(boot + i * 10**7 + 5 * 10**6, time.strftime("%H:%M:%S", time.gmtime(unix // 10**9 + i // 100))) for i in range(300)]
+    (place / "trace_time_align.out").write_text("".join(f"{at} {text}\n" for at, text in ticks))
+    keys = ("init_start", "init_stop", "epoch_start", "epoch_stop")
+    seconds = (1, 2, 2, (now - boot) / 1e9 - 1)
+    marks = [(key, unix + round(1e9 * second)) for key, second in zip(keys, seconds, strict=True)]
+    log = [json.dumps({"key": key, "time_ms": at // 10**6, "metadata": {"epoch_num": 1}}) for key, at in marks]
+    (place / "unet3d.log").write_text("".join(f":::MLLOG {line}\n" for line in log))
+    return Run(unix - boot, marks[0][1], [(marks[0][1], "init"), (marks[2][1], "epoch")], list(_PIDS))
 
 
-def _line_by_line(path: Path) -> int:
-    """Prepare the file in the artifact's style, a line at a time: split, check, shift the clock, write text; return the rows."""
-    rows = 0
-    with path.open(encoding="ascii") as lines, path.with_suffix(".prepared").open("w", encoding="ascii") as prepared:
-        for line in lines:
-            fields = line.split()
-            if len(fields) < 5 or not fields[0].isdigit():
-                continue
-            end, pid, offset, result, took = (int(field) for field in fields[:5])
-            if result >= 2**63:
-                result -= 2**64
-            moment = datetime.fromtimestamp(1.6e9 + (end - took) / 1e9, UTC).isoformat()
-            prepared.write(f"{moment},{pid},{offset},{result},{took},{fields[5] if len(fields) > 5 else ''}\n")
-            rows += 1
-    return rows
+def _rows_of_trace(path: Path) -> NDArray[np.int64]:
+    """Start, duration, pid, offset and result of every event, sorted; shape (5, n)."""
+    names = ["start_ns", "duration_ns", "pid", "offset", "result"]
+    batches = [np.stack([batch[name].to_numpy().astype(np.int64) for name in names]) for batch in Trace(path).events(names)]
+    return _sorted(np.concatenate(batches, axis=1))
+
+
+def _rows_of_text(paths: list[Path], run: Run) -> NDArray[np.int64]:
+    """The same of the rival's intervals."""
+    rows = []
+    for path in paths:
+        begin, end, pid, offset, result = np.loadtxt(path, usecols=(0, 1, 3, 4, 5), unpack=True)
+        start_ns = np.rint(begin * 1e9)
+        columns = (start_ns + (run.init_ns - run.offset_ns), np.rint(end * 1e9) - start_ns, pid, offset, result)
+        rows.append(np.stack([column.astype(np.int64) for column in columns]))
+    return _sorted(np.concatenate(rows, axis=1))
+
+
+def _sorted(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rows[:, np.lexsort(rows[::-1])]
 
 
 def _import(scratch: Path, lines: int) -> Iterator[Figure]:
-    source = scratch / "artifact"
-    source.mkdir()
-    _artifact_lines(source / "trace_read.out", lines)
-    counted = []
+    source, trace = scratch / "artifact", scratch / "artifact.trace"
+    run = _artifact(source, lines)
+    text = source / "trace_read.out"
+    prepared: list[list[Path]] = []
 
     def ours() -> float:
-        return _timed("import", source, "-o", scratch / "artifact.trace", "--force")[0]
+        return _timed("import", source, "-o", trace, "--force")[0]
 
-    def plainly() -> float:
+    def timed(work: Callable[[], Any]) -> float:
         begin = time.perf_counter()
-        counted.append(_line_by_line(source / "trace_read.out"))
+        work()
         return time.perf_counter() - begin
 
-    fast, slow = interleaved(3, ours, plainly)
-    from tracing_tools.trace.reader import Trace
-
-    same = Trace(scratch / "artifact.trace").manifest.events == counted[0]
+    fast, one_pass, whole = interleaved(
+        3, ours, lambda: timed(lambda: bare(text, run.offset_ns)), lambda: timed(lambda: prepared.append(prepare(text, run)))
+    )
+    same = _rows_of_trace(trace).tobytes() == _rows_of_text(prepared[0], run).tobytes()
+    name = f"import of {lines / 1e6:g} million artifact lines"
     yield Figure(
-        f"import of {lines / 1e6:g} million artifact lines: line-by-line seconds over ours", median_ratio(slow, fast), 50,
-        at_most=False,
-        detail=f"{min(fast):.2f} s, line by line {min(slow):.1f} s; {'the same' if same else 'OTHER'} rows",
+        f"{name}: line-by-line preparation's seconds over ours", median_ratio(whole, fast), 50, at_most=False,
+        detail=f"{min(fast):.2f} s, line by line {min(whole):.1f} s; {'the same' if same else 'OTHER'} rows",
     )  # fmt: skip
+    bare_ratio = median_ratio(one_pass, fast)
+    yield Figure(f"{name}: seconds of one line-by-line pass over ours", bare_ratio, detail=f"{min(one_pass):.1f} s")
 
 
 def _dask(scratch: Path, epochs: int) -> Iterator[Figure]:

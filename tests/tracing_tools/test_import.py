@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,9 @@ from hypothesis import strategies as st
 from tests.iotwin.processes import call, one_line
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.importers import artifact_calls, import_trace
-from tracing_tools.trace.importers.text import read_columns
+from tracing_tools.trace.importers import runs as call_runs
+from tracing_tools.trace.importers.runs import Runs, calls_table, same_label, sorted_by_start
+from tracing_tools.trace.importers.text import column_blocks
 from tracing_tools.trace.reader import Trace
 
 SECOND = 1_000_000_000
@@ -68,6 +69,16 @@ _BROKEN = st.one_of(
 )  # fmt: skip
 
 
+def _rows(runs):
+    """(start, duration, pid, offset, result, name) of the calls in order."""
+    names = ("start_ns", "duration_ns", "pid", "offset", "result")
+    return [
+        (*row, None if path < 0 else runs.paths[path])
+        for part in runs.parts() for table in part
+        for *row, path in zip(*(table[name].to_pylist() for name in (*names, "path")), strict=True)
+    ]  # fmt: skip
+
+
 @given(st.lists(st.one_of(_WHOLE, _WHOLE, _BROKEN), max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_columns_are_the_rows_of_reading_line_by_line(lines):
@@ -78,12 +89,11 @@ def test_columns_are_the_rows_of_reading_line_by_line(lines):
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "trace_read.out"
         path.write_text(text)
-        torn = {}
-        table = artifact_calls.read_calls(path.parent, torn)
+        torn, runs = {}, Runs()
+        artifact_calls.read_calls(path.parent, torn, runs)
     expected, expected_torn = _plainly(text.split("\n"))
-    found = zip(
-        *(table[name].to_pylist() for name in ("start_ns", "duration_ns", "pid", "offset", "result", "path")), strict=True
-    )
+    found = _rows(runs)
+    assert [row[0] for row in found] == sorted(row[0] for row in found)
     assert sorted(found, key=str) == sorted(expected, key=str)
     assert torn["trace_read.out"] == expected_torn
 
@@ -92,9 +102,44 @@ def test_a_file_of_many_blocks_is_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("tracing_tools.trace.importers.text._BLOCK_BYTES", 1000)
     lines = [f"{10**9 + i} {i % 7} {i} 4096 100 f{i % 5}" if i % 50 else f"{i} torn" for i in range(1, 2001)]
     (tmp_path / "trace_read.out").write_text("\n".join(["header"] * 100 + lines))
-    found = read_columns(tmp_path / "trace_read.out", artifact_calls._TRANSFER, artifact_calls.transfer_line)
-    assert found.table.num_rows == 1960 and found.torn == 40
-    assert sorted(found.table["end_ns"].to_pylist()) == [10**9 + i for i in range(1, 2001) if i % 50]
+    found = list(column_blocks(tmp_path / "trace_read.out", artifact_calls._TRANSFER, artifact_calls.transfer_line, lambda t: t))
+    assert len(found) > 10 and sum(block.torn for block in found) == 40
+    assert [end for block in found for end in block.table["end_ns"].to_pylist()] == [10**9 + i for i in range(1, 2001) if i % 50]
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=30), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_runs_are_the_stable_sort_of_their_calls_in_memory_or_in_a_file(blocks):
+    """Calls that start at the same time keep the order in which they came, however few of them fit in memory or in a chunk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_runs, "_MOST_HELD_BYTES", 2000)
+        patch.setattr(call_runs, "_CHUNK_ROWS", 7)
+        patch.setattr(call_runs, "_SAMPLED_EACH", 3)
+        runs, expected = Runs(), []
+        for number, starts in enumerate(blocks):
+            place = np.arange(len(starts))
+            table = calls_table(
+                start_ns=np.array(starts, np.int64), duration_ns=place, pid=np.full(len(starts), number, np.int32),
+                op=same_label("read", len(starts)), path=same_label(f"f{number}", len(starts)), result=place,
+            )  # fmt: skip
+            runs.add(sorted_by_start(table))
+            expected += [(start, i, number, None, i, f"f{number}") for i, start in enumerate(starts)]
+        expected.sort(key=lambda row: row[0])
+        assert _rows(runs) == expected and runs.rows == len(expected)
+        assert runs.drop_before(25) == sum(row[0] < 25 for row in expected)
+        assert _rows(runs) == [row for row in expected if row[0] >= 25]
+
+
+def test_a_full_scratch_directory_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    source = write_artifact(tmp_path / "run")
+    monkeypatch.setattr(call_runs, "_MOST_HELD_BYTES", 100)
+    monkeypatch.setattr(call_runs.tempfile, "TemporaryFile", full)
+    with pytest.raises(IotwinError, match=r"No space left on device.*TMPDIR"):
+        import_trace(source, tmp_path / "t.trace")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def write_artifact(place, mllog_hour=12):
@@ -420,7 +465,3 @@ def test_names_from_a_recording_are_text(tmp_path):
     import_trace(tmp_path / "v3.log", tmp_path / "t.trace")
     assert Trace(tmp_path / "t.trace").files()["path"].tolist() == ["../../<script>"]
     assert sorted(path.name for path in tmp_path.parent.iterdir() if "<script>" in path.name) == []
-
-
-def test_the_columns_of_an_empty_table_are_those_of_calls():
-    assert artifact_calls.CALLS.empty_table().schema == pa.schema(artifact_calls.CALLS)

@@ -1,7 +1,7 @@
 """Writing a finished trace: Parquet tables under temporary names, then the manifest that makes them a trace."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import Manifest, write_manifest
+from tracing_tools.trace.threads import in_threads
 
 # Times and offsets mostly grow by little: deltas pack them into a byte or two. Labels and ids repeat: dictionaries do.
 _DICTIONARY_COLUMNS = ["op", "pid", "tid", "file_id", "fd", "requested", "result", "flags", "cpu"]
@@ -39,6 +40,26 @@ def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
     finally:
         if writer is not None:
             writer.close()
+    shutil.rmtree(directory, ignore_errors=True)
+    partial.replace(directory)
+    return rows
+
+
+def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> int:
+    """Write event tables as `write_events` does, each of `parts` by a thread of its own; return the rows written."""
+    partial = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+    def write(number: int) -> int:
+        rows = 0
+        with _event_writer(partial / f"part-{number:05d}.parquet") as writer:
+            for table in parts[number]:
+                writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
+                rows += table.num_rows
+        return rows
+
+    rows = sum(in_threads(write, range(len(parts))))
     shutil.rmtree(directory, ignore_errors=True)
     partial.replace(directory)
     return rows
@@ -97,6 +118,20 @@ def write_trace(
     """
     directory.mkdir(parents=True, exist_ok=True)
     manifest.events = write_events(directory / "events.parquet", events)
+    write_tables(directory, manifest, files, processes, phases, samples, block, gpu)
+
+
+def write_tables(
+    directory: Path,
+    manifest: Manifest,
+    files: Mapping[str, Any] | pa.Table,
+    processes: Mapping[str, Any] | pa.Table,
+    phases: Mapping[str, Any] | pa.Table,
+    samples: Mapping[str, Mapping[str, Any] | pa.Table] | None = None,
+    block: Mapping[str, Any] | pa.Table | None = None,
+    gpu: Mapping[str, Any] | pa.Table | None = None,
+) -> None:
+    """Write all of a trace but its events, which are there; then the manifest, which makes them one."""
     write_table(directory / "files.parquet", schema.FILES, files)
     write_table(directory / "processes.parquet", schema.PROCESSES, processes)
     write_table(directory / "phases.parquet", schema.PHASES, phases)

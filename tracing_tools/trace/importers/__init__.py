@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tracing_tools.trace.errors import UsageError, nearest
 from tracing_tools.trace.importers.assemble import Imported, write_imported
 from tracing_tools.trace.manifest import Manifest
@@ -31,6 +33,8 @@ def import_trace(
     if not source.exists():
         raise UsageError(f"{source}: no such file or directory; check the path")
     refuse_unusable(directory, force)
+    # Arrow's own pool gives every column of every block huge pages of its own, which costs more than parsing does.
+    pa.set_memory_pool(pa.system_memory_pool())
     name = format_name or _recognised(source)
     imported: Imported = _importer(name).read(source, timezone)
     return write_imported(imported, directory, source, name), imported

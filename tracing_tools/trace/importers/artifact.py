@@ -34,9 +34,9 @@ def read(source: Path, timezone: str | None) -> Imported:
     """
     if not source.is_dir():
         raise UsageError(f"{source} is not a directory: the artifact's recordings are; choose another --format")
-    torn: dict[str, int] = {}
-    imported = Imported(calls=read_calls(source, torn), torn=torn)
-    imported.processes = samples.container_processes(sorted(source.glob("pids_*.out")))
+    imported = Imported(processes=samples.container_processes(sorted(source.glob("pids_*.out"))))
+    torn = imported.torn
+    read_calls(source, torn, imported.calls)
     bio = source / "trace_bio.out"
     if bio.exists():
         imported.block = read_block(bio, torn)
@@ -108,10 +108,9 @@ def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
 
 def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zoneinfo.ZoneInfo) -> None:
     """Raise IotwinError when the job's log lies outside the recording: the time zone must then be another."""
-    calls = imported.calls
-    if not calls.num_rows:
+    if not imported.calls.rows:
         return
-    begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["start_ns"]).as_py()
+    begin, end = imported.calls.span()
     away_s = max(begin - (unix[0] + offset_ns), unix[1] + offset_ns - end) / _SECOND
     if away_s > _SLACK_S:
         raise IotwinError(
@@ -123,10 +122,9 @@ def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zonei
 def _from_init(imported: Imported) -> Imported:
     starts = [row["start_ns"] for row in imported.phases if row["phase"] == "init"]
     if starts:
-        before = imported.calls.num_rows
-        imported.calls = imported.calls.filter(pc.greater_equal(imported.calls["start_ns"], min(starts)))
+        dropped = imported.calls.drop_before(min(starts))
         if imported.block is not None:
             imported.block = imported.block.filter(pc.greater_equal(imported.block["issue_ns"], min(starts)))
-        if before > imported.calls.num_rows:
-            imported.notes.append(f"{before - imported.calls.num_rows} calls before the log's init were left out")
+        if dropped:
+            imported.notes.append(f"{dropped} calls before the log's init were left out")
     return imported

@@ -1,17 +1,19 @@
 """Calls and block requests of the paper artifact's bpftrace text: one event a line, header lines first."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
-from tracing_tools.trace.importers.assemble import CALLS, calls_table, same_label
-from tracing_tools.trace.importers.text import Columns, read_columns, read_lines
+from tracing_tools.trace.columns import column
+from tracing_tools.trace.importers.runs import Runs, calls_of, calls_table, same_label, sorted_by_start
+from tracing_tools.trace.importers.text import Columns, column_blocks, read_lines
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 _TRANSFER = pa.schema([
@@ -30,23 +32,23 @@ _CREATE_LINE = re.compile(
 )
 _BIO_HEADER = "TIMESTAMP PID COMM DISK R/W BYTES SECTOR LAT"
 _BIO_TYPES = {"TIMESTAMP": pa.int64(), "PID": pa.int32(), "BYTES": pa.int64(), "SECTOR": pa.int64(), "LAT": pa.int64()}
+_KERNEL_THREAD = re.compile("kworker|jbd2|kswapd|ext4|xfsaild|flush")
 _PLAIN_NUMBER = re.compile(r"[0-9]{1,18}")
 _UNSIGNED = 1 << 64
 
 
-def read_calls(directory: Path, torn: dict[str, int]) -> pa.Table:
-    """Return the calls (CALLS) of the directory's files in no order; `torn` is told of torn lines by file."""
-    readers: dict[str, Callable[[Path], Columns]] = {
+def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
+    """Add the calls of the directory's files to `runs`; `torn` is told of torn lines by file."""
+    readers: dict[str, Callable[[Path], Iterator[Columns]]] = {
         "trace_read.out": lambda path: _transfers(path, "read"), "trace_write.out": lambda path: _transfers(path, "write"),
         "trace_openat.out": _opens, "trace_close.out": _closes, "trace_create_del.out": _creations,
     }  # fmt: skip
-    tables = [CALLS.empty_table()]
     for name, reader in readers.items():
         if (directory / name).exists():
-            found = reader(directory / name)
-            torn[name] = found.torn
-            tables.append(found.table)
-    return pa.concat_tables(tables).unify_dictionaries()
+            torn[name] = 0
+            for found in reader(directory / name):
+                torn[name] += found.torn
+                runs.add(found.table)
 
 
 def _number(text: str) -> int:
@@ -73,106 +75,113 @@ def transfer_line(line: str) -> tuple[Any, ...] | None:
     return None if pid >= 1 << 31 else (end, pid, offset, result % _UNSIGNED, took, name)
 
 
-def _transfers(path: Path, op: str) -> Columns:
-    found = read_columns(path, _TRANSFER, transfer_line)
-    table = found.table
-    end, duration = table["end_ns"].to_numpy(), table["duration_ns"].to_numpy()
-    offset = table["offset"].to_numpy()
-    columns = {
-        "start_ns": end - duration, "duration_ns": duration, "pid": table["pid"], "path": _paths(table["path"]),
-        "op": same_label(op, len(end)), "offset": pa.array(offset, mask=offset < 0),
-        "result": table["result"].to_numpy().view(np.int64),
-    }  # fmt: skip
-    return Columns(calls_table(**columns), found.torn)
+def _transfers(path: Path, op: str) -> Iterator[Columns]:
+    def calls(table: pa.Table) -> pa.Table:
+        offset = table["offset"].to_numpy()
+        more = {"offset": column(offset, pa.int64(), offset < 0), "result": table["result"].to_numpy().view(np.int64)}
+        return _timed(table, op, _named(table["path"]), **more)
+
+    return column_blocks(path, _TRANSFER, transfer_line, calls)
 
 
-def _paths(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _named(paths: pa.ChunkedArray) -> pa.Array:
     """Return the label column with null for no name."""
-    return pa.chunked_array([_nameless(chunk) for chunk in column.chunks], column.type)
+    array = paths.combine_chunks()
+    empty = pc.index(array.dictionary, "").as_py()
+    indices = array.indices if empty < 0 else pc.if_else(pc.equal(array.indices, empty), None, array.indices)
+    return pa.DictionaryArray.from_arrays(indices, array.dictionary)
 
 
-def _nameless(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
-    empty = pc.index(chunk.dictionary, "").as_py()
-    indices = chunk.indices if empty < 0 else pc.if_else(pc.equal(chunk.indices, empty), None, chunk.indices)
-    return pa.DictionaryArray.from_arrays(indices, chunk.dictionary)
-
-
-def _opens(path: Path) -> Columns:
+def _opens(path: Path) -> Iterator[Columns]:
     def parse(line: str) -> tuple[Any, ...] | None:
         match = _OPEN_LINE.fullmatch(line)
         if match is None:
             return None
         return int(match[1]), int(match[2]), match[3], int(match[4]), match[5] or "", match[6] or ""
 
-    found = read_columns(path, _OPEN, parse)
-    frame = found.table.select(["path", "name"]).to_pandas().astype(object)
-    whole = np.where(frame["path"].str.startswith("/").to_numpy(dtype=bool), frame["path"], frame["name"])
-    return Columns(_timed(found.table, "openat", pa.array(whole, pa.string()).dictionary_encode()), found.torn)
+    def calls(table: pa.Table) -> pa.Table:
+        whole, name = (table[key].cast(pa.string()) for key in ("path", "name"))
+        return _timed(table, "openat", _named(pc.if_else(pc.starts_with(whole, "/"), whole, name).dictionary_encode()))
+
+    return column_blocks(path, _OPEN, parse, calls)
 
 
-def _closes(path: Path) -> Columns:
+def _closes(path: Path) -> Iterator[Columns]:
     def parse(line: str) -> tuple[Any, ...] | None:
         parts = line.split(None, 4)
         if len(parts) < 4 or not all(part.isdecimal() for part in parts[:4]):
             return None
         return *map(int, parts[:4]), parts[4].strip() if len(parts) == 5 else ""
 
-    found = read_columns(path, _CLOSE, parse)
-    return Columns(_timed(found.table, "close", _paths(found.table["path"]), fd=found.table["fd"]), found.torn)
+    return column_blocks(path, _CLOSE, parse, lambda table: _timed(table, "close", _named(table["path"]), fd=table["fd"]))
 
 
 def _timed(table: pa.Table, op: str, path: Any, **more: Any) -> pa.Table:
+    """Return the CALLS, in order of start, of rows that are stamped with their end."""
     end, duration = table["end_ns"].to_numpy(), table["duration_ns"].to_numpy()
-    return calls_table(
-        start_ns=end - duration, duration_ns=duration, pid=table["pid"], path=path, op=same_label(op, len(end)),
-        result=np.zeros(len(end), np.int64), **more,
-    )  # fmt: skip
+    columns = {"result": np.zeros(len(end), np.int64), **more}
+    return sorted_by_start(calls_table(
+        start_ns=end - duration, duration_ns=duration, pid=table["pid"], path=path, op=same_label(op, len(end)), **columns
+    ))  # fmt: skip
 
 
-def _creations(path: Path) -> Columns:
+def _creations(path: Path) -> Iterator[Columns]:
     rows, torn = [], 0
     for line in read_lines(path):
         match = _CREATE_LINE.fullmatch(line)
         if match:
             # unlink has NAME PATH, the others PATH.
             name = match["names"].split(None, 1)[-1] if match["op"] == "unlink" else match["names"]
-            rows.append((int(match["end"]) - int(match["took"]), int(match["took"]), match["op"], int(match["pid"]), name))
+            rows.append((int(match["end"]) - int(match["took"]), int(match["took"]), match["op"], int(match["pid"]), name, 0))
         elif line[:1].isdigit():
             torn += 1
-    columns = dict(zip(("start_ns", "duration_ns", "op", "pid", "path"), zip(*rows, strict=True), strict=True)) if rows else {}
-    if not columns:
-        return Columns(CALLS.empty_table(), torn)
-    labels = {name: pa.array(columns[name]).dictionary_encode() for name in ("op", "path")}
-    return Columns(calls_table(**{**columns, **labels, "result": np.zeros(len(rows), np.int64)}), torn)
+    yield Columns(sorted_by_start(calls_of(rows, ("start_ns", "duration_ns", "op", "pid", "path", "result"))), torn)
 
 
 def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
     """Return the block requests (schema.BLOCK) of trace_bio.out in order of issue; its header says which column is which."""
     names = _bio_columns(path)
     columns = pa.schema([(name, _BIO_TYPES.get(name, _NAME)) for name in names])
-    found = read_columns(path, columns, lambda line: _bio_line(line, names))
-    torn[path.name] = found.torn
-    table = found.table
-    rw, end, duration = table["R/W"].cast(pa.string()), table["TIMESTAMP"].to_numpy(), table["LAT"].to_numpy()
+    blocks = []
+    for found in column_blocks(path, columns, lambda line: _bio_line(line, names), _requests):
+        torn[path.name] = torn.get(path.name, 0) + found.torn
+        blocks.append(found.table)
+    return pa.concat_tables([schema.BLOCK.empty_table(), *blocks]).unify_dictionaries().sort_by("issue_ns")
+
+
+def _requests(table: pa.Table) -> pa.Table:
+    """Return the requests (schema.BLOCK) of rows of trace_bio.out."""
+    end, duration = table["TIMESTAMP"].to_numpy(), table["LAT"].to_numpy()
+    rw, rw_code = _labels(table["R/W"])
+    comm, comm_code = _labels(table["COMM"])
     letters = {"R": "read", "W": "write", "F": "flush", "D": "discard"}
-    kinds = [letters.get(text[:1], "other") for text in rw.to_pylist()]
-    comm = table["COMM"].cast(pa.string())
-    from_kernel = pc.match_substring_regex(comm, "^(kworker|jbd2|kswapd|ext4|xfsaild|flush)").to_numpy()
-    has = {letter: pc.match_substring(pc.utf8_slice_codeunits(rw, 1), letter).to_numpy() for letter in "SMFA"}
-    flags = [schema.BLOCK_SYNC, schema.BLOCK_META, schema.BLOCK_FUA, schema.BLOCK_READAHEAD]
+    bits = {"S": schema.BLOCK_SYNC, "M": schema.BLOCK_META, "F": schema.BLOCK_FUA, "A": schema.BLOCK_READAHEAD}
+    flags = [sum(bit for letter, bit in bits.items() if letter in text[1:]) for text in rw]
+    origins = ["kernel" if _KERNEL_THREAD.match(name) else "task" for name in comm]
     block = {
-        "queued_ns": None, "issue_ns": end - duration, "duration_ns": duration, "op": kinds, "device": None,
-        "sector": table["SECTOR"], "size_bytes": table["BYTES"], "cgroup": None, "pid": table["PID"], "comm": comm,
-        "flags": sum(bit * has[letter] for bit, letter in zip(flags, "SMFA", strict=True)),
-        "origin": np.where(from_kernel, "kernel", "task"),
+        "issue_ns": end - duration, "duration_ns": duration, "op": _of_code(rw_code, [letters.get(t[:1], "other") for t in rw]),
+        "sector": table["SECTOR"], "size_bytes": table["BYTES"], "pid": table["PID"], "comm": table["COMM"].cast(pa.string()),
+        "flags": np.array(flags, np.int32)[rw_code], "origin": _of_code(comm_code, origins),
     }  # fmt: skip
-    plain = [pa.nulls(len(end), f.type) if block.get(f.name) is None else _column(block[f.name], f.type) for f in schema.BLOCK]
-    return pa.table(plain, schema=schema.BLOCK).sort_by("issue_ns")
+    arrays = [_as(block[f.name], f.type) if f.name in block else pa.nulls(len(end), f.type) for f in schema.BLOCK]
+    return pa.table(arrays, schema=schema.BLOCK)
 
 
-def _column(values: Any, kind: pa.DataType) -> Any:
-    array = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
-    return array.cast(pa.string()).dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else array.cast(kind)
+def _labels(labels: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    array = labels.combine_chunks()
+    return array.dictionary.to_pylist(), array.indices.to_numpy()
+
+
+def _of_code(code: NDArray[np.int64], names: list[str]) -> pa.Array:
+    """Return a label column of the rows' names."""
+    known = list(dict.fromkeys(names))
+    places = np.array([known.index(name) for name in names], np.int16)
+    return pa.DictionaryArray.from_arrays(column(places[code], pa.int16()), pa.array(known, pa.string()))
+
+
+def _as(values: Any, kind: pa.DataType) -> Any:
+    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else column(values, kind)
+    return array if array.type == kind else array.cast(kind)
 
 
 def _bio_columns(path: Path) -> list[str]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+from tracing_tools.trace.importers.assemble import Imported
+from tracing_tools.trace.importers.runs import Runs, calls_of
 
 _NANOSECONDS = 1000  # Chrome's times are microseconds
 _CALL_CATEGORIES = ("posix", "stdio", "syscall", "io")
@@ -33,6 +33,7 @@ _DIRECTIONS = {
 }
 _OPS = {"open64": "open", "pread": "pread64", "pwrite": "pwrite64", "creat64": "creat", "fopen": "open", "fopen64": "open",
         "fread": "read", "fwrite": "write", "fclose": "close"}  # fmt: skip
+_CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "offset", "requested", "result")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _MOST_BYTES = 1 << 33  # of a decompressed file: what a small bomb may become
 
@@ -153,7 +154,7 @@ def _imported(events: list[Event], torn: dict[str, int]) -> Imported:
         else:
             others += 1
     notes = [f"{others} events that are neither calls on files nor accelerator work were left out"] if others else []
-    return Imported(_calls_of(calls), torn, notes, phases=phases, gpu=_gpu_table(gpu) if gpu else None)
+    return Imported(Runs.of(calls_of(calls, _CALL_COLUMNS)), torn, notes, phases=phases, gpu=_gpu_table(gpu) if gpu else None)
 
 
 def _ns(microseconds: float) -> int:
@@ -167,6 +168,11 @@ def _integer(value: Any, missing: int | None = None) -> int | None:
         return missing
 
 
+def _as_int32(number: int) -> int:
+    """Return the number as the lowest 32 bits of it read: a thread may be numbered by its address."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
 def _call(event: Event, names: dict[str, str]) -> tuple[Any, ...]:
     args = event.args if isinstance(event.args, dict) else {}
     op = _OPS.get(str(event.name), str(event.name))
@@ -175,23 +181,9 @@ def _call(event: Event, names: dict[str, str]) -> tuple[Any, ...]:
     moves = op in schema.READ_OPS or op in schema.WRITE_OPS
     result = _integer(args.get("ret"), size if moves else 0)
     offset = _integer(args.get("offset")) if moves else None
-    pid, tid = _integer(event.pid, 0), _integer(event.tid, 0)
+    pid, tid = (_as_int32(_integer(number, 0) or 0) for number in (event.pid, event.tid))
     path = None if path is None else str(path)
     return _ns(event.ts), max(_ns(event.dur), 0), op, pid, tid, path, offset, size if moves else None, result or 0
-
-
-def _calls_of(rows: list[tuple[Any, ...]]) -> pa.Table:
-    if not rows:
-        return CALLS.empty_table()
-    names = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "offset", "requested", "result")
-    columns: dict[str, Any] = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    for name in ("op", "path"):
-        columns[name] = pa.array(columns[name], pa.string()).dictionary_encode()
-    for name in ("offset", "requested"):
-        columns[name] = pa.array(columns[name], pa.int64())
-    for name in ("pid", "tid"):
-        columns[name] = np.array(columns[name], np.int64).astype(np.int32)
-    return calls_table(**columns)
 
 
 def gpu_row(event: Event, category: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+from tracing_tools.trace.importers.assemble import Imported
+from tracing_tools.trace.importers.runs import Runs, calls_table
 from tracing_tools.trace.importers.text import read_lines
 
 _FILE = re.compile(r"# DXT, file_id: \d+, file_name: (?P<path>.*)")
@@ -40,7 +41,7 @@ def read(source: Path, timezone: str | None) -> Imported:
     torn = {source.name: int((data & ~whole).sum())}
     table = pa.Table.from_struct_array(pc.take(rows, pa.array(kept)))
     if not table.num_rows:
-        return Imported(CALLS.empty_table(), torn)
+        return Imported(torn=torn)
     paths = np.array([match["path"] for line in lines if (match := _FILE.match(line))], dtype=object)
     path = path_of_line[kept]
     posix = table["module"].to_numpy() == "X_POSIX"
@@ -54,7 +55,7 @@ def read(source: Path, timezone: str | None) -> Imported:
     ).filter(pa.array(shown))  # fmt: skip
     notes = [f"{int((~shown).sum())} rows of MPI-IO repeat POSIX rows and were left out"] if not shown.all() else []
     processes = [{"pid": pid, "comm": f"rank {pid - 1}", "role": "rank"} for pid in np.unique(rank).tolist()]
-    return Imported(calls, torn, notes, processes=processes, command=command)
+    return Imported(Runs.of(calls), torn, notes, processes=processes, command=command)
 
 
 def _paths(lines: list[str]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:

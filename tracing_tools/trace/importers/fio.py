@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
-import pyarrow as pa
-
 from tracing_tools.trace.errors import UsageError
-from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+from tracing_tools.trace.importers.assemble import Imported
+from tracing_tools.trace.importers.runs import Runs, calls_of
 from tracing_tools.trace.importers.text import read_lines
 
 _HEADER = re.compile(r"fio version (\d+) iolog")
@@ -50,17 +49,8 @@ def read(source: Path, timezone: str | None) -> Imported:
             continue
         now_ns += 1
         if op is not None:
-            rows.append((now_ns, op, fields[0], offset, length))
+            moved = length if op in ("read", "write") else None
+            rows.append((now_ns, 0, op, 1, fields[0], None if moved is None else offset, moved, moved or 0))
     notes = ["fio logs no durations and no processes: calls take 0 ns, all by pid 1"]
-    if not rows:
-        return Imported(CALLS.empty_table(), {source.name: torn}, notes)
-    start, op_names, paths, offsets, lengths = map(list, zip(*rows, strict=True))
-    labels = {"op": pa.array(op_names).dictionary_encode(), "path": pa.array(paths).dictionary_encode()}
-    moving = [name in ("read", "write") for name in op_names]
-    transfer = {
-        "offset": pa.array([offset if move else None for offset, move in zip(offsets, moving, strict=True)], pa.int64()),
-        "requested": pa.array([length if move else None for length, move in zip(lengths, moving, strict=True)], pa.int64()),
-        "result": [length if move else 0 for length, move in zip(lengths, moving, strict=True)],
-    }  # fmt: skip
-    table = calls_table(start_ns=start, duration_ns=[0] * len(rows), pid=[1] * len(rows), **labels, **transfer)
-    return Imported(table, {source.name: torn}, notes)
+    names = ("start_ns", "duration_ns", "op", "pid", "path", "offset", "requested", "result")
+    return Imported(Runs.of(calls_of(rows, names)), {source.name: torn}, notes)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from tracing_tools.trace import strace_text as text
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.file_table import readable
-from tracing_tools.trace.importers.assemble import CALLS, Imported, calls_table
+from tracing_tools.trace.importers.assemble import Imported
+from tracing_tools.trace.importers.runs import Runs, calls_of
 from tracing_tools.trace.importers.text import read_lines
 from tracing_tools.trace.syscalls import CALLS as TRACED
 from tracing_tools.trace.syscalls import OPEN_KINDS, Kind
@@ -50,13 +49,8 @@ def read(source: Path, timezone: str | None) -> Imported:
     rows = replay.rows
     notes = ["durations are 0: strace ran without -T"] if rows and not any(row[1] for row in rows) else []
     notes += ["times are of the day: strace ran with -tt, not -ttt"] if replay.of_the_day else []
-    if not rows:
-        return Imported(CALLS.empty_table(), torn)
     names = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result")
-    columns: dict[str, Any] = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-    for name in ("op", "path"):
-        columns[name] = pa.array(columns[name], pa.string()).dictionary_encode()
-    return Imported(calls_table(**columns), torn, notes, processes=list(replay.processes.values()))
+    return Imported(Runs.of(calls_of(rows, names)), torn, notes, processes=list(replay.processes.values()))
 
 
 def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:

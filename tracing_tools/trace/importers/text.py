@@ -1,5 +1,6 @@
 """Columns of large text files: fields separated by single blanks, parsed block by block, torn lines told apart and counted."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.threads import in_threads
 
-_BLOCK_BYTES = 1 << 25
+_BLOCK_BYTES = 1 << 23
 # What one line holds, or None when it is torn. Called only for lines that the fast path does not understand.
 ParseLine = Callable[[str], tuple[Any, ...] | None]
+# What becomes of the rows of a block.
+Convert = Callable[[pa.Table], pa.Table]
 
 
 @dataclass
@@ -35,45 +39,46 @@ class _Left:
         return "skip"
 
 
-def read_columns(path: Path, schema: pa.Schema, parse_line: ParseLine) -> Columns:
-    """Return the columns `schema` of a file whose lines are as many fields between single blanks, in any order of rows.
+def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert: Convert) -> Iterator[Columns]:
+    """Yield the columns `schema` of a file whose lines are as many fields between single blanks, a block of lines at once.
 
-    Lines before the first that starts with a digit are headers. A line with another number of fields, or with a field that is
-    no number where a number is due, is what `parse_line` makes of it. Raises IotwinError when the file cannot be read.
+    Every table is what `convert` makes of its rows, which are in any order; blocks are worked on by several threads. Lines
+    before the first that starts with a digit are headers. A line with another number of fields, or with a field that is no
+    number where a number is due, is what `parse_line` makes of it. Raises IotwinError when the file cannot be read.
     """
-    tables, torn = [schema.empty_table()], 0
-    for block in _blocks(path):
+
+    def read(block: bytes) -> Columns:
         table, odd = _parse(block, schema)
         rows = [parse_line(line) for line in odd]
         whole = [row for row in rows if row is not None]
-        torn += len(rows) - len(whole)
-        tables.append(table)
         if whole:
             columns = zip(*whole, strict=True)
             arrays = [pa.array(column, type=_plain(kind)) for column, kind in zip(columns, schema.types, strict=True)]
-            tables.append(pa.table(arrays, names=schema.names).cast(schema))
-    return Columns(pa.concat_tables(tables).unify_dictionaries(), torn)
+            more = pa.table(arrays, names=schema.names).cast(schema)
+            table = pa.concat_tables([table, more]).unify_dictionaries()
+        return Columns(convert(table.combine_chunks()), len(rows) - len(whole))
+
+    return in_threads(read, _blocks(path))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """Yield the file in blocks that end with a whole line, without its header lines."""
-    rest, in_header = b"", True
+    in_header = True
     try:
         with path.open("rb") as file:
-            while chunk := file.read(_BLOCK_BYTES):
-                block = rest + chunk
+            while block := file.read(_BLOCK_BYTES):
                 cut = block.rfind(b"\n") + 1
-                block, rest = block[:cut], block[cut:]
+                if cut:
+                    file.seek(cut - len(block), os.SEEK_CUR)
+                    block = block[:cut]
+                else:  # one line as long as that, or the last one
+                    block += file.readline()
                 if in_header:
                     block, in_header = _without_header(block)
                 if block:
                     yield block
     except OSError as error:
         raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None
-    if in_header:
-        rest, _ = _without_header(rest)
-    if rest:
-        yield rest
 
 
 def _without_header(block: bytes) -> tuple[bytes, bool]:
@@ -120,7 +125,7 @@ def _csv(block: bytes, schema: pa.Schema, left: _Left) -> pa.Table:
     types = {field_.name: field_.type for field_ in schema}
     return pv.read_csv(
         pa.BufferReader(_utf8(block)),
-        read_options=pv.ReadOptions(column_names=schema.names, block_size=1 << 23),
+        read_options=pv.ReadOptions(column_names=schema.names, block_size=len(block) + 1, use_threads=False),
         parse_options=pv.ParseOptions(delimiter=" ", quote_char=False, invalid_row_handler=left.take),
         convert_options=pv.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=[]),
     ).cast(schema)
@@ -128,6 +133,8 @@ def _csv(block: bytes, schema: pa.Schema, left: _Left) -> pa.Table:
 
 def _utf8(block: bytes) -> bytes:
     """Return the block with bytes that are not UTF-8 as \\xNN, which Arrow would refuse."""
+    if block.isascii():
+        return block
     try:
         block.decode("utf-8")
     except UnicodeDecodeError:
