@@ -8,6 +8,9 @@ cd "$(dirname "$0")"
 mode=${1:-run}
 case $mode in run | test) ;; *) echo "usage: ./setup.sh run|test" >&2; exit 2 ;; esac
 
+# For docker build of the workloads' folders; at once, and at every call, as it follows the code.
+workloads/shared_code.sh
+
 inputs="setup.sh requirements.lock pyproject.toml $(echo tracing_tools/probes/*.bpf.c tracing_tools/probes/*.h)"
 # shellcheck disable=SC2086 # the list is meant to split
 current=$(cat $inputs | sha256sum)

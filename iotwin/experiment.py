@@ -14,6 +14,7 @@ from tracing_tools.trace.units import parse_duration
 
 WORKLOADS = ("unet3d", "bert", "dlrm")
 EMULATED = "emulated"
+EMULATOR_IMAGE = "dlio:latest"  # as the benchmark scripts call it
 VARIANTS = {
     "unet3d": ("original", "instrumented", "sleep", EMULATED),
     "bert": ("original", "instrumented", "sleep", "profiler", EMULATED),
@@ -63,7 +64,9 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     container: bool = True  # each cell in a container of its image; else as processes of this machine
     gpus: bool = False  # a GPU for each rank; else ranks compute on CPUs
     time_limit: str = "1h"  # for a cell
-    images: dict[Workload, str] = {}  # image:tag of a workload; `{variant}` stands for the variant; default WORKLOAD:{variant}
+    plot: Literal["timeline", "steps"] | None = None  # what is drawn of the cells that finished
+    # image:tag of a workload, default WORKLOAD:{variant}, where `{variant}` stands for the variant; and of the emulator.
+    images: dict[Workload | Literal["emulated"], str] = {}
 
     @property
     def limit_s(self) -> float:

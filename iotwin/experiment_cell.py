@@ -4,10 +4,11 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from iotwin.experiment import EMULATED, Cell, Experiment
+from iotwin.experiment import EMULATED, EMULATOR_IMAGE, Cell, Experiment
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.output import write_whole
 
@@ -24,25 +25,46 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
     """
     output = directory / "output"
     output.mkdir()
+    emulated = cell.variant == EMULATED
+    if experiment.gpus and not emulated and count_gpus() < cell.ranks:
+        raise IotwinError(f"it needs {cell.ranks} GPUs and this machine has {count_gpus()}")
     command = [sys.executable, "-m", "iotwin.main", "trace", "-o", str(directory / "trace"), "--quiet"]
     command += ["--workload", cell.jobs.workload]
-    if experiment.gpus and count_gpus() < cell.ranks:
-        raise IotwinError(f"it needs {cell.ranks} GPUs and this machine has {count_gpus()}")
-    if cell.variant == EMULATED:
-        return [*command, "--", *_emulator(cell, data, output)]
-    sleep = _sleep_model(cell, output) if cell.variant == "sleep" else None
-    if not experiment.container:
-        return [*command, "--", sys.executable, "-m", *_program(cell, data, output, sleep, experiment.seed)]
-    image = experiment.images.get(cell.jobs.workload, cell.jobs.workload + ":{variant}").replace("{variant}", cell.variant)
-    command += ["--image", image, "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
+    seen = _Places(data, output, output)
+    if experiment.container:
+        seen = _Places(_DATA, _OUTPUT, output)
+        command += _container(experiment, cell, data, output)
+    job = _emulator(cell, seen) if emulated else _program(cell, seen, experiment.seed)
+    # In a container the image's own entry point comes first: python -m, or iotwin.
+    before = [] if experiment.container else [sys.executable, "-m", *(["iotwin.main"] if emulated else [])]
+    return [*command, "--", *before, *job]
+
+
+class _Places(NamedTuple):
+    """Where the job finds its data and leaves its output, and that output as this machine sees it."""
+
+    data: Path
+    output: Path
+    outside: Path
+
+    def give(self, name: str, content: bytes) -> str:
+        """Put a file into the output and return where the job finds it."""
+        write_whole(self.outside / name, content)
+        return str(self.output / name)
+
+
+def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> list[str]:
+    """Return the options of `iotwin trace` for the cell's container: without a network, not root, with the cell's GPUs."""
+    images = {EMULATED: EMULATOR_IMAGE, cell.jobs.workload: cell.jobs.workload + ":{variant}"} | experiment.images
+    image = images[EMULATED if cell.variant == EMULATED else cell.jobs.workload].replace("{variant}", cell.variant)
+    options = ["--image", image, "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
     # Loader processes hand batches over in shared memory, of which a container has 64 MB unless told otherwise.
     user = _owner(output)
     for option in ("ipc_mode=host", "network_mode=none", f'user="{user}"', "environment={HOME: /tmp}"):
-        command += ["--container-option", option]
-    if experiment.gpus:
-        command += ["--gpus", ",".join(map(str, range(cell.ranks)))]
-    inside = sleep if sleep is None or not sleep.startswith(str(output)) else str(_OUTPUT / Path(sleep).name)
-    return [*command, "--", *_program(cell, _DATA, _OUTPUT, inside, experiment.seed)]
+        options += ["--container-option", option]
+    if experiment.gpus and cell.variant != EMULATED:
+        options += ["--gpus", ",".join(map(str, range(cell.ranks)))]
+    return options
 
 
 def _owner(output: Path) -> str:
@@ -55,7 +77,7 @@ def _owner(output: Path) -> str:
     return f"{user}:{group}"
 
 
-def _program(cell: Cell, data: Path, output: Path, sleep: str | None, seed: int) -> list[str]:
+def _program(cell: Cell, seen: _Places, seed: int) -> list[str]:
     """Return what follows `python -m`: a launcher of ranks where there are several, the program, its options."""
     module, launcher = f"workloads.{cell.jobs.workload}", []
     if cell.ranks > 1 and cell.jobs.workload == "unet3d":
@@ -63,11 +85,11 @@ def _program(cell: Cell, data: Path, output: Path, sleep: str | None, seed: int)
         launcher += ["--nproc-per-node", str(cell.ranks), "--module"]
     elif cell.ranks > 1 and cell.jobs.workload == "bert":
         launcher = ["workloads.launch", str(cell.ranks)]
-    options = {"data": data, "output": output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
+    options = {"data": seen.data, "output": seen.output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
     if cell.jobs.workload in _PROGRAM_WORKERS:
         options["workers"] = cell.workers
-    if sleep is not None:
-        options["sleep"] = sleep
+    if cell.variant == "sleep":
+        options["sleep"] = _sleep_model(cell, seen)
     words = [word for name, value in (options | cell.jobs.options).items() for word in _option(name, value)]
     return [*launcher, module, *words]
 
@@ -78,12 +100,14 @@ def _option(name: str, value: object) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def _emulator(cell: Cell, data: Path, output: Path) -> list[str]:
-    """Return the emulator's command; what the cell names goes before the overrides of the YAML, which win."""
+def _emulator(cell: Cell, seen: _Places) -> list[str]:
+    """Return what follows `iotwin`; what the cell names goes before the overrides of the YAML, which win."""
     workload, *overrides = cell.jobs.emulate
+    if "=" not in workload:
+        workload = seen.give("twin.yaml", _read(Path(workload)))
     own = {
-        "dataset.data_folder": data, "output.folder": output, "checkpoint.checkpoint_folder": output / "checkpoints",
-        "reader.batch_size": cell.batch,
+        "dataset.data_folder": seen.data, "output.folder": seen.output,
+        "checkpoint.checkpoint_folder": seen.output / "checkpoints", "reader.batch_size": cell.batch,
     }  # fmt: skip
     if cell.jobs.workload in _PROGRAM_WORKERS:
         own["reader.read_threads"] = cell.workers
@@ -91,22 +115,26 @@ def _emulator(cell: Cell, data: Path, output: Path) -> list[str]:
     if cell.jobs.workload == _ONE_PROCESS:
         own["num_gpus"], ranks = cell.ranks, []
     words = [f"++workload.{key}={value}" for key, value in own.items()]
-    return [sys.executable, "-m", "iotwin.main", "emulate", workload, "--instrument", *ranks, *words, *overrides]
+    return ["emulate", workload, "--instrument", *ranks, *words, *overrides]
 
 
-def _sleep_model(cell: Cell, output: Path) -> str:
-    """Return what --sleep is told: the YAML's own words, or a file with the paper's step time of this (GPUs, batch)."""
+def _read(twin: Path) -> bytes:
+    try:
+        return twin.read_bytes()
+    except OSError as error:
+        raise IotwinError(f"the twin {twin}: {error.strerror}; give a YAML of iotwin fit, or workload=NAME") from None
+
+
+def _sleep_model(cell: Cell, seen: _Places) -> str:
+    """Return what --sleep is told: the YAML's own words, or a file: its own, or the paper's step time of this (GPUs, batch)."""
     from benchmark.config import Measured, Regression
     from benchmark.steptimes import step_time
 
-    if cell.jobs.sleep not in ("measured", "regression"):
-        return str(cell.jobs.sleep)
-    workload = cell.jobs.workload
-    model = Measured(workload=workload) if cell.jobs.sleep == "measured" else Regression(workload=workload)
-    duration = step_time(model, cell.ranks, cell.batch)
-    path = output / "computation_time.json"
-    write_whole(path, msgspec.json.encode(duration))
-    return str(path)
+    workload, text = cell.jobs.workload, str(cell.jobs.sleep)
+    if text in ("measured", "regression"):
+        model = Measured(workload=workload) if text == "measured" else Regression(workload=workload)
+        return seen.give("computation_time.json", msgspec.json.encode(step_time(model, cell.ranks, cell.batch)))
+    return seen.give("computation_time.json", Path(text).read_bytes()) if Path(text).is_file() else text
 
 
 def count_gpus() -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from iotwin.experiment import Cell, DataSet, Experiment, cells
 from iotwin.experiment_cell import trace_command
+from iotwin.experiment_plots import draw_plots
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.output import write_whole
 from tracing_tools.trace.progress import note
@@ -73,7 +74,7 @@ class _Runner:
         self._took_s: list[float] = []
 
     def run(self) -> Record:
-        """Make the data, run the cells and write the summary."""
+        """Make the data, run the cells, write the summary and draw the plots."""
         todo = cells(self._experiment)
         left = [cell for cell in todo if not (self._cell_directory(cell) / FINISHED).exists()]
         note(f"{self._experiment.name}: {len(todo)} cells, {len(todo) - len(left)} of them finished earlier")
@@ -82,7 +83,10 @@ class _Runner:
         for number, cell in enumerate(left):
             note(f"[{number + 1}/{len(left)}] {cell.name}{self._time_left(len(left) - number)}")
             self._run_cell(cell)
-        return self._summary(todo)
+        summary, plots = self._summary(todo), self._directory / "plots"
+        if self._experiment.plot and summary["finished"] and (left or not plots.exists()):
+            draw_plots(self._experiment.plot, summary["finished"], self._directory / "cells", plots)
+        return summary
 
     def _cell_directory(self, cell: Cell) -> Path:
         return self._directory / "cells" / cell.name

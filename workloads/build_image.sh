@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the image of a workload, named WORKLOAD:VARIANT.
+# Build the image of a workload, named WORKLOAD:VARIANT: docker build of its folder, to which the code that all share is brought first.
 #
 #   build_image.sh WORKLOAD [VARIANT] [OPTION OF docker build...]     for example: build_image.sh unet3d sleep --build-arg BASE=my-base
 set -euo pipefail
@@ -10,4 +10,5 @@ if [ "$#" -lt 1 ] || [ ! -f "$root/workloads/$1/Dockerfile" ]; then
 fi
 workload=$1 variant=${2:-original}
 shift "$(($# < 2 ? $# : 2))"
-exec docker build --file "$root/workloads/$workload/Dockerfile" --tag "$workload:$variant" --build-arg "VARIANT=$variant" "$@" "$root"
+"$root/workloads/shared_code.sh"
+exec docker build --tag "$workload:$variant" --build-arg "VARIANT=$variant" "$@" "$root/workloads/$workload"

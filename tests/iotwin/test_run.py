@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from iotwin.experiment import SHIPPED, cells, read_experiment
+from iotwin.experiment_cell import trace_command
 from iotwin.experiment_run import _explain
 from tests.conftest import ROOT, run_iotwin
 from tests.iotwin.processes import call
 from tracing_tools.backends import unavailable_reasons
-from tracing_tools.trace.errors import UsageError
+from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.reader import Trace
 
 needs_a_tracer = pytest.mark.skipif(
@@ -48,19 +49,21 @@ def run(path, output):
 
 @needs_a_tracer
 def test_a_grid_runs_and_runs_no_cell_again(tmp_path):
-    source, output = write(tmp_path / "e.yaml"), tmp_path / "out"
+    source, output = write(tmp_path / "e.yaml", plot="steps"), tmp_path / "out"
     status, summary = run(source, output)
     assert status == 0 and summary["failed"] == [] and len(summary["finished"]) == 2
+    assert (output / "plots" / "steps" / "dlrm_breakdown.png").stat().st_size > 1000
     assert summary == json.loads((output / "summary.json").read_text())
     for record in summary["finished"]:
         cell = output / "cells" / record["cell"]
         assert record["result"]["steps"] == 5 and record["machine"]["versions"]["python"] == sys.version.split()[0]
         reads = [row for row in Trace(cell / "trace").files()["path"] if row.endswith("terabyte_processed_train.bin")]
         assert reads == [str(output / "data" / "clicks" / "terabyte_processed_train.bin")]
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("cells/*/*")}
+    before = {path: path.stat().st_mtime_ns for path in [*output.glob("cells/*/*"), *output.glob("plots/*/*")]}
     status, again = run(source, output)
     assert status == 0 and again["finished"] == summary["finished"]
-    assert before == {path: path.stat().st_mtime_ns for path in output.rglob("cells/*/*")}
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert len(before) == len([*output.glob("cells/*/*"), *output.glob("plots/*/*")])
 
 
 @needs_a_tracer
@@ -206,6 +209,36 @@ def test_why_a_cell_failed(tmp_path, status, own, job, reason):
     (tmp_path / "trace" / "logs").mkdir(parents=True)
     (tmp_path / "trace" / "logs" / "stderr").write_text(job)
     assert _explain(status, tmp_path) == reason
+
+
+def test_what_runs_in_a_container_and_what_it_sees(tmp_path):
+    """Emulated cells in the emulator's image, without GPUs; a twin and a sleep model are put where the container finds them."""
+    (tmp_path / "twin.yaml").write_text("a: twin")
+    (tmp_path / "sleep.json").write_text("0.5")
+    jobs = {"variant": ["emulated", "sleep"], "batch": [7], "emulate": [str(tmp_path / "twin.yaml"), "++workload.train.epochs=2"],
+            "sleep": str(tmp_path / "sleep.json")}  # fmt: skip
+    grid = read_experiment(write(tmp_path / "e.yaml", container=True, jobs=jobs))
+    by_variant = {cell.variant: cell for cell in cells(grid)}
+    for variant, image, job in [
+        ("emulated", "dlio:latest", ["emulate", "/output/twin.yaml", "--instrument"]),
+        ("sleep", "dlrm:sleep", ["workloads.dlrm"]),
+    ]:
+        directory = tmp_path / variant
+        directory.mkdir()
+        command = trace_command(grid, by_variant[variant], tmp_path / "data", directory)
+        own = command[command.index("--") + 1 :]
+        assert command[command.index("--image") + 1] == image and own[: len(job)] == job
+        assert not [word for word in own if str(tmp_path) in word]
+    assert (tmp_path / "emulated" / "output" / "twin.yaml").read_text() == "a: twin"
+    assert own[own.index("--sleep") + 1] == "/output/computation_time.json"
+    assert (tmp_path / "sleep" / "output" / "computation_time.json").read_text() == "0.5"
+    grid.images["emulated"] = "mine"
+    (tmp_path / "other").mkdir()
+    assert "mine" in trace_command(grid, by_variant["emulated"], tmp_path / "data", tmp_path / "other")
+    (tmp_path / "twin.yaml").unlink()
+    (tmp_path / "third").mkdir()
+    with pytest.raises(IotwinError, match="No such file"):
+        trace_command(grid, by_variant["emulated"], tmp_path / "data", tmp_path / "third")
 
 
 def test_no_docker(tmp_path, monkeypatch):

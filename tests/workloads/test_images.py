@@ -30,16 +30,21 @@ def engine():
 
 
 @pytest.fixture(scope="session")
-def image(engine):
-    """The image dlrm:sleep."""
+def base(engine):
+    """The base image, of Debian packages."""
     environment = os.environ | {"PYTHON": sys.executable}
     command = [ROOT / "workloads" / "base_image.sh", BASE, "numpy>=1.26", "msgspec>=0.18"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         # A mirror that does not answer, or a Debian whose Python is not ours, is no fault of the image's.
         pytest.skip(f"no base image can be made here: {done.stderr.strip().splitlines()[-1:]}")
-    build = [ROOT / "workloads" / "build_image.sh", "dlrm", "sleep", "--build-arg", f"BASE={BASE}", "--build-arg", "TORCH=",
-             "--network", "none"]  # fmt: skip
+    return ["--build-arg", f"BASE={BASE}", "--build-arg", "TORCH=", "--network", "none"]
+
+
+@pytest.fixture(scope="session")
+def image(base):
+    """The image dlrm:sleep."""
+    build = [ROOT / "workloads" / "build_image.sh", "dlrm", "sleep", *base]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return IMAGE
@@ -51,6 +56,13 @@ def data(tmp_path_factory):
     generate(DlrmLayout(), directory, samples=5000, seed=3, workers=1)
     directory.chmod(0o755)  # the job is not root
     return directory
+
+
+def test_docker_build_alone_says_what_is_to_be_done_first(base, tmp_path):
+    """In a checkout that no script has been called in."""
+    folder = shutil.copytree(ROOT / "workloads" / "dlrm", tmp_path / "dlrm", ignore=shutil.ignore_patterns("shared.tar"))
+    done = subprocess.run(["docker", "build", "--force-rm", *base, folder], capture_output=True, text=True)
+    assert done.returncode != 0 and "put it there by workloads/shared_code.sh" in done.stdout
 
 
 def test_training_in_a_container(image, data, tmp_path):
@@ -65,7 +77,7 @@ def test_training_in_a_container(image, data, tmp_path):
     assert result.stat().st_uid == 1000  # not root inside
     log = (tmp_path / "logs" / "dlrm.log").read_text()
     assert log == done.stdout and len(parts(entries(log))["step_end"]) == 5
-    left = subprocess.run(["docker", "ps", "-aq"], capture_output=True, text=True, check=True)
+    left = subprocess.run(["docker", "ps", "-aq", "--filter", "name=train_dlrm"], capture_output=True, text=True, check=True)
     assert left.stdout == ""
 
 
@@ -82,6 +94,7 @@ def test_an_image_that_is_not_there(engine, data, tmp_path):
 def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
     document = {
         "name": "contained", "images": {"dlrm": image}, "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
+        "plot": "timeline",
         "jobs": [{"workload": "dlrm", "data": ["clicks"], "variant": ["sleep"], "batch": [100], "sleep": "0.001",
                   "options": {"steps": 5}}],
     }  # fmt: skip
@@ -96,6 +109,7 @@ def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
     assert batches["requested"].tolist() == [16_000] * 5  # what the job read, by the paths that it sees
     assert trace.manifest.target.image == image
     assert (cell / "output" / "result.json").stat().st_uid == 1000
+    assert (tmp_path / "out" / "plots" / "dlrm-clicks-r1-b100-w1-1.png").stat().st_size > 1000
 
 
 def test_a_cell_without_its_image_is_named(engine, data, tmp_path):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,33 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "workloads" / "unet3d" / "start_training.sh"
 
 
+@pytest.fixture(scope="module")
+def shared_code():
+    """Each workload's shared.tar, as docker build finds it."""
+    subprocess.run([ROOT / "workloads" / "shared_code.sh"], check=True)
+
+
+@pytest.mark.parametrize("workload", ["unet3d", "bert", "dlrm"])
+def test_shared_code_is_brought_once_and_leaves_no_trace_in_git(shared_code, workload):
+    shared = ROOT / "workloads" / workload / "shared.tar"
+    before = shared.stat().st_ino, shared.read_bytes()
+    subprocess.run([ROOT / "workloads" / "shared_code.sh"], check=True)
+    assert (shared.stat().st_ino, shared.read_bytes()) == before  # docker keeps its layers
+    with tarfile.open(shared) as members:
+        assert {"datagen/layouts.py", "tracing_tools/trace/errors.py", "workloads/program.py"} <= {*members.getnames()}
+    assert subprocess.run(["git", "check-ignore", "-q", shared], cwd=ROOT).returncode in (0, 128)  # 128: no repository here
+
+
 @pytest.mark.torch
-def test_the_image_s_files_are_enough(data, tmp_path):
-    image = tmp_path / "image"
-    for line in (ROOT / "workloads/unet3d/Dockerfile").read_text().splitlines():
-        if line.startswith("COPY "):
-            *sources, target = line.split()[1:]
-            (image / target).mkdir(parents=True, exist_ok=True)
-            for source in sources:
-                if source.endswith("/"):
-                    shutil.copytree(ROOT / source, image / target, dirs_exist_ok=True)
-                else:
-                    for file in ROOT.glob(source):
-                        shutil.copy(file, image / target)
+def test_the_image_s_files_are_enough(shared_code, data, tmp_path):
+    image, folder = tmp_path / "image", ROOT / "workloads" / "unet3d"
+    copies = [line.split()[1:] for line in (folder / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    assert copies == [["Dockerfile", "shared.ta[r]", "./"], ["*.py", "workloads/unet3d/"], ["--from=code", "/job", "./"]]
+    with tarfile.open(folder / "shared.tar") as members:
+        members.extractall(image, filter="data")
+    (image / "workloads" / "unet3d").mkdir()
+    for file in folder.glob("*.py"):
+        shutil.copy(file, image / "workloads" / "unet3d")
     heavy = "pyarrow, pandas, rich, yaml, matplotlib"
     program = (
         f"import sys; sys.modules.update(dict.fromkeys('{heavy}'.split(', ')));"  # as if not installed

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Put the code that the workloads share into the folder of each, as shared.tar: what lies outside a folder, docker build cannot see.
+# setup.sh and build_image.sh call it. The same code gives the same bytes, so that docker builds nothing anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+packed=$(mktemp)
+trap 'rm -f "$packed"' EXIT
+chmod 644 "$packed"
+tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rw,go=r -cf "$packed" \
+    tracing_tools/__init__.py tracing_tools/trace/__init__.py tracing_tools/trace/errors.py datagen/*.py workloads/*.py
+for dockerfile in workloads/*/Dockerfile; do
+    folder=$(dirname "$dockerfile")
+    cmp --silent "$packed" "$folder/shared.tar" && continue
+    cp "$packed" "$folder/shared.tar.partial"
+    mv "$folder/shared.tar.partial" "$folder/shared.tar"
+done
