@@ -23,9 +23,14 @@ def _missing_for_root() -> str | None:
     return unavailable_reason("libbpf")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip marked tests with the reason that names what is missing."""
+    """Skip marked tests with the reason that names what is missing; keep on one worker what shares costly fixtures."""
+    with_engine = {item.path for item in items if "docker_host" in getattr(item, "fixturenames", ())}
     for item in items:
+        item.add_marker(
+            pytest.mark.xdist_group("docker" if item.path in with_engine else f"{item.path.parent.name}.{item.path.stem}")
+        )
         if item.get_closest_marker("root") and (reason := _missing_for_root()):
             item.add_marker(pytest.mark.skip(reason=f"no eBPF here: {reason}"))
         if item.get_closest_marker("torch") and not _has_torch():
@@ -33,7 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end what the tests start: a shell has its background jobs ignore it, and children inherit that."""
+    """Let Ctrl-C end what the tests start: a shell has its background jobs ignore it, and children inherit that.
+
+    Let them also keep the bytecode they compile, hundreds of processes as they are.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -19,7 +19,7 @@ import pytest
 from benchmark.config import Config, dump, load
 
 COMMAND = [sys.executable, "-m", "iotwin.main", "emulate"]
-PATIENCE_S = 30  # only a failing test waits this long
+PATIENCE_S = 100  # only a failing test waits this long
 
 
 def emulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from benchmark.order import Batch
 from tracing_tools.trace.errors import IotwinError
 
 NO_TIME = DrawnTime(0.0, 1, Purpose.TRAIN_SAMPLE)
-PATIENCE_S = 30  # only a failing test waits this long
+PATIENCE_S = 100  # only a failing test waits this long
 
 
 class Recorder(Fetcher):

@@ -1,8 +1,11 @@
 """Loaders by name: PyTorch's and TensorFlow's own against the native one, threads, plug-ins, and the order that all keep."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,12 +139,15 @@ def test_a_killed_worker_of_pytorchs_ends_in_one_line(files: Path) -> None:
     config = workload(files, data_loader="pytorch", read_threads=1, preprocess_time=30.0)
     samples = open_dataset(config).train
     before = children()
-    with open_loader(config, samples) as loader, pytest.raises(IotwinError) as error:
-        batches = loader.epoch(1, sampled_batches(config, len(samples), 1))
-        import threading
 
-        threading.Timer(1.0, lambda: [os.kill(pid, 9) for pid in children() - before]).start()
-        next(batches)
+    def kill_the_first() -> None:
+        while not (started := children() - before):
+            time.sleep(0.01)
+        os.kill(min(started), signal.SIGKILL)
+
+    with open_loader(config, samples) as loader, pytest.raises(IotwinError) as error:
+        threading.Thread(target=kill_the_first, daemon=True).start()
+        next(loader.epoch(1, sampled_batches(config, len(samples), 1)))
     assert "DataLoader worker" in str(error.value) and "\n" not in str(error.value)
 
 

@@ -21,7 +21,7 @@ SMALL = [
     "++workload.dataset.num_files_train=64", "++workload.reader.read_threads=0", "++workload.reader.batch_size=1",
     "++workload.train.epochs=2", "++workload.train.computation_time=0.001",
 ]  # fmt: skip
-PATIENCE_S = 60  # only a failing test waits this long
+PATIENCE_S = 100  # only a failing test waits this long
 
 
 def command(ranks: int, *words: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from benchmark.ranks import CHECKPOINT, STOP, Rank, run_local
 from tracing_tools.trace.errors import IotwinError, UsageError
 
-PATIENCE_S = 30  # only a failing test waits this long
+PATIENCE_S = 100  # only a failing test waits this long
 
 
 def children() -> set[int]:

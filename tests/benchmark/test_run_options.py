@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT, run_iotwin
 
-PATIENCE_S = 30  # only a failing test waits this long
+PATIENCE_S = 100  # only a failing test waits this long
 SMALL = [
     "workload=default", "++workload.workflow.generate_data=true", "++workload.dataset.num_files_train=16",
     "++workload.reader.batch_size=2", "++workload.train.epochs=2", "++workload.train.computation_time=0.001",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmark.config import (
@@ -60,6 +60,8 @@ def test_a_distribution_has_the_moments_it_says(duration: Duration, mean: float,
     ),
     pair=st.tuples(probabilities, probabilities).map(sorted),
 )
+@example(duration=Gamma(1.0, 1.0), pair=[0.0, 1.0])
+@example(duration=Gamma(0.1, 1.0), pair=[0.5, 1.0])
 def test_times_are_finite_never_negative_and_rise_with_probability(duration: Duration, pair: list[float]) -> None:
     low, high = (inverse_cdf(duration, probability) for probability in pair)
     assert 0 <= low <= high * (1 + 1e-9) and math.isfinite(high)

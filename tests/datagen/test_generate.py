@@ -171,12 +171,13 @@ def test_a_disk_that_fills_up_leaves_no_final_name(tmp_path):
 def test_killed_generation_goes_on_and_ends_with_the_same_bytes(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     generate(Unet3dLayout(scale=0.3), whole, samples=20, workers=1)
-    code = (
-        "import sys\n"
+    code = (  # and it cannot end before it is killed
+        "import sys, time\n"
         "from pathlib import Path\n"
-        "from datagen.generate import generate\n"
+        "from datagen import generate\n"
         "from datagen.layouts import Unet3dLayout\n"
-        "generate(Unet3dLayout(scale=0.3), Path(sys.argv[1]), samples=20, workers=2)\n"
+        "generate.write_manifest = lambda *_: time.sleep(600)\n"
+        "generate.generate(Unet3dLayout(scale=0.3), Path(sys.argv[1]), samples=20, workers=2)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(broken)])
     while process.poll() is None and len(list(broken.glob("case_*_y.npy"))) < 3:

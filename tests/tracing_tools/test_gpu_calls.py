@@ -82,12 +82,28 @@ def test_beside_another_backend(tmp_path, programs):
     assert trace.manifest.backend == "strace" and trace.manifest.counts["openat"] > 0
 
 
+# Each call has its number as its size; ten more once the first is recorded, and a minute's worth if none ever is.
 LOADING = """
-import ctypes, sys, time
+import ctypes, os, sys, time
 library = ctypes.CDLL(sys.argv[1])
-time.sleep(1)
-for _ in range(10):
-    library.cudaMemset(None, 0, ctypes.c_size_t(512))
+number, left = 1000, 10
+while left and number < 7000:
+    left -= os.path.exists(sys.argv[2])
+    number += 1
+    library.cudaMemset(None, 0, ctypes.c_size_t(number))
+    time.sleep(0.01)
+print(number)
+"""
+# Ends when the tracer has surely looked at what is mapped: it has recorded what was done long after.
+UNUSED = """
+import ctypes, os, sys, time
+ctypes.CDLL(sys.argv[1])
+for _ in range(3):
+    time.sleep(0.3)
+    recorded = os.path.getsize(sys.argv[2])
+    while os.path.getsize(sys.argv[2]) == recorded:
+        open("/etc/hostname").close()
+        time.sleep(0.01)
 """
 
 
@@ -97,11 +113,13 @@ def test_a_library_that_is_loaded_later_in_a_namespace_of_its_own(tmp_path, prog
     private.mkdir()
     (tmp_path / "load.py").write_text(LOADING)
     script = f'mount -t tmpfs none {private} && cp {programs}/libcudart.so.12 {private}/libown.so && "$@"'
-    command = ["sh", "-c", script, "sh", sys.executable, tmp_path / "load.py", private / "libown.so"]
+    command = ["sh", "-c", script, "sh", sys.executable, tmp_path / "load.py", private / "libown.so", tmp_path / "t/raw/gpu.bin"]
     trace = record(tmp_path, "unshare", "--mount", "--pid", "--fork", *command)
     gpu = trace.gpu()
     assert gpu is not None
-    assert gpu["name"].astype(str).tolist() == ["cudaMemset"] * 10 and gpu["size_bytes"].eq(512).all()
+    last = int((trace.path / "logs" / "stdout").read_text())
+    assert len(gpu) >= 10 and set(gpu["name"].astype(str)) == {"cudaMemset"}
+    assert gpu["size_bytes"].tolist() == list(range(last + 1 - len(gpu), last + 1))  # from the first one on, all
     processes = trace.processes().set_index("pid")
     assert processes.loc[gpu["pid"].iloc[0], "namespace_pid"] < gpu["pid"].iloc[0]
 
@@ -119,9 +137,11 @@ def test_without_calls_there_is_no_table_and_a_reason(tmp_path, programs):
     trace = record(tmp_path, "true")
     assert trace.gpu() is None and not (trace.path / "gpu.parquet").exists()
     assert "no GPU calls: the job mapped no file that holds CUDA's functions" in trace.manifest.notes
-    (tmp_path / "load.py").write_text("import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); time.sleep(0.6)")
-    (tmp_path / "again").mkdir()
-    trace = record(tmp_path / "again", sys.executable, tmp_path / "load.py", programs / "libcudart.so.12")
+    (tmp_path / "load.py").write_text(UNUSED)
+    again = tmp_path / "again"
+    again.mkdir()
+    command = [sys.executable, tmp_path / "load.py", programs / "libcudart.so.12", again / "t" / "raw" / "events.bin"]
+    trace = record(again, *command)
     assert trace.gpu() is None
     assert any("made none" in note and "libcudart.so.12" in note for note in trace.manifest.notes)
 

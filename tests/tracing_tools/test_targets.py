@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,11 +161,17 @@ while True:
 """
 
 
+def child_reads(pid: int, target: Path) -> bool:
+    """The child has the file open twice: the parent's descriptor and its own."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return bool(children) and [link.readlink() for link in Path(f"/proc/{children[0]}/fd").iterdir()].count(target) == 2
+
+
 def test_a_process_tree_that_runs(tmp_path):
     target = tmp_path / "shared"
     target.write_bytes(bytes(4096))
     with running(sys.executable, "-c", _READER, target) as job, running(sys.executable, "-c", _READER, target) as other:
-        time.sleep(0.3)
+        wait_for(lambda: child_reads(job.pid, target) and child_reads(other.pid, target), "both children at work")
         result = run_iotwin("trace", "-o", tmp_path / "t", "--pid", str(job.pid), "--duration", "500ms")
         assert job.poll() is None
     assert result.returncode == 0, result.stderr
@@ -217,8 +222,9 @@ def test_an_interrupt_ends_the_trace_and_not_what_runs(tmp_path, number):
 
 
 def test_a_commands_trace_ends_after_its_duration_and_the_command_later(tmp_path):
-    script = "cat /etc/hostname; sleep 1.5; cat /etc/passwd; exit 5"
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--duration", "500ms", "--", "sh", "-c", script)
+    manifest = tmp_path / "t" / "manifest.json"
+    script = f"cat /etc/hostname; until grep -q '\"complete\"' {manifest}; do sleep 0.1; done; cat /etc/passwd; exit 5"
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--duration", "1s", "--", "sh", "-c", script)
     assert result.returncode == 5, result.stderr
     assert "root:" in result.stdout
     paths = set(Trace(tmp_path / "t").files()["path"])

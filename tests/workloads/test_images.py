@@ -12,7 +12,6 @@ import yaml
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout
 from tests.conftest import ROOT, run_iotwin
-from tests.docker_engine import docker_engine
 from tests.workloads.mllog import entries, parts
 from tracing_tools.trace.reader import Trace
 
@@ -24,13 +23,7 @@ BASE, IMAGE = "iotwin-test-base", "dlrm:sleep"
 
 
 @pytest.fixture(scope="session")
-def engine():
-    with docker_engine() as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
-def base(engine):
+def base(docker_host):
     """The base image, of Debian packages."""
     environment = os.environ | {"PYTHON": sys.executable}
     command = [ROOT / "workloads" / "base_image.sh", BASE, "numpy>=1.26", "msgspec>=0.18"]
@@ -81,7 +74,7 @@ def test_training_in_a_container(image, data, tmp_path):
     assert left.stdout == ""
 
 
-def test_an_image_that_is_not_there(engine, data, tmp_path):
+def test_an_image_that_is_not_there(docker_host, data, tmp_path):
     environment = os.environ | {"DATA_DIR": str(data), "OUTPUT_DIR": str(tmp_path / "out")}
     command = [ROOT / "workloads" / "dlrm" / "start_training.sh", "0", "c", tmp_path / "logs", "nothing:here", "100", "5"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -112,7 +105,7 @@ def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
     assert (tmp_path / "out" / "plots" / "dlrm-clicks-r1-b100-w1-1.png").stat().st_size > 1000
 
 
-def test_a_cell_without_its_image_is_named(engine, data, tmp_path):
+def test_a_cell_without_its_image_is_named(docker_host, data, tmp_path):
     document = {
         "name": "contained", "images": {"dlrm": "nothing:here"}, "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
         "jobs": [{"workload": "dlrm", "data": ["clicks"], "variant": ["sleep"], "sleep": "0"}],
