@@ -7,7 +7,8 @@ import pandas as pd
 
 from trace_visuals.analysis import Analysis
 from trace_visuals.bins import occupied
-from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, Calls, Ints
+from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, Calls, Ints, span_ns
+from trace_visuals.gaps import sample_gaps
 from trace_visuals.heatmap import Heat
 from trace_visuals.histogram import LogHistogram
 from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
@@ -134,7 +135,8 @@ def _graph(
 
     time_s = ((ends - analysis.zero_ns) / _SECOND).astype(np.float64)
     known = [name for name in (*stacked, *lines) if samples[name].notna().any()]
-    return {"title": title, "time_s": pack(time_s), "stacked": [name for name in stacked if name in known],
+    gaps = (sample_gaps(samples["time_ns"].to_numpy(), *span_ns(analysis.trace)) - analysis.zero_ns) / _SECOND
+    return {"title": title, "time_s": pack(time_s), "gaps": gaps.tolist(), "stacked": [name for name in stacked if name in known],
             "lines": [name for name in lines if name in known], "curves": {name: mean(name) for name in known}}  # fmt: skip
 
 

@@ -231,9 +231,37 @@ class Timeline {
       edges.forEach(([left, right], i) => { const at = y(graph.curves[name][first + i]); g.lineTo(left, at); g.lineTo(right, at); });
       g.stroke();
     }
+    this.paintGaps(g, row);
     g.restore();
     const scale = graph.stacked.length && graph.lines.length ? "line: this job" : "0 to 100 %";
     this.nameRow(g, row, graph.title, [graph.stacked.join(", ") || graph.lines.join(", "), scale]);
+  }
+
+  // Where its sampler gave nothing, a graph is hatched over whatever curve spans the gap.
+  paintGaps(g, row) {
+    for (const [from, to] of row.graph.gaps) {
+      const left = Math.max(this.x(from), LEFT), right = Math.min(this.x(to), LEFT + this.plot), bottom = row.top + row.height;
+      if (right <= left) continue;
+      g.save();
+      g.beginPath();
+      g.rect(left, row.top, right - left, row.height);
+      g.clip();
+      g.fillStyle = "#fff";
+      g.fillRect(left, row.top, right - left, row.height);
+      g.strokeStyle = "#bbb";
+      for (let x = left - row.height; x < right; x += 6) line(g, x, bottom, x + row.height, row.top);
+      g.font = "11.5px system-ui, sans-serif";
+      const words = "no samples", wide = g.measureText(words).width + 10, middle = (left + right) / 2;
+      if (wide < right - left) {
+        g.fillStyle = "#fff";
+        g.fillRect(middle - wide / 2, row.top + row.height / 2 - 9, wide, 18);
+        g.fillStyle = "#555";
+        g.textAlign = "center";
+        g.textBaseline = "middle";
+        g.fillText(words, middle, row.top + row.height / 2);
+      }
+      g.restore();
+    }
   }
 
   paint_lane(g, row) {
@@ -368,6 +396,7 @@ class Timeline {
     }
     if (row.kind === "graph") {
       const at = firstAbove(row.graph.time, moment);
+      if (row.graph.gaps.some(([from, to]) => moment > from && moment < to)) return `${time}\nno samples: the sampler stalled or had ended`;
       if (at >= row.graph.time.length) return "";
       return [time, ...Object.entries(row.graph.curves).map(([name, curve]) => `${name} ${formatShare(curve[at])}`)].join("\n");
     }

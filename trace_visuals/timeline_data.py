@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints
+from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
+from trace_visuals.gaps import sample_gaps
 from trace_visuals.grouping import Grouping, group_processes
 from trace_visuals.requests import block_lanes, device_lanes
 from trace_visuals.survey import survey
@@ -33,6 +34,7 @@ class TraceTimeline:
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
     disk: pd.DataFrame | None
+    gaps: dict[str, Ints]  # by kind of sample: as sample_gaps, over the whole trace
     block: Lanes | None  # of requests.BLOCK_LANES
     device: Lanes | None  # of requests.DEVICE_LANES: what ran on the accelerators
 
@@ -50,10 +52,14 @@ def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str,
         lane = np.where((row >= 0) & (group >= 0) & calls.storage, group * len(ROW_GROUPS) + row, -1)
         accumulated.add(calls, lane)
         advance(len(calls))
+    samples = {kind: trace.samples(kind) for kind in ("cpu", "gpu", "disk")}
+    gaps = {
+        kind: sample_gaps(table["time_ns"].to_numpy(), *span_ns(trace)) for kind, table in samples.items() if table is not None
+    }
+    cpu, gpu, disk = (_in_window(table, window) for table in samples.values())
     return TraceTimeline(
-        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace),
-        _in_window(trace.samples("cpu"), window), _in_window(trace.samples("gpu"), window),
-        _in_window(trace.samples("disk"), window), block_lanes(trace, grid), device_lanes(trace, grid),
+        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), cpu, gpu, disk, gaps,
+        block_lanes(trace, grid), device_lanes(trace, grid),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from tracing_tools.trace.units import format_duration, format_size
 _SECOND = 1e9
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
 _LETTER_IN = 0.058
+_NO_SAMPLES = "no samples"
 _NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
 
 Draw = Callable[[Axes], None]
@@ -105,6 +106,7 @@ def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
     """Draw user, system and iowait time of the machine, stacked, and the job's part as a line."""
     ax.set_ylim(0, 100)
     _name_ends(ax, [0, 100], ["0", "100 %"])
+    _mark_gaps(ax, block, "cpu")
     samples = block.cpu
     if samples is None:
         name_row(ax, "", "CPU not sampled")
@@ -126,6 +128,7 @@ def draw_gpu(ax: Axes, block: TraceTimeline) -> None:
     """Draw utilisation of the multiprocessors and of memory, a line per device."""
     ax.set_ylim(0, 100)
     _name_ends(ax, [0, 100], ["0", "100 %"])
+    _mark_gaps(ax, block, "gpu")
     if block.gpu is None:
         name_row(ax, "", "GPU not sampled")
         return
@@ -140,6 +143,7 @@ def draw_gpu_memory(ax: Axes, block: TraceTimeline, peak: float) -> None:
     """Draw the memory in use on each device."""
     ax.set_ylim(0, peak * 1.08 or 1)
     _name_ends(ax, [0, peak] if peak else [0], ["0", format_size(peak)] if peak else ["0"], 5.4)
+    _mark_gaps(ax, block, "gpu")
     if block.gpu is None:
         name_row(ax, "", "GPU not sampled")
         return
@@ -152,6 +156,7 @@ def draw_gpu_memory(ax: Axes, block: TraceTimeline, peak: float) -> None:
 def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:
     """Draw what the disks read and wrote, all of them together, as the kernel counts it."""
     _rate_axis(ax, peak)
+    _mark_gaps(ax, block, "disk")
     found = disk_rates(block)
     if found is None:
         name_row(ax, "", "disk not sampled")
@@ -160,6 +165,19 @@ def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:
     for name, rate in rates.items():
         ax.plot(_seconds(block, times), rate, color=GROUP_COLOURS[name], linewidth=0.6, drawstyle="steps-pre")
     name_row(ax, "", "disks, whole\nmachine")
+
+
+def _mark_gaps(ax: Axes, block: TraceTimeline, kind: str) -> None:
+    """Hatch the stretches without a sample, over whatever curve spans them."""
+    for begin, end in _seconds(block, block.gaps.get(kind, np.empty((0, 2), dtype=np.int64))):
+        ax.axvspan(begin, end, facecolor="white", edgecolor="#aaaaaa", hatch="/////", linewidth=0, zorder=4)
+        first, last = max(begin, ax.get_xlim()[0]), min(end, ax.get_xlim()[1])
+        width_in = (last - first) / np.ptp(ax.get_xlim()) * ax.bbox.width / ax.figure.dpi
+        if width_in > len(_NO_SAMPLES) * _LETTER_IN:
+            ax.text(
+                (first + last) / 2, 0.5, _NO_SAMPLES, transform=ax.get_xaxis_transform(), ha="center", va="center", fontsize=6.2,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=5,
+            )  # fmt: skip
 
 
 def draw_calls(ax: Axes, block: TraceTimeline, lane: int) -> None:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from trace_visuals.analysis import Analysis
-from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE
+from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
+from trace_visuals.gaps import sample_gaps
 from trace_visuals.labels import counted
 from trace_visuals.tables import LARGE_BYTES
 from tracing_tools.trace.units import format_duration, format_size
 
 _SECOND = 1e9
 _LONG_TAIL = 10  # a 99th percentile of so many medians is worth a word
+_FEW_READS = 4  # reads of a file each time it is opened, below which opening weighs as much as reading
 _IDLE = 0.05  # storage in use for less of the time than this does not limit a job
 
 
@@ -29,6 +31,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _overview,
         _dominant,
         _waits,
+        _look_at,
         _phases,
         _reads,
         _reuse,
@@ -37,6 +40,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _latency,
         _checkpoints,
         _failures,
+        _gaps,
     )
     return [Finding(topic, text) for topic, text in (candidate(analysis) for candidate in candidates) if text]
 
@@ -90,6 +94,51 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
         else:
             text += " Storage is busy for much of that: faster storage or more loaders should shorten it."
     return "Where the job waits", text
+
+
+def _look_at(analysis: Analysis) -> tuple[str, str]:
+    """What to size storage for, and what stands out: the points a storage engineer would go on from."""
+    lane = _lane(analysis, "read")
+    moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())
+    if not moved:
+        return "", ""
+    span_s = (analysis.survey.end_ns - analysis.survey.begin_ns) / _SECOND
+    window, most_bytes, most_calls = _busiest(analysis, lane)
+    text = f"To keep this pace storage must give {format_size(moved / span_s)}/s and {_rate(calls / span_s)} reads/s on average, "
+    text += f"{format_size(most_bytes)}/s and {_rate(most_calls)} reads/s in the busiest {format_duration(window)}."
+    opens = int(analysis.lanes.calls[_lane(analysis, "open")].sum())
+    if opens and calls / opens < _FEW_READS:
+        text += f" Files are opened for {calls / opens:.1f} reads each: {_rate(opens / span_s)} opens/s load the metadata server."
+    latency = analysis.operations.reads_ns
+    rows = [row for row in (0, 1) if latency.count(row)]
+    spent, slow = latency.total(rows), latency.percentile(rows, 0.99)
+    if slow > _LONG_TAIL * latency.percentile(rows, 0.5) > 0 and spent:
+        text += f" One read in a hundred takes {format_duration(slow)} or more: the table of slowest calls says which."
+    written = analysis.checkpoints
+    if len(written) and not written["syncs"].sum():
+        text += " Checkpoints are never synced: what they cost the device does not show in their times."
+    return "What to look at", text
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+
+
+def _gaps(analysis: Analysis) -> tuple[str, str]:
+    parts = []
+    for kind in ("cpu", "memory", "disk", "gpu"):
+        samples = analysis.trace.samples(kind)
+        if samples is None:
+            continue
+        found = sample_gaps(samples["time_ns"].to_numpy(), *span_ns(analysis.trace))
+        if len(found):
+            length = found[:, 1] - found[:, 0]
+            longest = (found[length.argmax(), 0] - analysis.zero_ns) / _SECOND
+            times = f"{format_duration(int(length.sum()))} in {len(found)} {'stretch' if len(found) == 1 else 'stretches'}"
+            parts.append(f"of {kind.upper() if kind.endswith('pu') else kind} for {times}, the longest from {longest:.3g} s on")
+    if not parts:
+        return "", ""
+    return "Gaps", f"There are no samples {'; '.join(parts)}: what the machine did then is not known."
 
 
 def _phases(analysis: Analysis) -> tuple[str, str]:
@@ -162,14 +211,20 @@ def _concurrency(analysis: Analysis) -> tuple[str, str]:
     busy, flight = analysis.lanes.busy[place], analysis.lanes.in_flight[place]
     if not busy.sum():
         return "", ""
-    grid = analysis.lanes.grid
-    moved = analysis.lanes.size_bytes[place]
-    per_s = max(1, round(0.1 * _SECOND / grid.width))
-    windows = np.add.reduceat(moved, np.arange(0, len(moved), per_s)) / (per_s * grid.width / _SECOND)
-    rate = moved.sum() / (busy.sum() * grid.width / _SECOND)
+    rate = analysis.lanes.size_bytes[place].sum() / (busy.sum() * analysis.lanes.grid.width / _SECOND)
     text = f"While reading, {flight.sum() / busy.sum():.1f} reads are in flight on average and get {format_size(rate)}/s together"
-    window = format_duration(per_s * grid.width)
-    return "Bandwidth", f"{text}; the busiest {window} of the run read at {format_size(float(windows.max()))}/s."
+    window, bytes_per_s, _ = _busiest(analysis, place)
+    return "Bandwidth", f"{text}; the busiest {format_duration(window)} of the run read at {format_size(bytes_per_s)}/s."
+
+
+def _busiest(analysis: Analysis, lane: int) -> tuple[int, float, float]:
+    """Return the length of the windows looked at (about 0.1 s, in ns), and the bytes and calls per second of the busiest ones."""
+    grid = analysis.lanes.grid
+    bins = max(1, round(0.1 * _SECOND / grid.width))
+    starts = np.arange(0, grid.count, bins)
+    sums = (np.add.reduceat(of[lane], starts) for of in (analysis.lanes.size_bytes, analysis.lanes.calls))
+    moved, calls = (float(each.max()) / (bins * grid.width / _SECOND) for each in sums)
+    return bins * grid.width, moved, calls
 
 
 def _latency(analysis: Analysis) -> tuple[str, str]:

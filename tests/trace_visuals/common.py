@@ -1,6 +1,7 @@
 """Calls made from plain lists, and what a test says about them."""
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from trace_visuals.calls import GROUPS, READ, WRITE, Calls
 
@@ -21,3 +22,10 @@ def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, 
 
 def group_code(name):
     return GROUPS.index(name)
+
+
+def stall(path, kind):
+    """Take the middle half of the samples of a kind out of the trace, as if their sampler had stalled."""
+    table = pq.read_table(path / "samples" / f"{kind}.parquet")
+    rows = table.num_rows
+    pq.write_table(table.filter(np.abs(np.arange(rows) - rows // 2) > rows // 4), path / "samples" / f"{kind}.parquet")

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.synthetic import Job, write_job
+from tests.trace_visuals.common import stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
 from trace_visuals import report as report_module
 from trace_visuals.report import write_report
@@ -28,7 +29,9 @@ def pages(tmp_path_factory):
     hostile = write_hostile(place / f"{MARK.replace('/', '')}.trace")
     write_report([real, twin], place / "pair.html")
     write_report([hostile], place / "hostile.html")
-    write_report([write_job(place / "block.trace", Job(block=True, gpu=True))], place / "block.html")
+    block = write_job(place / "block.trace", Job(block=True, gpu=True))
+    stall(block, "cpu")
+    write_report([block], place / "block.html")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_module, "_CALLS", 100)
         write_report([real], place / "bins.html")
@@ -235,6 +238,9 @@ def test_block_requests_and_accelerators_have_their_place(browser, pages):
         assert expected in section.text, expected
     assert "disk vda" not in section.text
     height = browser.execute_script("return document.getElementById('timeline-canvas').clientHeight")
+    _point(browser, 650, 85)  # in the middle of the CPU's graph, where its sampler stalled
+    assert "no samples" in browser.find_element("id", "tooltip").text
+    assert "no samples of CPU" in browser.find_element("id", "findings").text
     _open(browser, pages / "pair.html")
     assert not browser.find_element("id", "block").is_displayed() and height > 400
     _no_complaints(browser)

@@ -18,6 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from iotwin.commands.plot import Plot
 from tests.synthetic import SECOND, Job, write_job
+from tests.trace_visuals.common import stall
+from trace_visuals.gaps import sample_gaps
 from trace_visuals.style import FIGURE_RC
 from trace_visuals.timeline import Form, draw, plot_timeline
 from trace_visuals.timeline_data import load_timeline
@@ -105,6 +107,25 @@ def test_gpu_samples_get_a_row_of_their_own(tmp_path):
     plot_timeline([path, write_job(tmp_path / "cpu.trace", Job())], tmp_path / "t.svg")
     text = _svg_text(tmp_path / "t.svg")
     assert "1 GPU" in text and "% SM" in text and "GPU not sampled" in text and "GPU memory" in text
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [((), []), ((4, 5, 6, 7), [[3, 8]]), ((5, 6), []), ((1, 2, 3, 4), [[0, 4]]), ((17, 18, 19, 20), [[16, 20]])],
+)
+def test_stretches_without_samples_are_found(missing, expected):
+    """Twenty samples, one a second; two may be late, a whole stall, a late start and an early end are gaps."""
+    times = np.array([second for second in range(1, 21) if second not in missing]) * SECOND
+    found = sample_gaps(np.repeat(times[::-1], 2), 0, 20 * SECOND)
+    assert (found / SECOND).tolist() == expected
+
+
+def test_a_stalled_sampler_shows(tmp_path):
+    path = write_job(tmp_path / "stalled.trace", Job(gpu=True))
+    stall(path, "cpu")
+    block = plot_timeline([path], tmp_path / "t.svg")[0]
+    assert _svg_text(tmp_path / "t.svg").count("no samples") == 1
+    assert len(block.gaps["cpu"]) == 1 and not len(block.gaps["gpu"])
 
 
 @pytest.fixture(scope="module")

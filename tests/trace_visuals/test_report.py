@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from iotwin.commands.report import Report
 from tests.synthetic import MILLISECOND, Job, write_job
+from tests.trace_visuals.common import stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
 from trace_visuals import report as report_module
 from trace_visuals.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
@@ -170,12 +171,26 @@ def test_the_command_says_what_it_found(traces, tmp_path, capsys):
     json.dumps(outcome.document)
 
 
+def test_a_stalled_sampler_is_told_and_marked(tmp_path):
+    path = write_job(tmp_path / "stalled.trace", Job(gpu=True))
+    stall(path, "cpu")
+    analysis = write_report([path], tmp_path / "r.html")[0]
+    findings = {finding.topic: finding.text for finding in describe(analysis)}
+    assert (
+        findings["Gaps"].startswith("There are no samples of CPU for ") and "in 1 stretch, the longest from" in findings["Gaps"]
+    )
+    cpu, *others = _document(tmp_path / "r.html")["traces"][0]["samples"]
+    assert len(cpu["gaps"]) == 1 and cpu["gaps"][0][0] < cpu["gaps"][0][1] and not any(graph["gaps"] for graph in others)
+
+
 @pytest.mark.parametrize(
     ("job", "topic", "expected"),
     [
         (Job(compute_ns=MILLISECOND), "What dominates", "Reads take"),
         (Job(compute_ns=900 * MILLISECOND, files=4), "What dominates", "it is not what limits this job"),
         (Job(checkpoint_every=0), "Checkpoints", None),
+        (Job(), "Gaps", None),
+        (Job(), "What to look at", "To keep this pace storage must give"),
         (Job(), "Checkpoints", "3 checkpoint files, 6.01 MiB in 12 writes that took 600 us and 3 syncs that took 15 ms"),
         (Job(read_bytes=4096, file_bytes=65536), "Request sizes", "0% of the bytes and 0% of the time in reads: request rate"),
         (Job(), "Request sizes", "100% of the calls, 100% of the bytes and 100% of the time in reads: bandwidth"),
