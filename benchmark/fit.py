@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark import config as c
@@ -76,7 +77,7 @@ def _losses(trace: Trace) -> list[str]:
 
 
 def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> c.Dataset:
-    sizes = samples.size_bytes(np.unique(np.concatenate([part.samples for part in training])))
+    sizes = samples.size_bytes(np.array(_members(training), np.int64))
     dataset = c.Dataset(
         data_folder=samples.folder,
         format="npy" if samples.layout in ("npy", "unet3d") else "bin",
@@ -105,12 +106,20 @@ def _files_of(samples: Samples, passes: Sequence[Pass]) -> list[int]:
     return [int(file) for file in np.unique(samples.file_of(np.array(_members(passes), np.int64)))]
 
 
+def _in_order_read(samples: Samples, training: Sequence[Pass]) -> list[int]:
+    """The files of training by name; where ranks read them by themselves in no random order, in theirs, which the twin keeps."""
+    if _is_shuffled(training) or training[0].workers:
+        return _files_of(samples, training)
+    every = np.concatenate([part.every for part in training])
+    return [int(file) for file in pd.unique(samples.file_of(every))]
+
+
 def _members(passes: Sequence[Pass]) -> list[int]:
     """The samples that the passes read, each once, ascending."""
-    return np.unique(np.concatenate([part.samples for part in passes])).tolist() if passes else []
+    return np.unique(np.concatenate([part.every for part in passes])).tolist() if passes else []
 
 
-def _most_common(values: Sequence[int]) -> int:
+def _most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
     found, counts = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
     return int(found[counts.argmax()])
 
@@ -122,6 +131,7 @@ def _reader(
     if not len(times.preprocess_s):
         assumptions.append("preprocessing time could not be seen and is taken as zero")
     workers = _most_common([part.workers for part in training])
+    record_bytes = samples.record_bytes if samples.layout == "records" else None
     shuffled = _is_shuffled(training)
     return c.Reader(
         batch_size=_batch_size(samples, training),
@@ -129,6 +139,8 @@ def _reader(
         read_threads=workers,
         prefetch_size=_prefetch(training, workers, assumptions),
         sample_shuffle="seed" if shuffled and samples.layout != "dlrm" else "off",
+        # Records that follow one another are read one by one all the same.
+        transfer_size=None if record_bytes is None else _most_common(record_bytes),
         preprocess_time=quantiles(times.preprocess_s),
     )
 
@@ -184,7 +196,7 @@ def _train(trace: Trace, samples: Samples, training: Sequence[Pass], assumptions
         computation_time=quantiles(times.compute_s),
         seed_change_epoch=not (_is_shuffled(training) and _same_order_each_epoch(training)),
     )
-    if samples.first_record is not None:
+    if samples.first_record is not None or blocks:
         in_one_pass = _steps_in_data(samples, training)
         train.epochs = max(train.epochs, -(-sum(steps) // in_one_pass)) if blocks else train.epochs
         train.total_training_steps = min(sum(steps) if blocks else _most_common(steps), in_one_pass)
@@ -194,7 +206,8 @@ def _train(trace: Trace, samples: Samples, training: Sequence[Pass], assumptions
 def _steps_in_data(samples: Samples, training: Sequence[Pass]) -> int:
     """Steps that go once through the files of records."""
     records = int(samples.records()[_files_of(samples, training)].sum())
-    return max(records // _most_common([size for part in training for size in part.batch_sizes]), 1)
+    batch = _most_common([size for part in training for size in part.batch_sizes])
+    return max(records // (batch * training[0].ranks), 1)
 
 
 def _cadence(epochs: Sequence[int]) -> tuple[int, int]:
@@ -241,6 +254,7 @@ def _twin(
 ) -> c.Twin:  # fmt: skip
     twin = c.Twin(
         source=trace.path.name, host=trace.manifest.host.hostname, persistent_workers=_are_persistent(training),
+        ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,
         reader=c.TwinReader(
             read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
             random_batches=samples.layout == "dlrm" and _is_shuffled(training),
@@ -249,7 +263,7 @@ def _twin(
     if samples.layout in ("npy", "unet3d", "dlrm"):
         twin.layout = samples.layout
     if samples.layout != "dlrm":
-        twin.train_files = [samples.names[i] for i in _files_of(samples, training)]
+        twin.train_files = [samples.names[i] for i in _in_order_read(samples, training)]
         twin.eval_files = [samples.names[i] for i in _files_of(samples, evaluations)] or None
     twin.startup_time, twin.init_time = _start_times(trace, training, assumptions)
     if evaluations:
@@ -317,6 +331,7 @@ def _evidence(
         + ("as the job logged them" if training[0].logged else "by samples read again"),
         "batch_size": f"{batch} samples between hand-overs in {np.mean(np.array(batches) == batch):.0%} "
         f"of {len(batches)} batches",
+        "ranks": f"{training[0].ranks} processes that take batches",
         "read_threads": f"{_most_common([part.workers for part in training])} loader processes in each epoch",
         "steps_per_epoch": f"{_most_common([len(part.batch_sizes) for part in training])}",
         "evaluation": f"{len(evaluations)} evaluations",

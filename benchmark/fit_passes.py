@@ -14,9 +14,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
+from benchmark.fit_bursts import regular_batches
 from benchmark.fit_samples import Samples
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
+
+_OF_ALL = 0.5  # share of all samples that come before any comes again, from which a job counts epochs: drawn at random, few do
+LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
+_LEAST_SHARE = 0.1  # of what the busiest rank reads: who reads less has only looked
 
 
 @dataclass
@@ -34,6 +39,8 @@ class Pass:
     pids: tuple[int, ...]  # loader processes
     batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
     logged: bool  # by the job itself; False: told from the events
+    ranks: int  # processes that consume batches
+    every: NDArray[np.int64]  # samples that all ranks read, the first of each rank, then the second of each, and so on
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -49,14 +56,14 @@ class Pass:
 def find_passes(trace: Trace, samples: Samples) -> list[Pass]:
     """Return the passes over the data set in order of time; those of one rank (the first) when there are several."""
     processes = trace.processes()
+    processes.loc[processes["pid"].isin(_unfed(trace, processes)), "role"] = "rank"
     handovers = _handovers(trace, processes)
     passes = []
     for window in _windows(trace, samples):
         inside = samples.accesses["start_ns"].between(window.start_ns, window.end_ns)
         accesses = samples.accesses[inside]
         if len(accesses):
-            records = samples.record_bytes is not None
-            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, records))
+            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, samples.layout == "dlrm"))
     return passes
 
 
@@ -86,6 +93,8 @@ def _windows(trace: Trace, samples: Samples) -> list[_Window]:
     accesses = samples.accesses
     turn = accesses.groupby("sample").cumcount().to_numpy()
     starts = accesses["start_ns"].to_numpy()
+    if turn.any() and int((turn > 0).argmax()) < _OF_ALL * (turn == 0).sum():
+        return [_Window("block", 1, int(starts.min()), int(starts.max()), False)]
     windows = []
     for number in range(int(turn.max()) + 1):
         begins = starts[turn == number]
@@ -96,7 +105,7 @@ def _windows(trace: Trace, samples: Samples) -> list[_Window]:
 
 
 def _handovers(trace: Trace, processes: pd.DataFrame) -> pd.DataFrame:
-    """Reads and writes of pipes by ranks and loaders: pid, start_ns, end_ns, file_id, is_read."""
+    """Reads and writes of pipes by ranks and loaders: pid, start_ns, end_ns, file_id, result, is_read."""
     files = trace.files()
     pipes = files.loc[files["kind"] == "pipe", "file_id"].tolist()
     ops = [*schema.READ_OPS, *schema.WRITE_OPS]
@@ -107,10 +116,20 @@ def _handovers(trace: Trace, processes: pd.DataFrame) -> pd.DataFrame:
     events = events[events["pid"].map(roles).isin(["rank", "loader"])]
     events["end_ns"] = events["start_ns"] + events["duration_ns"]
     events["is_read"] = events["op"].isin(schema.READ_OPS)
-    return events[["pid", "start_ns", "end_ns", "file_id", "is_read"]]
+    return events[["pid", "start_ns", "end_ns", "file_id", "result", "is_read"]]
 
 
-def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, handovers: pd.DataFrame, records: bool) -> Pass:
+def _unfed(trace: Trace, processes: pd.DataFrame) -> set[int]:
+    """Forked readers that are no loaders: nobody hands them work, in a trace that would show it. Each is a rank of its own."""
+    files = trace.files()
+    channels = files.loc[files["kind"].isin(["pipe", "socket"]), "file_id"].tolist()
+    forks = set(processes.loc[processes["role"] == "loader", "pid"].tolist())
+    chosen = pc.field("file_id").isin(channels) & pc.field("op").isin(list(schema.READ_OPS))
+    listeners = set(trace.events_frame(columns=["pid"], where=chosen)["pid"].tolist())
+    return forks if listeners and not listeners & forks else set()
+
+
+def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, handovers: pd.DataFrame, batches_read: bool) -> Pass:
     readers = [int(pid) for pid in pd.unique(accesses["pid"])]
     parents = dict(zip(processes["pid"], processes["ppid"], strict=True))
     roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
@@ -118,9 +137,10 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     loaders = sorted((pid for pid in readers if roles.get(pid) == "loader"), key=lambda pid: begins[pid])
     rank = int(parents[loaders[0]]) if loaders else readers[0]
     own = [pid for pid in loaders if parents[pid] == rank] or [rank]
+    ranks, every = _of_all_ranks(accesses, {pid: parents[pid] if pid in loaders else pid for pid in readers})
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
-    # A rank that reads records itself reads a batch at a time.
-    single = records and not loaders
+    # A rank of DLRM reads a batch at a time.
+    single = batches_read and not loaders
     accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers, bool(loaders))
     ahead = _batches_ahead(own, rank, handovers, window) if loaders else None
     batches = _batches(accesses)
@@ -131,8 +151,18 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     order = np.concatenate([accesses["sample"].to_numpy()[accesses["batch"].to_numpy() == number] for number in batches["batch"]])
     return Pass(
         window.phase, window.epoch, window.start_ns, window.end_ns, rank, order, batches, accesses,
-        tuple(own) if loaders else (), ahead, window.logged,
+        tuple(own) if loaders else (), ahead, window.logged, ranks, every,
     )  # fmt: skip
+
+
+def _of_all_ranks(accesses: pd.DataFrame, rank_of: dict[int, int]) -> tuple[int, NDArray[np.int64]]:
+    """Return how many ranks read and what, in turn."""
+    rank = accesses["pid"].map(rank_of)
+    counts = rank.value_counts()
+    busy = counts[counts >= _LEAST_SHARE * counts.max()].index
+    accesses, rank = accesses[rank.isin(busy)], rank[rank.isin(busy)]
+    in_turn = np.lexsort((rank, accesses.groupby(rank).cumcount()))
+    return len(busy), accesses["sample"].to_numpy(np.int64)[in_turn]
 
 
 def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders: bool) -> NDArray[np.int64]:
@@ -147,7 +177,7 @@ def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders:
         if by_loaders and len(times):
             own = _batches_by_handover(starts[rows], times)
         else:
-            own = _batches_by_gaps(starts[rows], ends[rows])
+            own = regular_batches(starts[rows], ends[rows], _batches_by_gaps(starts[rows], ends[rows]))
         number[rows] = taken + own
         taken = int(number[rows].max()) + 1
     return number
@@ -188,15 +218,17 @@ def _batches(accesses: pd.DataFrame) -> pd.DataFrame:
 
 
 def _batches_ahead(loaders: Sequence[int], rank: int, handovers: pd.DataFrame, window: _Window) -> int | None:
-    """The most batches that were asked for before the rank took the first one: what it keeps in flight.
+    """The most batches that were asked for and not yet taken: what the rank keeps in flight.
 
-    The rank asks by one write per batch to the pipes its loaders read from, and takes results from the pipe they write to.
+    The rank asks by one write per batch to the pipes its loaders read from, and takes results from the pipe they write to. On a
+    busy machine the thread that writes may lag behind at first, so that not only the first result counts.
     """
     inside = handovers[handovers["start_ns"].between(window.start_ns, window.end_ns)]
     asked_on = inside.loc[inside["pid"].isin(loaders) & inside["is_read"], "file_id"].unique()
     given_on = inside.loc[inside["pid"].isin(loaders) & ~inside["is_read"], "file_id"].unique()
     asked = inside.loc[(inside["pid"] == rank) & ~inside["is_read"] & inside["file_id"].isin(asked_on), "start_ns"]
-    taken = inside.loc[(inside["pid"] == rank) & inside["is_read"] & inside["file_id"].isin(given_on), "start_ns"]
-    if asked.empty or taken.empty:
+    takes = (inside["pid"] == rank) & inside["is_read"] & inside["file_id"].isin(given_on) & (inside["result"] != LENGTH_BYTES)
+    taken = np.sort(inside.loc[takes, "start_ns"].to_numpy())
+    if asked.empty or not len(taken):
         return None
-    return max(int((asked < taken.min()).sum()), 1)
+    return max(int((np.searchsorted(np.sort(asked.to_numpy()), taken) - np.arange(len(taken))).max()), 1)

@@ -1,5 +1,6 @@
 """The samples of data sets that are not of .npy files: whole files read by any library, or records of large files."""
 
+import re
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -17,6 +18,7 @@ from tracing_tools.trace.reader import Trace
 _WHOLE = 0.9  # share of its file that an access reads, from which files count as read whole
 _PAUSED = 0.5  # share of an access spent between its reads, from which each read is a sample of its own
 _MOST_READS = 16  # told apart within a file
+_TEXT_AND_NUMBER = re.compile(r"(\D*)(\d*)")
 
 
 def find_other_samples(trace: Trace, files: pd.DataFrame) -> Samples:
@@ -25,12 +27,12 @@ def find_other_samples(trace: Trace, files: pd.DataFrame) -> Samples:
     Raises IotwinError when nothing is read from any.
     """
     reads = _reads(trace, files)
-    suffix = files["path"].map(lambda path: PurePosixPath(path).suffix)
+    suffix = files["path"].map(_suffix)
     read_bytes = reads.groupby(suffix.reindex(reads["file_id"]).to_numpy())["result"].sum()
     if read_bytes.empty or not read_bytes.max():
         raise IotwinError(f"{trace.path}: no data-set file is read by calls; mapped files alone cannot be fitted")
-    chosen = files[(files["kind"] == "dataset") & (suffix == read_bytes.idxmax())].sort_values("path", kind="stable")
-    chosen = chosen[chosen["file_id"].isin(reads["file_id"])]
+    chosen = files[(files["kind"] == "dataset") & (suffix == read_bytes.idxmax())]
+    chosen = chosen[chosen["file_id"].isin(reads["file_id"])].sort_values("path", key=lambda paths: paths.map(_by_number))
     reads = reads[reads["file_id"].isin(chosen["file_id"])].copy()
     folder = common_folder(chosen["path"].tolist())
     names = [str(PurePosixPath(path).relative_to(folder)) for path in chosen["path"]]
@@ -45,6 +47,17 @@ def find_other_samples(trace: Trace, files: pd.DataFrame) -> Samples:
             folder, "files", names, file_bytes, accesses_of_files(trace, number), read_sizes=sizes, read_past_end=past_end
         )
     return _records(trace, reads, folder, names, file_bytes, number)
+
+
+def _suffix(path: str) -> str:
+    """The suffix of a file's name; a number there counts files, not kinds of them."""
+    suffix = PurePosixPath(path).suffix
+    return "" if suffix[1:].isdigit() else suffix
+
+
+def _by_number(path: str) -> list[tuple[str, int]]:
+    """A key by which part 10 comes after part 9."""
+    return [(text, int(number or 0)) for text, number in _TEXT_AND_NUMBER.findall(path)]
 
 
 def _reads(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:

@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from benchmark.config import Duration, Quantiles
-from benchmark.fit_passes import Pass
+from benchmark.fit_passes import LENGTH_BYTES, Pass
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
 
 _QUANTILES = 21
-_LENGTH_BYTES = 4
 
 
 @dataclass
@@ -88,7 +87,8 @@ def _preprocess_s(trace: Trace, part: Pass) -> NDArray[np.float64]:
     same_batch = accesses["batch"].to_numpy()[1:] == accesses["batch"].to_numpy()[:-1]
     within = (accesses["start_ns"].to_numpy()[1:] - ends[:-1] + idle[:-1])[same_batch]
     if not part.workers:
-        return _seconds(within)  # after a batch's last sample a rank goes on to compute
+        # After a batch's last sample a rank goes on to compute; where that is the only one, there is the time within it.
+        return _seconds(idle if idle.any() and not len(within) else within)
     calls = _calls(trace, part.pids, part.start_ns, part.end_ns)
     last = np.append(~same_batch, True)
     after = []
@@ -116,7 +116,7 @@ def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
         starts = np.append(part.batches["start_ns"].to_numpy(), [part.end_ns] if part.logged else [])
         ends = part.batches["end_ns"].to_numpy()[: len(starts) - 1]
         # The pause after a batch begins with preprocessing its last sample.
-        preprocess = _preprocess_s(trace, part)
+        preprocess = _preprocess_s(trace, part) if max(part.batch_sizes) > 1 else np.zeros(0)
         pauses_s = _seconds((starts[1:] - ends).astype(np.int64))
         return np.maximum(pauses_s - (np.median(preprocess) if len(preprocess) else 0.0), 0), False
     calls = _calls(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
@@ -161,6 +161,6 @@ def _in_turn(loaders: NDArray[np.int64], arrivals_ns: NDArray[np.int64], order: 
 
 def _announces_another(calls: _Calls, writes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each write is only the length of the next one, as multiprocessing.connection sends large messages."""
-    alone: NDArray[np.bool_] = calls.result[writes] == _LENGTH_BYTES
+    alone: NDArray[np.bool_] = calls.result[writes] == LENGTH_BYTES
     alone[-1:] = False
     return alone

@@ -314,6 +314,9 @@ class Twin(Section):
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
     first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = (
+        1  # processes that each stand for one accelerator, where `iotwin emulate --ranks` does not say
+    )
     barrier: bool = True  # ranks wait for one another after each step, as an all-reduce makes them
     all_reduce_time: Duration = 0.0  # seconds of each step after that wait, drawn alike on all ranks
     instrument: bool = False  # every part of every step goes into the log of rank 0; as --instrument

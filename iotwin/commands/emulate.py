@@ -49,7 +49,12 @@ class Emulate(Command):
         )  # fmt: skip
         parser.add_argument("--config-dir", metavar="DIR", type=Path, help="where workload=NAME is looked for (default: shipped)")
         parser.add_argument("--show", action="store_true", help="print every value and where it comes from, and run nothing")
-        parser.add_argument("--ranks", metavar="N", type=int, default=1, help="accelerators emulated on this machine (default 1)")
+        parser.add_argument(
+            "--ranks",
+            metavar="N",
+            type=int,
+            help="accelerators emulated on this machine (default: the YAML's twin.ranks, else 1)",
+        )
         parser.add_argument("--for", metavar="TIME", dest="limit", help="stop after this time, such as 60s")
         parser.add_argument(
             "--what-if", metavar="KEY=VALUES", help="vary one thing, such as accelerators=8,64 or reader.read_threads=1,4"
@@ -80,14 +85,17 @@ class Emulate(Command):
 
     def _document(self, args: Namespace) -> dict[str, Any] | None:
         from benchmark.config import select
+        from benchmark.mpi import under_mpi
         from iotwin.emulation import run_workload, trace_itself
 
-        if not 1 <= args.ranks <= 1024:
+        if args.ranks is not None and not 1 <= args.ranks <= 1024:
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
         if args.instrument:
             args.words.append("++workload.twin.instrument=true")
         workload = select(args.words, args.config_dir)
         config = workload.config
+        if args.ranks is None:
+            args.ranks = 1 if under_mpi() else config.twin.ranks
         if args.show or config.workflow.query:
             return _shown(workload)
         if args.what_if is not None:

@@ -16,6 +16,7 @@ from tracing_tools.trace.records import TYPE_REGULAR
         ("/home/u/project/start_training.sh", "library"),
         ("/home/u/project/train.py", "library"),
         ("/home/u/project/config.yaml", "other"),
+        ("/home/u/jobs/random.fio", "other"),
         ("/home/u/project/model.pt", "checkpoint"),
     ],
 )

@@ -1,0 +1,47 @@
+"""Batches of a process that nobody hands work: accesses in bursts, most of one size, with longer gaps between them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NO_PAUSE_NS = 10_000  # gaps shorter than this are alike
+_CONTRAST = np.log(3)  # between the gaps within batches and those between them
+_THRESHOLDS = 40  # tried between the shortest gap and the longest, evenly in their logarithms
+_FEWEST, _FEWEST_SOUGHT = 3, 6  # groups of one size, from which that is no chance; and where many thresholds are tried
+_REGULAR = 0.5  # share of groups of the most common size, from which groups count as batches
+_CLEARLY = 0.1  # by which another threshold must be better than the guess
+
+
+def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of the batch that each access (in order of `starts`) lies in.
+
+    That is `guess`, unless groups between longer or shorter gaps are clearly more often of one size, which on a busy machine a
+    threshold that only looks at the gaps misses. Where no groups are of one size, or single accesses are, each is a batch.
+    """
+    gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
+    if len(gap_logs) <= _FEWEST:
+        return guess
+    if np.ptp(gap_logs) < _CONTRAST:
+        return np.arange(len(starts))
+    thresholds = np.linspace(gap_logs.min(), gap_logs.max(), _THRESHOLDS + 2)[1:-1]
+    tried = [guess, *(_split(gap_logs, threshold) for threshold in thresholds)]
+    shares = np.array([_regularity(guess, _FEWEST), *(_regularity(number, _FEWEST_SOUGHT) for number in tried[1:])])
+    best = int(shares.argmax()) if shares.max() > shares[0] + _CLEARLY else 0
+    return tried[best] if shares[best] >= _REGULAR else np.arange(len(starts))
+
+
+def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]:
+    """Groups between the gaps beyond the threshold; a single one where those are not much longer than the others."""
+    beyond = gap_logs > threshold
+    apart = gap_logs[beyond].mean() - gap_logs[~beyond].mean() >= _CONTRAST
+    number: NDArray[np.int64] = np.append(0, np.cumsum(beyond & apart))
+    return number
+
+
+def _regularity(number: NDArray[np.int64], fewest: int) -> float:
+    """The share of groups of the most common size, of all groups or all accesses, whichever is less; 0 if that size is one."""
+    sizes = np.bincount(number)[:-1]  # the last may be cut short
+    found, counts = np.unique(sizes, return_counts=True)
+    if len(sizes) == 0 or counts.max() < fewest:
+        return 0.0
+    size, count = int(found[counts.argmax()]), int(counts.max())
+    return min(count / len(sizes), size * count / float(sizes.sum())) if size > 1 else 0.0
