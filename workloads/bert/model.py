@@ -84,9 +84,8 @@ class Bert(tf.Module):
             features = layer(features, barred)
         return features
 
-    def losses(self, batch: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean cross-entropies of the masked words and of the next sentence, both scalars."""
-        features = self.encode(batch)
+    def losses(self, batch: Features, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the mean cross-entropies of the masked words and of the next sentence, both scalars, given encode's features."""
         places = batch["masked_lm_positions"]
         seen = batch["masked_lm_weights"] * tf.cast(places < self._sequence, tf.float32)
         chosen = tf.gather(features, tf.minimum(places, self._sequence - 1), batch_dims=1)

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
 # TensorFlow greets on stderr otherwise, and ranks report as an error that another one has ended; set before its import.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0") == "0" else "3")
@@ -16,6 +17,7 @@ from tracing_tools.trace.errors import IotwinError
 from workloads.bert.config import Config
 from workloads.bert.data import evaluation_batches, training_batches
 from workloads.bert.model import Bert, Features
+from workloads.bert.moments import moment_after, wall_offset_ns
 from workloads.bert.optimizer import Adam
 from workloads.bert.profile import timeline_of
 from workloads.bert.ranks import Ranks, join_ranks
@@ -23,7 +25,10 @@ from workloads.bert.shards import find_shards
 from workloads.mllog import MlLog
 from workloads.parts import Parts
 from workloads.program import Result, plain_configuration
+from workloads.steptimes import StepTimes
 from workloads.variant import PROFILER, TIMED, SleepModel, Slumber
+
+_PARTS = ("model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step")
 
 
 class Job:
@@ -36,16 +41,17 @@ class Job:
         self._batches: Iterator[Features] = iter(
             training_batches(shards, config.batch_size, ranks.rank, ranks.world_size, config.seed)
         )
+        self._device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
         self._parts = Parts(config.variant in TIMED, rank=ranks.rank)
         self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
         if self._slumber is None:
             self._model = Bert(config.layers, config.hidden, config.heads, config.sequence)
             self._optimizer = Adam(self._model.trainable_variables, config.learning_rate, config.steps)
             self._compiled_step = tf.function(self._distributed_step)
-            self._compiled_evaluation = tf.function(self._model.losses)
+            self._compiled_evaluation = tf.function(lambda batch: self._model.losses(batch, self._model.encode(batch)))
         config.output.mkdir(parents=True, exist_ok=True)
         self.loss: list[float] = []  # of every step: masked words and next sentence together
-        self.wait_s = self.compute_s = 0.0
+        self.times = StepTimes()
         log.point("seed", config.seed)
         log.point("global_batch_size", config.batch_size * ranks.world_size)
         log.point("max_sequence_length", config.sequence)
@@ -68,34 +74,58 @@ class Job:
             with self._parts.measure("all_compute", step_num=step):
                 self._slumber.next_step()
         else:
+            if self._parts.enabled:  # otherwise the graph fetches its batch
+                batch = self._load_to_device(batch, step)
             with self._profiled(step), self._parts.measure("all_compute", step_num=step):
-                loss = float(self._compiled_step(batch))
+                loss = self._compute(batch, step)
             if not math.isfinite(loss):
                 raise IotwinError(f"the loss of step {step} is {loss}: training diverged; lower --learning-rate")
             self.loss.append(loss)
         done_ns = time.monotonic_ns()
         self._parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
-        self.wait_s += (arrived_ns - asked_ns) / 1e9
-        self.compute_s += (done_ns - arrived_ns) / 1e9
+        self.times.add(asked_ns, arrived_ns, done_ns)
+
+    def _load_to_device(self, batch: Features, step: int) -> Features:
+        with self._parts.measure("load_batch_gpu", step_num=step), tf.device(self._device):
+            return {name: tf.identity(values) for name, values in batch.items()}
+
+    def _compute(self, batch: Features, step: int) -> float:
+        """Update the weights from `batch`, log how long the parts took and return the loss."""
+        offset_ns, begin_ns = wall_offset_ns(), time.monotonic_ns()
+        loss, moments = self._compiled_step(batch)
+        if moments:
+            if self._device != "CPU:0":  # which has been told what to compute, no more
+                tf.test.experimental.sync_devices()
+            done_ns = time.monotonic_ns()
+            edges_ns = [begin_ns, *(round(float(moment) * 1e9) - offset_ns for moment in moments), done_ns]
+            for key, (start_ns, end_ns) in zip(_PARTS, pairwise(edges_ns), strict=True):
+                self._parts.log(key, start_ns, end_ns - start_ns, step_num=step)
+        with self._parts.measure("cum_loss_fn_calc", step_num=step):
+            return float(loss)
 
     def _profiled(self, step: int) -> AbstractContextManager[None]:
         # The first step compiles: its timeline would be of that.
         wanted = self._config.variant == PROFILER and step and step % self._config.profile_every == 0
         return timeline_of(self._config.output / f"timeline-{step}.json") if wanted and self._ranks.rank == 0 else nullcontext()
 
-    def _distributed_step(self, batch: Features) -> tf.Tensor:
+    def _distributed_step(self, batch: Features) -> tuple[tf.Tensor, list[tf.Tensor]]:
         return self._ranks.strategy.run(self._step, args=(batch,))
 
-    def _step(self, batch: Features) -> tf.Tensor:
-        """Update the weights from `batch` and return the mean loss over the ranks."""
+    def _step(self, batch: Features) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Update the weights from `batch`; return the mean loss over the ranks and, where parts are timed, when each was done.
+
+        These are the forward pass, the loss, and the backward pass with its sum over the ranks; the optimizer ends with the step.
+        """
         weights = self._model.trainable_variables
         with tf.GradientTape() as tape:
-            masked, following = self._model.losses(batch)
+            features = self._model.encode(batch)
+            masked, following = self._model.losses(batch, features)
             loss = masked + following
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, weights)]
-        *gradients, loss = self._ranks.mean([*gradients, loss])
+        *gradients, mean_loss = self._ranks.mean([*gradients, loss])
         self._optimizer.apply(gradients)
-        return loss
+        timed = ([features], [loss], gradients) if self._parts.enabled else ()
+        return mean_loss, [moment_after(tensors) for tensors in timed]
 
     def _checkpoint(self, step: int) -> None:
         if self._slumber:
@@ -150,8 +180,7 @@ def train(config: Config) -> Result | None:
     losses = {"first_loss": sum(job.loss[:tenth]) / tenth, "last_loss": sum(job.loss[-tenth:]) / tenth} if job.loss else {}
     return {
         "steps": config.steps, **losses, "evaluation": evaluation, "run_seconds": run_s,
-        "seconds_per_step": (job.wait_s + job.compute_s) / config.steps, "wait_seconds_per_step": job.wait_s / config.steps,
-        "compute_seconds_per_step": job.compute_s / config.steps, "parameters": job.parameter_count(),
+        **job.times.summary(), "parameters": job.parameter_count(),
         "world_size": ranks.world_size, "device": "gpu" if tf.config.list_physical_devices("GPU") else "cpu",
         "tensorflow": tf.__version__, "configuration": plain_configuration(config),
     }  # fmt: skip

@@ -8,6 +8,7 @@ from workloads.dlrm.data import BatchFile, batch_order
 from workloads.mllog import MlLog
 from workloads.parts import Parts
 from workloads.program import Result, plain_configuration
+from workloads.steptimes import StepTimes
 from workloads.variant import SleepModel, Slumber
 
 
@@ -19,7 +20,7 @@ def sleep_through(config: Config) -> Result:
     with log.interval("init"):
         file = BatchFile(config.data / DlrmLayout.TRAIN_NAME, config.batch_size, parts)
         config.output.mkdir(parents=True, exist_ok=True)
-    wait_s = compute_s = 0.0
+    times = StepTimes()
     steps = enumerate(batch_order(file.batches, config.steps, config.shuffle, config.seed))
     with log.interval("run"), log.interval("training", first_step_num=0):
         begin_ns = asked_ns = time.monotonic_ns()
@@ -31,13 +32,10 @@ def sleep_through(config: Config) -> Result:
                 slumber.next_step()
             done_ns = time.monotonic_ns()
             parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
-            wait_s += (arrived_ns - asked_ns) / 1e9
-            compute_s += (done_ns - arrived_ns) / 1e9
+            times.add(asked_ns, arrived_ns, done_ns)
             asked_ns = done_ns
     file.close()
     return {
-        "steps": config.steps, "run_seconds": (asked_ns - begin_ns) / 1e9,
-        "seconds_per_step": (wait_s + compute_s) / config.steps,
-        "wait_seconds_per_step": wait_s / config.steps, "compute_seconds_per_step": compute_s / config.steps,
+        "steps": config.steps, "run_seconds": (asked_ns - begin_ns) / 1e9, **times.summary(),
         "configuration": plain_configuration(config),
     }  # fmt: skip

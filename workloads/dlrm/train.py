@@ -18,6 +18,7 @@ from workloads.dlrm.model import Dlrm
 from workloads.mllog import MlLog
 from workloads.parts import Parts
 from workloads.program import Result, plain_configuration
+from workloads.steptimes import StepTimes
 from workloads.variant import INSTRUMENTED
 
 CHECKPOINT = "checkpoint.pt"
@@ -29,8 +30,7 @@ class History:
 
     loss: list[float] = field(default_factory=list)  # of every step
     evaluations: list[dict[str, float]] = field(default_factory=list)  # step, accuracy, roc_auc
-    wait_s: float = 0.0
-    compute_s: float = 0.0
+    times: StepTimes = field(default_factory=StepTimes)
 
 
 class Job:
@@ -77,8 +77,7 @@ class Job:
             loss = self._step(batch, step)
             done_ns = time.monotonic_ns()
             self._parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
-            self.history.wait_s += (arrived_ns - asked_ns) / 1e9
-            self.history.compute_s += (done_ns - arrived_ns) / 1e9
+            self.history.times.add(asked_ns, arrived_ns, done_ns)
             asked_ns = done_ns
             if not math.isfinite(loss):
                 raise IotwinError(f"the loss of step {step} is {loss}: training diverged; lower --learning-rate")
@@ -166,8 +165,7 @@ def train(config: Config) -> Result:
     return {
         "steps": config.steps, "first_loss": sum(history.loss[:tenth]) / tenth, "last_loss": sum(history.loss[-tenth:]) / tenth,
         "evaluations": history.evaluations, "run_seconds": run_s,
-        "seconds_per_step": (history.wait_s + history.compute_s) / config.steps,
-        "wait_seconds_per_step": history.wait_s / config.steps, "compute_seconds_per_step": history.compute_s / config.steps,
+        **history.times.summary(),
         "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
         "device": ", ".join(torch.cuda.get_device_name(device) for device in job.devices if device.type == "cuda") or cpu,
         "torch": torch.__version__, "configuration": plain_configuration(config),

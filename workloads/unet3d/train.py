@@ -17,6 +17,7 @@ from workloads.mllog import MlLog, Value
 from workloads.parts import Parts
 from workloads.program import plain_configuration
 from workloads.ranks import Ranks, join_ranks
+from workloads.steptimes import StepTimes
 from workloads.unet3d import checkpoint
 from workloads.unet3d.config import Config
 from workloads.unet3d.data import evaluation_loader, training_loader
@@ -30,12 +31,11 @@ _MOMENTUM = 0.9
 
 @dataclass
 class History:
-    """What a job did so far; the lists grow with it. `wait_s` and `compute_s` have one entry per step of this rank."""
+    """What a job did so far."""
 
     train_loss: list[float] = field(default_factory=list)  # mean over the epoch's steps and ranks
     evaluations: list[dict[str, float]] = field(default_factory=list)  # epoch and mean_dice
-    wait_s: list[float] = field(default_factory=list)  # from asking for a batch to having it
-    compute_s: list[float] = field(default_factory=list)  # from having a batch to updated weights
+    times: StepTimes = field(default_factory=StepTimes)  # of this rank
 
 
 class Job:
@@ -108,8 +108,7 @@ class Job:
                 total += self._step(image, label, where)
             done_ns = time.monotonic_ns()
             self._parts.log("step_end", asked_ns, done_ns - asked_ns, **where)
-            self.history.wait_s.append((arrived_ns - asked_ns) / 1e9)
-            self.history.compute_s.append((done_ns - arrived_ns) / 1e9)
+            self.history.times.add(asked_ns, arrived_ns, done_ns)
             asked_ns = done_ns
         loss, steps = self._ranks.sum(total, len(self._training))
         if not math.isfinite(loss):
@@ -206,21 +205,17 @@ def train(config: Config) -> dict[str, Any] | None:
 
 def _result(config: Config, ranks: Ranks, job: Job, first_epoch: int, run_s: float) -> dict[str, Any]:
     history = job.history
-    steps = len(history.compute_s)
-    wait_s, compute_s = sum(history.wait_s) / steps, sum(history.compute_s) / steps
     device = (
         torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     )
     return {
         "first_epoch": first_epoch,
         "epochs": config.epochs,
-        "steps": steps,
+        "steps": len(history.times),
         "train_loss": history.train_loss,
         "evaluations": history.evaluations,
         "run_seconds": run_s,
-        "seconds_per_step": wait_s + compute_s,
-        "wait_seconds_per_step": wait_s,
-        "compute_seconds_per_step": compute_s,
+        **history.times.summary(),
         "parameters": job.parameter_count(),
         "world_size": ranks.world_size,
         "device": device,

@@ -75,16 +75,20 @@ def test_checkpoints_and_log(trained):
 
 
 def test_two_ranks_instrumented(data, tmp_path):
-    """Each rank logs the parts that a compiled step has; rank 0 alone says the rest, and evaluates."""
+    """Each rank logs the parts of its steps, which fill the time of computing; rank 0 alone says the rest, and evaluates."""
     changes = {"variant": "instrumented", "steps": 3, "eval_steps": 2, "batch_size": 2}
     done = run(data, tmp_path, "workloads.launch", "2", "workloads.bert", **changes)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
     log = entries(done.stdout)
-    assert {key: len(values) for key, values in parts(log).items()} == {
-        "load_batch_mem": 6, "all_compute": 6, "step_end": 6,
-        "eval_load_batch_mem": 2, "eval_compute": 2, "eval_step_end": 2,
-    }  # fmt: skip
+    inner = ["model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step", "cum_loss_fn_calc"]
+    every_step = ["load_batch_mem", "load_batch_gpu", *inner, "all_compute", "step_end"]
+    of_evaluation = {"eval_load_batch_mem": 2, "eval_compute": 2, "eval_step_end": 2}
+    assert {key: len(values) for key, values in parts(log).items()} == dict.fromkeys(every_step, 6) | of_evaluation
+    for rank in (0, 1):
+        own = parts([entry for entry in log if entry["metadata"].get("rank") == rank])
+        for computing, *durations in zip(own["all_compute"], *(own[key] for key in inner), strict=True):
+            assert min(durations) > 0 and sum(durations) <= computing
     assert sorted(e["metadata"]["rank"] for e in log if e["key"] == "step_end") == [0, 0, 0, 1, 1, 1]
     assert len([line for line in done.stdout.splitlines() if not line.startswith(":::MLLOG")]) == 1
 
