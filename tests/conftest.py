@@ -94,7 +94,7 @@ def docker_host() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def test_image(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image of busybox and the C program that makes a known number of calls, /bin/calls."""
+    """An image of busybox and the C programs that count what they do, /bin/calls and /bin/direct."""
     from tests.docker_engine import build_test_image
 
     return build_test_image(tmp_path_factory.mktemp("image"))

@@ -135,12 +135,13 @@ def build_from_scratch(tag: str, folder: Path) -> None:
 
 
 def build_test_image(folder: Path) -> str:
-    """Build the image of busybox and `calls` (tests/tracing_tools/calls.c, static) and return its name."""
+    """Build the image of busybox, `calls` and `direct` (static, of tests/tracing_tools) and return its name."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc) is installed")
     (folder / "bin").mkdir(parents=True)
-    source = ROOT / "tests" / "tracing_tools" / "calls.c"
-    subprocess.run([compiler, "-O1", "-static", "-pthread", "-o", folder / "bin" / "calls", source], check=True)
+    for name in ("calls", "direct"):
+        source = ROOT / "tests" / "tracing_tools" / f"{name}.c"
+        subprocess.run([compiler, "-O1", "-static", "-pthread", "-o", folder / "bin" / name, source], check=True)
     build_from_scratch(IMAGE, folder)
     return IMAGE

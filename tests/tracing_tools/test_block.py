@@ -129,6 +129,28 @@ def test_page_cache_hit_ratio(traced):
     assert "were in the page cache" in shown
 
 
+_CROWD = """
+import mmap, os, sys
+fd, buffer = os.open(sys.argv[1], os.O_RDWR | os.O_DIRECT), mmap.mmap(-1, 1 << 16)
+number = sum(os.fork() == 0 for _ in range(2))
+for i in range(1000):
+    os.pwritev(fd, [buffer], i * 7 % 128 << 16)
+"""
+
+
+def test_every_request_of_a_busy_disk(tmp_path):
+    """Several processes at once, whose requests end together: the kernel does not run every program in every interrupt."""
+    if device_of(tmp_path) is None:
+        pytest.skip(f"{tmp_path} is on no block device")
+    data = tmp_path / "data"
+    data.write_bytes(os.urandom(8 * MIB))
+    os.sync()
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--detail", "data,block", "--", sys.executable, "-c", _CROWD, data)
+    assert result.returncode == 0, result.stderr
+    requests = Trace(tmp_path / "t").block()
+    assert requests.loc[requests["op"] == "write", "size_bytes"].sum() == 4 * 1000 * 65536
+
+
 def test_no_table_without_the_group(tmp_path):
     assert run_iotwin("trace", "-o", tmp_path / "t", "--", "true").returncode == 0
     trace = Trace(tmp_path / "t")

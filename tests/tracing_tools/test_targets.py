@@ -29,18 +29,6 @@ def trace_image(tmp_path: Path, image: str, *words: str, options: tuple[str, ...
 
 
 @contextmanager
-def neighbour(path: Path) -> Iterator[subprocess.Popen]:
-    """A process that opens, reads and writes the same file all the while."""
-    loop = f"while True:\n with open({str(path)!r}, 'r+b', buffering=0) as f: f.read(); f.seek(0); f.write(bytes(4096))"
-    process = subprocess.Popen([sys.executable, "-c", loop])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
 def running(*command: str | Path) -> Iterator[subprocess.Popen]:
     """A command that is ended with all its group."""
     process = subprocess.Popen(list(map(str, command)), start_new_session=True)
@@ -49,33 +37,6 @@ def running(*command: str | Path) -> Iterator[subprocess.Popen]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def test_exactly_the_containers_own_operations(tmp_path, test_image):
-    """Threads, forks, an exec and a container within, beside a neighbour on the same file: the program's own counts."""
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "target").write_bytes(bytes(16384))
-    script = f"/bin/calls /data/target {ROUNDS} /data/counts & /bin/calls /data/target {ROUNDS} /data/counts2; wait"
-    with neighbour(data / "target") as other:
-        trace = trace_image(tmp_path, test_image, "sh", "-c", script, options=("--volume", f"{data}:/data"))
-    events = on_path(trace, "/data/target")
-    seen = events["op"].astype(str).replace({"openat": "open"}).value_counts().to_dict()
-    counted: dict[str, int] = {}
-    for line in (trace.path / "logs" / "stdout").read_text().splitlines():
-        counted[line.split()[0]] = counted.get(line.split()[0], 0) + int(line.split()[1])
-    assert counted == {key: seen.get(key, 0) for key in counted}
-    assert seen["read"] == 2 * 6 * 2 * ROUNDS
-    written = events.loc[events["op"].isin(["write", "pwrite64"]), "result"].sum()
-    assert written == counted["write"] * 4096 + counted["pwrite64"] * 1000
-    processes = trace.processes()
-    assert other.pid not in set(processes["pid"])
-    # Nothing of the runtime that set the container up: the first process is the shell, as its process 1.
-    assert (processes["comm"].iloc[0], processes["namespace_pid"].iloc[0]) == ("sh", 1), processes.to_string()
-    assert not processes["comm"].str.startswith("runc").any()
-    assert processes["container"].notna().all() and processes["container"].nunique() == 1
-    assert trace.manifest.lost_events == 0 and trace.manifest.target.image == test_image
-    assert trace.manifest.target.container is not None
 
 
 def test_the_containers_status_and_output_are_ours(tmp_path, test_image):

@@ -76,7 +76,7 @@ struct cgroup_subsys_state { struct cgroup *cgroup; struct cgroup_subsys_state *
 struct blkcg { struct cgroup_subsys_state css; };
 struct blkcg_gq { struct blkcg *blkcg; };
 struct bio { struct blkcg_gq *bi_blkg; struct bio_vec *bi_io_vec; };
-struct request { u32 cmd_flags, __data_len; u64 __sector, start_time_ns; struct bio *bio; struct block_device *part; };
+struct request { u32 cmd_flags, __data_len; u64 __sector, start_time_ns, io_start_time_ns; struct bio *bio; struct block_device *part; };
 struct kiocb { s64 ki_pos; };
 struct io_rw { struct kiocb kiocb; u64 addr; u32 len; };
 struct io_sync { s64 len, off; int flags; };

@@ -68,7 +68,7 @@ PROCESS_ROLES = ("rank", "loader", "helper")
 BLOCK = pa.schema([
     ("queued_ns", pa.int64()),  # when the request was queued; null when not seen
     ("issue_ns", pa.int64()),  # when the driver was given it
-    ("duration_ns", pa.int64()),  # from issue to completion; null when the trace ended before
+    ("duration_ns", pa.int64()),  # from issue to completion; null when that was not seen
     ("op", _label),  # one of BLOCK_OPS
     ("device", pa.int64()),  # as os.stat().st_rdev of the device
     ("sector", pa.int64()),  # of 512 bytes
@@ -76,7 +76,7 @@ BLOCK = pa.schema([
     ("flags", pa.int32()),  # bits of the BLOCK_* constants below
     ("cgroup", pa.int64()),  # id of the cgroup that caused the request
     ("origin", _label),  # one of BLOCK_ORIGINS
-    ("pid", pa.int32()),  # of the task that issued it, which need not be the one that caused it
+    ("pid", pa.int32()),  # of the task that issued it, which need not be the one that caused it; null when that was not seen
     ("comm", pa.string()),
     ("file_id", pa.int32()),  # row of files.parquet; null for the file system's own blocks and where the file is not known
 ])  # fmt: skip
