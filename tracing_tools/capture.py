@@ -10,7 +10,7 @@ from pathlib import Path
 from tracing_tools.backends import choose_backend
 from tracing_tools.backends.base import Backend
 from tracing_tools.host import host, version
-from tracing_tools.job_output import tails
+from tracing_tools.job_output import Tail, tails
 from tracing_tools.live import LiveRecording, LiveView
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
@@ -68,11 +68,11 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
             status="recording", backend=backend.name, probes=backend.probes, notes=notes + target.notes, host=host(directory),
             target=target.describe(), workload=options.workload, tool_version=version(),
         )  # fmt: skip
-        held = _record(target, backend, directory, manifest, options)
+        held, forwarded = _record(target, backend, directory, manifest, options)
         note(f"finishing {directory}")
         try:
             _finish(held, manifest, user)
-            _wait_for(target, held, options)
+            _wait_for(target, forwarded)
         finally:
             held.close()
         manifest.exit_status = target.exit_status
@@ -92,8 +92,10 @@ class _HeldDirectory:
         os.close(self._descriptor)
 
 
-def _record(target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options) -> _HeldDirectory:
-    """Record until the target's end or the duration's; return the trace's directory, not yet finished."""
+def _record(
+    target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options
+) -> tuple[_HeldDirectory, list[Tail]]:
+    """Record until the target's end or the duration's; return the trace's directory, not yet finished, and what copies output."""
     view = LiveView(directory.name) if options.live else None
     recorder = LiveRecording(directory, manifest, options.force, view) if view else Recording(directory, manifest, options.force)
     with recorder as recording:
@@ -111,18 +113,17 @@ def _record(target: TraceTarget, backend: Backend, directory: Path, manifest: Ma
                 recording.discard()  # the job never ran
                 held.close()
             raise
-    return held
+    return held, session.tails
 
 
-def _wait_for(target: TraceTarget, held: _HeldDirectory, options: Options) -> None:
-    """Wait for what we started, should only the duration of its trace be over; its exit status is ours."""
-    forwarded = tails(held.path / "logs") if options.forward_output else []
-    for tail in forwarded:
-        tail.skip()
+def _wait_for(target: TraceTarget, forwarded: list[Tail]) -> None:
+    """Wait for what we started, should only the duration of its trace be over; its exit status and its output are ours."""
     while target.is_ours and not target.has_ended():
         time.sleep(_POLL_IDLE_S)
         for tail in forwarded:
             tail.forward()
+    for tail in forwarded:
+        tail.forward()
 
 
 def _finish(held: _HeldDirectory, manifest: Manifest, user: User | None) -> None:
@@ -153,7 +154,7 @@ class _Session:
         self._interrupted = self._waiting = self._out_of_time = False
         self._failure: IotwinError | None = None
         self._lost: dict[str, int] = {}
-        self._tails = tails(recording.directory / "logs") if options.forward_output and view is None else []
+        self.tails = tails(recording.directory / "logs") if options.forward_output and view is None else []
         self.released = False
 
     def run(self) -> None:
@@ -229,7 +230,7 @@ class _Session:
 
     def _turn(self) -> None:
         busy = self._drain()
-        for tail in self._tails:
+        for tail in self.tails:
             tail.forward()
         if not busy and not self._is_over():
             time.sleep(self._pause_s)
@@ -300,7 +301,7 @@ class _Session:
             self._backend.stop(None)
         self._append_ledger()
         self._recording.append_clock()
-        for tail in self._tails:
+        for tail in self.tails:
             tail.forward()
 
     def _interrupt(self) -> None:

@@ -12,10 +12,6 @@ class Tail:
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self._path, self._stream, self._position = path, stream, 0
 
-    def skip(self) -> None:
-        """Leave out what is there already."""
-        self._position = self._path.stat().st_size if self._path.exists() else 0
-
     def forward(self) -> None:
         """Copy what is new."""
         try:

@@ -36,6 +36,7 @@ def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
         flags |= np.where(request_flags & np.uint32(bit), meaning, 0).astype(np.int32)
     device = requests["device"].astype(np.int64)
     comm, codes = np.unique(requests["comm"], return_inverse=True)
+    names = pa.array([name.decode("utf-8", "backslashreplace") for name in comm.tolist()], pa.string())
     unknown = requests["comm"] == b""
     columns = {
         "queued_ns": pa.array(requests["queued_ns"], mask=requests["queued_ns"] == 0),
@@ -49,7 +50,7 @@ def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
         "cgroup": requests["cgroup"].astype(np.int64),
         "origin": pa.DictionaryArray.from_arrays(requests["from_kernel"].astype(np.int16), _ORIGINS),
         "pid": pa.array(requests["pid"].astype(np.int32), mask=unknown),
-        "comm": pa.array([name.decode("utf-8", "backslashreplace") for name in comm.tolist()], pa.string()).take(pa.array(codes, mask=unknown)),
+        "comm": names.take(pa.array(codes, mask=unknown)),
         "file_id": pa.array(file_id, mask=file_id < 0),
     }
     return pa.table({field.name: columns[field.name] for field in schema.BLOCK}, schema=schema.BLOCK)
