@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +18,19 @@ ROOT = Path(__file__).parent.parent
 
 
 @functools.cache
-def _missing_for_root() -> str | None:
+def _reason_against(backend: str) -> str | None:
     from tracing_tools.backends import unavailable_reason
 
-    return unavailable_reason("libbpf")
+    return unavailable_reason(backend)
+
+
+def nothing_can_trace() -> str | None:
+    """Why no backend at all works here, or None."""
+    from tracing_tools.backends import BACKEND_NAMES
+
+    if any(_reason_against(name) is None for name in BACKEND_NAMES):
+        return None
+    return f"nothing here can trace: { {name: _reason_against(name) for name in BACKEND_NAMES} }"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -31,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(
             pytest.mark.xdist_group("docker" if item.path in with_engine else f"{item.path.parent.name}.{item.path.stem}")
         )
-        if item.get_closest_marker("root") and (reason := _missing_for_root()):
+        if item.get_closest_marker("root") and (reason := _reason_against("libbpf")):
             item.add_marker(pytest.mark.skip(reason=f"no eBPF here: {reason}"))
         if item.get_closest_marker("torch") and not _has_torch():
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
@@ -69,6 +79,14 @@ def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.Complete
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     defaults: dict = {"capture_output": True, "text": True, "timeout": 240, "env": environment, "check": False}
     return subprocess.run(command, **{**defaults, **options})
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that every user can reach; the way to `tmp_path` is closed to all but the one who runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="iotwin-open-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, nothing_can_trace
 from tests.docs.pages import PAGES, Block, blocks, prose
-from tracing_tools.backends import unavailable_reasons
 
 _LANGUAGES = ("sh", "console", "python", "yaml", "sql", "text")
 _WORD = re.compile(r"[A-Za-z_]{3,}")
@@ -65,9 +64,8 @@ def _run_block(block: Block, directory: Path, environment: dict[str, str]) -> No
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page, page_directory, environment):
     to_run = [block for block in blocks(page) if "not run" not in block.markers]
-    reasons = unavailable_reasons()
-    if any("iotwin trace" in block.text for block in to_run) and None not in reasons.values():
-        pytest.skip(f"nothing here can trace: {reasons}")
+    if any("iotwin trace" in block.text for block in to_run) and (reason := nothing_can_trace()):
+        pytest.skip(reason)
     for block in to_run:
         _run_block(block, page_directory, environment)
 

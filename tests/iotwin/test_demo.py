@@ -7,9 +7,8 @@ import pytest
 
 from iotwin import demo
 from iotwin.main import main
-from tests.conftest import ROOT
+from tests.conftest import ROOT, nothing_can_trace
 from tests.iotwin.processes import one_line, press_ctrl_c, start, wait_for
-from tracing_tools.backends import unavailable_reasons
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.torch
@@ -22,9 +21,8 @@ _SMALL_JOB = [
 
 @pytest.fixture(autouse=True)
 def _can_trace():
-    reasons = unavailable_reasons()
-    if None not in reasons.values():
-        pytest.skip(f"nothing here can trace: {reasons}")
+    if reason := nothing_can_trace():
+        pytest.skip(reason)
 
 
 def test_the_loop_on_a_real_network(tmp_path, monkeypatch, capsys):

@@ -15,15 +15,12 @@ from msgspec import structs
 from iotwin.experiment import SHIPPED, cells, read_experiment
 from iotwin.experiment_cell import trace_command
 from iotwin.experiment_run import _explain, _Runner
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import ROOT, nothing_can_trace, run_iotwin
 from tests.iotwin.processes import call
-from tracing_tools.backends import unavailable_reasons
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.reader import Trace
 
-needs_a_tracer = pytest.mark.skipif(
-    None not in unavailable_reasons().values(), reason=f"nothing here can trace: {unavailable_reasons()}"
-)
+needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(nothing_can_trace()))
 
 
 def experiment(**changes):

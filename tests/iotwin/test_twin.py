@@ -12,8 +12,8 @@ from benchmark import config as workload
 from datagen.recorded import read_recipe, write_recipe
 from iotwin.main import main
 from iotwin.twin import make_twin
-from tests.conftest import ROOT, run_iotwin
-from tracing_tools.backends import unavailable_reasons
+from tests.conftest import ROOT, nothing_can_trace, run_iotwin
+from tests.iotwin.processes import call
 from tracing_tools.capture import Options, trace_command
 
 SECRETS = ("acme", "hush", "confidential")
@@ -22,9 +22,8 @@ SECRETS = ("acme", "hush", "confidential")
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two traced runs of a small job (an emulated one), whose owner has given telling names to everything."""
-    reasons = unavailable_reasons()
-    if None not in reasons.values():
-        pytest.skip(f"nothing here can trace: {reasons}")
+    if reason := nothing_can_trace():
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("acme")
     (folder / "confidential").mkdir()
     rng = np.random.default_rng(1)
@@ -142,6 +141,6 @@ def test_mistakes_end_in_one_line(made, tmp_path):
         (("twin", "run", tmp_path / "absent.twin", "-o", tmp_path / "t"), 2, "no such archive"),
         (("twin", source, "-o", tmp_path / "t", "--rounds", "0"), 2, "--rounds 0"),
     ):
-        done = run_iotwin(*arguments)
+        done = call(*arguments)
         assert done.returncode == status and says in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
     assert (tmp_path / "other" / "thesis.tex").read_text() == "mine"

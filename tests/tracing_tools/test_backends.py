@@ -226,18 +226,14 @@ def test_preload_counts_what_a_full_disk_loses(tmp_path):
         subprocess.run(["umount", "-l", small], check=True)
 
 
-def test_preload_as_another_user(tmp_path):
+def test_preload_as_another_user(open_path):
     """Under sudo the job is the invoking user: it must be able to write its records, and owns the trace."""
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:3]:
-        if parent != Path("/tmp"):
-            parent.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SUDO_UID": "65534", "SUDO_GID": "65534"}
     result = run_iotwin(
-        "trace", "-o", tmp_path / "t", "--backend", "preload", "--quiet", "--", "cat", "/etc/hostname", env=environment
+        "trace", "-o", open_path / "t", "--backend", "preload", "--quiet", "--", "cat", "/etc/hostname", env=environment
     )
     assert result.returncode == 0, result.stderr
-    assert "/etc/hostname" in set(Trace(tmp_path / "t").files()["path"])
+    assert "/etc/hostname" in set(Trace(open_path / "t").files()["path"])
 
 
 # ---- bpftrace ----

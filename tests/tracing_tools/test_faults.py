@@ -240,7 +240,7 @@ def test_lost_events_are_counted(tmp_path):
     assert 4096 // 80 + slots <= finished.events <= 4096 // 80 + possible_cpus() * slots
 
 
-def test_without_root_it_says_so_and_uses_strace(tmp_path):
+def test_without_root_it_says_so_and_uses_strace(open_path):
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     # As root the test gives root up, after the imports: the Python at hand may lie where only root can read.
@@ -254,10 +254,9 @@ if os.geteuid() == 0:
     os.setuid(65534)
 sys.exit(iotwin.main.main(["trace", "-o", sys.argv[1], "--", "cat", "/etc/hostname"]))
 """
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o777)
+    open_path.chmod(0o777)
     result = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "t"],
+        [sys.executable, "-c", code, open_path / "t"],
         capture_output=True,
         text=True,
         cwd="/",
@@ -265,7 +264,7 @@ sys.exit(iotwin.main.main(["trace", "-o", sys.argv[1], "--", "cat", "/etc/hostna
     )
     assert result.returncode == 0, result.stderr
     assert "needs root" in result.stderr
-    trace = Trace(tmp_path / "t")
+    trace = Trace(open_path / "t")
     assert trace.manifest.backend == "strace"
     assert "/etc/hostname" in set(trace.files()["path"])
 

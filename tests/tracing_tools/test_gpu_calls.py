@@ -1,7 +1,9 @@
 """Calls of CUDA's API, captured by uprobes. The library is a stand-in of the same names and signatures; the probes are real."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -125,11 +127,11 @@ def test_a_library_that_is_loaded_later_in_a_namespace_of_its_own(tmp_path, prog
 
 
 def test_nothing_of_a_neighbour(tmp_path, programs):
-    neighbour = subprocess.Popen([programs / "linked", "10000000"])
+    neighbour = subprocess.Popen([programs / "linked", "10000000"], start_new_session=True)
     try:
         check(record(tmp_path, programs / "linked", str(ROUNDS)).gpu(), times=3)
     finally:
-        neighbour.kill()
+        os.killpg(neighbour.pid, signal.SIGKILL)  # with the process that it has forked
         neighbour.wait()
 
 

@@ -111,11 +111,9 @@ def test_a_killed_tracer_leaves_the_container_running(tmp_path, test_image):
     assert not left_behind()  # recover has removed the cgroup
 
 
-def test_a_job_cannot_turn_the_tracer_on_other_files(tmp_path):
+def test_a_job_cannot_turn_the_tracer_on_other_files(open_path):
     """The invoking user's job puts a link in the place of the trace: the tracer, with root, still writes only its own."""
-    home, secret = tmp_path / "home", tmp_path / "secret"
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    home, secret = open_path / "home", open_path / "secret"
     home.mkdir()
     secret.mkdir()
     (secret / "shadow").write_text("mine")
@@ -130,16 +128,14 @@ def test_a_job_cannot_turn_the_tracer_on_other_files(tmp_path):
     assert (home / "moved" / "manifest.json").stat().st_uid == 65534
 
 
-def test_a_job_cannot_replace_its_logs(tmp_path):
+def test_a_job_cannot_replace_its_logs(open_path):
     """A job of the invoking user may write to its log, but put no link in its place."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    script = f"ln -sf /etc/passwd {tmp_path}/t/logs/stdout; rm -f {tmp_path}/t/raw/lock; echo {tmp_path}/t/logs/*"
+    script = f"ln -sf /etc/passwd {open_path}/t/logs/stdout; rm -f {open_path}/t/raw/lock; echo {open_path}/t/logs/*"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SUDO_UID": "65534", "SUDO_GID": "65534"}
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--", "sh", "-c", script, env=environment)
+    result = run_iotwin("trace", "-o", open_path / "t", "--", "sh", "-c", script, env=environment)
     assert result.returncode == 0, result.stderr
-    assert not (tmp_path / "t" / "logs" / "stdout").is_symlink()
-    assert Trace(tmp_path / "t").manifest.status == "complete"
+    assert not (open_path / "t" / "logs" / "stdout").is_symlink()
+    assert Trace(open_path / "t").manifest.status == "complete"
 
 
 @pytest.mark.parametrize("limit_kib", [250_000, 330_000])

@@ -57,9 +57,9 @@ class Cgroup:
     def pids(self) -> list[int]:
         """Return the processes in the cgroup itself and in any below it."""
         pids = []
-        for procs in self.path.rglob("cgroup.procs"):
+        for folder, _, _ in os.walk(self.path):
             try:
-                pids += [int(pid) for pid in procs.read_text().split()]
+                pids += [int(pid) for pid in Path(folder, "cgroup.procs").read_text().split()]
             except OSError:
                 continue  # removed meanwhile
         return pids

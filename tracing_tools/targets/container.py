@@ -367,6 +367,12 @@ def _future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
         path = mount / (parent or "system.slice") / f"docker-{container.id}.scope"
     else:
         path = mount / (parent or "docker").lstrip("/") / container.id
-    is_early = not path.exists()
-    path.mkdir(parents=True, exist_ok=True)
-    return Cgroup(path), is_early
+    is_early = True
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        is_early = False
+    try:
+        return Cgroup(path), is_early
+    except FileNotFoundError:
+        raise IotwinError(f"container {container.name} ended before it could be watched; let it run longer") from None
