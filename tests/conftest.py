@@ -11,10 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tracing_tools.trace.progress import set_quiet
 
 ROOT = Path(__file__).parent.parent
+
+# No machine is too slow for an example, and every run draws the same ones; --hypothesis-profile default draws others each time.
+settings.register_profile(
+    "iotwin", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+settings.load_profile("iotwin")
 
 
 @functools.cache
@@ -87,6 +94,11 @@ def open_path() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="iotwin-open-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
+
+
+def until_sampled(trace: Path, kind: str, rows: int) -> str:
+    """A shell command that ends when the recorder has written so many samples of that kind, however slow the machine."""
+    return f'until [ $(grep -c \'"kind": "{kind}"\' {trace}/raw/journal.jsonl) -ge {rows} ]; do sleep 0.05; done'
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def saved(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.glob("*") if path.name != MARKER}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.tuples(st.integers(0, 200_000), st.integers(1, 4)), min_size=1, max_size=4), rename=st.booleans())
 def test_a_file_is_as_long_as_its_writes(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]], rename: bool
@@ -339,7 +339,7 @@ def test_a_run_that_ends_early_leaves_no_unfinished_checkpoint(tmp_path: Path) -
     assert not list((tmp_path / "c").glob("*/*.partial"))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(size=st.integers(1, 10**6), mean=st.integers(1000, 10**5), deviation=st.integers(0, 10**5), small=st.integers(500, 2000))
 def test_drawn_writes_make_the_whole_file_and_alternate(size: int, mean: int, deviation: int, small: int) -> None:
     config = of_model(Path("c"), size)

@@ -46,7 +46,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(config=configs)
 def test_what_is_dumped_is_loaded(config: Config, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("twin") / "twin.yaml"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmark.config import Config, Dataset, Reader, Twin, Workflow
@@ -78,7 +78,7 @@ def test_what_is_missing_or_empty_is_named(tmp_path: Path) -> None:
         opened(tmp_path, "npy", train=2, train_files=["a.npy"], eval_files=["a.npy"])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(place=st.integers(0, 200), bytes_=st.binary(max_size=30), removed=st.integers(0, 300))
 @example(place=0, bytes_=b"PK\x03\x04", removed=4)
 @example(place=61, bytes_=b"(9999999999999,)", removed=3)

@@ -49,7 +49,7 @@ def test_a_distribution_has_the_moments_it_says(duration: Duration, mean: float,
     assert values.std() == pytest.approx(stdev, rel=2e-2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     duration=st.one_of(
         st.builds(Uniform, min=st.just(0.1), max=positive.map(lambda value: value + 0.1)),
@@ -67,7 +67,7 @@ def test_times_are_finite_never_negative_and_rise_with_probability(duration: Dur
     assert 0 <= low <= high * (1 + 1e-9) and math.isfinite(high)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(shape=st.floats(0.05, 1000), probability=st.floats(1e-6, 1 - 1e-6))
 def test_the_quantile_of_gamma_is_the_inverse_of_its_distribution(shape: float, probability: float) -> None:
     assert gamma_cdf(shape, gamma_quantile(shape, probability)) == pytest.approx(probability, rel=1e-6, abs=1e-9)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark.config import Config, Dataset, Reader, Train, Twin, TwinReader, dump
@@ -114,7 +114,7 @@ def test_steps_beyond_the_files_begin_them_again(records: Path) -> None:
     assert [batch.size_bytes for batch in fetched[:half]] == [batch.size_bytes for batch in fetched[half:]]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(buffer_bytes=st.integers(1, 5000), cycle=st.integers(1, 4))
 def test_any_buffer_and_any_cycle_find_every_record(tmp_path: Path, buffer_bytes: int, cycle: int) -> None:
     layout = FormatLayout(format="tfrecord", samples_per_file=7, record_bytes=300, record_stdev_bytes=200)

@@ -251,7 +251,7 @@ def test_histogram_is_followed():
     assert counts == pytest.approx([2500, 5000, 2500], abs=1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.floats(0, 1))
 def test_entropy_is_what_a_compressor_finds(entropy):
     content = Content(1, 2, entropy, 0).take(1 << 20).tobytes()

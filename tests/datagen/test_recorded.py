@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datagen.generate import generate
@@ -37,7 +37,6 @@ def test_npy_stand_ins_are_whole_npy_files(tmp_path):
         assert 0 < size_bytes - array.nbytes <= 128
 
 
-@settings(deadline=None)
 @given(st.integers(129, 2_000_000))
 def test_every_npy_size_is_met(size_bytes):
     from datagen.recorded import _npy_header_within
@@ -47,7 +46,6 @@ def test_every_npy_size_is_met(size_bytes):
     assert len(header) + shape[0] == size_bytes
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(1, 1 << 50)), min_size=1, max_size=5))
 def test_a_recipe_is_read_as_it_was_written(tmp_path_factory, files):
     path = tmp_path_factory.mktemp("recipe") / "dataset.csv"

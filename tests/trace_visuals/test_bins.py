@@ -19,7 +19,7 @@ def _accumulate(grid, rows, batch):
 
 
 @given(st.lists(_CALL, min_size=1, max_size=40), st.integers(1, 12), st.integers(1, 7), st.integers(0, 30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_nanosecond_is_counted_once(rows, count, batch, origin):
     rows = sorted(rows)
     grid = Grid.covering(origin, 100, count)
@@ -40,7 +40,7 @@ def test_every_nanosecond_is_counted_once(rows, count, batch, origin):
 
 
 @given(st.lists(_CALL, min_size=1, max_size=40), st.integers(1, 300), st.integers(1, 7))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_bytes_in_bins_sum_to_bytes_of_calls(rows, count, batch):
     rows = sorted(rows)
     lanes = _accumulate(Grid.covering(0, 200, count), rows, batch)

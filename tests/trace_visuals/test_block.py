@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.synthetic import Job, write_job
@@ -16,7 +16,6 @@ from tracing_tools.trace.reader import Trace
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=6),
     st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 2), st.integers(0, 1000)), max_size=40),
 )
-@settings(deadline=None)
 def test_phases_get_the_transfers_that_start_in_them(spans, transfers):
     spans = [(min(span), max(span)) for span in spans]
     phases = pd.DataFrame({"phase": ["epoch"] * len(spans), "start_ns": [a for a, _ in spans], "end_ns": [b for _, b in spans]})

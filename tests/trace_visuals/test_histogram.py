@@ -7,7 +7,7 @@ from trace_visuals.histogram import RELATIVE_ERROR, LogHistogram
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=300), st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_percentiles_are_within_the_stated_error(values, share):
     histogram = LogHistogram()
     for part in np.array_split(np.array(values), 3):

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.commands.report import Report
@@ -207,7 +207,6 @@ def test_words_say_what_the_job_does(tmp_path, job, topic, expected):
 
 
 @given(st.lists(st.integers(0, 2**62), max_size=50))
-@settings(deadline=None)
 def test_whole_numbers_survive_packing(values):
     back = _unpack(pack_whole(np.array(values, dtype=np.int64)))
     unit = max(1, -(-max(values, default=0) // (2**32 - 1)))
@@ -216,7 +215,6 @@ def test_whole_numbers_survive_packing(values):
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=50).map(sorted))
-@settings(deadline=None)
 def test_rising_numbers_survive_packing_without_drift(values):
     packed = pack_rising(np.array(values, dtype=np.int64))
     back = np.cumsum(_unpack(packed))
@@ -224,7 +222,6 @@ def test_rising_numbers_survive_packing_without_drift(values):
 
 
 @given(st.lists(st.floats(0, 1), max_size=50), st.floats(1e-6, 1e12))
-@settings(deadline=None)
 def test_shares_and_amounts_survive_packing(shares, factor):
     values = np.array(shares)
     np.testing.assert_allclose(_unpack(pack_share(values)), values, atol=2 / 65535)

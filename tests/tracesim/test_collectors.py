@@ -54,7 +54,7 @@ def rows(calls):
     return list(zip(*(column.tolist() for column in vars(calls).values()), strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
 def test_steps(drawn, cut):
     calls = build(drawn)
@@ -73,7 +73,7 @@ def test_steps(drawn, cut):
     assert (steps.calls.reshape(counted.shape) == counted).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40), st.booleans())
 def test_cadence(drawn, cut, one_phase):
     calls = build(drawn)
@@ -113,7 +113,7 @@ def test_cadence(drawn, cut, one_phase):
     assert (found[1] == bursts).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(call, min_size=1, max_size=25), st.integers(0, 25))
 def test_time_with_calls_in_flight(drawn, cut):
     calls = build([(gap // MS * MS, duration // MS * MS, *rest) for gap, duration, *rest in drawn])
@@ -129,7 +129,7 @@ def test_time_with_calls_in_flight(drawn, cut):
     assert (in_flight.time_ns.sum(axis=0) == expected).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
 def test_visits_and_readers(drawn, cut):
     calls = build(drawn)

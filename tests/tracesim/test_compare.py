@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotwin.commands.compare import Compare
@@ -87,7 +87,7 @@ small_jobs = st.builds(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 @given(small_jobs, small_jobs)
 def test_bounded_symmetric_and_identical_to_itself(tmp_path, one, other):
     a, b = Trace(write_job(tmp_path / "a", one)), Trace(write_job(tmp_path / "b", other))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import run_iotwin
+from tests.conftest import run_iotwin, until_sampled
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
@@ -237,9 +237,8 @@ def test_pipes_and_logs_are_told_from_files(tmp_path):
 
 
 def test_samples_and_clock(tmp_path):
-    result = run_iotwin(
-        "trace", "-o", tmp_path / "t", "--interval", "50ms", "--", "sh", "-c", "for i in 1 2 3; do sleep 0.1; done"
-    )
+    script = until_sampled(tmp_path / "t", "cpu", 5)
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--interval", "50ms", "--", "sh", "-c", script)
     assert result.returncode == 0
     trace = Trace(tmp_path / "t")
     cpu = trace.samples("cpu")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.main import main
@@ -133,7 +133,6 @@ def test_perfetto_holds_every_event_once(job, tmp_path, perfetto_trace):
     assert clocks[1] - clocks[3] == trace.manifest.clock[0].realtime_ns - trace.manifest.clock[0].monotonic_ns
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.booleans(), st.floats(allow_nan=False)), min_size=1, max_size=20))
 def test_any_numbers_survive_the_encoding(perfetto_trace, rows):
     values, present, floats = (list(column) for column in zip(*rows, strict=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import ROOT, run_iotwin, until_sampled
 from tracing_tools.trace.reader import Trace
 
 
@@ -24,7 +24,7 @@ def stub(tmp_path_factory):
 
 def record(directory, stub, **more):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(stub), **more}
-    command = ["sh", "-c", "sleep 0.4"]
+    command = ["sh", "-c", until_sampled(directory / "t", "cpu", 5)]
     result = run_iotwin("trace", "-o", directory / "t", "--interval", "50ms", "--quiet", "--", *command, env=environment)
     assert result.returncode == 0, result.stderr
     return Trace(directory / "t")

@@ -80,7 +80,7 @@ def _rows(runs):
 
 
 @given(st.lists(st.one_of(_WHOLE, _WHOLE, _BROKEN), max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_columns_are_the_rows_of_reading_line_by_line(lines):
     text = "\n".join(["Attaching 4 probes...", "TIMESTAMP PID OFFSET RET LAT FILENAME", *lines, ""])
     import tempfile
@@ -108,7 +108,7 @@ def test_a_file_of_many_blocks_is_read_whole(tmp_path, monkeypatch):
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=30), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_runs_are_the_stable_sort_of_their_calls_in_memory_or_in_a_file(blocks):
     """Calls that start at the same time keep the order in which they came, however few of them fit in memory or in a chunk."""
     with pytest.MonkeyPatch.context() as patch:

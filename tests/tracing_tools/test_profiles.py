@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.main import main
@@ -172,7 +172,6 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(st.dictionaries(st.text(max_size=6), values, min_size=1, max_size=4), max_size=12),
     st.integers(1, 200),

@@ -42,7 +42,7 @@ def read_whole(path: Path) -> None:
         pass
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(share=st.floats(0.1, 0.999), mask=st.integers(1, 255))
 def test_every_flipped_byte_of_a_page_is_noticed(trace_path, tmp_path_factory, share, mask):
     damaged = shutil.copytree(trace_path, tmp_path_factory.mktemp("damaged") / "t")

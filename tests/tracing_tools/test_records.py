@@ -21,7 +21,7 @@ from tracing_tools.trace.sorted_records import sorted_chunks
 SLOTS = 8
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(count=st.integers(0, 60_000), spread=st.sampled_from([0, 1, 1000, 10**9]), torn=st.integers(0, 79), seed=st.integers(0, 9))
 def test_chunks_are_the_stable_sort(tmp_path_factory, count, spread, torn, seed):
     rng = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ class FakeLanes:
         return int.from_bytes(os.pread(self.lanes_fd, 8, cpu * LANE.itemsize + LANE.fields["tail"][1]), "little")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, SLOTS), st.integers(0, SLOTS)), max_size=12))
 def test_lanes_give_every_record_once_in_order(bursts):
     fake = FakeLanes(2)

@@ -45,7 +45,7 @@ def _plain_sums(events, key):
 
 
 @given(_CALLS, st.lists(st.integers(0, 80), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(calls, cuts):
     events = _events(calls).to_batches()[0]
     edges = [0, *sorted(min(cut, len(calls)) for cut in cuts), len(calls)]

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import compute as pc
 
@@ -59,7 +59,7 @@ def record(path, events: np.ndarray, names: bytes = b"") -> Manifest:
     return made
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(count=st.integers(0, 3000), seed=st.integers(0, 100))
 def test_records_come_back_sorted_and_whole(tmp_path, count, seed):
     path = tmp_path / f"{count}-{seed}"

@@ -25,7 +25,7 @@ class _Voxelwise(torch.nn.Module):
         return torch.cat((image, -image, 0.5 - image.abs()), 1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(extra=st.tuples(*[st.integers(0, 9)] * 3), overlap=st.sampled_from([0.0, 0.25, 0.5]), at_once=st.integers(1, 5))
 def test_windows_together_segment_the_volume(extra, overlap, at_once):
     image = torch.randn(1, 1, *(4 + e for e in extra), generator=torch.Generator().manual_seed(sum(extra)))

@@ -23,7 +23,7 @@ def test_widths_double_up_to_the_cap(base, depth):
     assert all(b == min(2 * a, 320) for a, b in pairwise(widths))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(depth=st.integers(1, 3), multiples=st.tuples(*[st.integers(1, 3)] * 3), batch=st.integers(1, 2))
 def test_every_voxel_gets_a_score_per_class(depth, multiples, batch):
     size = [2 * 2**depth * m for m in multiples]
