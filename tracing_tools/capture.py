@@ -10,7 +10,7 @@ from pathlib import Path
 from tracing_tools.backends import choose_backend
 from tracing_tools.backends.base import Backend
 from tracing_tools.host import host, version
-from tracing_tools.job_output import Tail, tails
+from tracing_tools.job_output import Tail, output_tails, reading_tails
 from tracing_tools.live import LiveRecording, LiveView
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
@@ -154,7 +154,10 @@ class _Session:
         self._interrupted = self._waiting = self._out_of_time = False
         self._failure: IotwinError | None = None
         self._lost: dict[str, int] = {}
-        self.tails = tails(recording.directory / "logs") if options.forward_output and view is None else []
+        logs = recording.directory / "logs"
+        self.tails = output_tails(logs) if options.forward_output and view is None else []
+        if view is not None:
+            self.tails = reading_tails(logs, view.phase_log)
         self.released = False
 
     def run(self) -> None:

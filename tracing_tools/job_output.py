@@ -1,15 +1,26 @@
-"""Copying what a job writes to its log files to our own streams, as the files grow."""
+"""Copying what a job writes to its log files to our own streams, or to whoever reads along, as the files grow."""
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any, Protocol
+
+
+class Sink(Protocol):
+    """What takes pieces of a log."""
+
+    def write(self, content: bytes, /) -> Any:
+        """Take the next piece."""
+
+    def flush(self) -> None:
+        """Pass on what was taken."""
 
 
 class Tail:
-    """Copies what is appended to a log file to one of our own streams."""
+    """Copies what is appended to a log file to a stream."""
 
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+    def __init__(self, path: Path, stream: Sink) -> None:
         self._path, self._stream, self._position = path, stream, 0
 
     def forward(self) -> None:
@@ -29,6 +40,11 @@ class Tail:
                 self._stream.flush()
 
 
-def tails(logs: Path) -> list[Tail]:
+def output_tails(logs: Path) -> list[Tail]:
     """Return what copies the files `stdout` and `stderr` of the directory `logs` to our own."""
     return [Tail(logs / "stdout", sys.stdout.buffer), Tail(logs / "stderr", sys.stderr.buffer)]
+
+
+def reading_tails(logs: Path, make_reader: Callable[[], Sink]) -> list[Tail]:
+    """Return what hands the files `stdout` and `stderr` of the directory `logs` to a reader each."""
+    return [Tail(logs / name, make_reader()) for name in ("stdout", "stderr")]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tracing_tools.live_phases import LivePhases, PhaseLog
 from tracing_tools.trace.file_table import readable
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.recording import Recording
@@ -42,6 +43,7 @@ class LiveView:
         self._title, self._begin_ns = title, time.monotonic_ns()
         self._names: dict[tuple[int, int], str] = {}
         self._file_bytes: dict[tuple[int, int], int] = {}
+        self._phases = LivePhases()
         self._display: Any = None
         self._last_ns = self._begin_ns
         self._clear()
@@ -77,6 +79,10 @@ class LiveView:
             if record.type in (NAME_OPENED, NAME_INHERITED) and len(self._names) < _MAX_FILES:
                 self._names.setdefault((record.device, record.inode), readable(record.text))
 
+    def phase_log(self) -> PhaseLog:
+        """Return what learns the job's phases from one of its logs."""
+        return PhaseLog(self._phases)
+
     def refresh(self, lost: Mapping[str, int]) -> None:
         """Show the last second, if it is over; `lost` counts the events lost so far."""
         now = time.monotonic_ns()
@@ -96,7 +102,8 @@ class LiveView:
             self._display.stop()
 
     def _elapsed(self) -> str:
-        return f"{(time.monotonic_ns() - self._begin_ns) / 1e9:.0f} s"
+        phases = self._phases.current()
+        return f"{(time.monotonic_ns() - self._begin_ns) / 1e9:.0f} s" + (f", {phases}" if phases else "")
 
     def _line(self, seconds: float, lost: int) -> str:
         moves = ", ".join(

@@ -1,5 +1,6 @@
 """The live view shows what the records say."""
 
+import json
 import os
 import pty
 import re
@@ -7,10 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import run_iotwin
 from tests.tracing_tools.test_faults import start
 from tracing_tools.live import LiveView
+from tracing_tools.live_phases import LivePhases, PhaseLog
 from tracing_tools.trace import records
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.syscalls import NUMBER_OF_OP
@@ -59,13 +63,49 @@ def test_a_terminal_shows_tables(monkeypatch, capfd):
     assert shown.index("/data/b") < shown.index("/data/a [bold]\\xff")
 
 
+def mllog(kind: str, key: str, prefix: str = "", **metadata: object) -> str:
+    event = {"time_ms": 5, "event_type": f"INTERVAL_{kind}", "key": key, "metadata": metadata}
+    return f"{prefix}:::MLLOG {json.dumps(event)}\n"
+
+
+PRINTED = (
+    ("no phase yet\n", ""),
+    (mllog("START", "init"), "init"),
+    (mllog("END", "init") + mllog("START", "epoch", epoch_num=2) + ":::MLLOG {torn\n", "epoch 2"),
+    (mllog("START", "epoch", epoch_num="three") + mllog("START", "else"), "epoch 2"),
+    (mllog("START", "step", step_num=17), "epoch 2, step 17"),
+    (mllog("START", "step", prefix="[1] ", step_num=16) + mllog("END", "step") + "[OUTPUT] epoch\n", "epoch 2"),
+    (mllog("END", "epoch"), "step 16"),
+    (
+        mllog("END", "step", rank=1) + "[OUTPUT] 2026-01-31T12:00:00.5 Starting saving checkpoint 3 after epoch 1\n",
+        "checkpoint 3",
+    ),
+    ("[OUTPUT] 2026-01-31T12:00:01 Finished saving checkpoint 3 for epoch 1\n", ""),
+)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1))
+def test_phases_are_those_last_printed_however_the_log_arrives(sizes):
+    phases = LivePhases()
+    log, number = PhaseLog(phases), 0
+    for content, expected in PRINTED:
+        left = content.encode()
+        while left:
+            size = sizes[number % len(sizes)]
+            log.write(left[:size])
+            left, number = left[size:], number + 1
+        assert phases.current() == expected
+
+
 @pytest.mark.root
 def test_lines_in_a_log(tmp_path):
-    script = "for i in 1 2 3 4 5 6; do head -c 100000 /dev/zero > zeros; sleep 0.4; done; echo said"
+    (tmp_path / "line").write_text(mllog("START", "epoch", epoch_num=3))
+    script = "cat line; for i in 1 2 3 4 5 6; do head -c 100000 /dev/zero > zeros; sleep 0.4; done; echo said"
     result = run_iotwin("trace", "-o", tmp_path / "t", "--live", "--", "sh", "-c", script, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "calls/s" in result.stderr and "0 lost" in result.stderr and result.stdout == ""
-    assert (tmp_path / "t" / "logs" / "stdout").read_text() == "said\n"
+    assert " s, epoch 3: read" in result.stderr
+    assert (tmp_path / "t" / "logs" / "stdout").read_text().endswith("said\n")
 
 
 @pytest.mark.root

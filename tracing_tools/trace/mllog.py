@@ -54,6 +54,18 @@ def read_phases(
     return rows, torn
 
 
+def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
+    """Return (phase, whether it starts, rank, number of epoch or step) of a line of MLLOG's or DLIO's, or None for any other."""
+    if ":::MLLOG" not in line:
+        begun = parse_edge(line)
+        return None if begun is None else (begun.phase, begun.starts, 0, begun.number)
+    event = _parse(line)
+    edge = None if event is None else _edge(event)
+    if event is None or edge is None:
+        return None
+    return *edge, event["_rank"], event["_epoch"] if event["_step"] is None else event["_step"]
+
+
 def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
     begun: dict[str, Edge] = {}
     for edge in filter(None, (parse_edge(line, zone) for line in lines)):
@@ -75,6 +87,7 @@ def _parse(line: str) -> dict[str, Any] | None:
         event["_rank"] = int(match["rank"] or event.get("metadata", {}).get("rank") or 0)
         event["_time_ns"] = int(event["time_ns"]) if "time_ns" in event else int(event["time_ms"]) * 1_000_000
         event["_key"] = str(event["key"]).lower()
+        event["_epoch"], event["_step"] = _numbers(event.get("metadata") or {})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return event if isinstance(event, dict) else None
@@ -92,6 +105,12 @@ def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
     return None
 
 
+def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The numbers of epoch and step that the metadata name."""
+    epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
+    return None if epoch is None else int(epoch), None if step is None else int(step)
+
+
 def _apply(
     event: dict[str, Any], open_phases: dict[tuple[str, int], PhaseRow], rows: list[PhaseRow], clock: Callable[[int], int]
 ) -> None:
@@ -102,11 +121,9 @@ def _apply(
     time_ns = clock(event["_time_ns"])
     where = (phase, event["_rank"])
     if starts:
-        metadata = event.get("metadata") or {}
-        epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
         open_phases[where] = {
-            "phase": phase, "start_ns": time_ns, "end_ns": time_ns, "rank": event["_rank"],
-            "epoch": None if epoch is None else int(epoch), "step": None if step is None else int(step),
+            "phase": phase, "start_ns": time_ns, "end_ns": time_ns, "rank": event["_rank"], "epoch": event["_epoch"],
+            "step": event["_step"],
         }  # fmt: skip
     elif where in open_phases:
         row = open_phases.pop(where)
