@@ -74,6 +74,8 @@ def test_backends_agree_row_by_row(tmp_path, calls_program, reference, backend):
     assert (events["start_ns"] >= manifest.start_ns).all()
     assert ((events["start_ns"] + events["duration_ns"]) <= manifest.end_ns).all()
     assert (on_file(trace, target)["duration_ns"] > 0).all()
+    # Asked for by default, and libbpf's alone: nobody may take its absence for there being none.
+    assert any("does not record" in note and "io_uring and libaio" in note for note in manifest.notes)
     processes = trace.processes()
     assert len(processes) == 3 and (processes["exit_status"] == 0).all()
     assert processes["ppid"].iloc[1:].tolist() == [processes["pid"].iloc[0]] * 2

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import run_iotwin
 from tests.tracing_tools.test_faults import start
+from tracing_tools import live
 from tracing_tools.live import LiveView
 from tracing_tools.live_phases import LivePhases, PhaseLog
 from tracing_tools.trace import records
@@ -32,12 +34,14 @@ def name_of(inode: int, path: bytes) -> bytes:
     return records.pack_name(records.NameRecord(5, records.NAME_OPENED, 1, 1, inode=inode, text=path, **fields))
 
 
-def test_rates_and_latencies_are_those_of_the_records(capsys):
+def test_rates_and_latencies_are_those_of_the_records(capsys, monkeypatch):
+    now_ns = 5_000_000_000
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     view = LiveView("t")
     view.add_events(events("pread64", 99, 1000, 4096))
     view.add_events(events("pread64", 1, 1_000_000, -5))
     view.add_events(events("pwrite64", 10, 50_000, 100))
-    view._last_ns -= 2_000_000_000  # two seconds have passed
+    now_ns += 2_000_000_000
     view.refresh({"ring_full": 3})
     line = capsys.readouterr().err
     assert "198 KiB/s in 50 calls/s" in line and "500 B/s in 5 calls/s" in line

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import run_iotwin
 from tests.tracing_tools.test_capture import on_path, own_counts
 from tests.tracing_tools.test_faults import left_behind, start, wait_for
+from tracing_tools.backends import unavailable_reason
 from tracing_tools.targets.processes import cgroup2_mount
 from tracing_tools.trace.reader import Trace
 
@@ -50,6 +51,16 @@ def test_the_containers_status_and_output_are_ours(tmp_path, test_image):
     import docker
 
     assert not docker.from_env().containers.list(all=True)
+
+
+def test_bcc_sees_a_container_and_not_its_runtime(tmp_path, test_image):
+    if reason := unavailable_reason("bcc"):
+        pytest.skip(f"no bcc here: {reason}")
+    trace = trace_image(tmp_path, test_image, "sh", "-c", "cat /bin/calls | wc -c; true", options=("--backend", "bcc"))
+    processes = trace.processes()
+    assert (processes["comm"].iloc[0], processes["namespace_pid"].iloc[0]) == ("sh", 1)
+    assert not processes["command_line"].str.startswith("runc").any()
+    assert set(processes["comm"]) == {"sh", "cat", "wc"}
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class BccBackend:
         self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
-        self._notes = not_recorded("bcc", scope, ("mmap", "block"))
+        self._notes = not_recorded("bcc", scope, ("mmap", "async", "block"))
         module, types = _module(), KernelTypes()
         values: dict[str, int] = {f"AT_{macro}": types.offset(structure, field) for macro, structure, field in _FIELDS}
         values["AT_DENTRY_NAME"] = types.offset("dentry", "d_name") + types.offset("qstr", "name")

@@ -67,7 +67,7 @@ class BpftraceBackend:
         if not scope.starts_command:
             raise IotwinError("the bpftrace backend traces only a command that it starts itself; take libbpf or bcc")
         self.probes = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_process_{fork,exec,exit}"]
-        self._notes = [_NOTE, *not_recorded("bpftrace", scope, ("metadata", "mmap", "block"))]
+        self._notes = [_NOTE, *not_recorded("bpftrace", scope, ("metadata", "mmap", "async", "block"))]
         self._mount_offset = KernelTypes().offset("mount", "mnt")
         self._mark = secrets.randbits(31)  # what the job writes into a path cannot be taken for a line of ours
         self._process: subprocess.Popen[bytes] | None = None

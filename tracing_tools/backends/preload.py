@@ -47,7 +47,7 @@ class PreloadBackend:
         if not scope.starts_command:
             raise IotwinError("preload traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["LD_PRELOAD"]
-        self._notes = [_NOT_SEEN, *not_recorded("preload", scope, ("metadata", "mmap", "block"))]
+        self._notes = [_NOT_SEEN, *not_recorded("preload", scope, ("metadata", "mmap", "async", "block"))]
         self._directory: Path | None = None
         self._taken: dict[str, int] = {}  # bytes of each file that are in the recording
         self._due_ns = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends.base import Ledger, Scope
+from tracing_tools.backends.base import Ledger, Scope, not_recorded
 from tracing_tools.trace import records
 from tracing_tools.trace import strace_text as text
 from tracing_tools.trace.errors import IotwinError
@@ -42,6 +42,7 @@ class StraceBackend:
         if not scope.starts_command:
             raise IotwinError("strace traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["ptrace"]
+        self._notes = not_recorded("strace", scope, ("mmap", "async", "block"))
         self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_TOLD]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
@@ -83,6 +84,7 @@ class StraceBackend:
         recording.manifest.notes.append(
             "captured by strace: inode numbers were looked up after the run, calls took longer than untraced"
         )
+        recording.manifest.notes += self._notes
 
 
 class _Replay:

@@ -406,20 +406,38 @@ RAW_TRACEPOINT_PROBE(sched_process_fork)
 	return 0;
 }
 
+#define RUNTIME_ARGUMENTS 32
+#define RUNC_INIT 0x756e6300696e6974ULL /* the end of "runc", a NUL, "init" */
+
+/* runc executes itself once more, as `runc init`, and that may be within the cgroup already. */
+static inline int is_runtime(u64 first)
+{
+	char arguments[RUNTIME_ARGUMENTS] = {};
+	u64 last = 0;
+	bpf_probe_read_user(arguments, sizeof(arguments), (void *)first);
+#pragma unroll
+	for (int i = 0; i < RUNTIME_ARGUMENTS; i++) {
+		last = last << 8 | (u8)arguments[i];
+		if (last == RUNC_INIT)
+			return 1;
+	}
+	return 0;
+}
+
 RAW_TRACEPOINT_PROBE(sched_process_exec)
 {
 	u64 task = ctx->args[0];
+	u64 memory = FIELD(u64, task, AT_TASK_MEMORY), first = FIELD(u64, memory, AT_MEMORY_ARG_START);
 	u32 pid = bpf_get_current_pid_tgid() >> 32;
 	u8 one = 1;
 	if (TARGET_CGROUP && ENTERED_BY_EXEC && pid != TRACER_PID
-	    && bpf_get_current_ancestor_cgroup_id(TARGET_LEVEL) == TARGET_CGROUP)
+	    && bpf_get_current_ancestor_cgroup_id(TARGET_LEVEL) == TARGET_CGROUP && !is_runtime(first))
 		tree.update(&pid, &one);
 	if (!is_traced(pid))
 		return 0;
 	struct scratch *scratch = take_scratch(NAME_EXEC, bpf_ktime_get_ns());
 	if (!scratch)
 		return 0;
-	u64 memory = FIELD(u64, task, AT_TASK_MEMORY), first = FIELD(u64, memory, AT_MEMORY_ARG_START);
 	u64 length = FIELD(u64, memory, AT_MEMORY_ARG_END) - first;
 	if (length > MAX_ARGUMENTS)
 		length = MAX_ARGUMENTS;
