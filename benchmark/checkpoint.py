@@ -5,6 +5,7 @@ when every file of every rank has its full size; ranks need not agree on that, a
 """
 
 import atexit
+import glob
 import os
 import shutil
 import threading
@@ -76,6 +77,7 @@ class CheckpointWriter:
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._claim()
         self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
+        self._lead = DrawnTime(config.twin.checkpoint.lead_time, config.train.seed, Purpose.LEAD)
         self._buffer = memoryview(self._content())
         self._sleeper = Sleeper()
         self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
@@ -113,10 +115,11 @@ class CheckpointWriter:
 
     def _recorded_paths(self) -> Iterator[Path]:
         """Yield where recorded files would come to stand."""
-        if self._config.twin.checkpoint.files:
-            epochs = range(1, self._config.train.epochs + 1)
-            names = {file.name for epoch in epochs for file in files_written(self._config, epoch, 0, 0, 1)}
-            yield from (self._folder / name for name in sorted(names))
+        for epoch in range(self._config.train.epochs + 1):
+            for file in self._config.twin.checkpoint.files:
+                # As a pattern, since the numbers of steps that will be due are not known.
+                name = glob.escape(file.name.replace("{epoch}", str(epoch)))
+                yield from self._folder.glob(name.replace("{step}", "*"))
 
     def save(self, epoch: int, step: int = 0) -> list[Written]:
         """Write the checkpoint after `epoch` and `step`; when asynchronous, take its snapshot and write it in the background.
@@ -159,6 +162,7 @@ class CheckpointWriter:
 
     def _persist(self, epoch: int, step: int) -> list[Written]:
         planned = self._planned(epoch, step)
+        self._sleeper.sleep(self._lead.seconds(self._rank, epoch, step))
         written = [
             self._save_file(file, epoch, self._serialization.seconds(number, epoch, step)) for number, file in enumerate(planned)
         ]

@@ -51,7 +51,7 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
     if not recorded:
         return [_from_state(config, state, epoch, step) for state in states_written(config, rank, ranks)]
     due = [file for file in recorded if rank == 0 and (file.epochs is None or epoch in file.epochs)]
-    names = [file.name.replace("{epoch}", str(epoch)) for file in due]
+    names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
     return [PlannedFile(name, file.write_sizes, file.fsync, file.rename) for name, file in zip(names, due, strict=True)]
 
 

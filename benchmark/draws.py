@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     SERIALIZATION = 8
     CHECKPOINT_CONTENT = 9
     ALL_REDUCE = 10
+    LEAD = 11
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark import config as c
-from benchmark.fit_checkpoints import SeenCheckpoint, find_checkpoints
+from benchmark.fit_checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit_passes import Pass, find_passes
 from benchmark.fit_samples import Samples, find_samples
 from benchmark.fit_times import pass_times, quantiles
@@ -44,10 +44,11 @@ def fit(trace: Trace) -> Fitted:
     if not training:
         raise IotwinError(f"{trace.path}: no training epoch reads the data set; is this the trace of a training job?")
     assumptions = _losses(trace)
-    checkpoints = find_checkpoints(trace)
+    checkpoints = find_checkpoints(trace, training)
+    unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
     config = c.Config(
         model=c.Model(name=trace.manifest.workload or PurePosixPath(samples.folder).name),
-        workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints)),
+        workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
         dataset=_dataset(samples, training, evaluations),
         reader=_reader(trace, samples, training, evaluations, assumptions),
         train=_train(trace, samples, training, assumptions),
@@ -233,23 +234,35 @@ def _evaluation(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pa
     return evaluation
 
 
-def _checkpoint(training: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint], assumptions: list[str]) -> c.Checkpoint:
-    if not checkpoints:
+def _checkpoint(training: Sequence[Pass], checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.Checkpoint:
+    if not checkpoints.each:
         return c.Checkpoint()
-    first, between = _cadence([checkpoint.epoch for checkpoint in checkpoints])
-    if len(checkpoints) == 1:
-        assumptions.append(f"one checkpoint, after epoch {first}: taken to come every {between} epochs")
     # Never the job's own folder: the twin writes random bytes.
-    folder = PurePosixPath(checkpoints[0].files[0].path).parent
-    assumptions.append(f"the job kept its checkpoints in {folder}; the twin writes to {_CHECKPOINT_FOLDER}")
+    assumptions.append(f"the job kept its checkpoints in {checkpoints.folder}; the twin writes to {_CHECKPOINT_FOLDER}")
+    if not checkpoints.between_epochs:
+        return _checkpoint_by_steps([point.steps for point in checkpoints.each], assumptions)
+    first, between = _cadence([point.epoch for point in checkpoints.each])
+    if len(checkpoints.each) == 1:
+        assumptions.append(f"one checkpoint, after epoch {first}: taken to come every {between} epochs")
     if training[0].phase == "block":
         steps = _most_common([len(part.batch_sizes) for part in training])
         return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, steps_between_checkpoints=between * steps)
     return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_epoch=first, epochs_between_checkpoints=between)
 
 
+def _checkpoint_by_steps(steps: Sequence[int], assumptions: list[str]) -> c.Checkpoint:
+    """The typical distance is the cadence; a first checkpoint that is out of step with it comes by itself."""
+    between = max(round(float(np.median(np.diff(steps)))) if len(steps) > 1 else steps[0], 1)
+    if len(steps) == 1:
+        assumptions.append(f"one checkpoint, after {steps[0]} steps: taken to come every {between} steps")
+    early = max(steps[0], 1) if steps[0] < between - 1 else -1
+    return c.Checkpoint(
+        checkpoint_folder=_CHECKPOINT_FOLDER, steps_between_checkpoints=between, checkpoint_after_step=early,
+    )  # fmt: skip
+
+
 def _twin(
-    trace: Trace, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint],
+    trace: Trace, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints,
     assumptions: list[str],
 ) -> c.Twin:  # fmt: skip
     twin = c.Twin(
@@ -270,29 +283,33 @@ def _twin(
         times = pass_times(trace, evaluations)
         workers = _most_common([part.workers for part in evaluations])
         twin.evaluation = c.TwinEvaluation(read_threads=workers, preprocess_time=quantiles(times.preprocess_s))
-    if checkpoints:
-        files = checkpoint_files(checkpoints)
+    if checkpoints.each:
+        files = [file for point in checkpoints.each for file in point.files]
         twin.checkpoint = c.TwinCheckpoint(
-            files=files,
-            serialization_time=quantiles(np.array([file.serialization_s for point in checkpoints for file in point.files])),
-        )
+            files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
+            serialization_time=quantiles(np.array([file.serialization_s for file in files])),
+            lead_time=quantiles(checkpoints.lead_s),
+        )  # fmt: skip
     if _is_shuffled(training):
         assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
     twin.assumptions = assumptions
     return twin
 
 
-def checkpoint_files(checkpoints: Sequence[SeenCheckpoint]) -> list[c.CheckpointFile]:
+def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> list[c.CheckpointFile]:
     """One entry per file name; a file that only some checkpoints wrote says at which epochs."""
-    names = dict.fromkeys(file.name for point in checkpoints for file in point.files)
-    every = {point.epoch for point in checkpoints}
+    names = dict.fromkeys(file.name for point in checkpoints.each for file in point.files)
+    every = {point.epoch for point in checkpoints.each}
     found = []
     for name in names:
-        seen = [(point.epoch, file) for point in checkpoints for file in point.files if file.name == name]
-        epochs, last = [epoch for epoch, _ in seen], seen[-1][1]
+        seen = [(point.epoch, file) for point in checkpoints.each for file in point.files if file.name == name]
+        epochs, last = sorted({epoch for epoch, _ in seen}), seen[-1][1]
+        some = set(epochs) != every
+        if some and not checkpoints.between_epochs:
+            assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed,
-            epochs=None if set(epochs) == every else sorted(epochs),
+            epochs=epochs if some and checkpoints.between_epochs else None,
         ))  # fmt: skip
     return found
 
@@ -321,7 +338,7 @@ def _dataset_evidence(samples: Samples) -> str:
 
 
 def _evidence(
-    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: Sequence[SeenCheckpoint]
+    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
 ) -> dict[str, str]:
     batches = [size for part in training for size in part.batch_sizes]
     batch = _most_common(batches)
@@ -335,5 +352,5 @@ def _evidence(
         "read_threads": f"{_most_common([part.workers for part in training])} loader processes in each epoch",
         "steps_per_epoch": f"{_most_common([len(part.batch_sizes) for part in training])}",
         "evaluation": f"{len(evaluations)} evaluations",
-        "checkpoint": f"{len(checkpoints)} checkpoints",
+        "checkpoint": f"{len(checkpoints.each)} checkpoints" + (", while training goes on" if checkpoints.asynchronous else ""),
     }

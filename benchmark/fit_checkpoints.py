@@ -1,80 +1,118 @@
-"""The checkpoints of a traced job: when, which files, in what writes, how they were made safe."""
+"""The checkpoints of a traced job: when, which files, in what writes, how they were made safe, and whether training went on."""
 
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from pyarrow import compute as pc
+from numpy.typing import NDArray
 
-from tracing_tools.trace import schema
+from benchmark.fit_checkpoint_files import SeenFile, find_files
+from benchmark.fit_passes import Pass
+from benchmark.fit_samples import common_folder
+from benchmark.fit_times import taken_ns
 from tracing_tools.trace.reader import Trace
 
-
-@dataclass
-class SeenFile:
-    """One checkpoint file as it was written."""
-
-    path: str  # its final path
-    name: str
-    write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
-    fsync: bool
-    renamed: bool
-    serialization_s: float  # from open to close, less the time in system calls
+_NUMBER = re.compile(r"(\d+)")
+_BESIDE = 0.25  # share of checkpoints beside which training went on, from which they are asynchronous; not all show it
 
 
 @dataclass
 class SeenCheckpoint:
     """The files written at one time."""
 
-    epoch: int  # training epochs that had ended by then
-    start_ns: int
+    epoch: int  # training epochs that had ended by then; 0: written before the first
+    steps: int  # training steps done by then
+    beside: bool  # written by another thread or process than the rank's, while training went on
     files: list[SeenFile]
 
 
-def find_checkpoints(trace: Trace) -> list[SeenCheckpoint]:
-    """Return the checkpoints in order of time."""
-    files = trace.files()
-    kept = files[files["kind"] == "checkpoint"]
-    events = trace.events_frame(
-        columns=["start_ns", "duration_ns", "op", "file_id", "result"], where=pc.field("file_id").isin(kept["file_id"].tolist())
-    )
-    events["end_ns"] = events["start_ns"] + events["duration_ns"]
-    wrote = events[events["op"].isin(schema.WRITE_OPS) & (events["result"] > 0)]
-    spans = events[events["file_id"].isin(wrote["file_id"])].groupby("file_id").agg(start_ns=("start_ns", "min"))
-    grouped: dict[int, SeenCheckpoint] = {}
-    phases = trace.phases()
-    for file_id, span in spans.sort_values("start_ns").iterrows():
-        start_ns = int(span["start_ns"])
-        epoch = _epoch_at(phases, start_ns, len(grouped))
-        checkpoint = grouped.setdefault(epoch, SeenCheckpoint(epoch, start_ns, []))
-        row = kept.loc[kept["file_id"] == file_id].iloc[0]
-        checkpoint.files.append(_seen_file(row, events[events["file_id"] == file_id]))
-    return list(grouped.values())
+@dataclass
+class SeenCheckpoints:
+    """All of them in order of time, and the folder that holds their files."""
+
+    folder: str
+    each: list[SeenCheckpoint]
+    between_epochs: bool  # all, rather than after some steps
+    lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether training goes on while they are written."""
+        return sum(point.beside for point in self.each) > _BESIDE * len(self.each)
 
 
-def _epoch_at(phases: pd.DataFrame, time_ns: int, before: int) -> int:
-    """Training epochs (or blocks of steps) ended by `time_ns`; without phases checkpoints are taken to follow one epoch each."""
-    epochs = phases[phases["phase"] == ("epoch" if (phases["phase"] == "epoch").any() else "block")]
-    return max(int((epochs["end_ns"] <= time_ns).sum()), 1) if len(epochs) else before + 1
+def find_checkpoints(trace: Trace, training: Sequence[Pass]) -> SeenCheckpoints:
+    """Return the checkpoints, held against the training passes."""
+    files = find_files(trace)
+    if not files:
+        return SeenCheckpoints("", [], True, np.zeros(0))
+    times = [taken_ns(trace, part) for part in training]
+    taken = np.sort(np.concatenate(times))
+    ends = np.array([part.end_ns if part.logged else int(own.max()) for part, own in zip(training, times, strict=True)])
+    each: list[SeenCheckpoint] = []
+    for file in files:
+        before, after = (int(np.searchsorted(taken, time_ns)) for time_ns in (file.start_ns, file.end_ns))
+        ended = int((ends <= file.start_ns).sum())
+        point = each[-1] if each else None
+        if point is None or _is_new(point, file, ended, before, taken):
+            begun = file.start_ns >= training[0].start_ns
+            point = SeenCheckpoint(max(ended, int(begun)), before, False, [])
+            each.append(point)
+        elsewhere = (file.pid, file.tid) != (training[0].rank, training[0].rank)
+        point.beside |= elsewhere and (after > before or _reads_between(training, file))
+        point.files.append(file)
+    whole = np.cumsum([0, *(len(own) for own in times)])
+    # What is written in the background may begin when the next epoch's first step is done.
+    between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
+    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, _leads_s(trace.phases(), files))
 
 
-def _seen_file(row: pd.Series, events: pd.DataFrame) -> SeenFile:
-    writes = events[events["op"].isin(schema.WRITE_OPS) & (events["result"] > 0)]
-    renamed = isinstance(row["renamed_to"], str)
-    path = row["renamed_to"] if renamed else row["path"]
-    span_ns = int(writes["end_ns"].max() - events["start_ns"].min())
-    return SeenFile(
-        path=path,
-        name=PurePosixPath(path).name,
-        write_sizes=_run_lengths(writes["result"].to_numpy()),
-        fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
-        renamed=renamed,
-        serialization_s=max(span_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
-    )
+def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
+    """Whether a file belongs to another checkpoint: it is written again, or training went on since the last file was whole."""
+    done = int(np.searchsorted(taken, point.files[-1].end_ns))
+    return any(file.name == other.name for other in point.files) or before > done or ended > max(point.epoch, 1)
 
 
-def _run_lengths(sizes: np.ndarray) -> list[tuple[int, int]]:
-    begins = np.flatnonzero(np.append(True, np.diff(sizes) != 0))
-    counts = np.diff(np.append(begins, len(sizes)))
-    return [(int(sizes[i]), int(count)) for i, count in zip(begins, counts, strict=True)]
+def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
+    """Whether a rank that reads by itself was at a batch while the file was written."""
+    return any(
+        bool(((part.batches["start_ns"] < file.end_ns) & (part.batches["end_ns"] > file.start_ns)).any())
+        for part in training if not part.workers
+    )  # fmt: skip
+
+
+def _leads_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> NDArray[np.float64]:
+    starts = np.array(sorted(file.start_ns for file in files))
+    spans = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].to_numpy(np.int64)
+    first = np.searchsorted(starts, spans[:, 0])
+    within = first < np.searchsorted(starts, spans[:, 1])
+    leads: NDArray[np.float64] = (starts[first[within]] - spans[within, 0]) / 1e9
+    return leads
+
+
+def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
+    """Put `number` (such as '{epoch}') in the place of what counts checkpoints in the names of their files.
+
+    Of names alike but for digits, a run of digits counts checkpoints if it is never the same in two of them; what numbers the
+    parts of each checkpoint stays.
+    """
+    shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
+    for place, point in enumerate(each):
+        for file in point.files:
+            parts = _NUMBER.split(file.name)
+            shapes.setdefault(tuple(parts[::2]), {}).setdefault(place, []).append((file, parts))
+    for points in shapes.values():
+        fields = len(next(iter(points.values()))[0][1])
+        counting = [field for field in range(1, fields, 2) if _differs(points.values(), field)]
+        for file, parts in (entry for own in points.values() for entry in own):
+            for field in counting:
+                parts[field] = number
+            file.name = "".join(parts)
+
+
+def _differs(checkpoints: Collection[list[tuple[SeenFile, list[str]]]], field: int) -> bool:
+    values = [{parts[field] for _, parts in files} for files in checkpoints]
+    return len(values) > 1 and all(not one & other for one, other in pairwise(values))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from benchmark.fit_bursts import regular_batches
+from benchmark.fit_checkpoint_files import SeenFile, find_files, saved_ns
 from benchmark.fit_samples import Samples
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
@@ -40,6 +41,7 @@ class Pass:
     batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
     logged: bool  # by the job itself; False: told from the events
     ranks: int  # processes that consume batches
+    saved: list[SeenFile]  # checkpoint files of the job; what the rank writes is no computation
     every: NDArray[np.int64]  # samples that all ranks read, the first of each rank, then the second of each, and so on
 
     @property
@@ -57,13 +59,13 @@ def find_passes(trace: Trace, samples: Samples) -> list[Pass]:
     """Return the passes over the data set in order of time; those of one rank (the first) when there are several."""
     processes = trace.processes()
     processes.loc[processes["pid"].isin(_unfed(trace, processes)), "role"] = "rank"
-    handovers = _handovers(trace, processes)
+    handovers, saved = _handovers(trace, processes), find_files(trace)
     passes = []
     for window in _windows(trace, samples):
         inside = samples.accesses["start_ns"].between(window.start_ns, window.end_ns)
         accesses = samples.accesses[inside]
         if len(accesses):
-            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, samples.layout == "dlrm"))
+            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, saved, samples.layout == "dlrm"))
     return passes
 
 
@@ -129,7 +131,14 @@ def _unfed(trace: Trace, processes: pd.DataFrame) -> set[int]:
     return forks if listeners and not listeners & forks else set()
 
 
-def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, handovers: pd.DataFrame, batches_read: bool) -> Pass:
+def _pass(
+    window: _Window,
+    accesses: pd.DataFrame,
+    processes: pd.DataFrame,
+    handovers: pd.DataFrame,
+    saved: list[SeenFile],
+    batches_read: bool,
+) -> Pass:
     readers = [int(pid) for pid in pd.unique(accesses["pid"])]
     parents = dict(zip(processes["pid"], processes["ppid"], strict=True))
     roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
@@ -141,7 +150,7 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
     # A rank of DLRM reads a batch at a time.
     single = batches_read and not loaders
-    accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers, bool(loaders))
+    accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers, bool(loaders), saved)
     ahead = _batches_ahead(own, rank, handovers, window) if loaders else None
     batches = _batches(accesses)
     # The rank takes batch k from worker k mod n: the k-th batch of each worker, workers in the order they began.
@@ -151,7 +160,7 @@ def _pass(window: _Window, accesses: pd.DataFrame, processes: pd.DataFrame, hand
     order = np.concatenate([accesses["sample"].to_numpy()[accesses["batch"].to_numpy() == number] for number in batches["batch"]])
     return Pass(
         window.phase, window.epoch, window.start_ns, window.end_ns, rank, order, batches, accesses,
-        tuple(own) if loaders else (), ahead, window.logged, ranks, every,
+        tuple(own) if loaders else (), ahead, window.logged, ranks, saved, every,
     )  # fmt: skip
 
 
@@ -165,7 +174,9 @@ def _of_all_ranks(accesses: pd.DataFrame, rank_of: dict[int, int]) -> tuple[int,
     return len(busy), accesses["sample"].to_numpy(np.int64)[in_turn]
 
 
-def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders: bool) -> NDArray[np.int64]:
+def _number_batches(
+    accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders: bool, saved: list[SeenFile]
+) -> NDArray[np.int64]:
     """Number the batch of each access, process by process; numbers are not shared between processes."""
     number = np.zeros(len(accesses), np.int64)
     pids, starts, ends = (accesses[name].to_numpy() for name in ("pid", "start_ns", "end_ns"))
@@ -177,7 +188,9 @@ def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders:
         if by_loaders and len(times):
             own = _batches_by_handover(starts[rows], times)
         else:
-            own = regular_batches(starts[rows], ends[rows], _batches_by_gaps(starts[rows], ends[rows]))
+            begins, over = starts[rows], ends[rows].copy()
+            over[:-1] += saved_ns(saved, int(pid), over[:-1], begins[1:])
+            own = regular_batches(begins, over, _batches_by_gaps(begins, over))
         number[rows] = taken + own
         taken = int(number[rows].max()) + 1
     return number

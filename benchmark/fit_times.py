@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from benchmark.config import Duration, Quantiles
+from benchmark.fit_checkpoint_files import saved_ns
 from benchmark.fit_passes import LENGTH_BYTES, Pass
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
@@ -42,6 +43,15 @@ def pass_times(trace: Trace, passes: Sequence[Pass]) -> Times:
     preprocess = np.concatenate([_preprocess_s(trace, part) for part in passes])
     computed = [_compute_s(trace, part) for part in passes]
     return Times(np.concatenate([times for times, _ in computed]), preprocess, any(unseen for _, unseen in computed))
+
+
+def taken_ns(trace: Trace, part: Pass) -> NDArray[np.int64]:
+    """Return when the rank had each batch of the pass, ascending: when it came through its loaders' pipes, or was read."""
+    if part.workers:
+        arrivals = _arrivals_ns(_calls(trace, (part.rank, *part.pids), part.start_ns, part.end_ns), part)
+        if len(arrivals):
+            return np.sort(arrivals)
+    return np.sort(part.batches["end_ns"].to_numpy(np.int64))
 
 
 @dataclass
@@ -117,7 +127,7 @@ def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
         ends = part.batches["end_ns"].to_numpy()[: len(starts) - 1]
         # The pause after a batch begins with preprocessing its last sample.
         preprocess = _preprocess_s(trace, part) if max(part.batch_sizes) > 1 else np.zeros(0)
-        pauses_s = _seconds((starts[1:] - ends).astype(np.int64))
+        pauses_s = _seconds((starts[1:] - ends - saved_ns(part.saved, part.rank, ends, starts[1:])).astype(np.int64))
         return np.maximum(pauses_s - (np.median(preprocess) if len(preprocess) else 0.0), 0), False
     calls = _calls(trace, (part.rank, *part.pids), part.start_ns, part.end_ns)
     ready_ns = np.maximum.accumulate(_arrivals_ns(calls, part))
@@ -128,7 +138,8 @@ def _compute_s(trace: Trace, part: Pass) -> tuple[NDArray[np.float64], bool]:
         return _seconds(np.diff(ready_ns)), True
     asked_ns = np.append(calls.start_ns[asks], part.end_ns)
     ask, first, steps = np.unique(np.searchsorted(asked_ns[:-1], ready_ns), return_index=True, return_counts=True)
-    busy_s = np.repeat(_seconds(asked_ns[ask] - ready_ns[first]) / steps, steps)
+    busy_ns = asked_ns[ask] - ready_ns[first] - saved_ns(part.saved, part.rank, ready_ns[first], asked_ns[ask])
+    busy_s = np.repeat(_seconds(busy_ns) / steps, steps)
     # Without a log nothing says where the last step ended.
     return busy_s if part.logged else busy_s[:-1], False
 

@@ -79,8 +79,8 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
         if given is not None:
             setattr(config.twin, kind, [_renamed(name, names) for name in given])
     for number, file in enumerate(config.twin.checkpoint.files, 1):
-        epoch = "-{epoch}" if "{epoch}" in file.name else ""
-        file.name = f"checkpoint-{number}{epoch}{PurePosixPath(file.name).suffix}"
+        counted = "".join(f"-{word}" for word in ("{epoch}", "{step}") if word in file.name)
+        file.name = f"checkpoint-{number}{counted}{PurePosixPath(file.name).suffix}"
     config.model.name = "twin"
     config.twin.source = config.twin.host = ""
     # A sentence with a path in it is the owner's; what it says beside the path stands in the documentation of fit.

@@ -258,7 +258,7 @@ class Metric(Section):
 class CheckpointFile(Section):
     """One file of a checkpoint, as it was seen being written."""
 
-    name: str  # within checkpoint_folder; '{epoch}' becomes the epoch's number, a name without it is overwritten
+    name: str  # within checkpoint_folder; '{epoch}' and '{step}' become numbers, a name without any is overwritten
     write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
@@ -270,6 +270,7 @@ class TwinCheckpoint(Section):
 
     files: list[CheckpointFile] = []  # recorded; without any, sizes follow from the model section
     serialization_time: Duration = 0.0  # seconds per file besides writing, spread over its writes in proportion to their bytes
+    lead_time: Duration = 0.0  # seconds of a checkpoint before its first file
     write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
     rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
     directory_sync: bool = False  # fsync of the folder after the renames

@@ -1,0 +1,95 @@
+"""The checkpoint files of a traced job, each time they were written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pyarrow import compute as pc
+
+from benchmark.fit_samples import common_folder
+from tracing_tools.trace import schema
+from tracing_tools.trace.reader import Trace
+
+
+@dataclass
+class SeenFile:
+    """One checkpoint file as it was written."""
+
+    path: str  # its final path
+    name: str  # that within the folder of all checkpoints
+    start_ns: int
+    end_ns: int
+    pid: int
+    tid: int
+    write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
+    fsync: bool
+    renamed: bool
+    serialization_s: float  # from open to close, less the time in system calls
+
+
+def find_files(trace: Trace) -> list[SeenFile]:
+    """Return every time a checkpoint file was written, in order of time; opened again once closed is written anew."""
+    files = trace.files()
+    kept = files[files["kind"] == "checkpoint"]
+    events = trace.events_frame(
+        columns=["start_ns", "duration_ns", "op", "file_id", "pid", "tid", "result"],
+        where=pc.field("file_id").isin(kept["file_id"].tolist()),
+    )
+    events["end_ns"] = events["start_ns"] + events["duration_ns"]
+    events["file_id"] = events["file_id"].astype(np.int64)
+    events = events.sort_values(["file_id", "start_ns"], kind="stable")
+    opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
+    open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).groupby(events["file_id"]).cumsum() - opened
+    events["visit"] = ((opened == 1) & (open_before <= 0)).groupby(events["file_id"]).cumsum()
+    seen = []
+    for (file_id, _), own in events.groupby(["file_id", "visit"]):
+        writes = own[own["op"].isin(schema.WRITE_OPS) & (own["result"] > 0)]
+        if len(writes):
+            seen.append(_seen_file(kept.loc[kept["file_id"] == file_id].iloc[0], own, writes))
+    folder = common_folder([file.path for file in seen]) if seen else ""
+    for file in seen:
+        file.name = str(PurePosixPath(file.path).relative_to(folder))
+    return sorted(seen, key=lambda file: file.start_ns)
+
+
+def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> SeenFile:
+    renamed = isinstance(row["renamed_to"], str)
+    path = row["renamed_to"] if renamed else row["path"]
+    start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
+    return SeenFile(
+        path=path,
+        name=PurePosixPath(path).name,
+        start_ns=start_ns,
+        end_ns=int(events["end_ns"].max()),
+        pid=int(writes["pid"].iloc[0]),
+        tid=int(writes["tid"].iloc[0]),
+        write_sizes=_run_lengths(writes["result"].to_numpy()),
+        fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
+        renamed=renamed,
+        serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
+    )
+
+
+def _run_lengths(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, int]]:
+    begins = np.flatnonzero(np.append(True, np.diff(sizes) != 0))
+    counts = np.diff(np.append(begins, len(sizes)))
+    return [(int(sizes[i]), int(count)) for i, count in zip(begins, counts, strict=True)]
+
+
+def saved_ns(files: Sequence[SeenFile], rank: int, begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each span how long of it the main thread of `rank` was at writing checkpoint files."""
+    spans = np.array([(file.start_ns, file.end_ns) for file in files if file.pid == file.tid == rank], np.int64).reshape(-1, 2)
+    if not len(spans):
+        return np.zeros(len(begins_ns), np.int64)
+    starts, ends = spans[:, 0], np.maximum.accumulate(spans[:, 1])
+    starts = np.maximum(starts, np.append(starts[0], ends[:-1]))  # files written at once count once
+    edges = np.stack([starts, np.maximum(ends, starts)], axis=1).ravel()
+    done = np.repeat(np.cumsum(edges[1::2] - edges[::2]), 2)
+    done[::2] -= edges[1::2] - edges[::2]
+    until = [np.interp(times - edges[0], edges - edges[0], done) for times in (begins_ns, ends_ns)]
+    saved: NDArray[np.int64] = (until[1] - until[0]).astype(np.int64)
+    return saved
