@@ -6,7 +6,7 @@ run: setup
 
 test:
 	./setup.sh test
-	.venv/bin/python -m pytest -n 2 --dist loadgroup
+	.venv/bin/python -m pytest -n 2
 
 setup:
 	./setup.sh run

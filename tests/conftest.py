@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,18 +42,31 @@ def nothing_can_trace() -> str | None:
     return f"nothing here can trace: { {name: _reason_against(name) for name in BACKEND_NAMES} }"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip marked tests with the reason that names what is missing; keep on one worker what shares costly fixtures."""
-    with_engine = {item.path for item in items if "docker_host" in getattr(item, "fixturenames", ())}
+    """Skip marked tests with the reason that names what is missing."""
     for item in items:
-        item.add_marker(
-            pytest.mark.xdist_group("docker" if item.path in with_engine else f"{item.path.parent.name}.{item.path.stem}")
-        )
         if item.get_closest_marker("root") and (reason := _reason_against("libbpf")):
             item.add_marker(pytest.mark.skip(reason=f"no eBPF here: {reason}"))
         if item.get_closest_marker("torch") and not _has_torch():
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give workers whole modules, and one worker all that share a Docker Engine or look for what tracers leave behind."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByModule(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            module: str = super()._split_scope(nodeid)
+            return "shared" if _shares(module) else module
+
+    return ByModule(config, log)
+
+
+@functools.cache
+def _shares(module: str) -> bool:
+    return re.search(r"\b(docker_host|test_image|left_behind)\b", (ROOT / module).read_text()) is not None
 
 
 def pytest_configure() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
+from tests.tracing_tools.test_faults import left_behind, wait_for
 from tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
 from tracing_tools.backends.base import Scope
 from tracing_tools.backends.kernel_types import KernelTypes
@@ -311,14 +312,18 @@ def test_bpftrace_ends_with_a_killed_tracer(tmp_path):
         started = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children.read_text().split()}
     tracer.kill()
     tracer.wait()
-    script = next(pid for pid, name in started.items() if name == "bpftrace")
-    for _ in range(200):
-        if not Path(f"/proc/{script}").exists() or "(zombie)" in Path(f"/proc/{script}/status").read_text():
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("bpftrace is still attached")
-    os.kill(int(next(pid for pid, name in started.items() if name == "sleep")), signal.SIGKILL)
+    script, job = (next(pid for pid, name in started.items() if name == wanted) for wanted in ("bpftrace", "sleep"))
+    wait_for(lambda: _has_ended(script), "the end of bpftrace")
+    os.kill(int(job), signal.SIGKILL)
+    record(tmp_path, "libbpf", "true")  # the next trace removes what the killed one left
+    assert not left_behind()
+
+
+def _has_ended(pid: str) -> bool:
+    try:
+        return "(zombie)" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
 
 
 def test_bpftrace_says_why_it_cannot(tmp_path, monkeypatch):
