@@ -129,6 +129,23 @@ def calls_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server of moto's on a free port, with the bucket `data`; its keys are `key` and `secret`."""
+    moto = pytest.importorskip("moto.server", reason="needs moto's S3 server")
+    pytest.importorskip("s3fs", reason="needs s3fs")
+    import boto3
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="data")
+    yield url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
 def docker_host() -> Iterator[str]:
     """The address of a Docker Engine, which DOCKER_HOST names meanwhile; see tests/docker_engine.py."""
     from tests.docker_engine import docker_engine

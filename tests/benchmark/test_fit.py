@@ -69,11 +69,9 @@ def knobs(config: Config) -> dict[str, object]:
     "changes",
     [
         {},
-        {"batch_size": 4},
-        {"workers": 3},
-        {"workers": 0},
+        {"batch_size": 4, "workers": 3},
+        {"workers": 0, "epochs": 3, "checkpoint_every": 3},
         {"epochs": 4, "eval_every": 2, "checkpoint_every": 2},
-        {"epochs": 3, "checkpoint_every": 3},
         {"eval_every": 0, "checkpoint_every": 0},
     ],
 )

@@ -392,27 +392,10 @@ def test_millions_of_files_are_named_by_number(tmp_path: Path) -> None:
     assert isinstance(samples, Samples) and not isinstance(samples.files, list)
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[str]:
-    """An S3 server of moto's on a free port, with a bucket."""
-    moto = pytest.importorskip("moto.server", reason="needs moto's S3 server")
-    pytest.importorskip("s3fs", reason="needs s3fs")
-    import boto3
-
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="data")
-    yield url
-    server.stop()
-
-
 @pytest.mark.parametrize("name", ["npy", "npz", "hdf5", "parquet", "bin"])
-def test_samples_come_out_of_an_object_store(generated: Path, store: str, name: str) -> None:
+def test_samples_come_out_of_an_object_store(generated: Path, s3_server: str, name: str) -> None:
     options: dict[str, str | int | float | bool | None] = {
-        "access_key_id": "key", "secret_access_key": "secret", "endpoint_url": store, "region": "us-east-1",
+        "access_key_id": "key", "secret_access_key": "secret", "endpoint_url": s3_server, "region": "us-east-1",
     }  # fmt: skip
     config = workload(Path(name), name)
     config.storage = Storage(storage_type="s3", storage_root="s3://data", storage_options=options)
@@ -422,7 +405,7 @@ def test_samples_come_out_of_an_object_store(generated: Path, store: str, name: 
     assert isinstance(folder, RemoteFolder) and folder.path == f"s3://data/{name}"
     from benchmark.readers.remote import RemoteOpener
 
-    files = RemoteOpener("s3", {"key": "key", "secret": "secret", "endpoint_url": store}).file_system()
+    files = RemoteOpener("s3", {"key": "key", "secret": "secret", "endpoint_url": s3_server}).file_system()
     files.put(str(generated / name) + "/", f"data/{name}/", recursive=True)
     layout = layout_of(name)
     samples = open_dataset(config).train

@@ -1,14 +1,10 @@
 """Data sets in object stores: through fsspec's memory store, and through S3's own protocol where a local server is installed."""
 
-import importlib.util
 import os
-import socket
 import subprocess
 import sys
-import time
 from itertools import count
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -94,53 +90,25 @@ def test_damage_and_absence_are_found(url):
         remote.generate(SMALL, "nosuch://bucket", samples=1)
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    for name in ("s3fs", "moto", "flask"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"needs the Python package {name}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stderr=subprocess.DEVNULL)
-    endpoint = f"http://127.0.0.1:{port}"
-    settings = {
-        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1", "TMPDIR": str(tmp_path_factory.mktemp("staging")),
-    }  # fmt: skip
-    try:
-        _wait_for(endpoint)
-        yield os.environ | settings
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _wait_for(endpoint):
-    for _ in range(200):
-        try:
-            urlopen(f"{endpoint}/moto-api/").close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail("the S3 server does not answer")
-
-
 def _iotwin(environment, *arguments):
     command = [sys.executable, "-m", "iotwin.main", "generate", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
 
 
-def test_s3(s3, tmp_path):
-    make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
-    subprocess.run([sys.executable, "-c", make], check=True, env=s3)
+def test_s3(s3_server, tmp_path):
+    import s3fs
+
+    environment = os.environ | {
+        "AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1", "TMPDIR": str(tmp_path),
+    }  # fmt: skip
     request = ["unet3d", "--samples", 4, "--scale", 0.4, "--workers", 2]
-    for target in ("s3://bucket/kits", tmp_path / "local"):
-        done = _iotwin(s3, *request, "-o", target)
+    for target in ("s3://data/kits", tmp_path / "local"):
+        done = _iotwin(environment, *request, "-o", target)
         assert done.returncode == 0, done.stderr
-    fetch = "import s3fs, sys; s3fs.S3FileSystem().get('bucket/kits', sys.argv[1], recursive=True)"
-    subprocess.run([sys.executable, "-c", fetch, tmp_path / "fetched"], check=True, env=s3)
+    store = s3fs.S3FileSystem(key="key", secret="secret", endpoint_url=s3_server)
+    store.get("data/kits", str(tmp_path / "fetched"), recursive=True)
     assert content(tmp_path / "fetched") == content(tmp_path / "local")
-    assert _iotwin(s3, "-o", "s3://bucket/kits", "--verify").returncode == 0
-    refused = _iotwin(s3, *request, "-o", "s3://nobucket/kits")
+    assert _iotwin(environment, "-o", "s3://data/kits", "--verify").returncode == 0
+    refused = _iotwin(environment, *request, "-o", "s3://nobucket/kits")
     assert refused.returncode == 1 and refused.stderr.strip().count("\n") == 0 and "s3://nobucket/kits" in refused.stderr
