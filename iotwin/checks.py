@@ -9,8 +9,8 @@ from collections.abc import Iterator
 Check = tuple[str, str, str | None]  # name, what it is for, why not (None: it works)
 
 _BACKEND_PURPOSES = {
-    "libbpf": "tracing by eBPF, near no overhead; alone records io_uring, libaio, memory maps, block requests",
-    "bcc": "the system calls of the same, where clang or libbpf are missing",
+    "libbpf": "eBPF, near no overhead; all that --detail has",
+    "bcc": "its calls, where clang or libbpf are missing",
     "bpftrace": "tracing by a script in bpftrace, dearer a call",
     "strace": "tracing without root or eBPF, exact but slow",
     "preload": "tracing without root, fast, dynamically linked programs only",

@@ -5,6 +5,8 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.trace.records import EVENT, NAME_FORK, NAME_OPENED, NameRecord, pack_name, read_names
@@ -22,10 +24,11 @@ class FakeRing:
         self.produced = 0
 
     def put(self, content: bytes) -> None:
-        for i, byte in enumerate(content):
-            place = (self.produced + i) % SIZE
-            for copy in (0, SIZE):
-                os.pwrite(self.fd, bytes([byte]), 2 * mmap.PAGESIZE + place + copy)
+        place = self.produced % SIZE
+        first = content[: SIZE - place]  # what does not fit before the end lies at the beginning
+        for copy in (0, SIZE):
+            os.pwrite(self.fd, first, 2 * mmap.PAGESIZE + place + copy)
+            os.pwrite(self.fd, content[len(first) :], 2 * mmap.PAGESIZE + copy)
         self.produced += len(content)
         os.pwrite(self.fd, self.produced.to_bytes(8, "little"), mmap.PAGESIZE)
 
@@ -70,6 +73,33 @@ def test_a_record_still_being_written_holds_back_what_follows(ring):
     assert len(reader.fixed_records(EVENT)) == 0
     ring.patch_header(EVENT.itemsize, EVENT.itemsize - 8)
     assert reader.fixed_records(EVENT)["start_ns"].tolist() == [2, 3]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.sampled_from(["sent", "given up"]), max_size=40), max_size=8))
+def test_records_that_were_given_up_are_passed_over(bursts):
+    """As bpf_ringbuf_discard leaves them: the rest arrives once and in order, and nothing stays behind."""
+    fake = FakeRing()
+    reader, number, sent, got = RingBuffer(fake.fd, SIZE), 0, [], []
+    for burst in bursts:
+        for what in burst:
+            number += 1
+            fake.put(event(number, header=(EVENT.itemsize - 8) | (DISCARD if what == "given up" else 0)))
+            sent += [number] if what == "sent" else []
+        while len(records := reader.fixed_records(EVENT)):
+            got += records["start_ns"].tolist()
+            reader.consume(records.nbytes)
+        assert reader.pending_bytes() == 0
+    assert got == sent
+    os.close(fake.fd)
+
+
+def test_a_name_that_was_given_up_is_passed_over(ring):
+    reader = RingBuffer(ring.fd, SIZE)
+    for path, header in ((b"/a", 0), (b"/given/up", DISCARD), (b"/b", 0)):
+        record = pack_name(NameRecord(5, NAME_OPENED, 1, 2, 0, 0, 3, 4, 5, 0o100644, 6, path))
+        ring.put((int.from_bytes(record[:4], "little") | header).to_bytes(4, "little") + record[4:])
+    assert [record.text for record in read_names(bytes(reader.variable_records()))] == [b"/a", b"/b"]
 
 
 def test_variable_records_of_every_length_survive_wrapping(ring):

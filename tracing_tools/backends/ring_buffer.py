@@ -33,15 +33,24 @@ class RingBuffer:
         return int(self._producer[0]) - int(self._consumer[0])
 
     def fixed_records(self, record: np.dtype[np.void]) -> NDArray[np.void]:
-        """Return a view of the finished records of type `record` (header included); call `consume` once they are saved."""
-        begin = int(self._consumer[0]) & (self.size_bytes - 1)
-        count = self.pending_bytes() // record.itemsize
-        records = self._data[begin : begin + count * record.itemsize].view(record)
-        unfinished = records["header"] != record.itemsize - _HEADER_BYTES
-        return records[: int(unfinished.argmax())] if unfinished.any() else records
+        """Return a view of the finished records of type `record` (header included); call `consume` once they are saved.
+
+        It ends before a record that is still being written, or that its program gave up; the next call passes over the latter.
+        """
+        length = record.itemsize - _HEADER_BYTES
+        while True:
+            begin = int(self._consumer[0]) & (self.size_bytes - 1)
+            count = self.pending_bytes() // record.itemsize
+            records = self._data[begin : begin + count * record.itemsize].view(record)
+            others = np.flatnonzero(records["header"] != length)
+            if len(others) == 0:
+                return records
+            if others[0] or records["header"][0] != length | _DISCARD:
+                return records[: others[0]]
+            self.consume(record.itemsize)
 
     def variable_records(self) -> NDArray[np.uint8]:
-        """Return a view of the bytes of the finished records, each with its header and padded to 8 bytes.
+        """Return a view of the bytes of the finished records, each with its header and padded to 8 bytes, given-up ones too.
 
         A loop over headers: these records are rare.
         """

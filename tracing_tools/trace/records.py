@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RING_HEADER_BYTES = 8
+_LENGTH_MASK, _GIVEN_UP = (1 << 30) - 1, 1 << 30  # of the header's first word; the second is the kernel's discard bit
 
 EVENT = np.dtype([
     ("header", "<u4"), ("page", "<u4"),
@@ -91,20 +92,21 @@ def _text(type_: int, data: bytes, given_length: int) -> bytes:
 
 
 def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
-    """Yield the records of a names segment; a torn record at the end is left out."""
+    """Yield the records of a names segment; those that their program gave up and a torn one at the end are left out."""
     position = 0
     while position + _NAME_HEAD.itemsize <= len(content):
         head = _NAME_STRUCT.unpack_from(content, position)
         header, _, time_ns, inode, file_size, type_, pid, tid, device, generation, mode, parent, result, given_length, length = (
             head
         )
-        size = header & 0x3FFFFFFF
+        size = header & _LENGTH_MASK
         end = position + RING_HEADER_BYTES + size
         if end > len(content) or size < _NAME_HEAD.itemsize - RING_HEADER_BYTES:
             return
-        begin = position + _NAME_HEAD.itemsize
-        text = _text(type_, content[begin : begin + length], given_length)
-        yield NameRecord(time_ns, type_, pid, tid, parent, result, inode, device, generation, mode, file_size, text)
+        if not header & _GIVEN_UP:
+            begin = position + _NAME_HEAD.itemsize
+            text = _text(type_, content[begin : begin + length], given_length)
+            yield NameRecord(time_ns, type_, pid, tid, parent, result, inode, device, generation, mode, file_size, text)
         position += RING_HEADER_BYTES + (size + 7) // 8 * 8
 
 
