@@ -59,3 +59,26 @@ def test_two_jobs_each_with_its_trace(tmp_path, test_image, environment):
 def test_what_cannot_be(environment, arguments, says):
     result = trace_sh(environment, *arguments)
     assert result.returncode == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("option", "setup", "found"), [
+    (["--drop-caches"], "true", "3\n"), ([], "true", "untouched\n"), (["--drop-caches"], "mount -o remount,bind,ro $file", None),
+])  # fmt: skip
+def test_the_page_cache_is_dropped_before_the_jobs_start_and_only_when_asked(tmp_path, option, setup, found):
+    """A file lies over the kernel's in a mount namespace of our own; the tracer here only notes what it finds in it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "iotwin").write_text(f"#!/bin/sh\ncat /proc/sys/vm/drop_caches > {tmp_path}/found\n")
+    (tmp_path / "bin" / "iotwin").chmod(0o755)
+    (tmp_path / "start.sh").touch()
+    (tmp_path / "drop").write_text("untouched\n")
+    arguments = ["-w", "dlio", "-l", tmp_path / "start.sh", "-o", tmp_path / "out", *option]
+    inside = f'file=/proc/sys/vm/drop_caches; mount --bind {tmp_path}/drop $file && {setup} && exec bash "$@"'
+    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    command = ["unshare", "--mount", "sh", "-c", inside, "sh", SCRIPT, *map(str, arguments)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    if found is None:
+        assert result.returncode == 1 and "cannot be dropped here" in result.stderr and not (tmp_path / "found").exists()
+    else:
+        assert result.returncode == 0, result.stderr
+        assert (tmp_path / "found").read_text() == found
