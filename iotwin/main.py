@@ -127,6 +127,11 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"iotwin {command.name}: interrupted", file=sys.stderr)
         return 130
+    except MemoryError:
+        if args.debug:
+            raise
+        print(f"iotwin {command.name}: the machine refused memory; free some, or raise the limit (ulimit -v)", file=sys.stderr)
+        return 1
     except OSError as error:
         if args.debug:
             raise

@@ -32,6 +32,7 @@ _BUSY_EVENTS = 1000  # in one drain
 _CLOCK_EVERY_NS = 10_000_000_000
 _LEDGER_EVERY_NS = 500_000_000  # also how much a killed recorder may leave uncounted
 _CONTAINERS_EVERY_NS = 100_000_000  # a container lives longer than this
+_NO_MEMORY = "the machine refused memory"
 _GRACE_S = 5.0  # between asking an interrupted job to end and ending it
 
 
@@ -71,7 +72,7 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
         held, forwarded = _record(target, backend, directory, manifest, options)
         note(f"finishing {directory}")
         try:
-            _finish(held, manifest, user)
+            _finish(held, directory, manifest, user)
             _wait_for(target, forwarded)
         finally:
             held.close()
@@ -126,8 +127,14 @@ def _wait_for(target: TraceTarget, forwarded: list[Tail]) -> None:
         tail.forward()
 
 
-def _finish(held: _HeldDirectory, manifest: Manifest, user: User | None) -> None:
-    finish_trace(held.path, manifest)
+def _finish(held: _HeldDirectory, directory: Path, manifest: Manifest, user: User | None) -> None:
+    try:
+        write_manifest(held.path, manifest)  # so that a recovery, should one be needed, knows how the job ended
+        finish_trace(held.path, manifest)
+    except (MemoryError, OSError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else _NO_MEMORY
+        message = f"{directory} cannot be finished: {reason}; free some, then finish it with: iotwin recover {directory}"
+        raise IotwinError(message) from error
     if user is not None:
         # What lies deepest first: a directory that is the user's already could be filled with links meanwhile.
         for path in (*reversed(list(held.path.rglob("*"))), held.path / "."):
@@ -251,14 +258,15 @@ class _Session:
                 self._pause_s = _POLL_BUSY_S
             self._journal()
             return busy
-        except IotwinError as error:
-            note(f"{error}; the job goes on untraced")
-            self._fail(error)
+        except (IotwinError, MemoryError) as error:
+            reason = _NO_MEMORY if isinstance(error, MemoryError) else str(error)
+            note(f"{reason}; the job goes on untraced")
+            self._fail(reason)
             return False
 
-    def _fail(self, error: IotwinError) -> None:
-        # A new error: the old one's traceback would keep the ring buffer mapped.
-        self._failure = IotwinError(str(error))
+    def _fail(self, reason: str) -> None:
+        # Raised at the end: the traceback of what failed now would keep the ring buffer mapped.
+        self._failure = IotwinError(reason)
         self._recording.release_reserve()
 
     def _journal(self) -> None:
@@ -300,7 +308,7 @@ class _Session:
         try:
             self._backend.stop(None if self._failure else self._recording)
         except IotwinError as error:
-            self._fail(error)
+            self._fail(str(error))
             self._backend.stop(None)
         self._append_ledger()
         self._recording.append_clock()

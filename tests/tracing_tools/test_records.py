@@ -161,23 +161,31 @@ def test_a_missing_tracepoint_is_left_out_and_said(monkeypatch):
         backend.stop(None)
 
 
-def test_without_btf_the_reason_is_one_line(monkeypatch):
-    from tracing_tools.backends import libbpf
+@pytest.mark.parametrize(
+    ("what", "content", "says"),
+    [
+        ("_BTF", None, "no BTF"),
+        ("_LOCKDOWN", "none integrity [confidentiality]\n", "locked down (confidentiality)"),
+        ("_STATUS", "Name:\tpython\nCapEff:\t00000000a80425fb\n", "CAP_BPF and CAP_PERFMON"),  # of a container's root
+    ],
+)
+def test_what_a_kernel_refuses_is_said_in_one_line_by_every_backend(tmp_path, monkeypatch, what, content, says):
+    from tracing_tools.backends import bcc, bpftrace, kernel_support, libbpf
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) != "/sys/kernel/btf/vmlinux" and exists(path))
-    reason = libbpf.unavailable_reason()
-    assert reason is not None and "BTF" in reason and "\n" not in reason
-
-
-def test_without_libbpf_the_reason_is_one_line(monkeypatch):
-    from tracing_tools.backends import libbpf
-
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    able = {"_BTF": "", "_LOCKDOWN": "none [integrity] confidentiality\n", "_STATUS": "CapEff:\t000001ffffffffff\n"}
+    for name, text in {**able, what: content}.items():
+        monkeypatch.setattr(kernel_support, name, tmp_path / name)
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    for backend in (libbpf, bcc, bpftrace):
+        reason = backend.unavailable_reason()
+        assert reason is not None and says in reason and "\n" not in reason
+    for name, text in able.items():
+        (tmp_path / name).write_text(text)
+    assert kernel_support.ebpf_unavailable_reason() is None
     monkeypatch.setattr(libbpf, "libbpf_available", lambda: False)
-    reason = libbpf.unavailable_reason()
-    assert reason is not None and ("libbpf" in reason or "BTF" in reason) and "\n" not in reason
+    assert "libbpf.so.1 is not installed" in (libbpf.unavailable_reason() or "")
 
 
 def test_finishing_imports_no_pandas():

@@ -1,6 +1,7 @@
 """Targets that are missing, die, are renamed or run out of memory; tracers that are killed; jobs that lay traps for them."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -138,12 +139,31 @@ def test_a_job_cannot_replace_its_logs(open_path):
     assert Trace(open_path / "t").manifest.status == "complete"
 
 
-@pytest.mark.parametrize("limit_kib", [250_000, 330_000])
-def test_a_machine_short_of_memory(tmp_path, limit_kib):
+def test_a_machine_short_of_memory_at_the_start(tmp_path):
     """The kernel refuses the tracer memory at one point or another: the job has run whole or not at all, nothing is left."""
-    script = f"ulimit -v {limit_kib}; exec {sys.executable} -m iotwin.main trace -o {tmp_path}/t -- touch {tmp_path}/ran"
+    script = f"ulimit -v 250000; exec {sys.executable} -m iotwin.main trace -o {tmp_path}/t -- touch {tmp_path}/ran"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=100)
     assert result.returncode == 0 or not (tmp_path / "t" / "manifest.json").exists(), result.stderr
     assert (tmp_path / "ran").exists() == (result.returncode == 0)
+    assert not left_behind()
+
+
+def test_a_machine_short_of_memory_at_the_end(tmp_path):
+    """From the middle of the job on the kernel gives the tracer none: the job ends whole, and the trace once there is some."""
+    gate, log = tmp_path / "gate", tmp_path / "t" / "logs" / "stdout"
+    tracer = start(
+        "trace", "-o", tmp_path / "t", "--", "sh", "-c", f"echo begun; while [ ! -e {gate} ]; do sleep 0.1; done; exit 3"
+    )
+    wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
+    resource.prlimit(tracer.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    gate.touch()
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode == 1 and "Traceback" not in errors
+    assert "cannot be finished" in errors.splitlines()[-1] and f"iotwin recover {tmp_path}/t" in errors.splitlines()[-1]
+    refused = run_iotwin("info", tmp_path / "t")
+    assert refused.returncode == 1 and "recover" in one_line(refused)
+    assert run_iotwin("recover", tmp_path / "t").returncode == 0
+    trace = Trace(tmp_path / "t")
+    assert trace.manifest.status == "recovered" and trace.manifest.exit_status == 3 and trace.manifest.lost_events == 0
     assert not left_behind()

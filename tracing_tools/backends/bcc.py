@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import BCC_SOURCE
@@ -76,12 +77,8 @@ _HEADERS = {
 
 def unavailable_reason() -> str | None:
     """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
-    if os.uname().machine != "x86_64":
-        return f"the probes read x86-64 registers; this machine is {os.uname().machine}"
-    if os.geteuid() != 0:
-        return "loading eBPF needs root; run under sudo"
-    if not Path("/sys/kernel/btf/vmlinux").exists():
-        return "the kernel has no BTF (/sys/kernel/btf/vmlinux); it was built without CONFIG_DEBUG_INFO_BTF"
+    if reason := ebpf_unavailable_reason():
+        return reason
     try:
         _module()
     except IotwinError as error:

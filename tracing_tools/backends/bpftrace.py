@@ -20,6 +20,7 @@ import pyarrow.csv as csv
 from numpy.typing import NDArray
 
 from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
 from tracing_tools.probes import BPFTRACE_EVENTS
 from tracing_tools.trace import records
@@ -46,15 +47,9 @@ _NOTE = (
 
 def unavailable_reason() -> str | None:
     """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
-    if os.uname().machine != "x86_64":
-        return f"the script knows the system calls of x86-64; this machine is {os.uname().machine}"
-    if os.geteuid() != 0:
-        return "loading eBPF needs root; run under sudo"
-    if shutil.which("bpftrace") is None:
-        return "bpftrace is not installed; install the package bpftrace"
-    if not Path("/sys/kernel/btf/vmlinux").exists():
-        return "the kernel has no BTF (/sys/kernel/btf/vmlinux); it was built without CONFIG_DEBUG_INFO_BTF"
-    return None
+    if reason := ebpf_unavailable_reason():
+        return reason
+    return None if shutil.which("bpftrace") else "bpftrace is not installed; install the package bpftrace"
 
 
 class BpftraceBackend:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracing_tools.backends.base import Ledger, Scope
 from tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
+from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.lanes import Lanes
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import compiled_probes
@@ -33,12 +34,8 @@ _OPTIONAL = {
 
 def unavailable_reason() -> str | None:
     """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
-    if os.uname().machine != "x86_64":
-        return f"the probes read x86-64 registers; this machine is {os.uname().machine}"
-    if os.geteuid() != 0:
-        return "loading eBPF needs root; run under sudo"
-    if not Path("/sys/kernel/btf/vmlinux").exists():
-        return "the kernel has no BTF (/sys/kernel/btf/vmlinux); it was built without CONFIG_DEBUG_INFO_BTF"
+    if reason := ebpf_unavailable_reason():
+        return reason
     if not libbpf_available():
         return "libbpf.so.1 is not installed; install the package libbpf1"
     return None
