@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tracesim import Similarity, compare_all
+from tracesim import Similarity, compare_all, score_all
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.manifest import MANIFEST_NAME
 from tracing_tools.trace.output import write_whole
@@ -33,10 +33,13 @@ def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
     for path in (a, b):
         if not path.is_dir():
             raise UsageError(f"{path}: no such trace or folder of traces; check the path")
-    similarities = compare_all([Trace(path) for path in rows], [Trace(path) for path in columns])
-    matrix = [[similarity.overall for similarity in row] for row in similarities]
+    real, emulated = ([Trace(path) for path in paths] for paths in (rows, columns))
     names = {"rows": [path.name for path in rows], "columns": [path.name for path in columns]}
-    if output is not None:
+    if output is None:
+        matrix = score_all(real, emulated)
+    else:
+        similarities = compare_all(real, emulated)
+        matrix = [[similarity.overall for similarity in row] for row in similarities]
         for row in similarities:
             for similarity in row:
                 _write_pair(similarity, output, f"{Path(similarity.path_a).stem}__{Path(similarity.path_b).stem}")

@@ -107,6 +107,24 @@ def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Si
     ]
 
 
+def score_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[float | None]]:
+    """Return the overall scores that `compare_all` gives, None where they are withheld: hundreds of pairs in a second.
+
+    Without confidence intervals, which take most of the time of a comparison.
+    """
+    traces = [*rows, *columns]
+    profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
+    known = [lost_share(trace) <= MOST_LOST for trace in traces]
+    summaries = [summarise(profile) for profile in profiles]
+    return [
+        [
+            _overall_of(_scores(summaries[row], summaries[column])) if known[row] and known[column] else None
+            for column in range(len(rows), len(traces))
+        ]
+        for row in range(len(rows))
+    ]
+
+
 def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similarity:
     """Score the second profile against the first; further ones are of repeats of the first."""
     names = ["A", "B", *(f"repeat {number}" for number in range(1, len(traces) - 1))]
