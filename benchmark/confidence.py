@@ -32,6 +32,10 @@ class Estimate(NamedTuple):
         """Return the same in a unit `factor` times smaller."""
         return Estimate(*(None if bound is None else bound * factor for bound in self))  # type: ignore[arg-type]
 
+    def at_most(self, most: float) -> "Estimate":
+        """Return the same with nothing above `most`."""
+        return Estimate(*(None if bound is None else min(most, bound) for bound in self))  # type: ignore[arg-type]
+
     def document(self) -> dict[str, float | None]:
         """Return it for JSON."""
         return self._asdict()

@@ -11,12 +11,13 @@ from benchmark.readers import local_opener
 from benchmark.readers.access import Opener
 from benchmark.readers.remote import RemoteOpener, one_line
 from datagen.layouts import FormatLayout
-from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 
 Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
 
 _PROTOCOLS = {"s3": "s3", "s3dlio": "s3"}
 _S3_OPTIONS = {"access_key_id": "key", "secret_access_key": "secret", "endpoint_url": "endpoint_url"}  # DLIO's names and s3fs's
+_S3_MORE = ("region", "s3_force_path_style", "s3_max_attempts", "storage_library")  # the last of no effect, as in the section
 
 
 class Folder(Protocol):
@@ -123,10 +124,25 @@ def _options(protocol: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return DLIO's storage options under s3fs's names; of another file system, as they stand."""
     if protocol != "s3":
         return dict(options)
+    known = [*_S3_OPTIONS, *_S3_MORE]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"storage.storage_options.{name}: unknown{nearest(name, known)}; known: {', '.join(known)}")
     found = {ours: options[name] for name, ours in _S3_OPTIONS.items() if options.get(name) is not None}
     if region := options.get("region"):
         found["client_kwargs"] = {"region_name": region}
-    return found
+    configured: dict[str, object] = {}
+    if str(options.get("s3_force_path_style", False)).lower() == "true":  # DLIO has it as text
+        configured["s3"] = {"addressing_style": "path"}
+    if attempts := options.get("s3_max_attempts"):
+        configured["retries"] = {"max_attempts": _whole(attempts, "s3_max_attempts")}
+    return {**found, "config_kwargs": configured} if configured else found
+
+
+def _whole(value: object, name: str) -> int:
+    if not str(value).isdecimal():
+        raise UsageError(f"storage.storage_options.{name}: '{value}' is no number")
+    return int(str(value))
 
 
 class NamedFiles(Sequence[Paths]):

@@ -1,6 +1,10 @@
 """Which loader a workload has, and in which order its training samples come."""
 
+import math
 from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
 
 from benchmark.config import Config
 from benchmark.dataset import Samples
@@ -11,7 +15,9 @@ from benchmark.pinned import PinnedCopies
 from benchmark.plugins import LOADERS, SAMPLERS, load_plugin
 from benchmark.readers import file_format
 from benchmark.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
+from tracing_tools.trace.progress import note
 
+_FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # loaders, and the package that each needs
 _NATIVE = ("native", "synthetic", "dali", "native_dali", "terabyte", "none")
 _PREFETCH_FACTOR = 2  # batches a worker, PyTorch's default; also DLIO's for tf.data
 _CYCLE = 8  # files that the BERT job takes turns among
@@ -31,11 +37,15 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
     total = reader.prefetch_size
     prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
     name = reader.data_loader_classname or reader.data_loader
+    if name in _FRAMEWORKS and not _installed(_FRAMEWORKS[name]):
+        name = "native"
+        if not evaluation:
+            note(f"{_FRAMEWORKS[reader.data_loader]} is not installed: the native loader reads, by the same system calls")
     streamed = file_format(config) == "tfrecord" and not reader.odirect and not twin.reader.mmap
     if name == "pytorch":
         from benchmark.torch_loader import TorchLoader
 
-        return TorchLoader(fetcher, config, workers, prefetch, int(config.dataset.record_length_bytes_resize or 0))
+        return TorchLoader(fetcher, config, workers, prefetch, _handed_bytes(config))
     if name == "tensorflow":
         from benchmark.tensorflow_loader import TfMapLoader, TfRecordLoader
 
@@ -52,6 +62,21 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
     else:
         loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers)
     return PinnedCopies(loader) if twin.reader.pinned_copies else loader
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # somebody has put something else in its place
+        return False
+
+
+def _handed_bytes(config: Config) -> int:
+    """Return the bytes of the tensor that stands for a sample; 0 for none."""
+    dims = config.reader.transformed_record_dims
+    if dims:
+        return math.prod(dims) * np.dtype(config.reader.transformed_record_element_type).itemsize
+    return int(config.dataset.record_length_bytes_resize or 0)
 
 
 def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation: bool) -> StreamPlan:

@@ -81,8 +81,8 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
     # Sums over ranks, whose steps run side by side.
     side_by_side = every["step_ns"] / np.maximum(every["ranks"], 1)
     return {
-        "au_percentage": _document(with_overhead, 100.0),
-        "au_without_overhead_percentage": _document(without, 100.0),
+        "au_percentage": _share(with_overhead),
+        "au_without_overhead_percentage": _share(without),
         "samples_per_second": _document(ratio(every["samples"], side_by_side), 1e9),
         "bytes_per_second": _document(ratio(every["bytes_read"], side_by_side), 1e9),
         "data_wait_s": _document(mean(columns["data_wait_ns"]), 1e-9),
@@ -98,6 +98,11 @@ def _over_ranks(columns: _Columns) -> _Columns:
     names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read")
     summed = {name: np.bincount(place, weights=columns[name], minlength=len(order)).astype(np.int64) for name in names}
     return {**summed, "ranks": np.bincount(place, minlength=len(order)).astype(np.int64)}
+
+
+def _share(estimate: Estimate | None) -> dict[str, float | None] | None:
+    """An estimate of a share, in percent: whatever its interval, none is above all."""
+    return None if estimate is None else estimate.at_most(1.0).scaled(100.0).document()
 
 
 def _document(estimate: Estimate | None, factor: float) -> dict[str, float | None] | None:

@@ -38,10 +38,10 @@ def _training(metric: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
     lines = {"accelerator utilisation": "unknown: one step per epoch"}
     if (utilisation := metric["train_au_mean_percentage"]) is not None:
         reached = "reached" if metric["train_au_meet_expectation"] == "success" else "not reached"
-        without = estimates["au_without_overhead_percentage"]["value"]
-        lines["accelerator utilisation"] = (
-            f"{utilisation:.1f} %{_interval(estimates['au_percentage'])} (goal {reached}; "
-            f"{without:.1f} % without the emulator's own overhead)"
+        over_all, without = estimates["au_percentage"], estimates["au_without_overhead_percentage"]["value"]
+        lines["accelerator utilisation"] = f"{utilisation:.1f} % in the mean of epochs (goal {reached})"
+        lines["over all steps"] = (
+            f"{over_all['value']:.1f} %{_interval(over_all)}, {without:.1f} % without the emulator's own overhead"
         )
     throughput = metric["train_throughput_mean_samples_per_second"]
     lines["throughput"] = f"{throughput:.2f} samples/s{_interval(estimates['samples_per_second'])}"

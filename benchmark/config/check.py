@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from benchmark.config.durations import Quantiles, Uniform
 from benchmark.config.schema import Config
 from tracing_tools.trace.errors import UsageError, nearest
+
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1's
 
 
 def convert(raw: dict[str, Any], where: str) -> Config:
@@ -18,7 +21,7 @@ def convert(raw: dict[str, Any], where: str) -> Config:
     for at, key, known in _unknown_keys(raw, Config, ""):
         raise UsageError(f"{where}: {at + '.' if at else ''}{key}: unknown key{nearest(str(key), known)}")
     try:
-        config = msgspec.convert(raw, Config)
+        config = msgspec.convert(_fitting(raw, Config), Config)
     except msgspec.ValidationError as error:
         problem, _, at = str(error).partition(" - at `$")
         key = at.strip("`").lstrip(".")
@@ -53,6 +56,29 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[str, s
             yield at, key, known
         elif key in fields:
             yield from _unknown_keys(item, fields[key], f"{at}.{key}" if at else key)
+
+
+def _fitting(value: Any, annotation: Any) -> Any:
+    """Return `value` without what is null, words for true and false as such, and whole numbers such as 1e6 as integers."""
+    kinds = set(_scalars(annotation))
+    match value:
+        case dict():
+            fields = {field.name: field.type for struct in _structs(annotation) for field in msgspec.structs.fields(struct)}
+            return {key: _fitting(item, fields.get(key)) for key, item in value.items() if item is not None}
+        case list():
+            return [_fitting(item, annotation) for item in value]
+        case str() if bool in kinds and str not in kinds:
+            return _TRUTHS.get(value.lower(), value)
+        case float() if int in kinds and float not in kinds and value.is_integer():
+            return int(value)
+    return value
+
+
+def _scalars(annotation: Any) -> Iterator[type]:
+    if annotation in (bool, int, float, str):
+        yield annotation
+    for argument in () if typing.get_origin(annotation) is Literal else typing.get_args(annotation):
+        yield from _scalars(argument)
 
 
 def _allowed(key: str) -> list[str]:
@@ -91,6 +117,10 @@ def _check(config: Config, where: str) -> None:
         wrong += [(f"twin.{kind}", f"'{name}' must be a path inside data_folder") for name in names if not _is_file_name(name)]
         if len(set(names)) < len(names):
             wrong.append((f"twin.{kind}", "a name is listed twice"))
+    for key in ("dataset.record_element_type", "reader.transformed_record_element_type"):
+        section, _, name = key.partition(".")
+        if not _is_element_type(word := getattr(getattr(config, section), name)):
+            wrong.append((key, f"'{word}' is no element type; give one of numpy's such as uint8 or float32"))
     if wrong:
         raise UsageError(f"{where}: {wrong[0][0]}: {wrong[0][1]}")
 
@@ -129,6 +159,13 @@ def _wrong_distributions(value: Any, at: str) -> Iterator[tuple[str, str]]:
         case msgspec.Struct():
             for field in msgspec.structs.fields(value):
                 yield from _wrong_distributions(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
+
+
+def _is_element_type(word: str) -> bool:
+    try:
+        return np.dtype(word).itemsize > 0 and not np.dtype(word).hasobject
+    except TypeError:
+        return False
 
 
 def _is_file_name(name: str) -> bool:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmark.config.check import convert
+from benchmark.config.defaults import Base, bases, package
+from benchmark.config.interpolation import interpolate
 from benchmark.config.schema import Config
 from benchmark.config.spelling import fold_deviations, known_name, known_value
 from benchmark.config.text import parse, read
@@ -17,7 +19,7 @@ from tracing_tools.trace.errors import UsageError, nearest
 
 SHIPPED = Path(__file__).parent.parent / "workloads"
 _SELECTION = "workload="
-_IGNORED = ("hydra.output_subdir", "hydra/")  # of Hydra's own: how it logs and where it keeps its notes
+_IGNORED = ("hydra.", "hydra/")  # of Hydra's own, which says where results go (`spelling`), how it logs and where it keeps notes
 
 
 class Workload(NamedTuple):
@@ -31,6 +33,10 @@ class Workload(NamedTuple):
         return [(path, value, self._origin(path)) for path, value in _leaves(msgspec.to_builtins(self.config), "")]
 
     def _origin(self, path: str) -> str:
+        # A distribution may have been put together from keys below it and beside it.
+        parts = [origin for name, origin in self.origins.items() if name.startswith((f"{path}.", f"{path}_stdev"))]
+        if parts and path not in self.origins:
+            return parts[0]
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -66,14 +72,17 @@ def find(name: str, folder: Path | None = None) -> Path:
     """Return the YAML of the workload `name`; UsageError, naming the nearest, when there is none."""
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such directory; --config-dir is where NAME.yaml or workload/NAME.yaml is")
-    folders = [folder, folder / "workload"] if folder is not None else [SHIPPED]
-    known = {path.stem: path for each in folders for path in sorted(each.glob("*.yaml"))}
+    known = _yamls(SHIPPED) if folder is None else _yamls(folder) | _yamls(folder / "workload")
     if name not in known and name.replace("-", "_") in known:
         name = name.replace("-", "_")
     if name not in known:
         where = folder if folder is not None else "those shipped"
         raise UsageError(f"workload={name}: not among {where}{nearest(name, list(known))}; known: {', '.join(known) or 'none'}")
     return known[name]
+
+
+def _yamls(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def compose(path: Path, overrides: Sequence[str]) -> Workload:
@@ -84,50 +93,70 @@ def compose(path: Path, overrides: Sequence[str]) -> Workload:
         for name, value, origin in _settings(path, ()):
             _put(raw, origins, name, value, origin)
         for override in overrides:
-            if not override.lstrip("+").startswith(_IGNORED):
-                _put(raw, origins, *_override(override))
+            for name, value in _leaves(_override(override), ""):
+                if not (known := known_name(name, value)).startswith(_IGNORED):
+                    _put(raw, origins, known, value, override)
+        interpolate(raw, str(path))
         fold_deviations(raw)
         return Workload(convert(raw, str(path)), origins)
     except RecursionError:
         raise UsageError(f"{path}: an alias in it refers to itself; write the value out") from None
 
 
-def _settings(path: Path, within: tuple[Path, ...]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (path, value, origin) of everything the file says, what it builds on first."""
+def _settings(path: Path, within: tuple[Path, ...], section: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield (path, value, origin) of all that the file and those of its `defaults` say; of the same path the last one counts."""
     if path in within:
         raise UsageError(f"{path}: its defaults lead back to itself; name another workload there")
-    raw = read(path)
-    if list(raw) == ["workload"] and isinstance(raw["workload"], dict):  # as Hydra writes out what it composed
-        raw = raw["workload"]
-    bases = raw.pop("defaults", [])
-    for base in bases if isinstance(bases, list) else [bases]:
-        if base != "_self_":
-            yield from _settings(find(str(base), path.parent), (*within, path))
+    raw, text = read(path)
+    before, after = bases(raw.pop("defaults", None), path)
+    section = section or package(text)
+    for base in before:
+        yield from _base_settings(base, (*within, path))
+    yield from _own_settings(path, {section: raw} if section else raw)
+    for base in after:
+        yield from _base_settings(base, (*within, path))
+
+
+def _base_settings(base: Base, within: tuple[Path, ...]) -> Iterator[tuple[str, Any, str]]:
+    folders = [folder for folder in base.folders if folder.is_dir()]
+    for folder in folders:
+        if (path := _yamls(folder).get(base.name)) is not None:
+            yield from _settings(path, within, base.section)
+            return
+    if not base.optional:
+        known = [name for folder in folders for name in _yamls(folder)]
+        raise UsageError(f"{within[-1]}: defaults: {base.name}.yaml: not in {base.folders[-1]}{nearest(base.name, known)}")
+
+
+def _own_settings(path: Path, raw: dict[Any, Any]) -> Iterator[tuple[str, Any, str]]:
     told: set[str] = set()
-    for name, value in _leaves(raw, ""):
+    # hydra.run.dir first: where the workload says itself where results go, that counts.
+    for name, value in sorted(_leaves(raw, ""), key=lambda leaf: not leaf[0].startswith(_IGNORED)):
         known = known_name(name, value)
+        if known.startswith(_IGNORED):
+            continue
         if known in told:
             raise UsageError(f"{path}: {name}: given twice, also as {known}; remove one of them")
-        told.add(known)
+        if not name.startswith(_IGNORED):
+            told.add(known)
         yield known, value, path.name
 
 
 def _leaves(value: dict[Any, Any], at: str) -> Iterator[tuple[str, Any]]:
-    """Yield every value with its path; distributions, which have a type and are in a section, and empty sections count as one."""
+    """Yield every value with its path; distributions, which have a type and are in a section, and what is empty count as one."""
     for key, item in value.items():
         path = f"{at}.{key}" if at else str(key)
-        if isinstance(item, dict) and item and ("type" not in item or not at):
+        if isinstance(item, dict) and item and ("type" not in item or path.removeprefix("workload.") in Config.__struct_fields__):
             yield from _leaves(item, path)
         else:
             yield path, item
 
 
-def _override(override: str) -> tuple[str, Any, str]:
+def _override(override: str) -> dict[str, Any]:
     name, equals, text = override.lstrip("+").partition("=")
     if not equals or not all(name.split(".")):
         raise UsageError(f"'{override}' is not an override; write for example ++workload.reader.batch_size=4")
-    value = parse(text, f"'{override}'")
-    return known_name(name, value), value, override
+    return {name: parse(text, f"'{override}'")}
 
 
 def _put(raw: dict[str, Any], origins: dict[str, str], path: str, value: Any, origin: str) -> None:
@@ -135,12 +164,13 @@ def _put(raw: dict[str, Any], origins: dict[str, str], path: str, value: Any, or
     *sections, key = path.split(".")
     section: Any = raw
     for name in sections:
-        section = section.setdefault(name, {}) if isinstance(section, dict) else None
+        if isinstance(section, dict) and section.get(name) is None:
+            section[name] = {}
+        section = section[name] if isinstance(section, dict) else None
     if not isinstance(section, dict):
         raise UsageError(f"'{origin}': {'.'.join(sections)} is a value, not a section")
-    if (value := known_value(path, value)) is None:
-        section.pop(key, None)
-    elif not (value == {} and isinstance(section.get(key), dict)):
+    value = known_value(path, value)
+    if not (value == {} and isinstance(section.get(key), dict)):
         section[key] = value
     for below in [name for name in origins if name.startswith(f"{path}.")]:
         del origins[below]

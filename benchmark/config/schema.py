@@ -77,7 +77,9 @@ class Storage(Section):
 
     storage_type: Literal["local_fs", "parallel_fs", "direct_fs", "s3", "aistore", "s3dlio"] = "local_fs"
     storage_root: str = "./"
-    storage_options: dict[str, str | int | float | bool | None] = {}  # of the object store: endpoint_url, region, keys
+    storage_options: dict[
+        str, str | int | float | bool | list[str] | None
+    ] = {}  # of the object store: endpoint_url, region, keys
     storage_library: str | None = None  # of no effect: fsspec speaks to every store
 
 
@@ -133,7 +135,12 @@ class Dataset(Section):
     chunk_size: Count = 0
     keep_files: bool = True  # false: the files that this run generated are removed at its end
     generation_buffer_size: Size = 2 << 30  # of no effect: generation streams
-    data_gen_method: str | None = None  # of no effect
+    # Of the MLCommons fork, of no effect: files are named by number, not listed, and generated ones appear when they are whole.
+    data_gen_method: str | None = None
+    write_threads: Positive | None = None
+    skip_listing: bool = False
+    listing_validation_interval: Count = 0
+    post_generation_settle_seconds: Seconds = 0.0
     # Beyond DLIO: as in `iotwin generate --config`.
     record_length_distribution: Literal["normal", "lognormal"] = "normal"
     record_length_histogram: list[tuple[int, float]] = []
@@ -151,7 +158,7 @@ class Reader(Section):
     batch_size: Positive = 1
     batch_size_eval: Positive = 1
     read_threads: Processes = 1  # worker processes; 0: the main process reads
-    computation_threads: Processes = 1  # tf.data's parallel parsing; of no effect elsewhere
+    computation_threads: Processes = 1  # tf.data's parallel parsing; of no effect, as records are not parsed
     # Batches in flight over all workers, each having ceil(size / read_threads), as in DLIO. When not given, each worker has two
     # whatever their number, as in PyTorch.
     prefetch_size: Positive | None = None
@@ -166,6 +173,7 @@ class Reader(Section):
     pin_memory: bool = True  # the pytorch loader's; native copies where twin.reader.pinned_copies says so
     odirect: bool = False  # past the page cache
     dont_use_mmap: bool = False  # of no effect
+    # Of the tensor that the pytorch loader hands over for a sample, instead of record_length_bytes_resize.
     transformed_record_dims: list[Positive] = []
     transformed_record_element_type: str = "uint8"
 

@@ -40,6 +40,8 @@ def known_value(path: str, value: Any) -> Any:
     """Return `value` of the schema's `path` with the schema's words; None stands for a key that says nothing."""
     if path in _SHUFFLES and value is False:  # `off` to a YAML 1.1 reader that wrote it out again
         return "off"
+    if path == "dataset.parquet.columns" and isinstance(value, list):
+        return [{"name": column} if isinstance(column, str) else column for column in value]
     return None if path in _NONE_VALUES and value == _NONE_VALUES[path] else value
 
 
@@ -55,7 +57,7 @@ def fold_deviations(raw: dict[str, Any]) -> None:
         if not isinstance(section, dict):
             continue
         stdev = section.pop(stdev_key, None)
-        time = section.get(key, 0.0)
+        time = 0.0 if section.get(key) is None else section[key]
         if isinstance(time, dict) and "type" not in time:
             time = section[key] = {"type": "normal", **time} if time else 0.0
         if stdev is None or stdev == 0:

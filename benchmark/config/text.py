@@ -22,7 +22,19 @@ _ALWAYS_TOLD = frozenset({
 
 
 class _Yaml12(yaml.SafeLoader):
-    """YAML 1.2's scalars: ``off`` and ``no`` are words and ``1e-3`` is a number, where PyYAML follows YAML 1.1."""
+    """YAML 1.2's scalars: ``off`` and ``no`` are words and ``1e-3`` is a number, where PyYAML follows YAML 1.1.
+
+    Of 1.1 it keeps merge keys (``<<``) and ``1_000``; a key that is given twice is an error, as for OmegaConf.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node: Any = super().compose_mapping_node(anchor)
+        told: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in told:
+                raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark)
+            told.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -41,15 +53,16 @@ _Yaml12.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)", list("-+0123456789")),
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
 ):
     for _class in (_Yaml12, _Dumper):  # the dumper keeps YAML 1.1's as well
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+_Yaml12.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile("^<<$"), ["<"])
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the mapping in the YAML at `path`; UsageError, one line with the file, for anything else."""
+def read(path: Path) -> tuple[dict[Any, Any], str]:
+    """Return the mapping in the YAML at `path`, and its text; UsageError, one line with the file, for anything else."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -59,7 +72,7 @@ def read(path: Path) -> dict[str, Any]:
     raw = parse(text, str(path))
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: is not a workload: it should hold sections such as dataset: and train:")
-    return raw
+    return raw, text
 
 
 def parse(text: str, where: str) -> Any:

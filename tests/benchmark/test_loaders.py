@@ -105,6 +105,15 @@ def test_three_epochs_read_the_files_in_three_orders_of_the_formula(files: Path,
     assert expected[0] != expected[1] != expected[2] and sorted(expected[0]) == sorted(expected[2])
 
 
+@pytest.mark.parametrize(("name", "package"), [("pytorch", "torch"), ("tensorflow", "tensorflow")])
+def test_without_its_framework_a_workload_reads_natively(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # as if it were not installed
+    assert len(epoch(workload(files, data_loader=name, read_threads=0))) == len(epoch(workload(files, read_threads=0)))
+    assert f"{package} is not installed: the native loader reads" in capsys.readouterr().err
+
+
 def epoch(config: Config) -> list[Fetched]:
     samples = open_dataset(config).train
     with open_loader(config, samples) as loader:

@@ -43,7 +43,7 @@ def reference_files() -> list[Path]:
 
 def is_workload(path: Path) -> bool:
     """Whether it has sections of a workload; beside those lie Hydra's and MLPerf Storage's own configurations."""
-    return bool({"workflow", "model"} & read(path).keys())
+    return bool({"workflow", "model"} & read(path)[0].keys())
 
 
 def small(path: Path, folder: Path) -> list[str]:
