@@ -37,10 +37,11 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
     total = reader.prefetch_size
     prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
     name = reader.data_loader_classname or reader.data_loader
-    if name in _FRAMEWORKS and not _installed(_FRAMEWORKS[name]):
+    package = _FRAMEWORKS.get(name)
+    if package is not None and not _installed(package):
         name = "native"
         if not evaluation:
-            note(f"{_FRAMEWORKS[reader.data_loader]} is not installed: the native loader reads, by the same system calls")
+            note(f"{package} is not installed: the native loader reads, by the same system calls")
     streamed = file_format(config) == "tfrecord" and not reader.odirect and not twin.reader.mmap
     if name == "pytorch":
         from benchmark.torch_loader import TorchLoader
