@@ -23,12 +23,17 @@ _FIRST_STARTS_S = 4.0  # the longest that the first rank may need more than anot
 
 def under_mpi() -> bool:
     """Return whether this process was started as one of several."""
-    return max(int(os.environ.get(name, "1")) for name in _SIZE_VARIABLES) > 1
+    return max(_number(name, 1) for name in _SIZE_VARIABLES) > 1
 
 
 def started_as() -> int:
     """Return the number that the launcher gave this process, 0 where there is none, without starting MPI."""
-    return next((int(os.environ[name]) for name in _NUMBER_VARIABLES if name in os.environ), 0)
+    return next((_number(name, 0) for name in _NUMBER_VARIABLES if name in os.environ), 0)
+
+
+def _number(name: str, otherwise: int) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else otherwise
 
 
 def let_first_rank_speak() -> None:
@@ -43,14 +48,19 @@ def let_first_rank_speak() -> None:
 def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
     """Do `job` as this process's rank; return the results of all by number on rank 0, None elsewhere.
 
-    Raises IotwinError when mpi4py is missing. When a rank fails it says so on stderr and ends the run on all nodes with its exit
-    status; a rank that dies is noticed by mpirun or srun, which then end the others.
+    Raises IotwinError when mpi4py is missing or not of the MPI that the launcher speaks. When a rank fails it says so on stderr
+    and ends the run on all nodes with its exit status; a rank that dies is noticed by mpirun or srun, which then end the others.
     """
     try:
         from mpi4py import MPI
     except ImportError:
         raise IotwinError("running under mpirun needs mpi4py; install it with: pip install 'iotwin[mpi]'") from None
     world = MPI.COMM_WORLD
+    if world.Get_size() == 1:
+        raise IotwinError(
+            "several processes were started, but each is alone to MPI: mpi4py is made for another MPI than the launcher; "
+            "start them by the mpirun of that MPI, or by srun --mpi=pmix"
+        )
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     leader = node.bcast(world.Get_rank(), root=0)
     places = sorted(world.allgather((leader, world.Get_rank())))  # node by node, whatever order mpirun dealt ranks out in

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmark.mpi import _NUMBER_VARIABLES, _SIZE_VARIABLES, started_as, under_mpi
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun (Open MPI) is not installed")
@@ -24,8 +26,8 @@ SMALL = [
 PATIENCE_S = 100  # only a failing test waits this long
 
 
-def command(ranks: int, *words: str) -> list[str]:
-    launcher = ["mpirun", "-np", str(ranks), "--oversubscribe", "--allow-run-as-root"]
+def command(ranks: int, *words: str, launch: Sequence[str] = ()) -> list[str]:
+    launcher = ["mpirun", "-np", str(ranks), "--oversubscribe", "--allow-run-as-root", *launch]
     return [*launcher, sys.executable, "-m", "iotwin.main", "emulate", *SMALL, *words]
 
 
@@ -33,9 +35,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-def run(ranks: int, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(ranks: int, *words: str, folder: Path, launch: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(ranks, *words), cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=120
+        command(ranks, *words, launch=launch),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 
@@ -53,6 +61,49 @@ def test_ranks_share_the_samples_and_rank_0_has_the_results_of_all(ranks: int, t
     frame = pd.read_parquet(output / "metrics.parquet")
     assert sorted(frame["rank"].unique()) == list(range(ranks))
     assert frame.groupby("epoch")["samples"].sum().tolist() == [64, 64]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a name of its own for each node (unshare --uts) needs root")
+def test_ranks_are_numbered_node_by_node_however_they_were_dealt_out(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"  # stands for ssh: starts what it is given on this machine, under the name of the node
+    agent.write_text('#!/bin/sh\nnode=$1; shift\nexec unshare --uts sh -c "hostname $node; $*"\n')
+    agent.chmod(0o755)
+    over_loopback = ["--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo", "--mca", "oob_tcp_if_include", "lo"]
+    nodes = ["--host", "node-a:2,node-b:2", "--map-by", "node", "--mca", "plm_rsh_agent", str(agent), "-x", "PYTHONPATH"]
+    done = run(4, "--json", folder=tmp_path, launch=[*nodes, *over_loopback])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["num_accelerators"], document["num_hosts"], len(document["host_memory_GB"])) == (4, 2, 2)
+    hosts = [json.loads((tmp_path / "output" / f"{rank}_output.json").read_text())["hostname"] for rank in range(4)]
+    assert hosts == ["node-a", "node-a", "node-b", "node-b"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, (True, 3)),  # srun
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, (False, 0)),  # sbatch's own script
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, (True, 1)),
+        ({"PMI_SIZE": "", "SLURM_PROCID": "x"}, (False, 0)),
+    ],
+)
+def test_launchers_are_known_by_their_variables(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[bool, int]
+) -> None:
+    for name in (*_SIZE_VARIABLES, *_NUMBER_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (under_mpi(), started_as()) == expected
+
+
+def test_processes_that_mpi_does_not_know_of_one_another_are_refused(tmp_path: Path) -> None:
+    """As srun starts them for an MPI that does not speak its PMI: all would be rank 0 and write the same files."""
+    words = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL]
+    known = {**environment(), "PMI_SIZE": "2"}
+    done = subprocess.run(words, cwd=tmp_path, env=known, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (1, "iotwin emulate")
+    assert "each is alone to MPI" in done.stderr and not (tmp_path / "output" / "summary.json").exists()
 
 
 def test_a_run_of_ranks_here_reads_and_computes_as_one_under_mpi(tmp_path: Path) -> None:
