@@ -59,15 +59,15 @@ def _start(span: Span) -> str:
 
 
 def _end(span: Span) -> str:
-    rate = span.amount / (1 << 30) / max(span.duration_s, 1e-9)
+    rate = f"Throughput: {span.amount / (1 << 30) / max(span.duration_s, 1e-9):.4f} GB/s"
+    if span.kind == "save_ckpt" and not span.amount:
+        rate = "to be written beside training"  # an asynchronous one: this was its snapshot
     return {
         "epoch": f"Ending epoch {span.epoch} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
         "block": f"Ending block {span.number} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
         "eval": f"Ending eval - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
-        "save_ckpt": f"Finished saving checkpoint {span.number} for epoch {span.epoch} in {span.duration_s:.4f} s; "
-        f"Throughput: {rate:.4f} GB/s",
-        "load_ckpt": f"Finished loading checkpoint {span.number} for epoch {span.epoch} in {span.duration_s:.4f} s; "
-        f"Throughput: {rate:.4f} GB/s",
+        "save_ckpt": f"Finished saving checkpoint {span.number} for epoch {span.epoch} in {span.duration_s:.4f} s; {rate}",
+        "load_ckpt": f"Finished loading checkpoint {span.number} for epoch {span.epoch} in {span.duration_s:.4f} s; {rate}",
     }[span.kind]
 
 

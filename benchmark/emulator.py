@@ -205,7 +205,8 @@ class _Run:
     def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
         with self._log.interval("checkpoint", epoch_num=epoch), self._span("save_ckpt", epoch) as amounts:
             saved = checkpoints.save(epoch, self._steps)
-            amounts.append(sum(file.size_bytes for file in saved))
+            if not self._config.twin.checkpoint.asynchronous:  # else these are files of earlier ones, written beside training
+                amounts.append(sum(file.size_bytes for file in saved))
         self._measured.saved += saved
         if self._config.checkpoint.rank_sync:
             self._rank.meet(0)
@@ -229,7 +230,7 @@ class _Run:
         """Read the newest checkpoint back, as often as is asked for."""
         for _ in range(max(0, self._config.checkpoint.num_checkpoints_read)):
             self._rank.meet(0)  # nobody reads what another rank still writes
-            with self._span("load_ckpt", self._config.train.epochs) as amounts:
+            with self._span("load_ckpt", self._config.train.epochs if self._config.workflow.train else 1) as amounts:
                 loaded = checkpoints.load()
                 amounts.append(sum(file.size_bytes for file in loaded))
             self._measured.loaded += loaded

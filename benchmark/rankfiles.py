@@ -62,7 +62,8 @@ def epoch_stats(measured: Measured) -> dict[str, Any]:
         if span.kind == "epoch":
             epoch |= times | {"duration": f"{span.duration_s:.2f}"}
         elif span.kind in ("save_ckpt", "load_ckpt"):
-            rate = span.amount / (1 << 30) / span.duration_s
+            # An asynchronous one took this long for its snapshot; what it wrote later is in the summary.
+            rate = span.amount / (1 << 30) / span.duration_s if span.amount else None
             epoch[f"{span.kind}{span.number}"] = times | {"duration": span.duration_s, "throughput": rate}
         else:
             name = "eval" if span.kind == "eval" and span.number == 1 else f"{span.kind}{span.number}"

@@ -132,15 +132,17 @@ class _RankProcess(Generic[_T]):
 
 def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Connection) -> None:
     """Be a rank: do the job, hand over what came of it."""
+    signals = {signal.SIGINT, signal.SIGTERM}
     become_rank(rank.number, parent_pid)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if rank.number:
         set_quiet(True)  # one rank tells how far all are
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # told to end, or nobody is left to tell
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         try:
             outbox.send((None, job(rank)))
         except IotwinError as error:
             outbox.send((UsageError if isinstance(error, UsageError) else IotwinError, str(error)))
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # it ends by itself now
 
 
 def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:

@@ -13,6 +13,7 @@ from benchmark.config.durations import Quantiles, Uniform
 from benchmark.config.schema import Config
 from tracing_tools.trace.errors import UsageError, nearest
 
+_SIZES = ("_bytes", "_length", "_stdev", "_resize", "chunk_size", "buffer_size", "transfer_size", "write_size")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1's
 
 
@@ -30,7 +31,7 @@ def convert(raw: dict[str, Any], where: str) -> Config:
             problem = f"{problem.rpartition(' ')[2]} is not supported; use {' or '.join(allowed)}"
         elif key.endswith("time") and problem.endswith("got str"):
             problem += "; times are numbers of seconds, without a unit"
-        elif key.endswith(("_bytes", "_size", "_length")) and problem.endswith("got str"):
+        elif key.endswith(_SIZES) and problem.endswith("got str"):
             problem += "; sizes are numbers of bytes, without a unit"
         raise UsageError(f"{where}: {key + ': ' if key else ''}{problem[0].lower()}{problem[1:]}") from None
     _check(config, where)

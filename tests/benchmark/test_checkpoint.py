@@ -1,6 +1,7 @@
 """Checkpoints: the writes that were recorded, and nothing torn under a final name."""
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 
 from benchmark.checkpoint import CheckpointWriter
 from benchmark.checkpoint_plan import files_written
-from benchmark.config import Checkpoint, CheckpointFile, Config, Dataset, Model, Twin, TwinCheckpoint, dump, load
+from benchmark.config import Checkpoint, CheckpointFile, Config, Dataset, Model, Twin, TwinCheckpoint, Workflow, dump, load
+from benchmark.emulator import emulate
+from benchmark.results import write_results
 from tests.benchmark.strace import calls_of, needs_strace, strace
 from tracing_tools.trace.errors import IotwinError, UsageError
 
@@ -316,6 +319,20 @@ def test_training_goes_on_beside_an_asynchronous_checkpoint_but_not_beside_too_m
     third.join()
     writer.finish()
     assert folders(tmp_path) == [f"global_epoch{epoch}_step0" for epoch in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_log_tells_a_rate_of_what_was_written_while_training_waited(tmp_path: Path, asynchronous: bool) -> None:
+    config = of_model(tmp_path / "c", asynchronous=asynchronous)
+    config.workflow = Workflow(train=False, checkpoint=True)
+    config.checkpoint.num_checkpoints_write, config.checkpoint.num_checkpoints_read = 2, 1
+    config.output.folder = str(tmp_path)
+    summary = write_results(config, [emulate(config, None)])
+    finished = [line for line in (tmp_path / "dlio.log").read_text().splitlines() if "Finished saving" in line]
+    assert len(finished) == 2 and all(("written beside training" in line) == asynchronous for line in finished)
+    stats = json.loads((tmp_path / "0_per_epoch_stats.json").read_text())["1"]
+    assert all((stats[name]["throughput"] is None) == asynchronous for name in ("save_ckpt1", "save_ckpt2"))
+    assert stats["load_ckpt1"]["throughput"] > 0 and summary["metric"]["save_checkpoint_io_mean_GB_per_second"] > 0
 
 
 def test_every_asynchronous_file_is_told_once(tmp_path: Path) -> None:

@@ -55,24 +55,6 @@ def test_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", BENCHMARK / script], check=True)
 
 
-def test_a_data_set_is_generated_and_then_read(run, tmp_path: Path) -> None:
-    small = [
-        "++workload.dataset.num_files_train=4",
-        "++workload.dataset.num_files_eval=1",
-        "++workload.dataset.record_length_bytes=1",
-    ]
-    done, _ = run("start_datagen.sh", "unet3d", "image", str(tmp_path / "my data"), *small)
-    assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "my data").glob("case_*_x.npy"))) == 5
-    fast = ["++workload.train.computation_time=0", "++workload.evaluation.eval_time=0", "++workload.model.model_size_bytes=90000"]
-    done, call = run("benchmark_unet3d.sh", "2", "c", str(tmp_path / "logs"), "image", "2", "2", *small, *fast)
-    assert done.returncode == 0, done.stderr
-    assert call[:4] == ["emulate", "workload=unet3d", "--ranks", "2"]
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (summary["num_accelerators"], summary["epochs"], summary["iotwin"]["steps"]) == (2, 2, 2)
-    assert "init" in (tmp_path / "logs" / "dlio.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("script", "expected"),
     [

@@ -1,4 +1,4 @@
-"""A workload's image on a base made of Debian packages, run by its script: DLRM's sleep variant, which needs no framework."""
+"""Images on a base of Debian packages, run by their scripts: the emulator's, and DLRM's sleep variant, without a framework."""
 
 import json
 import os
@@ -19,28 +19,40 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root"),
     pytest.mark.skipif(shutil.which("debootstrap") is None, reason="debootstrap is not installed"),
 ]
-BASE, IMAGE = "iotwin-test-base", "dlrm:sleep"
+BASE, IMAGE, EMULATOR = "iotwin-test-base", "dlrm:sleep", "dlio:test"
+# Of the base: what the two images need, as they are built without a network.
+PACKAGES = ["numpy>=1.26", "msgspec>=0.18", "pyarrow>=15", "PyYAML>=6", "rich>=13", "xxhash>=3", "google-crc32c>=1.5"]
 
 
 @pytest.fixture(scope="session")
 def base(docker_host):
-    """The base image, of Debian packages."""
+    """Options of docker build: the base image, of Debian packages and what the images need, and no network."""
     environment = os.environ | {"PYTHON": sys.executable}
-    command = [ROOT / "workloads" / "base_image.sh", BASE, "numpy>=1.26", "msgspec>=0.18"]
+    command = [ROOT / "workloads" / "base_image.sh", BASE, *PACKAGES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         # A mirror that does not answer, or a Debian whose Python is not ours, is no fault of the image's.
         pytest.skip(f"no base image can be made here: {done.stderr.strip().splitlines()[-1:]}")
-    return ["--build-arg", f"BASE={BASE}", "--build-arg", "TORCH=", "--network", "none"]
+    return ["--build-arg", f"BASE={BASE}", "--network", "none"]
 
 
 @pytest.fixture(scope="session")
 def image(base):
     """The image dlrm:sleep."""
-    build = [ROOT / "workloads" / "build_image.sh", "dlrm", "sleep", *base]
+    build = [ROOT / "workloads" / "build_image.sh", "dlrm", "sleep", "--build-arg", "TORCH=", *base]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return IMAGE
+
+
+@pytest.fixture(scope="session")
+def emulator(base):
+    """The emulator's image."""
+    options = ["--build-arg", "PIP_OPTIONS=--no-deps --no-build-isolation", *base]
+    build = ["docker", "build", "--file", ROOT / "benchmark" / "Dockerfile", "--tag", EMULATOR, *options, ROOT]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return EMULATOR
 
 
 @pytest.fixture(scope="session")
@@ -54,8 +66,49 @@ def data(tmp_path_factory):
 def test_docker_build_alone_says_what_is_to_be_done_first(base, tmp_path):
     """In a checkout that no script has been called in."""
     folder = shutil.copytree(ROOT / "workloads" / "dlrm", tmp_path / "dlrm", ignore=shutil.ignore_patterns("shared.tar"))
-    done = subprocess.run(["docker", "build", "--force-rm", *base, folder], capture_output=True, text=True)
+    done = subprocess.run(
+        ["docker", "build", "--force-rm", "--build-arg", "TORCH=", *base, folder], capture_output=True, text=True
+    )
     assert done.returncode != 0 and "put it there by workloads/shared_code.sh" in done.stdout
+
+
+FEW = {
+    "unet3d": ("dataset.num_files_train=4", "dataset.num_files_eval=1", "dataset.record_length_bytes=1"),
+    "bert": ("dataset.num_files_train=4", "dataset.num_samples_per_file=4", "dataset.eval_num_samples_per_file=1"),
+    "dlrm": (
+        "dataset.num_samples_per_file=64",
+        "dataset.eval_num_samples_per_file=1",
+        "reader.batch_size_eval=1",
+        "evaluation.steps_between_evals=2",
+        "checkpoint.steps_between_checkpoints=2",
+    ),
+}
+QUICK = ("train.computation_time=0", "evaluation.eval_time=0", "model.model_size_bytes=9000", "evaluation.total_eval_steps=1")
+
+
+@pytest.mark.parametrize(("workload", "ranks", "steps"), [("unet3d", 2, 2), ("bert", 2, 2), ("dlrm", 1, 2)])
+def test_the_emulator_in_its_image(emulator, tmp_path, workload, ranks, steps):
+    environment = os.environ | {"DATA_DIR": str(tmp_path / "data"), "OUTPUT_DIR": str(tmp_path / "out"),
+                                "LOGGING_DIR": str(tmp_path / "logs")}  # fmt: skip
+    few, quick = ([f"++workload.{word}" for word in words] for words in (FEW[workload], QUICK))
+    for script, *arguments in (
+        ("start_datagen.sh", workload, emulator, tmp_path / "data", *few),
+        (f"benchmark_{workload}.sh", "2", f"run_{workload}", tmp_path / "logs", emulator, "1", "2", *few, *quick),
+    ):
+        done = subprocess.run([ROOT / "benchmark" / script, *arguments], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    # unet3d has two epochs, the others two steps.
+    assert (summary["num_accelerators"], summary["iotwin"]["steps"]) == (ranks, steps * (2 if workload == "unet3d" else 1))
+    assert summary["iotwin"]["checkpoint_files"] and summary["iotwin"]["evaluation_steps"]
+    assert '"init"' in (tmp_path / "logs" / "dlio.log").read_text()
+
+
+def test_the_emulator_s_image_holds_no_framework(emulator):
+    program = "import importlib.util as u; print([name for name in ('torch', 'tensorflow', 'mpi4py') if u.find_spec(name)])"
+    command = ["docker", "run", "--rm", "--entrypoint", "python", emulator, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
 def test_training_in_a_container(image, data, tmp_path):
