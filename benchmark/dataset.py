@@ -262,8 +262,8 @@ def _listed(folder: Folder, format_name: str) -> list[Paths]:
 
 def _first(found: _Found, count: int | None, folder: Folder, kind: str, key: str) -> _Found:
     if count is not None and count > len(found.files):
-        remedy = "generate more or lower it" if len(found.files) else "generate the data set, or correct dataset.format"
-        raise IotwinError(f"{folder.path}: has {len(found.files)} {kind} samples, but {key} is {count}; {remedy}")
+        remedy = "; generate more or lower it" if len(found.files) else "; generate the data set, or correct dataset.format"
+        raise IotwinError(f"{folder.path}: has {len(found.files)} {kind} samples, but {key} is {count}{remedy}")
     return found if count is None else found._replace(files=found.files[:count])
 
 
