@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -24,6 +25,7 @@ class Folder(Protocol):
     """A folder of a file system."""
 
     path: str
+    options: Mapping[str, object]  # of fsspec, by which it was opened
 
     def exists(self) -> bool:
         """Return whether it is there."""
@@ -37,12 +39,16 @@ class Folder(Protocol):
     def size_bytes(self, path: str) -> int:
         """Return the bytes of the file at `path`; IotwinError, naming it, when it is not there."""
 
+    def remove(self) -> None:
+        """Remove it with all that is below."""
+
 
 class LocalFolder:
     """A directory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.options: Mapping[str, object] = {}
 
     def exists(self) -> bool:
         """Return whether it is there."""
@@ -71,12 +77,17 @@ class LocalFolder:
         except OSError as error:
             raise IotwinError(f"{path}: {error.strerror}; generate the data set again") from None
 
+    def remove(self) -> None:
+        """Remove it with all that is below, as far as the system lets."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
 
 class RemoteFolder:
     """A prefix in an object store, or a folder of whatever else fsspec reads."""
 
     def __init__(self, url: str, opener: RemoteOpener) -> None:
         self.path, self._opener = url, opener
+        self.options: Mapping[str, object] = opener.options
 
     def exists(self) -> bool:
         """Return whether anything is below it."""
@@ -100,6 +111,11 @@ class RemoteFolder:
     def size_bytes(self, path: str) -> int:
         """Return the bytes of the object at `path`; IotwinError, naming it, when it is not there."""
         return self._opener(path).size_bytes
+
+    def remove(self) -> None:
+        """Remove all that is below."""
+        with one_line(self.path):
+            self._opener.file_system().rm(self.path, recursive=True)
 
 
 def open_folder(config: Config) -> tuple[Folder, Opener]:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -77,12 +77,12 @@ def _one_line(url: str) -> Iterator[None]:
         ) from None
 
 
-def open_store(url: str) -> Store:
-    """Return the place that `url` names; IotwinError when what its protocol needs is not installed."""
+def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
+    """Return the place that `url` names, with fsspec's `options`; IotwinError when what its protocol needs is not installed."""
     try:
         from fsspec.core import url_to_fs
 
-        files, prefix = url_to_fs(url)
+        files, prefix = url_to_fs(url, **(options or {}))
     except ImportError as error:
         raise IotwinError(f"{url}: {error}; install it with: pip install 'iotwin[s3]'") from None
     except ValueError as error:
@@ -119,10 +119,11 @@ def generate(
     seed: int = 0,
     workers: int | None = None,
     force: bool = False,
+    options: Mapping[str, object] | None = None,
 ) -> DataSetManifest:
     """Write the data set at `url` as datagen.generate.generate does in a directory, with the same bytes and the same errors."""
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
-    store = open_store(url)
+    store = open_store(url, options)
     key = hashlib.sha256(store.url.encode()).hexdigest()[:16]
     staging = Path(tempfile.gettempdir()) / f"iotwin-{os.getuid()}-{key}"
     if finished := _prepare(store, staging, planned.request, force):

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -34,6 +33,7 @@ def run_workload(config: "Config", options: Options) -> dict[str, Any] | None:
     """
     # The emulator multiplies no matrices, so threads for it would only cost memory; this must be said before numpy is loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from benchmark.files import open_folder
     from benchmark.mpi import under_mpi
     from benchmark.results import prepare_output, write_results
 
@@ -49,7 +49,7 @@ def run_workload(config: "Config", options: Options) -> dict[str, Any] | None:
         return None if measured is None else {**write_results(config, measured), "output": config.output.folder}
     finally:
         if generated is not None and not config.dataset.keep_files:
-            shutil.rmtree(config.dataset.data_folder, ignore_errors=True)
+            open_folder(config)[0].remove()
 
 
 def _emulate(config: "Config", options: Options) -> Any:
@@ -68,12 +68,14 @@ def _emulate(config: "Config", options: Options) -> Any:
 
 def _generate(config: "Config") -> dict[str, Any]:
     """Write the data set that the workload reads, unless it is there already."""
+    from benchmark.files import open_folder
     from iotwin.commands.generate import generate_on_nodes
 
+    folder, _ = open_folder(config)
     layout, samples = generated_layout(config)
     request = {"samples": samples, "size_bytes": None, "seed": config.train.seed, "workers": None, "force": False}
-    manifest = generate_on_nodes(layout, config.dataset.data_folder, None, request)
-    return {"directory": config.dataset.data_folder, "samples": samples, "size_bytes": manifest.size_bytes}
+    manifest = generate_on_nodes(layout, folder.path, None, request, folder.options)
+    return {"directory": folder.path, "samples": samples, "size_bytes": manifest.size_bytes}
 
 
 def generated_layout(config: "Config") -> "tuple[Layout, int]":

@@ -135,6 +135,11 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
         ("workflow.train", nothing, "nothing is left to do; set train, checkpoint or generate_data to true"),
         ("train.total_training_steps", config.train.total_training_steps == 0, "must be at least 1, or -1 for all"),
         ("evaluation.total_eval_steps", config.evaluation.total_eval_steps == 0, "must be at least 1, or -1 for all"),
+        (
+            "checkpoint.checkpoint_folder",
+            workflow.checkpoint and "://" in config.checkpoint.checkpoint_folder,
+            "is a URL; checkpoints are written to a file system: give a directory, or a bucket's mount point",
+        ),
         ("twin.checkpoint.files", len(names) < len(twin.checkpoint.files), "two files have the same name"),
         ("model.num_layers", is_transformer and model.num_layers < 1, "a transformer has at least 1"),
         (

@@ -28,14 +28,15 @@ class RemoteOpener:
     """Opens `protocol://path` files; a request for each read, of `transfer_bytes` at most when given."""
 
     def __init__(self, protocol: str, options: Mapping[str, object], transfer_bytes: int | None = None) -> None:
-        self._protocol, self._options, self._transfer_bytes = protocol, dict(options), transfer_bytes
+        self._protocol, self._transfer_bytes = protocol, transfer_bytes
+        self.options = dict(options)
 
     def file_system(self) -> "AbstractFileSystem":
         """Return the file system; made anew in a forked process, as fsspec's own cache sees to."""
         try:
             import fsspec
 
-            return fsspec.filesystem(self._protocol, **self._options)
+            return fsspec.filesystem(self._protocol, **self.options)
         except (ImportError, ValueError) as error:
             raise IotwinError(f"{self._protocol}://: {error}; install it with: pip install 'iotwin[s3]'") from None
 

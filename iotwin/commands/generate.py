@@ -1,6 +1,7 @@
 """``iotwin generate``: write a synthetic data set that a real workload reads."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +111,13 @@ def _verify(output: str, workers: int | None) -> "DataSetManifest":
     return verify(Path(output), workers)
 
 
-def generate_on_nodes(layout: "Layout", output: str, nodes: str | None, request: dict[str, Any]) -> "DataSetManifest":
-    """Write the data set at `output`, a directory or a URL, alone or as the one of `nodes` (or of MPI's) that this process is."""
+def generate_on_nodes(
+    layout: "Layout", output: str, nodes: str | None, request: dict[str, Any], options: Mapping[str, object] | None = None
+) -> "DataSetManifest":
+    """Write the data set at `output`, alone or as the one of `nodes` (or of MPI's) that this process is.
+
+    `output` is a directory, or a URL which fsspec opens with `options`.
+    """
     from datagen.nodes import mpi_node, parse_node
 
     node = parse_node(nodes) if nodes is not None else mpi_node()
@@ -120,7 +126,7 @@ def generate_on_nodes(layout: "Layout", output: str, nodes: str | None, request:
             raise UsageError(f"several nodes share a directory, not {output}; let one node write it")
         from datagen import remote
 
-        return remote.generate(layout, output, **request)
+        return remote.generate(layout, output, options=options, **request)
     if node is not None:
         from datagen import nodes as several
 

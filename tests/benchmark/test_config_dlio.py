@@ -70,8 +70,8 @@ def test_every_key_of_dlio_and_its_forks_is_known_and_kept(tmp_path: Path) -> No
     assert [(column.name, column.read) for column in dataset.parquet.columns] == [("a", True), ("b", False)]
     assert config.train.computation_time == Gamma(shape=2, scale=0.001)
     assert (config.reader.preprocess_time, config.evaluation.eval_time) == (Normal(1, 0.5), Normal(8.9027, 3.9))
-    _, opener = open_folder(config)
-    assert opener._options == {
+    folder, _ = open_folder(config)
+    assert folder.options == {
         "key": "a", "secret": "s", "endpoint_url": "http://h:1", "client_kwargs": {"region_name": "us-west-2"},
         "config_kwargs": {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 7}},
     }  # fmt: skip

@@ -24,7 +24,7 @@ from benchmark.readers.access import Buffered, Direct, Mapped, scratch
 from datagen.content import Content
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, FormatLayout
-from iotwin.emulation import generated_layout
+from iotwin.emulation import Options, generated_layout, run_workload
 from tests.benchmark.strace import needs_strace, strace
 from tracing_tools.trace.errors import IotwinError, UsageError
 
@@ -416,6 +416,23 @@ def test_samples_come_out_of_an_object_store(generated: Path, s3_server: str, na
         assert delivered(name, read.content) == records(layout, number)[inner].tobytes()
     with pytest.raises(IotwinError, match=r"^s3://data/none: no such data folder"):
         config.dataset.data_folder = "none"
+        open_dataset(config)
+
+
+def test_a_workload_of_mlperf_storage_generates_into_its_bucket_and_reads_from_there(store: str, tmp_path: Path) -> None:
+    config = msgspec.convert({
+        "workflow": {"generate_data": True},
+        "dataset": {"data_folder": "set/unet3d", "format": "npz", "num_files_train": 4, "record_length_bytes": 5000,
+                    "keep_files": False},
+        "storage": {"storage_type": "s3", "storage_root": "data", "storage_options": {
+            "access_key_id": "key", "secret_access_key": "secret", "endpoint_url": store, "region": "us-east-1",
+            "s3_force_path_style": "True", "s3_max_attempts": 3}},
+        "reader": {"batch_size": 2}, "output": {"folder": str(tmp_path / "output")},
+    }, Config)  # fmt: skip
+    document = run_workload(config, Options())
+    assert document is not None and document["iotwin"]["bytes_read"] > 4 * 4900
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]  # nothing of it is here
+    with pytest.raises(IotwinError, match=r"^s3://data/set/unet3d: no such data folder"):  # what it generated, it removed
         open_dataset(config)
 
 
