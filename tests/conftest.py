@@ -72,9 +72,10 @@ def _shares(module: str) -> bool:
 def pytest_configure() -> None:
     """Let Ctrl-C end what the tests start: a shell has its background jobs ignore it, and children inherit that.
 
-    Let them also keep the bytecode they compile, hundreds of processes as they are.
+    Let them also keep the bytecode they compile, hundreds of processes as they are, and write lines of one length everywhere.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["COLUMNS"] = "120"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -180,18 +180,19 @@ def test_killed_generation_goes_on_and_ends_with_the_same_bytes(tmp_path):
         "generate.generate(Unet3dLayout(scale=0.3), Path(sys.argv[1]), samples=20, workers=2)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(broken)])
-    while process.poll() is None and len(list(broken.glob("case_*_y.npy"))) < 3:
+    journal = broken / JOURNAL_NAME
+    while process.poll() is None and not (journal.exists() and journal.read_text().count("_y.npy") >= 3):
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
     finished = {path.name: path.stat().st_mtime_ns for path in broken.glob("*.npy")}
     assert finished and not (broken / MANIFEST_NAME).exists()
-    journalled = (broken / JOURNAL_NAME).read_text()
+    journalled = journal.read_text()
     generate(Unet3dLayout(scale=0.3), broken, samples=20, workers=1)
     assert content(broken) == content(whole)
-    for name, time_ns in finished.items():
-        if name in journalled:
-            assert (broken / name).stat().st_mtime_ns == time_ns, "a finished file was written again"
+    kept = [name for name in finished if name in journalled]
+    assert len(kept) >= 6
+    assert all((broken / name).stat().st_mtime_ns == finished[name] for name in kept), "a finished file was written again"
 
 
 def test_interrupted_shared_file_goes_on(tmp_path, monkeypatch):
