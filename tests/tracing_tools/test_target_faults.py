@@ -94,9 +94,10 @@ def test_a_container_out_of_memory(tmp_path, test_image):
 def test_a_killed_tracer_leaves_the_container_running(tmp_path, test_image):
     import docker
 
-    script = "i=0; while [ $i -lt 40 ]; do cat /bin/calls >/dev/null; sleep 0.1; i=$((i+1)); done; exit 6"
-    name = ("--container-option", "name=iotwin-survivor")
-    tracer = start("trace", "-o", tmp_path / "t", "--image", test_image, *NO_NETWORK, *name, "--", "sh", "-c", script)
+    (tmp_path / "gate").mkdir()
+    script = "while [ ! -e /gate/go ]; do cat /bin/calls >/dev/null; sleep 0.1; done; exit 6"
+    options = ("--container-option", "name=iotwin-survivor", "--volume", f"{tmp_path}/gate:/gate")
+    tracer = start("trace", "-o", tmp_path / "t", "--image", test_image, *NO_NETWORK, *options, "--", "sh", "-c", script)
     raw = tmp_path / "t" / "raw" / "events.bin"
     wait_for(lambda: raw.exists() and raw.stat().st_size > 10_000, "events")
     tracer.send_signal(signal.SIGKILL)
@@ -104,6 +105,7 @@ def test_a_killed_tracer_leaves_the_container_running(tmp_path, test_image):
     survivor = docker.from_env().containers.get("iotwin-survivor")
     try:
         assert survivor.status == "running"
+        (tmp_path / "gate" / "go").touch()
         assert survivor.wait()["StatusCode"] == 6
     finally:
         survivor.remove(force=True)
