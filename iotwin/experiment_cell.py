@@ -1,8 +1,10 @@
 """The command of one cell: the job, on this machine or in its container, under the tracer."""
 
+import json
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from tracing_tools.trace.output import write_whole
 _PROGRAM_WORKERS = ("unet3d",)  # the workloads whose program has loader processes
 _ONE_PROCESS = "dlrm"  # over all GPUs
 _FIRST_ORDINARY_USER = 1000
+_LABEL = "iotwin.cell"  # of a container: the cell's directory
 _DATA, _OUTPUT = Path("/data"), Path("/output")  # as a container sees them
 
 
@@ -59,12 +62,21 @@ def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> 
     image = images[EMULATED if cell.variant == EMULATED else cell.jobs.workload].replace("{variant}", cell.variant)
     options = ["--image", image, "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
     # Loader processes hand batches over in shared memory, of which a container has 64 MB unless told otherwise.
-    user = _owner(output)
-    for option in ("ipc_mode=host", "network_mode=none", f'user="{user}"', "environment={HOME: /tmp}"):
+    user, label = _owner(output), json.dumps({_LABEL: str(output.parent)})
+    for option in ("ipc_mode=host", "network_mode=none", f'user="{user}"', "environment={HOME: /tmp}", f"labels={label}"):
         options += ["--container-option", option]
     if experiment.gpus and cell.variant != EMULATED:
         options += ["--gpus", ",".join(map(str, range(cell.ranks)))]
     return options
+
+
+def remove_container(directory: Path) -> None:
+    """Remove the container of the cell in `directory` that a killed tracer has left, if there is one."""
+    from tracing_tools.targets.container import connect
+
+    with suppress(IotwinError):  # where no engine answers, none is left
+        for container in connect().containers.list(all=True, filters={"label": f"{_LABEL}={directory}"}):
+            container.remove(force=True)
 
 
 def _owner(output: Path) -> str:

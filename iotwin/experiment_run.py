@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.experiment import Cell, DataSet, Experiment, cells
-from iotwin.experiment_cell import trace_command
+from iotwin.experiment_cell import remove_container, trace_command
 from iotwin.experiment_plots import draw_plots
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.output import write_whole
@@ -126,8 +126,9 @@ class _Runner:
 
     def _run_cell(self, cell: Cell) -> None:
         directory = self._cell_directory(cell)
-        if directory.exists():
-            shutil.rmtree(directory)  # what an unfinished attempt left
+        if directory.exists():  # what an unfinished attempt left
+            self._remove_container(directory)
+            shutil.rmtree(directory)
         directory.mkdir()
         begin, started = time.monotonic(), time.time()
         try:
@@ -135,6 +136,7 @@ class _Runner:
                 raise IotwinError(self._data_failures[cell.data])
             self._execute(trace_command(self._experiment, cell, self._data_folder(cell.data), directory), directory)
         except IotwinError as error:
+            self._remove_container(directory)
             note(f"      FAILED: {cell.name}: {error}")
             _write_json(directory / FAILED, {"cell": cell.name, **cell.parameters(), "reason": str(error)})
             return
@@ -145,6 +147,10 @@ class _Runner:
             "cell": cell.name, **cell.parameters(), "started": started, "seconds": seconds,
             "machine": machine(), "result": result,
         })  # fmt: skip
+
+    def _remove_container(self, directory: Path) -> None:
+        if self._experiment.container:
+            remove_container(directory)
 
     def _execute(self, command: list[str], directory: Path) -> None:
         """Run the tracer with its job; IotwinError with the last line of what went wrong, or when the time limit passes."""

@@ -55,7 +55,8 @@ def run_program(
     except RuntimeError as error:
         if not any(sign in str(error) for sign in _MACHINE_FAILURES):
             raise
-        print(f"{name}: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        advice = "; make the model or the batch smaller" if "memory" in str(error) else ""
+        print(f"{name}: {str(error).strip().splitlines()[0]}{advice}", file=sys.stderr)
         return 1
     return 0
 
