@@ -138,6 +138,9 @@ def test_an_image_that_is_not_there(docker_host, data, tmp_path):
 
 @pytest.mark.root
 def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
+    """After an attempt whose tracer was killed, and whose container runs on."""
+    import docker
+
     document = {
         "name": "contained", "images": {"dlrm": image}, "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
         "plot": "timeline",
@@ -145,9 +148,15 @@ def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
                   "options": {"steps": 5}}],
     }  # fmt: skip
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(document))
+    cell = tmp_path / "out" / "cells" / "dlrm-sleep-clicks-r1-b100-w1-1"
+    cell.mkdir(parents=True)
+    left = docker.from_env().containers.create(
+        image, entrypoint=["sleep", "600"], labels={"iotwin.cell": str(cell)}, network="none"
+    )
+    left.start()
     done = run_iotwin("run", tmp_path / "e.yaml", "-o", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    cell = tmp_path / "out" / "cells" / json.loads(done.stdout)["finished"][0]["cell"]
+    assert left.id not in {container.id for container in docker.from_env().containers.list(all=True)}
     trace = Trace(cell / "trace")
     reads = trace.events_frame(columns=["op", "file_id", "requested"])
     data_files = trace.files().set_index("file_id")["path"]

@@ -138,7 +138,8 @@ class Job:
         with self._log.interval("eval", epoch_num=self.epoch):
             # Not the distributed wrapper: ranks may have unequal numbers of windows, and nothing is to be synchronised.
             total, count = evaluate(self._network, self._evaluation, self._config, self._ranks.device, self._parts)
-            total, cases = self._ranks.sum(total, count)
+            with self._parts.measure("eval_scores_and_loss_reduction", epoch_num=self.epoch):
+                total, cases = self._ranks.sum(total, count)
         score = total / cases
         self.history.evaluations.append({"epoch": self.epoch, "mean_dice": score})
         self._log.point("eval_accuracy", score, epoch_num=self.epoch)

@@ -234,6 +234,7 @@ def test_instrumented_logs_every_part_and_trains_the_same(data, job, tmp_path):
         assert len(found[key]) == 32, key
     for key in ("eval_load_batch_mem", "eval_load_batch_gpu", "eval_sliding_window", "eval_loss_and_score_fn", "eval_step_end"):
         assert len(found[key]) == 4, key
+    assert len(found["eval_scores_and_loss_reduction"]) == 1
     for step, load, compute in zip(found["step_end"], found["load_batch_mem"], found["all_compute"], strict=True):
         assert step >= load + compute
 
