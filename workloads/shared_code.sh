@@ -5,12 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 packed=$(mktemp)
 trap 'rm -f "$packed"' EXIT
-chmod 644 "$packed"
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rw,go=r -cf "$packed" \
     tracing_tools/__init__.py tracing_tools/trace/__init__.py tracing_tools/trace/errors.py datagen/*.py workloads/*.py
 for dockerfile in workloads/*/Dockerfile; do
     folder=$(dirname "$dockerfile")
     cmp --silent "$packed" "$folder/shared.tar" && continue
-    cp "$packed" "$folder/shared.tar.partial"
-    mv "$folder/shared.tar.partial" "$folder/shared.tar"
+    partial=$(mktemp "$folder/shared.tar.XXXXXX")
+    cp "$packed" "$partial"
+    chmod 644 "$partial"
+    mv "$partial" "$folder/shared.tar"
 done
