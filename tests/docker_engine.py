@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tracing_tools.targets.processes import cgroup2_mount
 
 IMAGE = "iotwin-test:latest"
 _START_S = 60
@@ -113,6 +114,19 @@ def _remove(base: Path) -> None:
     for mount in sorted((mount for mount in mounts if mount.startswith(f"{base}/")), reverse=True):
         subprocess.run(["umount", "--lazy", mount], check=False)
     shutil.rmtree(base, ignore_errors=True)
+
+
+def start_when_watched(create: str) -> str:
+    """Shell commands that make a container by `docker create` with the words `create`, and start it once a tracer has its cgroup.
+
+    `docker run` would leave it to the machine's load whether the tracer is there before the container's first instruction.
+    """
+    mount = cgroup2_mount()
+    return f"""
+        id=$(docker create {create})
+        until [ -e {mount}/docker/$id ] || [ -e {mount}/system.slice/docker-$id.scope ]; do sleep 0.05; done
+        docker start --attach $id
+    """
 
 
 def build_from_scratch(tag: str, folder: Path) -> None:

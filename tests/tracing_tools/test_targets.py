@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_iotwin
+from tests.docker_engine import start_when_watched
 from tests.tracing_tools.test_capture import on_path, own_counts
 from tests.tracing_tools.test_faults import left_behind, start, wait_for
 from tracing_tools.backends import unavailable_reason
@@ -101,15 +102,8 @@ def np_isna(value: object) -> bool:
     return value != value or value is None
 
 
-def test_a_container_that_a_command_starts(tmp_path, test_image, docker_host):
-    """The command starts it when the tracer holds its cgroup, as `docker run` does on a machine that is not too busy."""
-    mount = cgroup2_mount()
-    create = f"docker -H {docker_host} create --rm --network=none --name=iotwin-launched {test_image}"
-    script = f"""
-        id=$({create} sh -c "cat /bin/calls | wc -c; exit 3")
-        until [ -e {mount}/docker/$id ] || [ -e {mount}/system.slice/docker-$id.scope ]; do sleep 0.05; done
-        exec docker -H {docker_host} start --attach $id
-    """
+def test_a_container_that_a_command_starts(tmp_path, test_image):
+    script = start_when_watched(f'--rm --network=none --name=iotwin-launched {test_image} sh -c "cat /bin/calls | wc -c; exit 3"')
     result = run_iotwin("trace", "-o", tmp_path / "t", "--container", "iotwin-launched", "--", "sh", "-c", script)
     assert result.returncode == 3, result.stderr
     trace = Trace(tmp_path / "t")
@@ -210,7 +204,7 @@ def test_own_counts_of_a_process_tree_to_its_end(tmp_path, calls_program):
     tracer = start("trace", "-o", tmp_path / "t", "--attach", str(job.pid))
     wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").exists(), "the recording")
     manifest = tmp_path / "t" / "manifest.json"
-    wait_for(lambda: '"start_ns": 0' not in manifest.read_text(), "the start")
+    wait_for(lambda: manifest.exists() and '"start_ns": 0' not in manifest.read_text(), "the start")
     gate.write_text("go\n")
     job.wait()
     _, errors = tracer.communicate(timeout=60)
