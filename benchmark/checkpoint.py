@@ -163,9 +163,9 @@ class CheckpointWriter:
     def _persist(self, epoch: int, step: int) -> list[Written]:
         planned = self._planned(epoch, step)
         self._sleeper.sleep(self._lead.seconds(self._rank, epoch, step))
-        written = [
-            self._save_file(file, epoch, self._serialization.seconds(number, epoch, step)) for number, file in enumerate(planned)
-        ]
+        total_bytes = sum(file.size_bytes for file in planned) or 1
+        serialization_s = sum(self._serialization.seconds(number, epoch, step) for number in range(len(planned)))
+        written = [self._save_file(file, epoch, serialization_s * file.size_bytes / total_bytes) for file in planned]
         if self._config.twin.checkpoint.directory_sync:
             for folder in sorted({(self._folder / file.name).parent for file in planned}):
                 self._sync_folder(folder)
@@ -183,6 +183,10 @@ class CheckpointWriter:
             self._write(path, file, serialization_s)
             if file.rename:
                 path.replace(final)
+            if file.read_back:
+                with Buffered(str(final)) as source:
+                    for offset, size_bytes in file.read_back:
+                        source.read(offset, size_bytes)
         except OSError as error:
             _remove(path)
             raise IotwinError(
@@ -201,11 +205,11 @@ class CheckpointWriter:
             for size in file.sizes():
                 if self._abandoned:
                     raise IotwinError(f"{path}: the checkpoint was given up, as the run ended")
-                self._write_once(descriptor, size)
                 owed_s += serialization_s * size / total_bytes
                 if owed_s >= _WORTH_SLEEPING_S:
                     self._sleeper.sleep(owed_s)
                     owed_s = 0.0
+                self._write_once(descriptor, size)
             self._sleeper.sleep(owed_s)
             if file.fsync if fsync is None else fsync:
                 os.fsync(descriptor)

@@ -21,6 +21,7 @@ class PlannedFile(NamedTuple):
     write_sizes: Sequence[tuple[int, int]]  # [bytes, how often], in order
     fsync: bool
     rename: bool  # written under a temporary name, then renamed
+    read_back: Sequence[tuple[int, int]] = ()  # [offset, bytes] of each read once it is written
 
     @property
     def size_bytes(self) -> int:
@@ -52,7 +53,10 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
         return [_from_state(config, state, epoch, step) for state in states_written(config, rank, ranks)]
     due = [file for file in recorded if rank == 0 and (file.epochs is None or epoch in file.epochs)]
     names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
-    return [PlannedFile(name, file.write_sizes, file.fsync, file.rename) for name, file in zip(names, due, strict=True)]
+    return [
+        PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back)
+        for name, file in zip(names, due, strict=True)
+    ]
 
 
 def files_read(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:

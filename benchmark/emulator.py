@@ -1,8 +1,9 @@
 """Running a workload as one rank: the phases of a training job, with real reads by a real loader and the accelerator as time."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TextIO
 
 from benchmark.accelerator import Accelerator
@@ -86,6 +87,8 @@ class _Run:
         log.point("num_workers", config.reader.read_threads)
         log.point("train_samples", self._measured.data.train_samples)
         log.point("eval_samples", self._measured.data.evaluation_samples)
+        batches = sampled_batches(config, self._measured.data.train_samples, 1, self._rank.number, self._rank.count)
+        log.point("step_count", len(batches) * config.train.epochs)
 
     def stop_at(self, limit_s: float | None) -> None:
         """Let time run: for the whole run, and until the first checkpoint where time decides."""
@@ -110,13 +113,13 @@ class _Run:
         config = self._config
         evaluate_after, _ = evaluation_cadence(config.evaluation)
         save_after, _ = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0:
+            self._save(self._checkpoints, 0)
         for epoch in range(1, config.train.epochs + 1):
             with self._span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
-            if config.workflow.evaluation and evaluate_after is not None and evaluate_after.due(epoch) and not self._stopped:
-                self._evaluate(epoch)
-            if self._checkpoints is not None and save_after is not None and save_after.due(epoch) and not self._stopped:
-                self._save(self._checkpoints, epoch)
+            evaluates = config.workflow.evaluation and evaluate_after is not None and evaluate_after.due(epoch)
+            self._interrupt(epoch, evaluates, save_after is not None and save_after.due(epoch))
             if self._stopped:
                 self._measured.stopped_early = True
                 return
@@ -150,13 +153,19 @@ class _Run:
                     if evaluates or saves or self._stopped:
                         break
                 amounts.append(done - first)
-            if evaluates and not self._stopped:
-                self._evaluate(epoch)
-            if saves and self._checkpoints is not None and not self._stopped:
-                self._save(self._checkpoints, epoch)
+            self._interrupt(epoch, evaluates, saves)
         next(steps, None)  # nothing is left; the loader learns that, and ends its workers
         self._tell(epoch, "train", done, time.monotonic() - begin)
         return done
+
+    def _interrupt(self, epoch: int, evaluates: bool, saves: bool) -> None:
+        """Do between the steps what is due, unless the run is to stop."""
+        due: list[Callable[[int], None]] = [self._evaluate] if evaluates else []
+        if saves and self._checkpoints is not None:
+            due.append(partial(self._save, self._checkpoints))
+        for interruption in reversed(due) if self._config.twin.evaluation.after_checkpoint else due:
+            if not self._stopped:
+                interruption(epoch)
 
     def _evaluate(self, epoch: int) -> None:
         batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.number, self._rank.count)

@@ -6,6 +6,7 @@ under ``twin.assumptions``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -16,6 +17,7 @@ from benchmark import config as c
 from benchmark.fit_checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit_passes import Pass, find_passes
 from benchmark.fit_samples import Samples, find_samples
+from benchmark.fit_stream import Stream, StreamSteps, find_stream, stream_checkpoints, stream_steps, within
 from benchmark.fit_times import pass_times, quantiles
 from datagen.layouts import DlrmLayout
 from tracing_tools.trace.errors import IotwinError
@@ -37,6 +39,8 @@ class Fitted:
 
 def fit(trace: Trace) -> Fitted:
     """Return the twin of the traced job; IotwinError, saying why, when the trace shows no training that can be emulated."""
+    if (stream := find_stream(trace)) is not None:
+        return _fit_stream(trace, stream)
     samples = find_samples(trace)
     passes = find_passes(trace, samples)
     training = [part for part in passes if part.phase != "evaluation"]
@@ -53,10 +57,100 @@ def fit(trace: Trace) -> Fitted:
         reader=_reader(trace, samples, training, evaluations, assumptions),
         train=_train(trace, samples, training, assumptions),
         evaluation=_evaluation(trace, training, evaluations, assumptions),
-        checkpoint=_checkpoint(training, checkpoints, assumptions),
+        checkpoint=_checkpoint(_steps_of_blocks(training), checkpoints, assumptions),
         twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
     )
     return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples))
+
+
+def _fit_stream(trace: Trace, stream: Stream) -> Fitted:
+    """The twin of a job that streams its files: see benchmark.fit_stream."""
+    assumptions = _losses(trace)
+    steps = stream_steps(trace, stream, assumptions)
+    checkpoints = stream_checkpoints(trace, stream, steps.steps)
+    blocks = stream.training[0].phase == "block"
+    unnumbered(checkpoints.each, "{step}" if blocks else "{epoch}")
+    train_files, eval_files = (sorted(stream.files_in(windows)) for windows in (stream.training, stream.evaluations))
+    order = np.array(stream.files_in(stream.training))
+    shuffled = _agreement(order, np.sort(order)) < _SAME_ORDER
+    config = c.Config(
+        model=c.Model(name=trace.manifest.workload or PurePosixPath(stream.folder).name),
+        workflow=c.Workflow(evaluation=bool(eval_files), checkpoint=bool(checkpoints.each)),
+        dataset=_stream_dataset(stream, steps, train_files, eval_files),
+        reader=c.Reader(
+            batch_size=steps.batch_size, batch_size_eval=steps.batch_size, read_threads=steps.threads if steps.threads > 1 else 0,
+            transfer_size=steps.buffer_bytes, file_shuffle="seed" if shuffled else "off",
+            sample_shuffle="seed" if steps.shuffle_records else "off", shuffle_size=max(steps.shuffle_records, 1),
+        ),
+        train=c.Train(
+            epochs=1 if blocks else len(stream.training),
+            total_training_steps=-1 if steps.whole_files else steps.steps * (len(stream.training) if blocks else 1),
+            computation_time=round(steps.compute_s, 6),
+        ),
+        evaluation=_stream_evaluation(stream, steps) if eval_files else c.Evaluation(),
+        checkpoint=_checkpoint(steps.steps if blocks else None, checkpoints, assumptions),
+    )  # fmt: skip
+    startup_s, init_s = _start_times(trace, stream.training[0].start_ns, assumptions)
+    config.twin = c.Twin(
+        source=trace.path.name, host=trace.manifest.host.hostname, startup_time=startup_s, init_time=init_s,
+        train_files=[stream.names[i] for i in train_files], eval_files=[stream.names[i] for i in eval_files] or None,
+        first_step_time=None if steps.first_step_s is None else round(steps.first_step_s, 6),
+        reader=c.TwinReader(streamed=True, interleave_files=steps.cycle),
+        evaluation=c.TwinEvaluation(read_threads=0, after_checkpoint=_evaluated_after_saving(trace)),
+        checkpoint=_twin_checkpoint(checkpoints, assumptions),
+    )  # fmt: skip
+    assumptions.append("only files that the job opened are known; the data set may have more")
+    assumptions.append("of the steps' times only the mean is known, since the stream hides the waits between them")
+    config.twin.assumptions = assumptions
+    sizes = [int(size) for size in stream.file_bytes]
+    return Fitted(config, _stream_evidence(stream, steps, checkpoints), list(zip(stream.names, sizes, strict=True)))
+
+
+def _stream_dataset(stream: Stream, steps: StreamSteps, train_files: list[int], eval_files: list[int]) -> c.Dataset:
+    each, eval_each = (
+        max(round(float(stream.file_bytes[files].mean()) / steps.record_bytes), 1) if files else None
+        for files in (train_files, eval_files)
+    )
+    return c.Dataset(
+        data_folder=stream.folder, format="bin", num_files_train=len(train_files), num_files_eval=len(eval_files) or None,
+        num_samples_per_file=each or 1, eval_num_samples_per_file=eval_each, interleave=True,
+        record_length_bytes=round(steps.record_bytes, 1), record_length_bytes_stdev=0,
+    )  # fmt: skip
+
+
+def _stream_evaluation(stream: Stream, steps: StreamSteps) -> c.Evaluation:
+    """As many steps as use up what was read but for the buffer that waits, each of the same share of the time."""
+    read_bytes = within(stream.reads, stream.evaluations)["result"].sum() / len(stream.evaluations)
+    count = max(round((read_bytes - steps.buffer_bytes) / (steps.record_bytes * steps.batch_size)), 1)
+    seconds = sum(window.end_ns - window.start_ns for window in stream.evaluations) / 1e9 / len(stream.evaluations)
+    evaluation = c.Evaluation(eval_time=round(seconds / count, 6), total_eval_steps=count)
+    first, between = _cadence([window.epoch for window in stream.evaluations])
+    if stream.training[0].phase == "block":
+        evaluation.eval_after_step, evaluation.steps_between_evals = first * steps.steps, between * steps.steps
+    else:
+        evaluation.eval_after_epoch, evaluation.epochs_between_evals = first, between
+    return evaluation
+
+
+def _evaluated_after_saving(trace: Trace) -> bool:
+    """Whether most evaluations that a checkpoint is next to come after it."""
+    phases = trace.phases()
+    named = phases.loc[phases["phase"].isin(["epoch", "block", "evaluation", "checkpoint"])].sort_values("start_ns")["phase"]
+    pairs = list(pairwise(named.astype(str)))
+    return pairs.count(("checkpoint", "evaluation")) > pairs.count(("evaluation", "checkpoint"))
+
+
+def _stream_evidence(stream: Stream, steps: StreamSteps, checkpoints: SeenCheckpoints) -> dict[str, str]:
+    return {
+        "dataset": f"{len(stream.names)} files in {stream.folder}, streamed {steps.cycle} at a time "
+        f"by reads of {format_size(steps.buffer_bytes)}",
+        "batch_size": f"{steps.batch_size} records of {format_size(steps.record_bytes)}",
+        "shuffle_size": f"{steps.shuffle_records} records, by what the first reads brought and no step used",
+        "read_threads": f"{steps.threads} threads that open files",
+        "steps": f"{steps.steps} steps in each of {len(stream.training)} {stream.training[0].phase}s",
+        "evaluation": f"{len(stream.evaluations)} evaluations",
+        "checkpoint": f"{len(checkpoints.each)} checkpoints",
+    }
 
 
 def _files(trace: Trace, samples: Samples) -> list[tuple[str, int]]:
@@ -234,20 +328,28 @@ def _evaluation(trace: Trace, training: Sequence[Pass], evaluations: Sequence[Pa
     return evaluation
 
 
-def _checkpoint(training: Sequence[Pass], checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.Checkpoint:
+def _steps_of_blocks(training: Sequence[Pass]) -> int | None:
+    """Steps between evaluations or checkpoints, where the job counts no epochs."""
+    return _most_common([len(part.batch_sizes) for part in training]) if training[0].phase == "block" else None
+
+
+def _checkpoint(steps_of_blocks: int | None, checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.Checkpoint:
     if not checkpoints.each:
         return c.Checkpoint()
     # Never the job's own folder: the twin writes random bytes.
     assumptions.append(f"the job kept its checkpoints in {checkpoints.folder}; the twin writes to {_CHECKPOINT_FOLDER}")
     if not checkpoints.between_epochs:
         return _checkpoint_by_steps([point.steps for point in checkpoints.each], assumptions)
-    first, between = _cadence([point.epoch for point in checkpoints.each])
+    before_training = checkpoints.each[0].epoch == 0
+    first, between = _cadence([point.epoch for point in checkpoints.each if point.epoch] or [1])
     if len(checkpoints.each) == 1:
         assumptions.append(f"one checkpoint, after epoch {first}: taken to come every {between} epochs")
-    if training[0].phase == "block":
-        steps = _most_common([len(part.batch_sizes) for part in training])
-        return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, steps_between_checkpoints=between * steps)
-    return c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_epoch=first, epochs_between_checkpoints=between)
+    checkpoint = c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_step=0 if before_training else -1)
+    if steps_of_blocks is not None:
+        checkpoint.steps_between_checkpoints = between * steps_of_blocks
+    else:
+        checkpoint.checkpoint_after_epoch, checkpoint.epochs_between_checkpoints = first, between
+    return checkpoint
 
 
 def _checkpoint_by_steps(steps: Sequence[int], assumptions: list[str]) -> c.Checkpoint:
@@ -278,22 +380,29 @@ def _twin(
     if samples.layout != "dlrm":
         twin.train_files = [samples.names[i] for i in _in_order_read(samples, training)]
         twin.eval_files = [samples.names[i] for i in _files_of(samples, evaluations)] or None
-    twin.startup_time, twin.init_time = _start_times(trace, training, assumptions)
+    twin.startup_time, twin.init_time = _start_times(trace, training[0].start_ns, assumptions)
     if evaluations:
         times = pass_times(trace, evaluations)
         workers = _most_common([part.workers for part in evaluations])
-        twin.evaluation = c.TwinEvaluation(read_threads=workers, preprocess_time=quantiles(times.preprocess_s))
-    if checkpoints.each:
-        files = [file for point in checkpoints.each for file in point.files]
-        twin.checkpoint = c.TwinCheckpoint(
-            files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
-            serialization_time=quantiles(np.array([file.serialization_s for file in files])),
-            lead_time=quantiles(checkpoints.lead_s),
-        )  # fmt: skip
+        twin.evaluation = c.TwinEvaluation(
+            read_threads=workers, preprocess_time=quantiles(times.preprocess_s), after_checkpoint=_evaluated_after_saving(trace)
+        )
+    twin.checkpoint = _twin_checkpoint(checkpoints, assumptions)
     if _is_shuffled(training):
         assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
     twin.assumptions = assumptions
     return twin
+
+
+def _twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.TwinCheckpoint:
+    if not checkpoints.each:
+        return c.TwinCheckpoint()
+    files = [file for point in checkpoints.each for file in point.files]
+    return c.TwinCheckpoint(
+        files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
+        serialization_time=quantiles(np.array([file.serialization_s for file in files])),
+        lead_time=quantiles(checkpoints.lead_s),
+    )  # fmt: skip
 
 
 def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> list[c.CheckpointFile]:
@@ -308,7 +417,7 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> l
         if some and not checkpoints.between_epochs:
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
-            name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed,
+            name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, read_back=last.read_back,
             epochs=epochs if some and checkpoints.between_epochs else None,
         ))  # fmt: skip
     return found
@@ -318,7 +427,7 @@ def _are_persistent(training: Sequence[Pass]) -> bool:
     return len(training) > 1 and training[0].workers > 0 and training[0].pids == training[1].pids
 
 
-def _start_times(trace: Trace, training: Sequence[Pass], assumptions: list[str]) -> tuple[float, float]:
+def _start_times(trace: Trace, first_epoch_ns: int, assumptions: list[str]) -> tuple[float, float]:
     """Seconds from the job's start to the start of init, and from there to the first epoch."""
     phases = trace.phases()
     init = phases[phases["phase"] == "init"]
@@ -326,7 +435,7 @@ def _start_times(trace: Trace, training: Sequence[Pass], assumptions: list[str])
         begin, end = int(init["start_ns"].iloc[0]), int(init["end_ns"].iloc[0])
     else:
         assumptions.append("the job logged no init phase: all before the first read of the data set counts as init")
-        begin, end = trace.manifest.start_ns, training[0].start_ns
+        begin, end = trace.manifest.start_ns, first_epoch_ns
     return round(max(begin - trace.manifest.start_ns, 0) / 1e9, 3), round(max(end - begin, 0) / 1e9, 3)
 
 

@@ -28,6 +28,7 @@ class SeenFile:
     write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
     fsync: bool
     renamed: bool
+    read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
     serialization_s: float  # from open to close, less the time in system calls
 
 
@@ -36,7 +37,7 @@ def find_files(trace: Trace) -> list[SeenFile]:
     files = trace.files()
     kept = files[files["kind"] == "checkpoint"]
     events = trace.events_frame(
-        columns=["start_ns", "duration_ns", "op", "file_id", "pid", "tid", "result"],
+        columns=["start_ns", "duration_ns", "op", "file_id", "pid", "tid", "offset", "result"],
         where=pc.field("file_id").isin(kept["file_id"].tolist()),
     )
     events["end_ns"] = events["start_ns"] + events["duration_ns"]
@@ -45,11 +46,16 @@ def find_files(trace: Trace) -> list[SeenFile]:
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
     open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).groupby(events["file_id"]).cumsum() - opened
     events["visit"] = ((opened == 1) & (open_before <= 0)).groupby(events["file_id"]).cumsum()
-    seen = []
+    seen: list[SeenFile] = []
+    last: dict[Any, SeenFile] = {}
     for (file_id, _), own in events.groupby(["file_id", "visit"]):
         writes = own[own["op"].isin(schema.WRITE_OPS) & (own["result"] > 0)]
         if len(writes):
             seen.append(_seen_file(kept.loc[kept["file_id"] == file_id].iloc[0], own, writes))
+            last[file_id] = seen[-1]
+        elif file_id in last:
+            reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] > 0)].dropna(subset=["offset"])
+            last[file_id].read_back += zip(reads["offset"].astype(int).tolist(), reads["result"].tolist(), strict=True)
     folder = common_folder([file.path for file in seen]) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))
@@ -70,6 +76,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> Se
         write_sizes=_run_lengths(writes["result"].to_numpy()),
         fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
         renamed=renamed,
+        read_back=[],
         serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
     )
 

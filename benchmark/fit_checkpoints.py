@@ -67,7 +67,7 @@ def find_checkpoints(trace: Trace, training: Sequence[Pass]) -> SeenCheckpoints:
     whole = np.cumsum([0, *(len(own) for own in times)])
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
-    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, _leads_s(trace.phases(), files))
+    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, leads_s(trace.phases(), files))
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
@@ -84,7 +84,8 @@ def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
     )  # fmt: skip
 
 
-def _leads_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> NDArray[np.float64]:
+def leads_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> NDArray[np.float64]:
+    """Return the seconds from the start of each logged checkpoint to its first file."""
     starts = np.array(sorted(file.start_ns for file in files))
     spans = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].to_numpy(np.int64)
     first = np.searchsorted(starts, spans[:, 0])

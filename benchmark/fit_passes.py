@@ -70,7 +70,9 @@ def find_passes(trace: Trace, samples: Samples) -> list[Pass]:
 
 
 @dataclass
-class _Window:
+class Window:
+    """When a pass was; the fields are those of Pass."""
+
     phase: str
     epoch: int
     start_ns: int
@@ -78,29 +80,34 @@ class _Window:
     logged: bool
 
 
-def _windows(trace: Trace, samples: Samples) -> list[_Window]:
-    """The times of the passes: as the job logged them, or else from the first sample that is read again."""
+def logged_windows(trace: Trace) -> list[Window]:
+    """Return the times of the passes as the job (its first rank) logged them, in order; none if it did not."""
     phases = trace.phases()
     training = "epoch" if (phases["phase"] == "epoch").any() else "block"
     logged = phases[phases["phase"].isin([training, "evaluation"]) & (phases["rank"].fillna(0) == phases["rank"].fillna(0).min())]
-    if len(logged):
-        windows, epoch = [], 0
-        logged = logged.sort_values("start_ns")
-        spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
-        for phase, start_ns, end_ns in spans:
-            epoch = epoch + 1 if phase == training else max(epoch, 1)
-            windows.append(_Window(phase, epoch, start_ns, end_ns, True))
-        return windows
+    windows, epoch = [], 0
+    logged = logged.sort_values("start_ns")
+    spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
+    for phase, start_ns, end_ns in spans:
+        epoch = epoch + 1 if phase == training else max(epoch, 1)
+        windows.append(Window(phase, epoch, start_ns, end_ns, True))
+    return windows
+
+
+def _windows(trace: Trace, samples: Samples) -> list[Window]:
+    """The times of the passes: as the job logged them, or else from the first sample that is read again."""
+    if logged := logged_windows(trace):
+        return logged
     # A pass ends where a sample comes again: number each access by how often its sample was read before.
     accesses = samples.accesses
     turn = accesses.groupby("sample").cumcount().to_numpy()
     starts = accesses["start_ns"].to_numpy()
     if turn.any() and int((turn > 0).argmax()) < _OF_ALL * (turn == 0).sum():
-        return [_Window("block", 1, int(starts.min()), int(starts.max()), False)]
+        return [Window("block", 1, int(starts.min()), int(starts.max()), False)]
     windows = []
     for number in range(int(turn.max()) + 1):
         begins = starts[turn == number]
-        windows.append(_Window("epoch", number + 1, int(begins.min()), int(begins.max()), False))
+        windows.append(Window("epoch", number + 1, int(begins.min()), int(begins.max()), False))
     for window, following in pairwise(windows):
         window.end_ns = following.start_ns - 1
     return windows
@@ -132,7 +139,7 @@ def _unfed(trace: Trace, processes: pd.DataFrame) -> set[int]:
 
 
 def _pass(
-    window: _Window,
+    window: Window,
     accesses: pd.DataFrame,
     processes: pd.DataFrame,
     handovers: pd.DataFrame,
@@ -230,7 +237,7 @@ def _batches(accesses: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _batches_ahead(loaders: Sequence[int], rank: int, handovers: pd.DataFrame, window: _Window) -> int | None:
+def _batches_ahead(loaders: Sequence[int], rank: int, handovers: pd.DataFrame, window: Window) -> int | None:
     """The most batches that were asked for and not yet taken: what the rank keeps in flight.
 
     The rank asks by one write per batch to the pipes its loaders read from, and takes results from the pipe they write to. On a

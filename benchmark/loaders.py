@@ -13,7 +13,7 @@ from benchmark.loader import Fetcher, Loader, ThreadLoader, make_loader
 from benchmark.order import Batch, training_batches
 from benchmark.pinned import PinnedCopies
 from benchmark.plugins import LOADERS, SAMPLERS, load_plugin
-from benchmark.readers import file_format
+from benchmark.readers import DEFAULT_RECORD_BYTES, file_format
 from benchmark.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from tracing_tools.trace.progress import note
 
@@ -42,7 +42,7 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
         name = "native"
         if not evaluation:
             note(f"{package} is not installed: the native loader reads, by the same system calls")
-    streamed = file_format(config) == "tfrecord" and not reader.odirect and not twin.reader.mmap
+    framed = file_format(config) == "tfrecord" and not reader.odirect and not twin.reader.mmap
     if name == "pytorch":
         from benchmark.torch_loader import TorchLoader
 
@@ -50,13 +50,13 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
     if name == "tensorflow":
         from benchmark.tensorflow_loader import TfMapLoader, TfRecordLoader
 
-        if streamed:
+        if framed:
             return TfRecordLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
         return TfMapLoader(fetcher, workers, total or _PREFETCH_FACTOR)
     if name not in _NATIVE:
         key = "reader.data_loader_classname" if reader.data_loader_classname else "reader.data_loader"
         loader: Loader = load_plugin(LOADERS, name, key, [*_NATIVE, "pytorch", "tensorflow"])(config=config, fetcher=fetcher)
-    elif streamed:
+    elif framed or twin.reader.streamed:
         loader = StreamLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
     elif twin.reader.workers == "threads" and workers:
         loader = ThreadLoader(fetcher, workers, prefetch)
@@ -94,6 +94,8 @@ def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation
         seed=config.train.seed,
         fresh_each_epoch=config.train.seed_change_epoch or "random" in (reader.sample_shuffle, reader.file_shuffle),
         whole_files=(config.evaluation.total_eval_steps if evaluation else config.train.total_training_steps) <= 0,
+        record_bytes=None if file_format(config) == "tfrecord" else config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES,
+        in_turn=not config.twin.reader.streamed or threads < 2,
         rank=rank,
         ranks=ranks,
     )

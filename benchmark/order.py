@@ -64,13 +64,15 @@ class Batches(Sequence[Batch]):
 def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Batches:
     """Return the batches of `rank` in training epoch `epoch`; every rank has as many, all of them full.
 
-    At most `train.total_training_steps`, where that is given.
+    At most `train.total_training_steps`, where that is given; exactly so many of a twin's stream, which begins its files again.
     """
-    size = config.reader.batch_size
+    size, steps = config.reader.batch_size, config.train.total_training_steps
+    if config.twin.reader.streamed and steps > 0:
+        return Batches(steps * size, size, steps, lambda places: places % samples)
     count = samples // (size * ranks)
     at = _order(config, samples, epoch, rank, ranks)
-    if config.train.total_training_steps > 0:
-        count = min(count, config.train.total_training_steps)
+    if steps > 0:
+        count = min(count, steps)
     return Batches(count * size, size, count, at)
 
 

@@ -1,9 +1,10 @@
-"""A stream of TFRecord files as tf.data reads it: files in turn, a shuffle buffer, batches, read ahead by threads.
+"""A stream of files of records as tf.data reads it: files in turn, a shuffle buffer, batches, read ahead by threads.
 
-What tf.data's interleave, TFRecordDataset and shuffle do, and this does too: `cycle` files are open at a time and give a record
-each in turn; a file that ends gives its place to the next one. Each file is read by pread(2) of one buffer after the other, and
-once more after a short read, to see its end. A record is delivered from a shuffle buffer, which is filled before the first one.
-Records are not handed over and not kept: the buffer holds their sizes.
+What tf.data's interleave, TFRecordDataset and shuffle do, and this does too: `cycle` files give a record each in turn; a file
+that ends gives its place to the next one. Each file is read by pread(2) of one buffer after the other, and once more after a
+short read, to see its end. With threads, twice as many files again are opened before their turn comes, and each open file is
+read as far as two records need that have not been taken yet. A record is delivered from a shuffle buffer, which is filled before
+the first one. Records are not handed over and not kept: the buffer holds their sizes.
 """
 
 import os
@@ -13,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
-from typing import Self, TypeAlias
+from itertools import cycle, islice, pairwise
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -32,6 +34,9 @@ from tracing_tools.trace.errors import IotwinError
 
 TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8
+_OPENED_AHEAD = 2  # times the cycle: files that threads open before their turn (tf.data's prefetch_input_elements)
+_RECORDS_AHEAD = 2  # that threads keep ready in each open file (its buffer_output_elements)
+_TURNS = 1 << 32  # tells draws of turns from those of the shuffle buffer
 _DRAWS = 4096  # drawn at a time
 _LOOK_AGAIN_S = 0.1
 _EXIT_PATIENCE_S = 5.0
@@ -43,15 +48,17 @@ _Made: TypeAlias = "queue.Queue[Fetched | IotwinError | None]"
 class StreamPlan:
     """How the files are streamed."""
 
-    cycle: int  # files open at a time
+    cycle: int  # files that give records in turn
     buffer_bytes: int  # of one read
-    threads: int  # that read ahead, one buffer for each open file; with none or one, files are read when their turn comes
+    threads: int  # that open and read ahead; with none or one, files are opened and read when their turn comes
     prefetch: int  # batches made ahead
     shuffle_files: bool
     shuffle_records: int  # size of the shuffle buffer; 0 for none
     seed: int
     fresh_each_epoch: bool
     whole_files: bool  # an epoch reads its files to the end, though the last records fill no batch
+    record_bytes: float | None = None  # files of any content count as records of about this size; None: they are TFRecords
+    in_turn: bool = True  # open files give records in turn; False: in a random order, as threads that wait for none deliver them
     rank: int = 0
     ranks: int = 1
 
@@ -62,14 +69,17 @@ class StreamLoader:
     def __init__(self, samples: Samples, preprocess: DrawnTime, plan: StreamPlan) -> None:
         self._files, self._plan, self._preprocess = samples.files, plan, preprocess
         self._stop = threading.Event()  # of the epoch under way
+        # A job keeps its iterator, and with it the files that it has not read to the end.
+        self._records = ExitStack()
 
     def __enter__(self) -> Self:
         """Return the loader; each epoch starts a thread."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the thread of an epoch that is under way."""
+        """End the thread of an epoch that is under way, and close what is still open."""
         self._stop.set()
+        self._records.close()
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch; as many and as large as `batches` are, over and over the files if need be.
@@ -79,6 +89,7 @@ class StreamLoader:
         made: _Made = queue.Queue(self._plan.prefetch)
         sizes = (len(batch) for batch in batches)
         self._stop = stop = threading.Event()
+        self._records.close()
         thread = threading.Thread(target=self._make, args=(epoch, sizes, made, stop), daemon=True, name="stream")
         thread.start()
         try:
@@ -92,12 +103,12 @@ class StreamLoader:
 
     def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: threading.Event) -> None:
         try:
-            with _Records(self._files, self._plan, epoch) as records:
-                for fetched in self._batches(epoch, sizes, records):
-                    if not _put(made, fetched, stop):
-                        return
-                if self._plan.whole_files:
-                    records.drain()
+            records = self._records.enter_context(_Records(self._files, self._plan, epoch))
+            for fetched in self._batches(epoch, sizes, records):
+                if not _put(made, fetched, stop):
+                    return
+            if self._plan.whole_files:
+                records.drain()
             _put(made, None, stop)
         except IotwinError as error:
             _put(made, error, stop)
@@ -130,8 +141,11 @@ class _Records:
 
     def __init__(self, files: Sequence[Paths], plan: StreamPlan, epoch: int) -> None:
         self._files, self._plan, self._epoch = files, plan, epoch
-        self._pool = ThreadPoolExecutor(plan.threads, "read-ahead") if plan.threads > 1 else None
+        # One executor a thread: threads take turns at the files, whoever opened them.
+        self._threads = [ThreadPoolExecutor(1, "read-ahead") for _ in range(plan.threads)] if plan.threads > 1 else []
+        self._turns = cycle(self._threads) if self._threads else None
         self._open: list[_File | None] = []
+        self._upcoming: deque[_File] = deque()
         self._passes = 0
         self._pass: Iterator[int] = iter(())
         self._sizes = self._forever()
@@ -140,11 +154,11 @@ class _Records:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for file in self._open:
+        for file in (*self._open, *self._upcoming):
             if file is not None:
                 file.close()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
 
     def __next__(self) -> int:
         return next(self._sizes)
@@ -202,87 +216,165 @@ class _Records:
             if every == 1 or number % every == self._plan.rank:
                 yield size
 
+    def _following(self, paths: Iterator[str]) -> "_File | None":
+        """Return the file whose turn comes, after opening those that are to be open before theirs."""
+        ahead = _OPENED_AHEAD * self._plan.cycle if self._turns else 0
+        for path in islice(paths, max(0, ahead + 1 - len(self._upcoming))):
+            self._upcoming.append(_File(path, self._plan, self._turns))
+        return self._upcoming.popleft() if self._upcoming else None
+
     def _interleaved(self, paths: Iterator[str]) -> Iterator[int]:
         self._open = [None] * self._plan.cycle
-        place = idle = 0
-        while idle < self._plan.cycle:
+        ended = 0
+        for place in self._places():
             file = self._open[place]
-            if file is None and (path := next(paths, None)) is not None:
-                file = self._open[place] = _File(path, self._plan.buffer_bytes, self._pool)
+            if file is None:
+                file = self._open[place] = self._following(paths)
             size = None if file is None else file.next_size()
             if size is not None:
-                idle = 0
+                ended = 0
                 yield size
             elif file is not None:
                 file.close()
                 self._open[place] = None
-                idle = 0
             else:
-                idle += 1
-            place = (place + 1) % self._plan.cycle
+                # Nothing follows on this file; where nothing follows on any, all places in turn say so.
+                ended += 1
+                if ended >= self._plan.cycle and not any(self._open):
+                    return
+
+    def _places(self) -> Iterator[int]:
+        """Yield the places among the open files in the order in which they give records, without end."""
+        if self._plan.in_turn:
+            yield from cycle(range(self._plan.cycle))
+        draws = generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), _TURNS + self._passes)
+        while True:
+            yield from draws.integers(0, self._plan.cycle, _DRAWS).tolist()
+
+
+class _Cutter(Protocol):
+    """Tells where in a file its records end."""
+
+    def take(self, content: bytes, end: int) -> list[int]:
+        """Return the sizes of the records that are whole with `content`, which ends at `end` and follows what was taken."""
+
+    def check_end(self, end: int) -> None:
+        """Raise IotwinError when the file cannot end here."""
 
 
 class _File:
-    """A TFRecord file being read buffer by buffer; with a pool, the next buffer is read while the last one is consumed."""
+    """A file being read buffer by buffer; with threads, it is opened and read by the next of them, ahead of what is taken."""
 
-    def __init__(self, path: str, buffer_bytes: int, pool: ThreadPoolExecutor | None) -> None:
-        self._path, self._buffer_bytes, self._pool = path, buffer_bytes, pool
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise unreadable(path, error) from None
-        self._file_bytes = os.fstat(self._descriptor).st_size
-        self._ready: deque[int] = deque()  # framed sizes of the records that are in memory whole
-        self._begun = 0  # framed bytes of the record that is not
-        self._carried = b""  # the beginning of a length that the last buffer cut through
-        self._place = 0  # of the next frame
+    def __init__(self, path: str, plan: StreamPlan, threads: Iterator[ThreadPoolExecutor] | None) -> None:
+        self._path, self._plan, self._threads = path, plan, threads
+        self._descriptor = -1
+        self._cutter: _Cutter | None = None
+        self._ready: deque[int] = deque()  # sizes of the records that are in memory whole
         self._end = 0  # of what has been read
         self._at_end = False
-        self._ahead: Future[bytes] | None = None
+        self._ahead: Future[None] | None = None
+        self._read_ahead()
 
     def next_size(self) -> int | None:
-        """Return the bytes of the next record with its frame; None at the end of the file."""
-        while not self._ready and not self._at_end:
-            self._take(self._next_buffer())
-        return self._ready.popleft() if self._ready else None
+        """Return the bytes of the next record (with its frame, if it has one); None at the end of the file."""
+        if not self._ready:
+            if self._ahead is not None:
+                self._ahead.result()
+            self._fill(1)
+        size = self._ready.popleft() if self._ready else None
+        self._read_ahead()
+        return size
 
-    def _next_buffer(self) -> bytes:
-        content = self._read(self._end) if self._ahead is None else self._ahead.result()
-        if self._pool is not None and len(content) == self._buffer_bytes:
-            self._ahead = self._pool.submit(self._read, self._end + len(content))
-        return content
+    def _read_ahead(self) -> None:
+        waits = len(self._ready) < _RECORDS_AHEAD and not self._at_end
+        if self._threads is not None and waits and (self._ahead is None or self._ahead.done()):
+            self._ahead = next(self._threads).submit(self._fill, _RECORDS_AHEAD)
 
-    def _read(self, offset: int) -> bytes:
+    def _fill(self, records: int) -> None:
+        """Read until so many records are ready, or to the end."""
+        while len(self._ready) < records and not self._at_end:
+            cutter = self._cutter or self._opened()
+            content = self._read()
+            self._end += len(content)
+            self._ready.extend(cutter.take(content, self._end))
+            if len(content) < self._plan.buffer_bytes:
+                cutter.check_end(self._end)
+                self._at_end = True
+
+    def _opened(self) -> _Cutter:
         try:
-            content = os.pread(self._descriptor, self._buffer_bytes, offset)
-            if 0 < len(content) < self._buffer_bytes:
-                content += os.pread(self._descriptor, self._buffer_bytes - len(content), offset + len(content))
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(self._path, error) from None
+        size_bytes, record_bytes = os.fstat(self._descriptor).st_size, self._plan.record_bytes
+        self._cutter = _Frames(self._path, size_bytes) if record_bytes is None else _EqualParts(size_bytes, record_bytes)
+        return self._cutter
+
+    def _read(self) -> bytes:
+        wanted_bytes = self._plan.buffer_bytes
+        try:
+            content = os.pread(self._descriptor, wanted_bytes, self._end)
+            if 0 < len(content) < wanted_bytes:
+                content += os.pread(self._descriptor, wanted_bytes - len(content), self._end + len(content))
             return content
         except OSError as error:
             raise unreadable(self._path, error) from None
-
-    def _take(self, content: bytes) -> None:
-        """Note which records are whole with this buffer."""
-        known, start = self._carried + content, self._end - len(self._carried)
-        self._end += len(content)
-        self._at_end = len(content) < self._buffer_bytes
-        if self._begun and self._end >= self._place:
-            self._ready.append(self._begun)
-            self._begun = 0
-        while not self._begun and self._place + HEAD_BYTES <= self._end:
-            length = int.from_bytes(known[self._place - start : self._place - start + _LENGTH_BYTES], "little")
-            check_within(self._path, self._file_bytes, self._place, length + FRAME_BYTES)
-            self._place += length + FRAME_BYTES
-            if self._place <= self._end:
-                self._ready.append(length + FRAME_BYTES)
-            else:
-                self._begun = length + FRAME_BYTES
-        self._carried = known[self._place - start :] if self._place < self._end else b""
-        if self._at_end and (self._begun or self._carried):
-            raise damaged(self._path, f"ends after {self._end} bytes, in the middle of a record")
 
     def close(self) -> None:
         """Close the file, after what is being read ahead."""
         if self._ahead is not None:
             self._ahead.exception()
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class _Frames:
+    """TFRecords: each begins with its length."""
+
+    def __init__(self, path: str, file_bytes: int) -> None:
+        self._path, self._file_bytes = path, file_bytes
+        self._begun = 0  # framed bytes of the record that is not whole yet
+        self._carried = b""  # the beginning of a length that the last buffer cut through
+        self._place = 0  # of the next frame
+
+    def take(self, content: bytes, end: int) -> list[int]:
+        """Return the framed sizes of the records that are whole now; IotwinError when one would end beyond the file."""
+        sizes = []
+        known, start = self._carried + content, end - len(content) - len(self._carried)
+        if self._begun and end >= self._place:
+            sizes.append(self._begun)
+            self._begun = 0
+        while not self._begun and self._place + HEAD_BYTES <= end:
+            length = int.from_bytes(known[self._place - start : self._place - start + _LENGTH_BYTES], "little")
+            check_within(self._path, self._file_bytes, self._place, length + FRAME_BYTES)
+            self._place += length + FRAME_BYTES
+            if self._place <= end:
+                sizes.append(length + FRAME_BYTES)
+            else:
+                self._begun = length + FRAME_BYTES
+        self._carried = known[self._place - start :] if self._place < end else b""
+        return sizes
+
+    def check_end(self, end: int) -> None:
+        """Raise IotwinError when the file ends here within a record."""
+        if self._begun or self._carried:
+            raise damaged(self._path, f"ends after {end} bytes, in the middle of a record")
+
+
+class _EqualParts:
+    """Records that nothing marks: the file in parts of equal size, each as near to `record_bytes` as that allows."""
+
+    def __init__(self, file_bytes: int, record_bytes: float) -> None:
+        self._count = max(1, round(file_bytes / record_bytes))
+        self._part_bytes = max(1, file_bytes) / self._count
+        self._whole = 0
+
+    def take(self, content: bytes, end: int) -> list[int]:
+        """Return the sizes of the parts that are whole now."""
+        whole = min(int((end + 0.5) / self._part_bytes), self._count)
+        edges = [round(number * self._part_bytes) for number in range(self._whole, whole + 1)]
+        self._whole = whole
+        return [stop - start for start, stop in pairwise(edges)]
+
+    def check_end(self, end: int) -> None:
+        """Accept any end."""

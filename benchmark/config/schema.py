@@ -215,7 +215,7 @@ class Checkpoint(Section):
     checkpoint_folder: str = "./checkpoints/"
     checkpoint_after_epoch: Positive = 1  # first after this epoch,
     epochs_between_checkpoints: Positive = 1  # then every so many
-    checkpoint_after_step: OrNone = -1  # one more after this step of the run
+    checkpoint_after_step: OrNone = -1  # one more after this step of the run; 0: before the first
     steps_between_checkpoints: OrNone = -1
     time_between_checkpoints: Duration = 0.0  # seconds of computing between checkpoints, when only checkpoints run
     num_checkpoints_write: OrNone = -1  # when only checkpoints run: how many are written,
@@ -270,14 +270,16 @@ class CheckpointFile(Section):
     write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
-    epochs: list[Positive] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
+    read_back: list[tuple[Count, Positive]] = []  # [offset, bytes] of each read once it is written, as TensorFlow merges indices
+    epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
 
 
 class TwinCheckpoint(Section):
     """What DLIO's checkpoint section cannot say."""
 
     files: list[CheckpointFile] = []  # recorded; without any, sizes follow from the model section
-    serialization_time: Duration = 0.0  # seconds per file besides writing, spread over its writes in proportion to their bytes
+    # Seconds per file besides writing; those of all files of a checkpoint go before its writes, in proportion to their bytes.
+    serialization_time: Duration = 0.0
     lead_time: Duration = 0.0  # seconds of a checkpoint before its first file
     write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
     rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
@@ -293,6 +295,7 @@ class TwinEvaluation(Section):
 
     read_threads: Processes | None = None  # worker processes; None: as in training
     preprocess_time: Duration = 0.0  # per evaluation sample
+    after_checkpoint: bool = False  # where both are due
 
 
 class TwinReader(Section):
@@ -301,6 +304,9 @@ class TwinReader(Section):
     workers: Literal["processes", "threads"] = "processes"
     mmap: bool = False  # files are mapped, not read
     interleave_files: Positive | None = None  # files that dataset.interleave takes turns among; None: 8
+    # Files of any format are streamed as tf.data streams TFRecords, in records of dataset.record_length_bytes, and begun again
+    # until train.total_training_steps are done.
+    streamed: bool = False
     random_batches: bool = False  # shuffles batches, not samples: one read each out of one big file
     read_sizes: list[
         Positive

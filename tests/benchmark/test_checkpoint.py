@@ -1,6 +1,7 @@
 """Checkpoints: the writes that were recorded, and nothing torn under a final name."""
 
 import contextlib
+import io
 import json
 import os
 import resource
@@ -18,7 +19,21 @@ from hypothesis import strategies as st
 
 from benchmark.checkpoint import CheckpointWriter
 from benchmark.checkpoint_plan import files_written
-from benchmark.config import Checkpoint, CheckpointFile, Config, Dataset, Model, Twin, TwinCheckpoint, Workflow, dump, load
+from benchmark.config import (
+    Checkpoint,
+    CheckpointFile,
+    Config,
+    Dataset,
+    Evaluation,
+    Model,
+    Reader,
+    Twin,
+    TwinCheckpoint,
+    TwinEvaluation,
+    Workflow,
+    dump,
+    load,
+)  # fmt: skip
 from benchmark.emulator import emulate
 from benchmark.results import write_results
 from tests.benchmark.strace import calls_of, needs_strace, strace
@@ -374,3 +389,21 @@ def test_zeros_are_written_where_content_is_not_to_be_random(tmp_path: Path) -> 
     config.checkpoint.randomize_tensor = False
     CheckpointWriter(config).save(1)
     assert not any((tmp_path / "global_epoch1_step0" / "model_states-0.pt").read_bytes())
+
+
+def test_one_before_training_each_by_its_step_and_read_back_before_the_evaluation(tmp_path: Path) -> None:
+    file = CheckpointFile(name="model-{step}.index", write_sizes=[(5000, 1)], rename=True, read_back=[(4000, 1000), (0, 10)])
+    config = Config(
+        workflow=Workflow(evaluation=True, checkpoint=True),
+        dataset=Dataset(format="synthetic", num_files_train=8, num_files_eval=2, record_length_bytes=100),
+        reader=Reader(data_loader="synthetic", batch_size=2, read_threads=0),
+        evaluation=Evaluation(eval_after_step=4, steps_between_evals=4),
+        checkpoint=Checkpoint(checkpoint_folder=str(tmp_path / "c"), steps_between_checkpoints=2, checkpoint_after_step=0),
+        twin=Twin(evaluation=TwinEvaluation(after_checkpoint=True), checkpoint=TwinCheckpoint(files=[file])),
+    )
+    log = io.StringIO()
+    measured = emulate(config, log)
+    assert [written.name for written in measured.saved] == [f"model-{step}.index" for step in (0, 2, 4)]
+    keys = [json.loads(line.partition(" ")[2]) for line in log.getvalue().splitlines()]
+    order = [event["key"] for event in keys if event["event_type"] == "INTERVAL_START"]
+    assert order == ["init", "run", "checkpoint", "block", "checkpoint", "block", "checkpoint", "eval"]

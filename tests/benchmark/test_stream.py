@@ -175,3 +175,33 @@ def test_an_epoch_that_is_given_up_leaves_no_thread_and_no_file_open(records: Pa
             fetched.close()  # type: ignore[attr-defined]
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("stream", "read-ahead"))]
     assert not [link for link in Path("/proc/self/fd").iterdir() if link.exists() and str(records) in str(link.readlink())]
+
+
+def open_files(folder: Path) -> int:
+    return sum(str(folder) in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(0, 1), (6, 3)])
+def test_threads_open_twice_as_many_files_ahead(records: Path, threads: int, expected: int) -> None:
+    """As tf.data's interleave, whose open files were counted: 24 with a cycle of 8."""
+    config = workload(records, read_threads=threads)
+    config.twin.reader.interleave_files, config.train.total_training_steps = 1, 2
+    samples = open_dataset(config).train
+    with open_loader(config, samples) as loader:
+        assert len(list(loader.epoch(1, training_batches(config, len(samples), 1)))) == 2
+        assert open_files(records) == expected  # kept, as a job keeps its iterator
+    assert open_files(records) == 0
+
+
+@settings(max_examples=20)
+@given(record_bytes=st.integers(1, 90_000), buffer_bytes=st.integers(1000, 50_000), threads=st.sampled_from([0, 4]))
+def test_files_of_any_content_are_streamed_whole(tmp_path: Path, record_bytes: int, buffer_bytes: int, threads: int) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.part").write_bytes(bytes(40_000 + number))
+    config = Config(
+        dataset=Dataset(data_folder=str(tmp_path), format="bin", record_length_bytes=record_bytes),
+        reader=Reader(transfer_size=buffer_bytes, read_threads=threads),
+        train=Train(total_training_steps=sum(max(1, round((40_000 + number) / record_bytes)) for number in range(4))),
+        twin=Twin(train_files=[f"{number}.part" for number in range(4)], reader=TwinReader(interleave_files=2, streamed=True)),
+    )  # fmt: skip
+    assert sum(batch.size_bytes for batch in epoch(config)) == 4 * 40_000 + 6

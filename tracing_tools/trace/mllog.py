@@ -66,6 +66,21 @@ def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
     return *edge, event["_rank"], event["_epoch"] if event["_step"] is None else event["_step"]
 
 
+def read_values(logs: Iterable[Path]) -> dict[str, Any]:
+    """Return what the MLLOG lines of the first rank say beside phases: each key's first value, and `step_count` of all blocks."""
+    values: dict[str, Any] = {}
+    for log in logs:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            events = [event for line in lines if ":::MLLOG" in line and (event := _parse(line)) and not event["_rank"]]
+        for event in events:
+            if event.get("value") is not None:
+                values.setdefault(event["_key"], event["value"])
+            steps = (event.get("metadata") or {}).get("step_count")
+            if isinstance(steps, int) and (_edge(event) or ("", False))[1]:
+                values["step_count"] = values.get("step_count", 0) + steps
+    return values
+
+
 def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
     begun: dict[str, Edge] = {}
     for edge in filter(None, (parse_edge(line, zone) for line in lines)):
