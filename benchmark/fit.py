@@ -46,7 +46,8 @@ def fit(trace: Trace) -> Fitted:
     training = [part for part in passes if part.phase != "evaluation"]
     evaluations = [part for part in passes if part.phase == "evaluation"]
     if not training:
-        raise IotwinError(f"{trace.path}: no training epoch reads the data set; is this the trace of a training job?")
+        reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
+        raise IotwinError(f"{trace.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
     assumptions = _losses(trace)
     checkpoints = find_checkpoints(trace, training)
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
@@ -168,7 +169,8 @@ def _files(trace: Trace, samples: Samples) -> list[tuple[str, int]]:
 def _losses(trace: Trace) -> list[str]:
     if not trace.manifest.lost_events:
         return []
-    return [f"the trace lost {trace.manifest.lost_events} events ({trace.manifest.lost}); counts may be too low"]
+    lost = ", ".join(f"{count} in {source}" for source, count in trace.manifest.lost.items())
+    return [f"the trace lost {trace.manifest.lost_events} events ({lost}); counts may be too low"]
 
 
 def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> c.Dataset:

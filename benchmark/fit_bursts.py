@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 _NO_PAUSE_NS = 10_000  # gaps shorter than this are alike
 _CONTRAST = np.log(3)  # between the gaps within batches and those between them
 _THRESHOLDS = 40  # tried between the shortest gap and the longest, evenly in their logarithms
+_ENOUGH = 12  # accesses, from which a pattern shows
 _FEWEST, _FEWEST_SOUGHT = 3, 6  # groups of one size, from which that is no chance; and where many thresholds are tried
 _REGULAR = 0.5  # share of groups of the most common size, from which groups count as batches
 _CLEARLY = 0.1  # by which another threshold must be better than the guess
@@ -15,10 +16,11 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
     """Return the number of the batch that each access (in order of `starts`) lies in.
 
     That is `guess`, unless groups between longer or shorter gaps are clearly more often of one size, which on a busy machine a
-    threshold that only looks at the gaps misses. Where no groups are of one size, or single accesses are, each is a batch.
+    threshold that only looks at the gaps misses. Where no groups are of one size, or single accesses are, each is a batch;
+    a dozen accesses are too few to know.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
-    if len(gap_logs) <= _FEWEST:
+    if len(starts) < _ENOUGH:
         return guess
     if np.ptp(gap_logs) < _CONTRAST:
         return np.arange(len(starts))

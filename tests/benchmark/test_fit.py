@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -174,6 +175,17 @@ def test_shuffled_or_not(tmp_path, shuffle, expected):
 def test_a_trace_of_no_training_job_is_refused(tmp_path):
     path = write_job(tmp_path / "t", Job(files=0, evaluation_files=0, epochs=1))
     with pytest.raises(IotwinError, match="no data set is read"):
+        fit(Trace(path))
+
+
+def test_a_log_on_another_clock_is_said(tmp_path):
+    path = write_job(tmp_path / "t")
+    phases = pq.read_table(path / "phases.parquet")
+    for name in ("start_ns", "end_ns"):
+        later = pc.cast(pc.add(phases[name], 3_600_000_000_000), phases.schema.field(name).type)
+        phases = phases.set_column(phases.schema.get_field_index(name), phases.schema.field(name), later)
+    write_table(path / "phases.parquet", schema.PHASES, phases)
+    with pytest.raises(IotwinError, match="different clocks"):
         fit(Trace(path))
 
 
