@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import run_iotwin
 from tracing_tools.backends.lanes import LANE, Lanes
-from tracing_tools.trace.columns import column, labels
+from tracing_tools.trace.columns import column, labels, rows_table
 from tracing_tools.trace.given_names import GivenNames
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.records import EVENT
@@ -188,8 +188,31 @@ def test_what_a_kernel_refuses_is_said_in_one_line_by_every_backend(tmp_path, mo
     assert "libbpf.so.1 is not installed" in (libbpf.unavailable_reason() or "")
 
 
-def test_finishing_imports_no_pandas():
-    """It is 40 MB of the memory that a tracer takes."""
-    code = "import sys, tracing_tools.capture; sys.exit('pandas' in sys.modules)"
+def test_finishing_imports_no_pandas(tmp_path):
+    """It is 40 MB of the memory that a tracer takes, and most of a second."""
+    code = "import sys; from tests.perf.made_up import finish_made_up; import tracing_tools.capture\n"
+    code += f"finish_made_up({str(tmp_path / 't')!r}, 20000); sys.exit('pandas' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
+
+
+def test_few_rows_become_a_table():
+    import pyarrow as pa
+
+    kinds = [
+        ("number", pa.int32()),
+        ("share", pa.float32()),
+        ("text", pa.string()),
+        ("label", pa.dictionary(pa.int16(), pa.string())),
+    ]
+    rows = [
+        {"number": 7, "share": 0.5, "text": "caf\u00e9\n", "label": "b"},
+        {"number": None, "text": "", "label": "a", "beside": 1},
+        {"share": 2, "text": None, "label": None},
+        {"number": -1, "share": None, "label": "b"},
+    ]
+    names = [name for name, _ in kinds]
+    for count in range(len(rows) + 1):
+        table = rows_table(rows[:count], pa.schema(kinds))
+        table.validate(full=True)
+        assert table.to_pylist() == [{name: row.get(name) for name in names} for row in rows[:count]]

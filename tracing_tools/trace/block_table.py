@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
+from tracing_tools.trace.columns import column, labels, texts
 from tracing_tools.trace.file_table import FileTable
 from tracing_tools.trace.records import BLOCK
 from tracing_tools.trace.sorted_records import sorted_chunks
@@ -17,7 +18,6 @@ _OP_MASK = 0xFF
 _OPS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "discard", 9: "write"}  # 5: secure erase, 9: zeroes
 _FLAGS = {1 << 11: schema.BLOCK_SYNC, 1 << 12: schema.BLOCK_META, 1 << 17: schema.BLOCK_FUA, 1 << 19: schema.BLOCK_READAHEAD}
 _CODE_OF_OP = np.array([schema.BLOCK_OPS.index(_OPS.get(op, "other")) for op in range(_OP_MASK + 1)], np.int16)
-_ORIGINS = list(schema.BLOCK_ORIGINS)
 
 
 def write_blocks(raw: Path, path: Path, files: FileTable) -> None:
@@ -36,24 +36,24 @@ def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:
         flags |= np.where(request_flags & np.uint32(bit), meaning, 0).astype(np.int32)
     device = requests["device"].astype(np.int64)
     comm, codes = np.unique(requests["comm"], return_inverse=True)
-    names = pa.array([name.decode("utf-8", "backslashreplace") for name in comm.tolist()], pa.string())
+    names = texts([name.decode("utf-8", "backslashreplace") for name in comm.tolist()])
     unknown = requests["comm"] == b""
     columns = {
-        "queued_ns": pa.array(requests["queued_ns"], mask=requests["queued_ns"] == 0),
-        "issue_ns": requests["issue_ns"],
-        "duration_ns": pa.array(requests["duration_ns"], mask=requests["duration_ns"] < 0),
-        "op": pa.DictionaryArray.from_arrays(_CODE_OF_OP[request_flags & _OP_MASK], list(schema.BLOCK_OPS)),
-        "device": _makedev(device >> 20, device & 0xFFFFF),
-        "sector": requests["sector"].astype(np.int64),
-        "size_bytes": requests["size_bytes"].astype(np.int64),
-        "flags": flags,
-        "cgroup": requests["cgroup"].astype(np.int64),
-        "origin": pa.DictionaryArray.from_arrays(requests["from_kernel"].astype(np.int16), _ORIGINS),
-        "pid": pa.array(requests["pid"].astype(np.int32), mask=unknown),
-        "comm": names.take(pa.array(codes, mask=unknown)),
-        "file_id": pa.array(file_id, mask=file_id < 0),
+        "queued_ns": column(requests["queued_ns"], pa.int64(), requests["queued_ns"] == 0),
+        "issue_ns": column(requests["issue_ns"], pa.int64()),
+        "duration_ns": column(requests["duration_ns"], pa.int64(), requests["duration_ns"] < 0),
+        "op": labels(_CODE_OF_OP[request_flags & _OP_MASK], schema.BLOCK_OPS),
+        "device": column(_makedev(device >> 20, device & 0xFFFFF), pa.int64()),
+        "sector": column(requests["sector"], pa.int64()),
+        "size_bytes": column(requests["size_bytes"].astype(np.int64), pa.int64()),
+        "flags": column(flags, pa.int32()),
+        "cgroup": column(requests["cgroup"], pa.int64()),
+        "origin": labels(requests["from_kernel"].astype(np.int16), schema.BLOCK_ORIGINS),
+        "pid": column(requests["pid"], pa.int32(), unknown),
+        "comm": names.take(column(codes.astype(np.int32), pa.int32(), unknown)),
+        "file_id": column(file_id, pa.int32(), file_id < 0),
     }
-    return pa.table({field.name: columns[field.name] for field in schema.BLOCK}, schema=schema.BLOCK)
+    return pa.Table.from_arrays([columns[field.name] for field in schema.BLOCK], schema=schema.BLOCK)
 
 
 def _makedev(major: NDArray[np.int64], minor: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Arrow columns over numpy arrays, without a copy and without ``pa.array``, which imports pandas: 40 MB that a tracer spares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +16,35 @@ def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.b
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def labels(codes: NDArray[np.int16], names: Sequence[str]) -> pa.DictionaryArray:
-    """Return the column of the names that the codes, shape (n,), number."""
-    content = [name.encode() for name in names]
+def texts(values: Sequence[str | None]) -> pa.StringArray:
+    """Return the column of the texts; null where one is None."""
+    content = [b"" if value is None else value.encode() for value in values]
     ends = np.cumsum([0, *map(len, content)]).astype(np.int32)
-    texts = pa.StringArray.from_buffers(len(names), pa.py_buffer(ends), pa.py_buffer(b"".join(content)))
-    return pa.DictionaryArray.from_arrays(column(codes, pa.int16()), texts)
+    present = np.array([value is not None for value in values], np.bool_)
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(content)), validity)
+
+
+def labels(
+    codes: NDArray[np.int16] | NDArray[np.int32], names: Sequence[str], missing: NDArray[np.bool_] | None = None
+) -> pa.DictionaryArray:
+    """Return the column of the names that the codes, shape (n,), number; null where `missing`."""
+    return pa.DictionaryArray.from_arrays(column(codes, pa.from_numpy_dtype(codes.dtype), missing), texts(names))
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], expected: pa.Schema) -> pa.Table:
+    """Return the few rows as a table; null where a row has None or nothing."""
+    arrays = [_values_column([row.get(field.name) for row in rows], field.type) for field in expected]
+    return pa.Table.from_arrays(arrays, schema=expected)
+
+
+def _values_column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return texts(values)
+    missing = np.array([value is None for value in values], np.bool_)
+    if pa.types.is_dictionary(kind):
+        names = list(dict.fromkeys(value for value in values if value is not None))
+        number = {name: code for code, name in enumerate(names)} | {None: 0}
+        return labels(np.array([number[value] for value in values], np.int16), names, missing)
+    filled = np.array([0 if value is None else value for value in values], kind.to_pandas_dtype())
+    return column(filled, kind, missing)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import file_kind
-from tracing_tools.trace.columns import column
+from tracing_tools.trace.columns import column, rows_table
 from tracing_tools.trace.given_names import GivenNames
 from tracing_tools.trace.records import (
     FILE_TYPE_MASK,
@@ -31,7 +31,6 @@ _READS_MAPPED = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
 _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renameat2")])
 _PAGE_FAULT = NUMBER_OF_OP["page_fault"]
 _UNNAMED = b"unnamed:"
-_PLAIN = pa.schema([(field.name, pa.string() if field.name == "kind" else field.type) for field in schema.FILES])
 
 
 def readable(path: bytes) -> str:
@@ -208,7 +207,7 @@ class FileTable:
             }
             for row in self._rows
         ]
-        return pa.table({name: [row[name] for row in rows] for name in schema.FILES.names}, schema=_PLAIN).cast(schema.FILES)
+        return rows_table(rows, schema.FILES)
 
 
 def _factorize(identity: NDArray[np.void]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tracing_tools.trace import schema
 from tracing_tools.trace.block_table import write_blocks
 from tracing_tools.trace.clocks import step_notes
-from tracing_tools.trace.columns import column, labels
+from tracing_tools.trace.columns import column, labels, rows_table
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.file_table import FileTable
 from tracing_tools.trace.gpu_table import gpu_table
@@ -189,15 +189,11 @@ def _write_phases(directory: Path, manifest: Manifest) -> None:
     rows, torn = read_phases(sorted((directory / "logs").iterdir()), realtime_to_monotonic(manifest.clock), span_ns)
     if torn:
         manifest.notes.append(f"{torn} MLLOG lines of the job's output were torn and left out")
-    write_table(directory / "phases.parquet", schema.PHASES, _rows_table(rows, schema.PHASES))
-
-
-def _rows_table(rows: list[dict[str, Any]], expected: pa.Schema) -> pa.Table:
-    return pa.Table.from_pylist([{name: row.get(name) for name in expected.names} for row in rows], schema=expected)
+    write_table(directory / "phases.parquet", schema.PHASES, rows_table(rows, schema.PHASES))
 
 
 def _write_samples(directory: Path, journal: list[dict[str, Any]]) -> None:
     for kind, expected in schema.SAMPLES.items():
         rows = [entry for entry in journal if entry["kind"] == kind]
         if rows:
-            write_table(directory / "samples" / f"{kind}.parquet", expected, _rows_table(rows, expected))
+            write_table(directory / "samples" / f"{kind}.parquet", expected, rows_table(rows, expected))

@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
+from tracing_tools.trace.columns import column, labels
 from tracing_tools.trace.cuda_calls import CUDA_CALLS, NO_DIRECTION
 from tracing_tools.trace.records import GPU_CALL
 
@@ -25,16 +26,16 @@ def gpu_table(path: Path) -> pa.Table:
     no_direction = calls["direction"] == NO_DIRECTION
     direction = np.where(no_direction, 0, calls["direction"]).astype(np.int16)
     columns = {
-        "start_ns": calls["start_ns"],
-        "duration_ns": calls["duration_ns"],
-        "kind": pa.DictionaryArray.from_arrays(_KIND_CODES[function], list(schema.GPU_KINDS)),
+        "start_ns": column(calls["start_ns"], pa.int64()),
+        "duration_ns": column(calls["duration_ns"], pa.int64()),
+        "kind": labels(_KIND_CODES[function], schema.GPU_KINDS),
         "device": pa.nulls(rows, pa.int32()),  # a call does not say on which device it works
-        "stream": pa.array(calls["stream"].view(np.int64), mask=calls["stream"] == _NO_STREAM),
-        "size_bytes": pa.array(calls["size_bytes"], mask=~_HAS_SIZE[function]),
-        "direction": pa.DictionaryArray.from_arrays(pa.array(direction, mask=no_direction), list(schema.COPY_DIRECTIONS)),
-        "pid": calls["pid"].astype(np.int32),
-        "tid": calls["tid"].astype(np.int32),
-        "name": pa.DictionaryArray.from_arrays(function.astype(np.int32), _NAMES),
-        "source": pa.DictionaryArray.from_arrays(np.zeros(rows, np.int16), ["uprobe"]),
+        "stream": column(calls["stream"].view(np.int64), pa.int64(), calls["stream"] == _NO_STREAM),
+        "size_bytes": column(calls["size_bytes"], pa.int64(), ~_HAS_SIZE[function]),
+        "direction": labels(direction, schema.COPY_DIRECTIONS, no_direction),
+        "pid": column(calls["pid"], pa.int32()),
+        "tid": column(calls["tid"], pa.int32()),
+        "name": labels(function.astype(np.int32), _NAMES),
+        "source": labels(np.zeros(rows, np.int16), ["uprobe"]),
     }
-    return pa.table({field.name: columns[field.name] for field in schema.GPU}, schema=schema.GPU)
+    return pa.Table.from_arrays([columns[field.name] for field in schema.GPU], schema=schema.GPU)

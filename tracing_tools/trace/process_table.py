@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import process_roles
+from tracing_tools.trace.columns import rows_table
 from tracing_tools.trace.file_table import readable
 from tracing_tools.trace.records import NAME_EXEC, NAME_EXIT, NAME_FORK, NameRecord
 
@@ -54,7 +55,7 @@ def process_table(
     lives.sort(key=lambda row: row["start_ns"] or 0)
     if lives and not any(row["role"] == "rank" for row in lives):
         latest.get(root_pid or 0, lives[0])["role"] = "rank"
-    return pa.Table.from_pylist([{name: row[name] for name in schema.PROCESSES.names} for row in lives], schema=schema.PROCESSES)
+    return rows_table(lives, schema.PROCESSES)
 
 
 def _ended(row: dict[str, Any], record: NameRecord) -> None:
