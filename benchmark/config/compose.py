@@ -118,7 +118,7 @@ def _settings(path: Path, within: tuple[Path, ...], section: str = "") -> Iterat
 
 
 def _base_settings(base: Base, within: tuple[Path, ...]) -> Iterator[tuple[str, Any, str]]:
-    folders = [folder for folder in base.folders if folder.is_dir()]
+    folders = [*base.folders, SHIPPED]
     for folder in folders:
         if (path := _yamls(folder).get(base.name)) is not None:
             yield from _settings(path, within, base.section)

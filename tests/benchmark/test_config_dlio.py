@@ -102,14 +102,15 @@ def test_files_are_put_together_as_hydra_does(tmp_path: Path) -> None:
         "reader/fast.yaml": "read_threads: 7\nbatch_size: 2\n",
         "workload/checkpoint/small.yaml": "fsync: on\n",
         "workload/placed.yaml": "# @package workload.reader\nbatch_size: 11\n",
-        "workload/user.yaml": "defaults: [placed]\nmodel: user\n",
+        "workload/user.yaml": "defaults: [unet3d_h100, placed]\nmodel: user\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     config, origins = select(["workload=mine", "hydra.job.num=1", "hydra/launcher=x"], tmp_path)
     assert (config.model.name, config.train.epochs, config.train.seed, config.output.folder) == ("base", 3, 9, "there")
     assert (config.reader.read_threads, config.checkpoint.fsync, origins["train.seed"]) == (7, True, "last.yaml")
-    assert select(["workload=user"], tmp_path).config.reader.batch_size == 11
+    user = select(["workload=user"], tmp_path).config
+    assert (user.model.name, user.reader.batch_size, user.train.computation_time) == ("user", 11, 0.323)  # of one that is shipped
 
 
 def test_values_may_name_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
