@@ -13,7 +13,7 @@ from benchmark.loader import Fetcher, Loader, ThreadLoader, make_loader
 from benchmark.order import Batch, training_batches
 from benchmark.pinned import PinnedCopies
 from benchmark.plugins import LOADERS, SAMPLERS, load_plugin
-from benchmark.readers import DEFAULT_RECORD_BYTES, file_format
+from benchmark.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
 from benchmark.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from tracing_tools.trace.progress import note
 
@@ -42,7 +42,7 @@ def open_loader(config: Config, samples: Samples, rank: int = 0, ranks: int = 1,
         name = "native"
         if not evaluation:
             note(f"{package} is not installed: the native loader reads, by the same system calls")
-    framed = file_format(config) == "tfrecord" and not reader.odirect and not twin.reader.mmap
+    framed = file_format(config) == "tfrecord" and not past_page_cache(config) and not twin.reader.mmap
     if name == "pytorch":
         from benchmark.torch_loader import TorchLoader
 

@@ -47,10 +47,15 @@ def file_format(config: Config) -> str:
     return _LAYOUT_FORMATS.get(config.twin.layout or "", config.dataset.format)
 
 
+def past_page_cache(config: Config) -> bool:
+    """Return whether the workload reads with O_DIRECT."""
+    return config.reader.odirect or config.storage.storage_type == "direct_fs"
+
+
 def local_opener(config: Config) -> Opener:
     """Return how files of the workload are read: mapped, past the page cache or through it."""
     mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
-    way = Direct if config.reader.odirect else Mapped if mapped else Buffered
+    way = Direct if past_page_cache(config) else Mapped if mapped else Buffered
     transfer_bytes = config.reader.transfer_size
     opener = way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
     return KeptOpen(opener) if config.twin.reader.keep_open else opener

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmark.config import Config, Dataset, Parquet, Reader, Storage, Twin, TwinReader, Workflow
 from benchmark.dataset import Samples, open_dataset
-from benchmark.readers import make_reader
+from benchmark.readers import local_opener, make_reader
 from benchmark.readers.access import Buffered, Direct, Mapped, scratch
 from datagen.content import Content
 from datagen.generate import generate
@@ -221,6 +221,16 @@ def test_samples_kept_in_memory_are_read_once(generated: Path) -> None:
     assert again.content.tobytes() == first.content.tobytes() == records(layout_of("npz"), 0)[1].tobytes()
 
 
+def test_direct_fs_reads_past_the_page_cache(generated: Path) -> None:
+    config = workload(generated / "bin", "bin")
+    config.storage.storage_type = "direct_fs"
+    samples = open_dataset(config).train
+    path = samples.files[0][0]
+    with local_opener(config)(path) as file:
+        assert isinstance(file, Direct)
+    assert samples.reader.read(path, 1, 4).content.tobytes() == records(layout_of("bin"), 0)[1].tobytes()
+
+
 def test_synthetic_samples_are_read_from_nowhere(tmp_path: Path) -> None:
     config = Config(
         dataset=Dataset(
@@ -419,13 +429,13 @@ def test_samples_come_out_of_an_object_store(generated: Path, s3_server: str, na
         open_dataset(config)
 
 
-def test_a_workload_of_mlperf_storage_generates_into_its_bucket_and_reads_from_there(store: str, tmp_path: Path) -> None:
+def test_a_workload_of_mlperf_storage_generates_into_its_bucket_and_reads_from_there(s3_server: str, tmp_path: Path) -> None:
     config = msgspec.convert({
         "workflow": {"generate_data": True},
         "dataset": {"data_folder": "set/unet3d", "format": "npz", "num_files_train": 4, "record_length_bytes": 5000,
                     "keep_files": False},
         "storage": {"storage_type": "s3", "storage_root": "data", "storage_options": {
-            "access_key_id": "key", "secret_access_key": "secret", "endpoint_url": store, "region": "us-east-1",
+            "access_key_id": "key", "secret_access_key": "secret", "endpoint_url": s3_server, "region": "us-east-1",
             "s3_force_path_style": "True", "s3_max_attempts": 3}},
         "reader": {"batch_size": 2}, "output": {"folder": str(tmp_path / "output")},
     }, Config)  # fmt: skip
