@@ -1,5 +1,6 @@
 """Everything the report says about one trace, from two passes over its calls: a survey, then all analyses side by side."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,13 @@ from trace_visuals.heatmap import Heat, HeatMap
 from trace_visuals.lanes import LaneName, LanePlan
 from trace_visuals.picks import EveryCall, SlowestCalls
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES, block_lanes, device_lanes
-from trace_visuals.survey import Survey, survey
+from trace_visuals.survey import Survey, surveys
 from trace_visuals.tables import FileTable, OperationTable, ProcessTable
 from trace_visuals.windows import leading_phases
+from tracing_tools.trace.chunks import Chunk, chunks_of
 from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers
 
 _SLOWEST = 50
 
@@ -63,35 +66,75 @@ class Analysis:
         return written.sort_values("first_ns", ignore_index=True)
 
 
-def analyse(trace: Trace, label: str, zero_ns: int, detail: Detail, advance: Advance) -> Analysis:
-    """Return the analysis of a trace; `advance` is told twice of each event."""
-    surveyed = survey(trace, advance)
-    begin, end = surveyed.begin_ns, surveyed.end_ns
+class _Analyses:
+    """All that is found in the calls of a chunk, or of several in a row."""
+
+    def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:
+        begin, end, files = surveyed.begin_ns, surveyed.end_ns, trace.files()
+        self.operations, self.files, self.processes = OperationTable(), FileTable(len(files)), ProcessTable(surveyed.pids)
+        self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
+        self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
+        self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
+        self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
+
+    def add(self, calls: Calls, plan: LanePlan, keep: bool) -> None:
+        """Add a batch of calls; `keep` says whether to keep every one of them."""
+        for analysis in (self.operations, self.files, self.processes, self.reads, self.writes, self.slowest):
+            analysis.add(calls)
+        self.phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
+        lane = plan.by_operation(calls)
+        self.bins.add(calls, lane)
+        self.bins.add(calls, plan.by_process(calls))
+        if keep:
+            self.every.add(calls, lane)
+
+    def extend(self, later: "_Analyses") -> None:
+        """Take in what was found in the calls after these."""
+        for name, analysis in vars(self).items():
+            analysis.extend(getattr(later, name))
+
+
+def analyse(
+    traces: Sequence[Trace], labels: Sequence[str], zeros_ns: Sequence[int], detail: Detail, each: Workers, advance: Advance
+) -> list[Analysis]:
+    """Return the analyses of the traces; `each` works on their chunks, `advance` is told twice of each event."""
+    chunks = [chunks_of(trace, each) for trace in traces]
+    surveyed = surveys(traces, chunks, each, advance)
+    found = each(_analyses, [(chunk, survey, detail) for mine, survey in zip(chunks, surveyed, strict=True) for chunk in mine])
+    analysed = []
+    for trace, label, zero_ns, mine, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
+        whole = next(found)
+        advance(mine[0].rows)
+        for chunk in mine[1:]:
+            whole.extend(next(found))
+            advance(chunk.rows)
+        analysed.append(_analysis(trace, label, zero_ns, survey, whole, detail))
+    return analysed
+
+
+def _analyses(task: tuple[Chunk, Survey, Detail]) -> _Analyses:
+    chunk, surveyed, detail = task
+    trace = Trace(chunk.path)
+    plan = LanePlan(trace.processes(), surveyed.busiest)
+    found, reader = _Analyses(trace, surveyed, plan, detail), CallReader(trace, list(surveyed.ops))
+    before = reader.in_flight(chunk)
+    for lane in (plan.by_operation(before), plan.by_process(before)):
+        found.bins.begin_with(before, lane)
+    for calls in reader.of(chunk):
+        found.add(calls, plan, surveyed.calls <= detail.most_calls)
+    return found
+
+
+def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _Analyses, detail: Detail) -> Analysis:
     files, processes = trace.files(), trace.processes()
     plan = LanePlan(processes, surveyed.busiest)
-    bins = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names))
-    every = EveryCall() if surveyed.calls <= detail.most_calls else None
-    operations = OperationTable()
-    file_table, process_table = FileTable(files, surveyed.extent_bytes), ProcessTable(processes, surveyed.pids)
-    reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
-    writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
-    slowest, phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
-    reader = CallReader(trace)
-    for calls in reader:
-        for analysis in (operations, file_table, process_table, reads, writes, slowest):
-            analysis.add(calls)
-        phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
-        lane = plan.by_operation(calls)
-        bins.add(calls, lane)
-        bins.add(calls, plan.by_process(calls))
-        if every is not None:
-            every.add(calls, lane)
-        advance(len(calls))
-    names, lanes = with_requests(trace, plan.names, bins.result())
+    names, lanes = with_requests(trace, plan.names, found.bins.result())
+    every = found.every.result() if surveyed.calls <= detail.most_calls else None
     return Analysis(
-        label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every.result() if every else None, reader.ops,
-        operations, file_table.frame(), process_table.frame(), slowest.frame(reader.ops, files), reads.result(), writes.result(),
-        leading_phases(trace), analyse_block(trace, phase_bytes, lanes, names),
+        label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every, surveyed.ops, found.operations,
+        found.files.frame(files, surveyed.extent_bytes), found.processes.frame(processes),
+        found.slowest.frame(surveyed.ops, files), found.reads.result(), found.writes.result(), leading_phases(trace),
+        analyse_block(trace, found.phase_bytes, lanes, names),
     )  # fmt: skip
 
 

@@ -74,6 +74,11 @@ class Spread:
             np.add.at(steps, row + first + 1, rate)
             np.subtract.at(steps, row + last, rate)
 
+    def extend(self, later: "Spread") -> None:
+        """Take in what another has added on the same grid."""
+        self._parts += later._parts
+        self._steps += later._steps
+
     def sums(self, thing: int = 0) -> Floats:
         """Return the sums of a thing, shape (lanes, bins)."""
         grid = self._grid
@@ -140,6 +145,18 @@ class LaneBins:
         at_once = np.flatnonzero(inside & (duration == 0))
         np.add.at(self._instant, cell[at_once], size[at_once])
         self._add_union(lane, start, end)
+
+    def begin_with(self, calls: Intervals, lane: Ints) -> None:
+        """Take calls that are in flight at the begin and are counted elsewhere: what they cover is not covered once more."""
+        mine = lane >= 0
+        np.maximum.at(self._covered_to, lane[mine], calls.end_ns[mine])
+
+    def extend(self, later: "LaneBins") -> None:
+        """Take in what another has found in the calls after these."""
+        self._calls += later._calls
+        self._union.extend(later._union)
+        self._load.extend(later._load)
+        self._instant += later._instant
 
     def _add_union(self, lane: Ints, start: Ints, end: Ints) -> None:
         fresh = start.copy()

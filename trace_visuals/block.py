@@ -40,6 +40,10 @@ class PhaseBytes:
             place = np.searchsorted(self._edges, start_ns[mine], side="right")
             sums += np.bincount(place, weights=size_bytes[mine], minlength=len(sums))
 
+    def extend(self, later: "PhaseBytes") -> None:
+        """Take in what another has found."""
+        self._sums += later._sums
+
     def result(self) -> tuple[Floats, Floats]:
         """Return the bytes read and written in each row of `phases`."""
         begin, end = (np.searchsorted(self._edges, self.phases[name]) + 1 for name in ("start_ns", "end_ns"))

@@ -1,6 +1,6 @@
 """A trace's calls as plain numpy columns, batch by batch: what every picture is computed from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracing_tools.trace.chunks import Chunk
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import GROUP_OF_OP
 
@@ -79,8 +80,17 @@ class CallReader:
         """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns); other row groups are not read."""
         yield from self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
 
-    def _read(self, where: pc.Expression | None) -> Iterator[Calls]:
-        for batch in self.trace.events(_COLUMNS, where):
+    def of(self, chunk: Chunk) -> Iterator[Calls]:
+        """Yield the calls of a chunk of the trace."""
+        yield from self._read(None, chunk.parts)
+
+    def in_flight(self, chunk: Chunk) -> Calls:
+        """Return the calls of earlier chunks that end after this one begins."""
+        columns = [column.combine_chunks() for column in chunk.in_flight.select(_COLUMNS).columns]
+        return self._decode(pa.RecordBatch.from_arrays(columns, _COLUMNS))
+
+    def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[Calls]:
+        for batch in self.trace.events(_COLUMNS, where, parts=parts):
             if batch.num_rows:
                 yield self._decode(batch)
 

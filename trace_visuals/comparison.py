@@ -21,7 +21,7 @@ def comparison_documents(traces: list[Trace], labels: list[str], workers: Worker
 
 def _document(a: Trace, b: Trace, workers: Workers | None) -> dict[str, Any]:
     try:
-        similarity = compare(a, b, workers=workers)
+        similarity = compare(a, b, each=workers)
     except IotwinError as error:
         return {"overall": None, "verdict": f"not compared: {error}", "differences": [], "warnings": [], "dimensions": []}
     return {

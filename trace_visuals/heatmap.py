@@ -46,6 +46,10 @@ class HeatMap:
         start = base + mine.offset
         self._spread.add(column, start, start + mine.size_bytes, 1.0)
 
+    def extend(self, later: "HeatMap") -> None:
+        """Take in what another has found in the calls after these."""
+        self._spread.extend(later._spread)
+
     def result(self) -> Heat | None:
         """Return the map, or None when nothing of the kind was moved."""
         sums = self._spread.sums()

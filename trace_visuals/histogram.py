@@ -30,6 +30,15 @@ class LogHistogram:
         self._totals += np.bincount(cell, weights=value, minlength=self.counts.size).reshape(self.counts.shape)
         np.maximum.at(self._most, row, value)
 
+    def extend(self, later: "LogHistogram") -> None:
+        """Take in the values that another has counted."""
+        rows = max(len(self.counts), len(later.counts))
+        self._grow(rows)
+        later._grow(rows)
+        self.counts += later.counts
+        self._totals += later._totals
+        self._most = np.maximum(self._most, later._most)
+
     def _grow(self, rows: int) -> None:
         more = rows - len(self.counts)
         if more > 0:

@@ -30,6 +30,11 @@ class SlowestCalls:
             mine = mine.pick(np.argpartition(-mine.duration_ns, self._most)[: self._most])
         self._kept = mine
 
+    def extend(self, later: "SlowestCalls") -> None:
+        """Take in the calls that another kept of those after these."""
+        if later._kept is not None:
+            self.add(later._kept)
+
     def frame(self, ops: list[str], files: pd.DataFrame) -> pd.DataFrame:
         """Return the calls, longest first, with operation and path by name."""
         if self._kept is None:
@@ -51,6 +56,11 @@ class EveryCall:
         """Add a batch; `lane` is negative for calls that belong to none."""
         self._batches.append(calls.pick(lane >= 0))
         self._lanes.append(lane[lane >= 0])
+
+    def extend(self, later: "EveryCall") -> None:
+        """Take in the calls after these."""
+        self._batches += later._batches
+        self._lanes += later._lanes
 
     def result(self) -> tuple[Calls, Ints] | None:
         """Return all calls in order of start and their lanes, or None when there are none."""

@@ -16,21 +16,22 @@ from trace_visuals.page_data import trace_document
 from trace_visuals.windows import choose_view
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.output import check_output, check_type, write_whole
-from tracing_tools.trace.progress import Advance, progress
+from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers, here, workers
+from tracing_tools.trace.workers import Workers, workers
 
 # In the order they are run; each is a file beside this one.
 _SCRIPTS = ("page_units.js", "page_data.js", "page_timeline.js", "page_tables.js", "page_charts.js", "page_heatmap.js", "page.js")
 _SERVED_SCRIPTS = ("page_detail.js", *_SCRIPTS)
 _BINS, _CALLS = 32_768, 160_000  # of all traces of a page together
 _MOST_TRACES = 8
+_WORTH_PROCESSES = 8_000_000  # events in all, from which processes save more time than their start takes
 
 
 def write_report(paths: list[Path], output: Path, dask: str | None = None) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
 
-    `dask` says where to work on them, as `workers.workers` takes it; a worker takes a trace. Raises UsageError for another file
+    `dask` says where to work on their chunks, as `workers.workers` takes it. Raises UsageError for another file
     type or too many traces, IotwinError for an unreadable trace or an unwritable directory.
     """
     check_type(output, (".html", ".htm"))
@@ -39,21 +40,14 @@ def write_report(paths: list[Path], output: Path, dask: str | None = None) -> li
     traces = [Trace(path) for path in paths]
     view = choose_view(traces, None)
     detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=_CALLS // len(traces))
-    zeros = [window.zero_ns for window in view.windows]
-    tasks = [(path, label, zero, detail) for path, label, zero in zip(paths, trace_labels(paths), zeros, strict=True)]
-    with workers(dask, traces) as each:
-        elsewhere = None if each is here else each
+    zeros, events = [window.zero_ns for window in view.windows], sum(trace.manifest.events for trace in traces)
+    with workers(dask, traces, _WORTH_PROCESSES) as each:
         # Each trace is read twice.
-        with progress("report: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
-            analyses = [_analyse(task, advance) for task in tasks] if elsewhere is None else elsewhere(_analyse, tasks)
-        document = report_document(analyses, view.axis_label, elsewhere)
+        with progress("report: reading calls", 2 * events, "calls") as advance:
+            analyses = analyse(traces, trace_labels(paths), zeros, detail, each, advance)
+        document = report_document(analyses, view.axis_label, each)
     write_whole(output, page(document).encode("utf-8"))
     return analyses
-
-
-def _analyse(task: tuple[Path, str, int, Detail], advance: Advance = lambda amount: None) -> Analysis:
-    path, label, zero_ns, detail = task
-    return analyse(Trace(path), label, zero_ns, detail, advance)
 
 
 def check_number(paths: list[Path]) -> None:

@@ -1,12 +1,15 @@
 """A first quick pass over a trace: how far it reaches in time, in its files, and which processes matter."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from trace_visuals.calls import CallReader, Ints, span_ns
+from trace_visuals.calls import CallReader, Calls, Ints, span_ns
+from tracing_tools.trace.chunks import Chunk
 from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -20,23 +23,68 @@ class Survey:
     extent_bytes: Ints  # per file: the end of the furthest transfer, or the size when first opened if that is more
     pids: Ints  # every process with a call, sorted
     busiest: list[int]  # processes with storage calls, the one with the most time in them first
+    ops: list[str]  # every operation, as analyses number them
 
 
-def survey(trace: Trace, advance: Advance) -> Survey:
-    """Read the trace once; `advance` is told of events read."""
-    begin, end = span_ns(trace)
-    extent = trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy()
-    time_of: dict[int, int] = {}
-    total = storage = 0
-    for calls in CallReader(trace):
-        begin, end = min(begin, int(calls.start_ns[0])), max(end, int(calls.end_ns.max()))
-        total, storage = total + len(calls), storage + int(calls.storage.sum())
-        placed = (calls.file_id >= 0) & (calls.file_id < len(extent)) & (calls.offset >= 0)
-        np.maximum.at(extent, calls.file_id[placed], (calls.offset + calls.size_bytes)[placed])
+@dataclass
+class _Seen:
+    """What a survey has seen of a chunk, or of several in a row."""
+
+    begin_ns: int
+    end_ns: int
+    extent_bytes: Ints
+    calls: int = 0
+    storage_calls: int = 0
+    time_of: dict[int, int] = field(default_factory=dict)  # in storage calls, of every process with a call
+    ops: list[str] = field(default_factory=list)
+
+    def add(self, calls: Calls) -> None:
+        self.begin_ns, self.end_ns = min(self.begin_ns, int(calls.start_ns[0])), max(self.end_ns, int(calls.end_ns.max()))
+        self.calls, self.storage_calls = self.calls + len(calls), self.storage_calls + int(calls.storage.sum())
+        placed = (calls.file_id >= 0) & (calls.file_id < len(self.extent_bytes)) & (calls.offset >= 0)
+        np.maximum.at(self.extent_bytes, calls.file_id[placed], (calls.offset + calls.size_bytes)[placed])
         pids, place = np.unique(calls.pid, return_inverse=True)
         spent = np.bincount(place, weights=calls.duration_ns * calls.storage)
         for pid, time_ns in zip(pids.tolist(), spent.tolist(), strict=True):
-            time_of[pid] = time_of.get(pid, 0) + int(time_ns)
-        advance(len(calls))
-    busiest = sorted((pid for pid, time_ns in time_of.items() if time_ns), key=lambda pid: (-time_of[pid], pid))
-    return Survey(begin, end, total, storage, extent, np.array(sorted(time_of), dtype=np.int64), busiest)
+            self.time_of[pid] = self.time_of.get(pid, 0) + int(time_ns)
+
+    def extend(self, later: "_Seen") -> None:
+        self.begin_ns, self.end_ns = min(self.begin_ns, later.begin_ns), max(self.end_ns, later.end_ns)
+        self.calls, self.storage_calls = self.calls + later.calls, self.storage_calls + later.storage_calls
+        self.extent_bytes = np.maximum(self.extent_bytes, later.extent_bytes)
+        for pid, time_ns in later.time_of.items():
+            self.time_of[pid] = self.time_of.get(pid, 0) + time_ns
+        self.ops = list(dict.fromkeys([*self.ops, *later.ops]))
+
+    def survey(self) -> Survey:
+        time_of = self.time_of
+        busiest = sorted((pid for pid, time_ns in time_of.items() if time_ns), key=lambda pid: (-time_of[pid], pid))
+        pids = np.array(sorted(time_of), dtype=np.int64)
+        return Survey(
+            self.begin_ns, self.end_ns, self.calls, self.storage_calls, self.extent_bytes, pids, busiest, self.ops,
+        )  # fmt: skip
+
+
+def surveys(traces: Sequence[Trace], chunks: Sequence[Sequence[Chunk]], each: Workers, advance: Advance) -> list[Survey]:
+    """Read the chunks of the traces once; `each` works on them, `advance` is told of events read."""
+    spans = [span_ns(trace) for trace in traces]
+    seen = each(_look, [(chunk, span) for mine, span in zip(chunks, spans, strict=True) for chunk in mine])
+    found = []
+    for mine in chunks:
+        whole = next(seen)
+        advance(mine[0].rows)
+        for chunk in mine[1:]:
+            whole.extend(next(seen))
+            advance(chunk.rows)
+        found.append(whole.survey())
+    return found
+
+
+def _look(task: tuple[Chunk, tuple[int, int]]) -> _Seen:
+    chunk, span = task
+    trace = Trace(chunk.path)
+    seen = _Seen(*span, trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy())
+    reader = CallReader(trace, seen.ops)
+    for calls in reader.of(chunk):
+        seen.add(calls)
+    return seen

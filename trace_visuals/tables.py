@@ -45,6 +45,16 @@ class OperationTable:
         rows, first = np.unique(row, return_index=True)
         self._group |= zip(rows.tolist(), calls.group[first].tolist(), strict=True)
 
+    def extend(self, later: "OperationTable") -> None:
+        """Take in what another has found in the calls after these; operations must be numbered alike."""
+        for name in ("latency_ns", "size_bytes", "reads_ns", "reads_bytes"):
+            getattr(self, name).extend(getattr(later, name))
+        failures = np.zeros(max(len(self._failures), len(later._failures)), dtype=np.int64)
+        for found in (self._failures, later._failures):
+            failures[: len(found)] += found
+        self._failures = failures
+        self._group |= later._group
+
     def rows_of(self, group: int) -> list[int]:
         """Return the rows of the histograms that hold the group's calls on storage."""
         return sorted(row for row, its_group in self._group.items() if its_group == group and row % 2 == 0)
@@ -75,6 +85,10 @@ class _Sums:
         # Sums of whole numbers in floats are exact up to 2**53: 9 PB, or 104 days in ns.
         self.columns[name] += np.bincount(row, weights=weight, minlength=self._rows)
 
+    def extend(self, later: "_Sums") -> None:
+        for name, column in self.columns.items():
+            column += later.columns[name]
+
 
 _FILE_SUMS = (
     "reads", "read_bytes", "read_ns", "writes", "written_bytes", "write_ns", "opens", "syncs", "sync_ns", "time_ns",
@@ -85,17 +99,17 @@ _FILE_SUMS = (
 class FileTable:
     """Calls, bytes, time and read order by file."""
 
-    def __init__(self, files: pd.DataFrame, extent_bytes: Ints) -> None:
-        self._files, self._extent = files, extent_bytes
-        count = len(files)
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._sums = _Sums(_FILE_SUMS, count)
         self._first = np.full(count, np.iinfo(np.int64).max)
         self._last = np.full(count, np.iinfo(np.int64).min)
         self._read_to = np.full(count, -1, dtype=np.int64)  # where the file's last read ended
+        self._read_from = np.full(count, -1, dtype=np.int64)  # and where its first one began
 
     def add(self, calls: Calls) -> None:
         """Add a batch; calls that name no file are left out."""
-        calls = calls.pick((calls.file_id >= 0) & (calls.file_id < len(self._files)))
+        calls = calls.pick((calls.file_id >= 0) & (calls.file_id < self._count))
         duration = calls.duration_ns
         names = (("reads", "read_bytes", "read_ns"), ("writes", "written_bytes", "write_ns"))
         for group, (count, size, time) in zip((READ, WRITE), names, strict=True):
@@ -115,7 +129,7 @@ class FileTable:
     def _add_order(self, reads: Calls) -> None:
         """Count reads that begin where the file's previous read ended, or at 0 when there was none."""
         # numpy sorts 16-bit keys in linear time, and few traces have more files than that.
-        key = reads.file_id.astype(np.uint16) if len(self._files) <= 1 << 16 else reads.file_id
+        key = reads.file_id.astype(np.uint16) if self._count <= 1 << 16 else reads.file_id
         order = np.argsort(key, kind="stable")
         file_id, offset = reads.file_id[order], reads.offset[order]
         end = offset + reads.size_bytes[order]
@@ -123,13 +137,23 @@ class FileTable:
         before = np.where(same, np.concatenate(([0], end[:-1])) if len(order) else 0, self._read_to[file_id])
         # Reading again from the start is the next pass over the file, not a jump.
         self._sums.add("sequential_reads", file_id[(offset == before) | (offset == 0)])
+        new = ~same & (self._read_to[file_id] < 0)
+        self._read_from[file_id[new]] = offset[new]
         self._read_to[file_id] = end  # the last assignment of a file wins, and that is its latest read
 
-    def frame(self) -> pd.DataFrame:
-        """Return one row per file that was called, most bytes moved first; times in ns, sizes in bytes."""
+    def extend(self, later: "FileTable") -> None:
+        """Take in what another has found in the calls after these."""
+        self._sums.extend(later._sums)
+        self._sums.add("sequential_reads", np.flatnonzero((later._read_from > 0) & (later._read_from == self._read_to)))
+        self._first, self._last = np.minimum(self._first, later._first), np.maximum(self._last, later._last)
+        self._read_from = np.where(self._read_to >= 0, self._read_from, later._read_from)
+        self._read_to = np.where(later._read_to >= 0, later._read_to, self._read_to)
+
+    def frame(self, files: pd.DataFrame, extent_bytes: Ints) -> pd.DataFrame:
+        """Return one row per file of `files` that was called, most bytes moved first; times in ns, sizes in bytes."""
         columns = {name: values.astype(np.int64) for name, values in self._sums.columns.items()}
-        table = self._files[["file_id", "path", "kind"]].assign(
-            extent_bytes=self._extent, first_ns=self._first, last_ns=self._last, **columns
+        table = files[["file_id", "path", "kind"]].assign(
+            extent_bytes=extent_bytes, first_ns=self._first, last_ns=self._last, **columns
         )
         table["moved_bytes"] = table["read_bytes"] + table["written_bytes"]
         called = table[table["last_ns"] >= table["first_ns"]]
@@ -139,8 +163,8 @@ class FileTable:
 class ProcessTable:
     """Calls, bytes and time by process."""
 
-    def __init__(self, processes: pd.DataFrame, pids: Ints) -> None:
-        self._processes, self._pids = processes, pids
+    def __init__(self, pids: Ints) -> None:
+        self._pids = pids
         self._sums = _Sums(("calls", "storage_calls", "read_bytes", "written_bytes", "storage_ns", "wait_ns"), len(pids))
 
     def add(self, calls: Calls) -> None:
@@ -154,10 +178,14 @@ class ProcessTable:
             mine = np.flatnonzero(calls.storage & (calls.group == group))
             self._sums.add(name, row[mine], calls.size_bytes[mine])
 
-    def frame(self) -> pd.DataFrame:
-        """Return one row per process with a call, most storage time first; what the process table lacks is NaN or None."""
+    def extend(self, later: "ProcessTable") -> None:
+        """Take in what another has found."""
+        self._sums.extend(later._sums)
+
+    def frame(self, processes: pd.DataFrame) -> pd.DataFrame:
+        """Return one row per process with a call, most storage time first; what `processes` lacks is NaN or None."""
         columns = {name: values.astype(np.int64) for name, values in self._sums.columns.items()}
-        known = self._processes.drop_duplicates("pid", keep="last")
+        known = processes.drop_duplicates("pid", keep="last")
         known = known[["pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_ns", "exit_status"]]
         table = pd.DataFrame({"pid": self._pids, **columns}).merge(known, on="pid", how="left")
         return table.sort_values(["storage_ns", "calls"], ascending=False, ignore_index=True)

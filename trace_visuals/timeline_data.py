@@ -10,11 +10,13 @@ from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Int
 from trace_visuals.gaps import sample_gaps
 from trace_visuals.grouping import Grouping, group_processes
 from trace_visuals.requests import block_lanes, device_lanes
-from trace_visuals.survey import survey
+from trace_visuals.survey import surveys
 from trace_visuals.windows import Window, leading_phases
+from tracing_tools.trace.chunks import chunks_of
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import here
 
 # The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
@@ -41,7 +43,7 @@ class TraceTimeline:
 
 def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str, advance: Advance) -> TraceTimeline:
     """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` is told of events read."""
-    busiest = survey(trace, lambda calls: None).busiest if how != "all" else []
+    busiest = surveys([trace], [chunks_of(trace, here)], here, lambda calls: None)[0].busiest if how != "all" else []
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     grid = Grid.covering(window.begin_ns, window.end_ns, bins)
     accumulated = LaneBins(grid, len(groups.titles) * len(ROW_GROUPS))

@@ -25,6 +25,7 @@ from trace_visuals.report import check_number, page, report_document
 from trace_visuals.windows import choose_view
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import here
 
 _BINS = 8_192  # of all traces of the page; the server has the finer ones
 _DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
@@ -43,10 +44,8 @@ class ReportServer:
         view = choose_view(traces, None)
         detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=0)
         with progress("view: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:
-            analyses = [
-                analyse(trace, label, window.zero_ns, detail, advance)
-                for trace, label, window in zip(traces, trace_labels(paths), view.windows, strict=True)
-            ]
+            zeros = [window.zero_ns for window in view.windows]
+            analyses = analyse(traces, trace_labels(paths), zeros, detail, here, advance)
         self._stretches = [_Stretches(analysis) for analysis in analyses]
         document = report_document(analyses, view.axis_label) | {"served": True}
         self._page = page(document, served=True).encode("utf-8")

@@ -23,6 +23,10 @@ class _Union:
         self.before_ns = np.zeros(len(edges))
         self._covered_to = np.iinfo(np.int64).min
 
+    def cover(self, end_ns: NDArray[np.int64]) -> None:
+        """Take everything up to the last of `end_ns` as covered already."""
+        self._covered_to = max(self._covered_to, int(end_ns.max(initial=self._covered_to)))
+
     def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
         if not len(start_ns):
             return
@@ -55,6 +59,17 @@ class Busy:
         for row, group in enumerate(_GROUPS):
             mine = (calls.group == group) & (calls.moved_bytes > 0)
             self._unions[row].add(calls.start_ns[mine], calls.start_ns[mine] + calls.duration_ns[mine])
+
+    def begin_with(self, in_flight: Calls) -> None:
+        """Take these calls, which started earlier, as counted already."""
+        for row, group in enumerate(_GROUPS):
+            mine = (in_flight.group == group) & (in_flight.moved_bytes > 0)
+            self._unions[row].cover(in_flight.start_ns[mine] + in_flight.duration_ns[mine])
+
+    def extend(self, later: "Busy") -> None:
+        """Take in what was found in calls after these."""
+        for union, other in zip(self._unions, later._unions, strict=True):
+            union.before_ns += other.before_ns
 
     def add_block(self, block: pd.DataFrame) -> None:
         """Add all block requests, in order of issue; those that never completed are left out."""

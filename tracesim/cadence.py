@@ -7,6 +7,7 @@ from tracesim.calls import READ, WRITE, Calls, stable_order
 from tracesim.logbins import BINS, log_bin, table
 
 SHORTEST_PAUSE_NS = 1_000_000  # a call that follows sooner continues the run of calls before it
+_NOT_KNOWN = -2  # the pause before a thread's first call, if there was an earlier call at all
 _BURST_SHARE = 0.25  # a pause of a quarter of the typical one ends a burst
 
 
@@ -15,18 +16,30 @@ class Arrivals:
 
     def __init__(self, occurrences: int) -> None:
         self._n = occurrences
-        self._last = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the read before, once there is one
+        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read, once there is one
+        self._last = self._first
         self.gap_ns = np.zeros((occurrences, BINS))
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
         used = (calls.kind == 0) & (calls.group == READ)
-        arrivals = np.concatenate((self._last, np.stack([calls.start_ns[used], occurrence[used]])), axis=1)
+        arrivals = np.stack([calls.start_ns[used], occurrence[used]])
+        self._first = self._first if self._first.size else arrivals[:, :1]
+        self._count(np.concatenate((self._last, arrivals), axis=1))
+        self._last = arrivals[:, -1:] if arrivals.size else self._last
+
+    def extend(self, later: "Arrivals") -> None:
+        """Take in what was found in calls after these."""
+        self.gap_ns += later.gap_ns
+        self._count(np.concatenate((self._last, later._first), axis=1))
+        self._first = self._first if self._first.size else later._first
+        self._last = later._last if later._last.size else self._last
+
+    def _count(self, arrivals: NDArray[np.int64]) -> None:
         start, owner = arrivals
         gap = np.diff(start)
         inside = owner[1:] == owner[:-1]
         self.gap_ns += table(owner[1:][inside], log_bin(gap[inside]), gap[inside], self._n, BINS)
-        self._last = arrivals[:, -1:]
 
 
 class Cadence:
@@ -41,7 +54,8 @@ class Cadence:
         self._phase = phase
         self._end = np.empty(0, dtype=np.int64)  # of each thread's last call
         self._occurrence = np.empty(0, dtype=np.int64)
-        self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none), bytes
+        self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none, _NOT_KNOWN), bytes
+        self._firsts: list[NDArray[np.int64]] = []  # starts of the runs before which the pause is not known, in their order
         self.busy_ns = np.zeros(self._n)  # in calls, or in pauses too short to count
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
@@ -61,11 +75,30 @@ class Cadence:
         self._end[calls.thread[is_last]] = end[is_last]
         self._occurrence[calls.thread[is_last]] = occurrence[is_last]
         pause = np.where(before_occurrence == occurrence, np.maximum(calls.start_ns - before_end, 0), -1)
+        pause[before_occurrence < 0] = _NOT_KNOWN
+        self._firsts.append(calls.start_ns[before_occurrence < 0])
         begin = np.flatnonzero(is_first | (pause < 0) | (pause >= SHORTEST_PAUSE_NS))
         moved = np.add.reduceat(calls.moved_bytes, begin)
         self._runs.append(np.stack([calls.thread[begin], occurrence[begin], pause[begin], moved]))
         busy = calls.duration_ns + np.where(pause < SHORTEST_PAUSE_NS, np.maximum(pause, 0), 0)
         self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
+
+    def extend(self, later: "Cadence") -> None:
+        """Take in what was found in calls after these."""
+        self._grow(len(later._end))
+        later._grow(len(self._end))
+        runs = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._runs], axis=1)
+        start = np.concatenate([np.empty(0, dtype=np.int64), *later._firsts])
+        first = np.flatnonzero(runs[2] == _NOT_KNOWN)
+        thread, occurrence = runs[:2, first]
+        known, same = self._occurrence[thread] >= 0, self._occurrence[thread] == occurrence
+        runs[2, first] = np.select([same, known], [np.maximum(start - self._end[thread], 0), -1], _NOT_KNOWN)
+        short = same & (runs[2, first] < SHORTEST_PAUSE_NS)
+        self.busy_ns += later.busy_ns + np.bincount(occurrence[short], runs[2, first][short], self._n)
+        self._runs.append(runs)
+        self._firsts.append(start[~known])
+        np.copyto(self._end, later._end, where=later._occurrence >= 0)
+        np.copyto(self._occurrence, later._occurrence, where=later._occurrence >= 0)
 
     def _grow(self, threads: int) -> None:
         missing = max(threads - len(self._end), 0)

@@ -18,11 +18,13 @@ def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
 class InFlight:
     """Time with so many calls in flight, per occurrence: `time_ns`, (occurrences, LEVEL_BINS). Time with none is left out."""
 
-    def __init__(self, occurrences: Occurrences) -> None:
+    def __init__(self, occurrences: Occurrences, begin_ns: int = 0, ends_ns: NDArray[np.int64] | None = None) -> None:
+        """Begin at `begin_ns`, when calls that end at `ends_ns` are in flight."""
         self._occurrences = occurrences
         self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
-        self._pending = np.empty(0, dtype=np.int64)  # ends of calls in flight, after the last start seen
-        self._horizon = 0  # that start
+        # Ends of calls in flight after the last start seen, and that start.
+        self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns
+        self._horizon = begin_ns
 
     def add(self, calls: Calls) -> None:
         """Add one batch, which starts no earlier than the one before it did."""
@@ -31,10 +33,15 @@ class InFlight:
         self._sweep(len(self._pending), calls.start_ns, ends[ends <= horizon], horizon)
         self._pending = ends[ends > horizon]
 
-    def finish(self) -> None:
-        """Count the calls still in flight to their ends."""
+    def finish(self, end_ns: int = np.iinfo(np.int64).max) -> None:
+        """Count the calls still in flight to their ends, or to `end_ns`."""
         if len(self._pending):
-            self._sweep(len(self._pending), self._pending[:0], self._pending, self._pending.max())
+            ends = self._pending[self._pending <= end_ns]
+            self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
+
+    def extend(self, later: "InFlight") -> None:
+        """Take in what was found from where this one finished."""
+        self.time_ns += later.time_ns
 
     def _sweep(self, level: int, starts: NDArray[np.int64], ends: NDArray[np.int64], horizon: int) -> None:
         # The lowest bit tells a start from an end; at the same time, ends come first.
@@ -63,6 +70,10 @@ class Readers:
         occurrence = occurrence[used]
         window = self._occurrences.position(calls.start_ns[used], occurrence, WINDOWS)
         self._seen.append(np.unique((occurrence * WINDOWS + window) << 32 | calls.thread[used]))
+
+    def extend(self, later: "Readers") -> None:
+        """Take in what was found in calls after these."""
+        self._seen += later._seen
 
     def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the readers of each occurrence, (occurrences,), and windows by number of readers, (occurrences, LEVEL_BINS)."""

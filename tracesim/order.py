@@ -30,6 +30,8 @@ class Steps:
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
+        # Reads and writes in places of that table that were empty: an earlier call may tell where they come from.
+        self._unplaced: list[NDArray[np.int64]] = []  # rows: key, begin, cell of `calls`, bytes
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
@@ -38,15 +40,35 @@ class Steps:
             return
         order = used[stable_order(calls.file[used])]
         order = order[stable_order(calls.thread[order])]
-        step = self._steps(calls, order)
+        step, unplaced = self._steps(calls, order)
         moving = calls.group[order] != OPEN
         rows = order[moving]
         cell = calls.group[rows] * len(STEPS) + step[moving]
+        new = np.flatnonzero(unplaced[moving])
+        key = calls.thread[rows[new]] * self._files + calls.file[rows[new]]
+        place = occurrence[rows[new]] * 2 * len(STEPS) + cell[new]
+        self._unplaced.append(np.stack([key, calls.offset[rows[new]], place, calls.moved_bytes[rows[new]]]))
         self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
         self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
 
-    def _steps(self, calls: Calls, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The step of each call in `order`, which sorts them by thread and file, then by time."""
+    def extend(self, later: "Steps") -> None:
+        """Take in what was found in calls after these."""
+        key, begin, place, moved = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._unplaced], axis=1)
+        slot = _slot(key)
+        known = self._key[slot] == key
+        step = _step(begin, np.where(known, self._begin[slot], -1), np.where(known, self._end[slot], -1))
+        for mine, others, weight in ((self.calls, later.calls, np.ones(len(key))), (self.bytes, later.bytes, moved)):
+            cells = others.ravel() - np.bincount(place, weight, others.size) + np.bincount(place + step, weight, others.size)
+            mine += cells.reshape(others.shape)
+        still = self._key[slot] < 0
+        self._unplaced.append(np.stack([key, begin, place, moved])[:, still])
+        touched = later._key >= 0
+        for name in ("_key", "_begin", "_end"):
+            np.copyto(getattr(self, name), getattr(later, name), where=touched)
+
+    def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The step of each call in `order`, which sorts them by thread and file, then by time; and whether it is for want of
+        an earlier call `first`."""
         key = calls.thread[order] * self._files + calls.file[order]
         opening = calls.group[order] == OPEN
         begin = np.where(opening, -1, calls.offset[order])
@@ -54,13 +76,19 @@ class Steps:
         is_first = np.concatenate(([True], key[1:] != key[:-1]))
         slot = _slot(key[is_first])
         known = self._key[slot] == key[is_first]
+        unplaced = is_first.copy()
+        unplaced[is_first] = self._key[slot] < 0
         before_begin, before_end = np.roll(begin, 1), np.roll(end, 1)
         before_begin[is_first] = np.where(known, self._begin[slot], -1)
         before_end[is_first] = np.where(known, self._end[slot], -1)
         is_last = np.concatenate((is_first[1:], [True]))
         self._key[slot], self._begin[slot], self._end[slot] = key[is_last], begin[is_last], end[is_last]
-        conditions = [before_end < 0, begin == before_end, begin == before_begin, begin > before_end]
-        return np.select(conditions, [_FIRST, _SEQUENTIAL, _AGAIN, _FORWARD], default=_BACKWARD)
+        return _step(begin, before_begin, before_end), unplaced
+
+
+def _step(begin: NDArray[np.int64], before_begin: NDArray[np.int64], before_end: NDArray[np.int64]) -> NDArray[np.int64]:
+    conditions = [before_end < 0, begin == before_end, begin == before_begin, begin > before_end]
+    return np.select(conditions, [_FIRST, _SEQUENTIAL, _AGAIN, _FORWARD], default=_BACKWARD)
 
 
 def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -73,18 +101,22 @@ def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
 class Visits:
     """The files whose data each occurrence reads, in the order in which it comes to them; and how many it writes."""
 
-    def __init__(self, occurrences: int, files: int) -> None:
+    def __init__(self, files: int) -> None:
         self._files = max(files, 1)
         self._first = np.empty(self._files, dtype=np.int64)  # scratch
         self._last = {READ: np.full(self._files, -1, dtype=np.int64), WRITE: np.full(self._files, -1, dtype=np.int64)}
         self._visited: list[NDArray[np.int64]] = []  # occurrence * files + file
-        self.written_files = np.zeros(occurrences)
+        self._written: list[NDArray[np.int64]] = []
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
         self._visited.append(self._new(READ, 0, calls, occurrence))
-        written = self._new(WRITE, 1, calls, occurrence) // self._files
-        self.written_files += np.bincount(written, minlength=len(self.written_files))
+        self._written.append(self._new(WRITE, 1, calls, occurrence))
+
+    def extend(self, later: "Visits") -> None:
+        """Take in what was found in calls after these."""
+        self._visited += later._visited
+        self._written += later._written
 
     def _new(self, group: int, kind: int, calls: Calls, occurrence: NDArray[np.int64]) -> NDArray[np.int64]:
         used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)
@@ -103,10 +135,20 @@ class Visits:
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
         """Return the file_ids that each occurrence reads, in order of its first read of each."""
-        visited = np.concatenate(self._visited) if self._visited else np.empty(0, dtype=np.int64)
+        visited = _once(self._visited)
         visited = visited[np.argsort(visited // self._files, kind="stable")]
         cuts = np.searchsorted(visited // self._files, np.arange(1, occurrences))
         return [part % self._files for part in np.split(visited, cuts)]
+
+    def written_files(self, occurrences: int) -> NDArray[np.float64]:
+        """Return how many files each occurrence writes."""
+        return np.bincount(_once(self._written) // self._files, minlength=occurrences).astype(float)
+
+
+def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the entries in order, each where it is first."""
+    together = np.concatenate([np.empty(0, dtype=np.int64), *found])
+    return together[np.sort(np.unique(together, return_index=True)[1])]
 
 
 @dataclass(frozen=True)

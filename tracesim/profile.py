@@ -1,6 +1,7 @@
 """What a comparison needs to know of one trace: a summary of bounded size, made in one pass over its calls."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,15 +11,18 @@ from numpy.typing import NDArray
 from tracesim.block import BLOCK_OPS, block_bytes
 from tracesim.busy import BUSY_BINS, ROWS, Busy
 from tracesim.cadence import Arrivals, Cadence
-from tracesim.calls import FILE_KINDS, GROUPS, storage_calls
+from tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
 from tracesim.concurrency import InFlight, Readers
 from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from tracesim.order import STEPS, Order, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
 from tracesim.steps import StepTimes
 from tracesim.tallies import Tallies
+from tracing_tools.trace.chunks import Chunk, chunks_of
 from tracing_tools.trace.errors import IotwinError
+from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import Workers
 
 Floats = NDArray[np.float64]
 REREAD_ONE = 20 * BINS_PER_OCTAVE  # the bin of files whose bytes were read once
@@ -106,50 +110,95 @@ def has_phases(trace: Trace) -> bool:
     return not phases_of(trace.phases()).empty
 
 
-def profile_of(trace: Trace, by_phase: bool, groups: frozenset[str] = frozenset(GROUPS)) -> Profile:
-    """Return the profile of `trace` from its calls of `groups`, by phase or as one whole run.
+class _Collectors:
+    """What is collected from the calls of a chunk, or of several in a row."""
 
-    Raises IotwinError when it has no call on a file of FILE_KINDS.
-    """
-    files = trace.files()
-    when = occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(trace))
-    n = when.number
-    tallies, steps, visits = Tallies(when, len(files)), Steps(n, len(files)), Visits(n, len(files))
-    cadence, arrivals, in_flight, readers, busy = Cadence(when.phase), Arrivals(n), InFlight(when), Readers(when), Busy(when)
-    for calls in storage_calls(trace, groups):
-        occurrence = when.at(calls.start_ns)
-        for collector in (tallies, steps, visits, cadence, arrivals, readers):
+    def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int) -> None:
+        n, files, before = when.number, calls.files, calls.in_flight()
+        self.tallies, self.steps, self.visits = Tallies(when, files), Steps(n, files), Visits(files)
+        self.cadence, self.arrivals, self.readers = Cadence(when.phase), Arrivals(n), Readers(when)
+        self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
+        self.busy.begin_with(before)
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add a batch of calls in order of start."""
+        for collector in (self.tallies, self.steps, self.visits, self.cadence, self.arrivals, self.readers):
             collector.add(calls, occurrence)
-        in_flight.add(calls)
-        busy.add(calls)
-    in_flight.finish()
+        self.in_flight.add(calls)
+        self.busy.add(calls)
+
+    def extend(self, later: "_Collectors") -> None:
+        """Take in what was collected from the calls after these."""
+        for name, collector in vars(self).items():
+            collector.extend(getattr(later, name))
+
+
+def _collect(task: tuple[Chunk, Occurrences, frozenset[str]]) -> _Collectors:
+    chunk, when, groups = task
+    calls = StorageCalls(chunk, groups)
+    collected = _Collectors(when, calls, chunk.begin_ns)
+    for batch in calls:
+        collected.add(batch, when.at(batch.start_ns))
+    collected.in_flight.finish(chunk.end_ns)
+    return collected
+
+
+def profiles_of(
+    traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers, advance: Advance
+) -> list[Profile]:
+    """Return the profiles of `traces` from their calls of `groups`, by phase or as one whole run; `each` works on their chunks.
+
+    Raises IotwinError when one has no call on a file of FILE_KINDS.
+    """
+    chunks = [chunks_of(trace, each) for trace in traces]
+    whens = [
+        occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(mine, each))
+        for trace, mine in zip(traces, chunks, strict=True)
+    ]
+    found = each(_collect, [(chunk, when, groups) for mine, when in zip(chunks, whens, strict=True) for chunk in mine])
+    profiles = []
+    for trace, mine, when in zip(traces, chunks, whens, strict=True):
+        collected = next(found)
+        advance(mine[0].rows)
+        for chunk in mine[1:]:
+            collected.extend(next(found))
+            advance(chunk.rows)
+        profiles.append(_profile(trace, when, collected))
+    return profiles
+
+
+def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
+    n, files, tallies = when.number, trace.files(), found.tallies
     if not tallies.calls.any():
         kinds = " or ".join(FILE_KINDS)
         raise IotwinError(f"{trace.path} has no call on a {kinds} file: nothing to compare; see: iotwin info {trace.path}")
-    pauses, bursts = cadence.pauses_and_bursts()
-    readers_each, windows = readers.counts()
+    pauses, bursts = found.cadence.pauses_and_bursts()
+    readers_each, windows = found.readers.counts()
     block, step_times = trace.block(), StepTimes(trace, when)
     if block is not None:
-        busy.add_block(block)
+        found.busy.add_block(block)
     each = PerOccurrence(
         duration_ns=when.duration_ns.astype(float), calls=tallies.calls, bytes=tallies.bytes, size_calls=tallies.size_calls,
-        size_bytes=tallies.size_bytes, step_calls=steps.calls, step_bytes=steps.bytes, activity=tallies.activity,
-        busy_ns=cadence.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=in_flight.time_ns, readers=readers_each,
-        windows=windows, written_files=visits.written_files, gap_ns=arrivals.gap_ns,
-        row_ns=busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when), step_ns=step_times.step_ns,
+        size_bytes=tallies.size_bytes, step_calls=found.steps.calls, step_bytes=found.steps.bytes, activity=tallies.activity,
+        busy_ns=found.cadence.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=found.in_flight.time_ns,
+        readers=readers_each, windows=windows, written_files=found.visits.written_files(n), gap_ns=found.arrivals.gap_ns,
+        row_ns=found.busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when), step_ns=step_times.step_ns,
         wait_ns=step_times.wait_ns,
     )  # fmt: skip
-    order = order_of(visits.of_each(n), when.phase, _name_ranks(files))
+    order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files))
     sizes, rereads = _file_figures(files, tallies)
     return Profile(str(trace.path), when, each, order, sizes, rereads, tallies.latency)
 
 
-def _extent(trace: Trace) -> tuple[int, int]:
-    first, last = None, 0
-    for calls in storage_calls(trace):
-        first = int(calls.start_ns[0]) if first is None else first
-        last = max(last, int((calls.start_ns + calls.duration_ns).max()))
-    return first or 0, last
+def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
+    """Return the start of the first call and the end of the last."""
+    found = [extent for extent in each(_extent_of, chunks) if extent is not None]
+    return min((first for first, _ in found), default=0), max((last for _, last in found), default=0)
+
+
+def _extent_of(chunk: Chunk) -> tuple[int, int] | None:
+    extents = [(int(calls.start_ns[0]), int((calls.start_ns + calls.duration_ns).max())) for calls in StorageCalls(chunk)]
+    return (extents[0][0], max(last for _, last in extents)) if extents else None
 
 
 def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:

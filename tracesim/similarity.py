@@ -1,28 +1,25 @@
 """How alike two traces are: dimensions, overall score, noise floor from repeats, and a verdict in words."""
 
 import itertools
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from tracesim.dimensions import DEFINITIONS, Curve
 from tracesim.interval import confidence_interval
 from tracesim.latency import latency
 from tracesim.measures import weighted_mean
-from tracesim.profile import Profile, Summary, has_phases, profile_of, summarise
+from tracesim.profile import Profile, Summary, has_phases, profiles_of, summarise
 from tracesim.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 from tracesim.words import differences
 from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers
+from tracing_tools.trace.workers import Workers, workers
 
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
-_WORTH_PROCESSES = 4_000_000  # events in all, from which a process for each trace saves more time than its start takes
+WORTH_PROCESSES = 4_000_000  # events in all, from which processes save more time than their start takes
 _WORDS_IN_VERDICT = 3  # sentences
 _WORTH_WORDS = 0.99  # a dimension that scores this or more is not explained
 
@@ -82,15 +79,15 @@ class Similarity:
         }  # fmt: skip
 
 
-def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), workers: Workers | None = None) -> Similarity:
+def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:
     """Return how alike `a` and `b` are; `repeats` are further runs of the job of `a`, which tell how alike reruns of it are.
 
-    Each trace is read by one of the `workers`, or by a process of this machine. Raises IotwinError when a trace has nothing to
+    `each` reads them in chunks; None chooses this process or several. Raises IotwinError when a trace has nothing to
     compare or is damaged.
     """
     traces = [a, b, *repeats]
     by_phase = all(map(has_phases, traces))
-    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces), workers))
+    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces), each))
 
 
 def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
@@ -151,32 +148,11 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similar
     )  # fmt: skip
 
 
-def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], workers: Workers | None = None) -> list[Profile]:
-    if workers is not None:
-        return workers(_profile_of_task, [(trace.path, by_phase, groups) for trace in traces])
-    events = [trace.manifest.events for trace in traces]
-    with progress("reading traces", sum(events), "events") as advance:
-        if sum(events) < _WORTH_PROCESSES or len(os.sched_getaffinity(0)) == 1:
-            profiles = []
-            for trace in traces:
-                profiles.append(profile_of(trace, by_phase, groups))
-                advance(trace.manifest.events)
-            return profiles
-        # Fresh processes, not forks: this one may hold threads of Arrow's.
-        with ProcessPoolExecutor(min(len(traces), len(os.sched_getaffinity(0))), get_context("spawn")) as pool:
-            futures = [pool.submit(_profile_at, trace.path, by_phase, groups) for trace in traces]
-            for number, future in enumerate(futures):
-                future.result()
-                advance(events[number])
-            return [future.result() for future in futures]
-
-
-def _profile_at(path: Path, by_phase: bool, groups: frozenset[str]) -> Profile:
-    return profile_of(Trace(path), by_phase, groups)
-
-
-def _profile_of_task(task: tuple[Path, bool, frozenset[str]]) -> Profile:
-    return _profile_at(*task)
+def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers | None = None) -> list[Profile]:
+    events = sum(trace.manifest.events for trace in traces)
+    given = nullcontext(each) if each is not None else workers(None, traces, WORTH_PROCESSES)
+    with progress("reading traces", events, "events") as advance, given as works:
+        return profiles_of(traces, by_phase, groups, works, advance)
 
 
 def _scores(a: Summary, b: Summary) -> dict[str, float]:

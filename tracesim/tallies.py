@@ -36,6 +36,21 @@ class Tallies:
         moving = calls.moved_bytes > 0
         self._add_moving(calls.where(moving), occurrence[moving])
 
+    def extend(self, later: "Tallies") -> None:
+        """Take in what was found in calls after these."""
+        for name in (
+            "calls",
+            "bytes",
+            "size_calls",
+            "size_bytes",
+            "activity",
+            "latency",
+            "file_read_bytes",
+            "file_written_bytes",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.file_extent_bytes = np.maximum(self.file_extent_bytes, later.file_extent_bytes)
+
     def _add_moving(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         moved = calls.moved_bytes
         cell = (calls.kind * 2 + calls.group) * BINS + log_bin(moved)

@@ -36,17 +36,18 @@ class Compare(Command):
         """Compare the traces; IotwinError when one is damaged or has nothing to compare."""
         from iotwin.similarity_results import compare_folders, is_folder_of_traces, write_result
         from tracesim import compare
+        from tracesim.similarity import WORTH_PROCESSES
         from tracing_tools.trace.reader import Trace
 
         if is_folder_of_traces(args.a) or is_folder_of_traces(args.b):
             if args.repeats or args.dask:
                 raise UsageError("--repeats and --dask go with two traces; folders are compared pair by pair")
             return Outcome(compare_folders(args.a, args.b, args.output))
-        from tracing_tools.trace.workers import here, workers
+        from tracing_tools.trace.workers import workers
 
         traces = [Trace(path) for path in (args.a, args.b, *args.repeats)]
-        with workers(args.dask, traces) as each:
-            similarity = compare(traces[0], traces[1], traces[2:], None if each is here else each)
+        with workers(args.dask, traces, WORTH_PROCESSES) as each:
+            similarity = compare(traces[0], traces[1], traces[2:], each)
         if args.output is not None:
             write_result(similarity, args.output)
         return Outcome(similarity.to_document())

@@ -3,11 +3,17 @@
 import json
 import shutil
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests.iotwin.processes import call, one_line
 from tests.synthetic import Job, write_job
-from tracing_tools.trace import writer
+from trace_visuals.analysis import Detail, analyse
+from tracesim.calls import GROUPS
+from tracesim.profile import profiles_of
+from tracing_tools.trace import chunks, writer
+from tracing_tools.trace.chunks import chunks_of
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import here, workers
 
@@ -32,8 +38,10 @@ def scheduler():
         yield cluster.scheduler_address
 
 
-def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path):
+def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path, monkeypatch):
     assert all(Trace(path).parts > 4 for path in cut)
+    monkeypatch.setattr(chunks, "_LEAST_EVENTS", 100)
+    assert all(len(chunks_of(Trace(path), here)) > 3 for path in cut)
     for arguments in (
         ["stats", *cut, "--by", "file"],
         ["stats", *cut, "--by", "process"],
@@ -42,9 +50,39 @@ def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path):
         alone, together = call(*arguments, "--json"), call(*arguments, "--dask", scheduler, "--json")
         assert together.returncode == 0, together.stderr
         assert json.loads(alone.stdout) == json.loads(together.stdout), arguments
-    for name, more in (("alone.html", []), ("together.html", ["--dask", scheduler])):
-        assert call("report", *cut, "-o", tmp_path / name, *more, "--quiet").returncode == 0
-    assert (tmp_path / "alone.html").read_bytes() == (tmp_path / "together.html").read_bytes()
+    for name, traces, more in (
+        ("alone.html", cut, []), ("together.html", cut, ["--dask", scheduler]),
+        ("one_alone.html", cut[:1], []), ("one_together.html", cut[:1], ["--dask", scheduler]),
+    ):  # fmt: skip
+        assert call("report", *traces, "-o", tmp_path / name, *more, "--quiet").returncode == 0
+    for name in ("", "one_"):
+        assert (tmp_path / f"{name}alone.html").read_bytes() == (tmp_path / f"{name}together.html").read_bytes()
+
+
+def test_a_trace_in_chunks_is_the_whole_trace(cut, monkeypatch):
+    """The same profile and the same analysis, whatever chunks they are put together from, calls across their borders included."""
+    traces = [Trace(path) for path in cut]
+    found = []
+    for least in (10**9, 100):
+        monkeypatch.setattr(chunks, "_LEAST_EVENTS", least)
+        pieces = [chunks_of(trace, here) for trace in traces]
+        every = profiles_of(traces, True, frozenset(GROUPS), here, lambda amount: None)
+        detail, zeros = Detail(512, 0), [trace.manifest.start_ns for trace in traces]
+        found.append((every, analyse(traces, ["a", "b"], zeros, detail, here, lambda amount: None)))
+    assert any(chunk.in_flight.num_rows for mine in pieces for chunk in mine)
+    for whole, merged in zip(*(profiles for profiles, _ in found), strict=True):
+        for name in vars(whole.each):
+            np.testing.assert_allclose(getattr(merged.each, name), getattr(whole.each, name), rtol=1e-9, err_msg=name)
+        for name in vars(whole.order):
+            np.testing.assert_array_equal(getattr(merged.order, name), getattr(whole.order, name))
+    for whole, merged in zip(*(analyses for _, analyses in found), strict=True):
+        for name in ("files", "processes", "slowest"):
+            pd.testing.assert_frame_equal(getattr(merged, name), getattr(whole, name))
+        pd.testing.assert_frame_equal(merged.operations.frame(merged.ops), whole.operations.frame(whole.ops))
+        for name in ("calls", "busy", "in_flight"):
+            np.testing.assert_allclose(getattr(merged.lanes, name), getattr(whole.lanes, name), rtol=1e-9, atol=1e-12)
+        assert np.abs(merged.lanes.size_bytes - whole.lanes.size_bytes).max() <= 1
+        assert merged.survey.calls == whole.survey.calls and merged.survey.busiest == whole.survey.busiest
 
 
 def test_traces_larger_than_memory_go_to_a_local_cluster(cut, monkeypatch):
@@ -53,7 +91,7 @@ def test_traces_larger_than_memory_go_to_a_local_cluster(cut, monkeypatch):
         assert each is here
     monkeypatch.setattr("tracing_tools.trace.workers._EVENT_BYTES", 1 << 40)
     with workers(None, traces) as each:
-        assert each is not here and each(len, ["four", "by"]) == [4, 2]
+        assert each is not here and list(each(len, ["four", "by"])) == [4, 2]
 
 
 def test_a_failing_worker_fails_as_one_process_would(cut, scheduler, tmp_path):

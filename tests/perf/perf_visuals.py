@@ -158,19 +158,56 @@ def _import(scratch: Path, lines: int) -> Iterator[Figure]:
     yield Figure(f"{name}: seconds of one line-by-line pass over ours", bare_ratio, detail=f"{min(one_pass):.1f} s")
 
 
+def _tree_peak_mib(process: subprocess.Popen[str]) -> float:
+    """Wait for the process; return the most MiB that it and all its descendants held at once, in private and shared pages."""
+    most = 0.0
+    while process.poll() is None:
+        held, todo = 0.0, [process.pid]
+        while todo:
+            pid = todo.pop()
+            try:
+                held += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _MIB
+                for thread in Path(f"/proc/{pid}/task").iterdir():  # a child belongs to the thread that started it
+                    todo += [int(child) for child in (thread / "children").read_text().split()]
+            except OSError:
+                continue  # it has just ended
+        most = max(most, held)
+        time.sleep(0.05)
+    return most
+
+
+def _run_with_peak(*arguments: str | Path) -> tuple[str, float, float]:
+    """Run the command line; return its output, its seconds, and the peak of all its processes together in MiB."""
+    with tempfile.TemporaryFile("w+") as output:
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=output, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
+        peak = _tree_peak_mib(process)
+        seconds = time.perf_counter() - begin
+        assert process.returncode == 0, arguments
+        output.seek(0)
+        return output.read(), seconds, peak
+
+
 def _dask(scratch: Path, epochs: int) -> Iterator[Figure]:
     trace = scratch / "hundred.trace"
     write_loader_trace(trace, seed=2, epochs=epochs)
-    answers, seconds = [], []
-    for more in ([], ["--dask"]):
-        begin = time.perf_counter()
-        command = [sys.executable, "-m", "iotwin.main", "stats", str(trace), "--by", "file", "--json", *more]
-        done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        seconds.append(time.perf_counter() - begin)
-        answers.append(json.loads(done.stdout)["rows"])
-    detail = f"{seconds[0]:.1f} s in one process; {'equal' if answers[0] == answers[1] else 'OTHER'} answers"
-    yield Figure(f"stats --by file --dask of {epochs} million events: s", seconds[1], detail=detail)
-    yield Figure("stats --dask: answers that differ from one process's", float(answers[0] != answers[1]), 0)
+    page = scratch / "hundred.html"
+    commands: dict[str, list[str | Path]] = {
+        "stats --by file": ["stats", trace, "--by", "file", "--json"],
+        "compare with itself": ["compare", trace, trace, "--json"],
+        "report": ["report", trace, "-o", page, "--json"],
+    }
+    for name, command in commands.items():
+        found = []
+        for more in ([], ["--dask"]):
+            output, seconds, peak = _run_with_peak(*command, *more, "--quiet")
+            found.append((output, page.read_bytes() if page.exists() else b"", seconds, peak))
+        (*alone, alone_s, alone_mib), (*together, seconds, peak) = found
+        same = "equal answers" if alone == together else "OTHER answers"
+        detail = f"largest sum of all its processes {peak:.0f} MiB; without --dask {alone_s:.1f} s, {alone_mib:.0f} MiB; {same}"
+        yield Figure(f"{name} --dask of {epochs} million events: s", seconds, detail=detail)
+        yield Figure(f"{name} --dask: answers that differ from those without", float(alone != together), 0)
 
 
 def measure(epochs: int = 10, lines: int = 5_000_000, dask_epochs: int = 100) -> Iterator[Figure]:

@@ -12,6 +12,7 @@ from trace_visuals.heatmap import HeatMap
 from trace_visuals.picks import SlowestCalls
 from trace_visuals.tables import FileTable
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.workers import here
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(trace):
-    return analyse(trace, "job", trace.manifest.start_ns, Detail(512, 10**6), lambda amount: None)
+    return analyse([trace], ["job"], [trace.manifest.start_ns], Detail(512, 10**6), here, lambda amount: None)[0]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_lanes_hold_every_byte(analysis, frame):
 def test_every_call_is_kept_or_none(trace, analysis):
     calls, lane = analysis.every_call
     assert len(calls) == (analysis.lanes.calls[: len(analysis.lane_names)][[0, 1, 2, 3]]).sum() == len(lane)
-    assert analyse(trace, "job", 0, Detail(64, 10), lambda amount: None).every_call is None
+    assert analyse([trace], ["job"], [0], Detail(64, 10), here, lambda amount: None)[0].every_call is None
 
 
 def test_slowest_are_the_slowest(analysis, frame):
@@ -98,13 +99,18 @@ def test_heat_map_holds_every_byte_at_its_address(analysis, frame):
     assert HeatMap(files, np.array([800, 800, 500]), "dataset", WRITE, 0, 1024).result() is None
 
 
-def test_read_order_across_batches():
+@pytest.mark.parametrize("apart", [False, True])
+def test_read_order_across_batches(apart):
+    """In one table batch after batch, or in a table each that are put together."""
     files = pd.DataFrame({"file_id": [0, 1], "path": ["/a", "/b"], "kind": ["dataset"] * 2})
-    table = FileTable(files, np.array([0, 0]))
+    table = FileTable(2)
     # File 0 goes forward over two batches, jumps once and starts again; file 1 jumps at once.
     table.add(make_calls([0, 1, 2], [0] * 3, size=10, file_id=[0, 1, 0], offset=[0, 50, 10]))
-    table.add(make_calls([3, 4, 5], [0] * 3, size=10, file_id=[0, 0, 0], offset=[20, 70, 0]))
-    frame = table.frame().set_index("file_id")
+    later = FileTable(2) if apart else table
+    later.add(make_calls([3, 4, 5], [0] * 3, size=10, file_id=[0, 0, 0], offset=[20, 70, 0]))
+    if apart:
+        table.extend(later)
+    frame = table.frame(files, np.array([0, 0])).set_index("file_id")
     assert frame.loc[0, "sequential_reads"] == 4 and frame.loc[0, "reads"] == 5 and frame.loc[1, "sequential_reads"] == 0
 
 

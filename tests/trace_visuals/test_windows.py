@@ -3,11 +3,13 @@ import pytest
 from tests.synthetic import SECOND, Job, write_job
 from trace_visuals.grouping import group_processes
 from trace_visuals.labels import loss_line, plain, trace_labels
-from trace_visuals.survey import survey
+from trace_visuals.survey import surveys
 from trace_visuals.windows import choose_view, leading_phases, training_start_ns
+from tracing_tools.trace.chunks import chunks_of
 from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.units import format_duration, format_size
+from tracing_tools.trace.workers import here
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_bad_zooms_are_usage_errors_in_one_line(traces, zoom):
 
 
 def test_groupings(traces):
-    busiest = survey(traces[0], lambda calls: None).busiest
+    busiest = surveys(traces[:1], [chunks_of(traces[0], here)], here, lambda calls: None)[0].busiest
     assert group_processes(traces[0], "all", busiest, 4).titles == [""]
     by_rank = group_processes(traces[0], "rank", busiest, 4)
     assert by_rank.titles == ["rank 1000 with its processes"] and (by_rank.of(traces[0].processes()["pid"].to_numpy()) == 0).all()

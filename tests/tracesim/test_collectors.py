@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracesim.cadence import SHORTEST_PAUSE_NS, Cadence
+from tracesim.cadence import SHORTEST_PAUSE_NS, Arrivals, Cadence
 from tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
 from tracesim.concurrency import LEVEL_BINS, InFlight, Readers
 from tracesim.logbins import BINS, log_bin
 from tracesim.order import STEPS, Steps, Visits, order_of
 from tracesim.phases import Occurrences
+from tracesim.tallies import Tallies
 
 MS = 1_000_000
 HALF = 40 * MS  # where the second occurrence begins
@@ -50,6 +51,19 @@ def feed(collector, calls, cut, with_occurrence=True):
             collector.add(*((batch, when.at(batch.start_ns)) if with_occurrence else (batch,)))
 
 
+def one_and_merged(make, calls, cut):
+    """A collector of all the calls in two batches, and what becomes of three of a part each, the second extended first."""
+    whole = make()
+    feed(whole, calls, cut)
+    parts = []
+    for part in np.array_split(np.arange(len(calls.start_ns)), [cut // 2, cut]):
+        parts.append(make())
+        feed(parts[-1], calls.where(part), len(part) // 2)
+    parts[1].extend(parts[2])
+    parts[0].extend(parts[1])
+    return whole, parts[0]
+
+
 def rows(calls):
     return list(zip(*(column.tolist() for column in vars(calls).values()), strict=True))
 
@@ -58,8 +72,6 @@ def rows(calls):
 @given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
 def test_steps(drawn, cut):
     calls = build(drawn)
-    steps = Steps(3, 6)
-    feed(steps, calls, cut)
     last, counted = {}, np.zeros((3, 2, len(STEPS)))
     for start, _, group, _, thread, file, offset, moved in rows(calls):
         if group == OPEN:
@@ -70,7 +82,9 @@ def test_steps(drawn, cut):
             step = step or ("forward" if offset > end else "backward")
             counted[1 + (start >= HALF), group, STEPS.index(step)] += 1
             last[thread, file] = offset, offset + moved
-    assert (steps.calls.reshape(counted.shape) == counted).all()
+    for steps in one_and_merged(lambda: Steps(3, 6), calls, cut):
+        assert (steps.calls.reshape(counted.shape) == counted).all()
+        assert steps.bytes.sum() == calls.moved_bytes[calls.offset >= 0].sum()
 
 
 @settings(max_examples=60)
@@ -78,8 +92,6 @@ def test_steps(drawn, cut):
 def test_cadence(drawn, cut, one_phase):
     calls = build(drawn)
     phases = two_occurrences().phase if one_phase else np.array([0, 1, 2])
-    cadence = Cadence(phases)
-    feed(cadence, calls, cut)
     pauses, bursts = np.zeros((3, BINS)), np.zeros((3, BINS))
     runs = {}
     lengths = {0: [], 1: [], 2: []}
@@ -108,9 +120,23 @@ def test_cadence(drawn, cut, one_phase):
             groups[-1][1] += moved
         for occurrence, moved in groups:
             bursts[occurrence, log_bin(np.array([moved]))] += moved
-    found = cadence.pauses_and_bursts()
-    assert (found[0] == pauses).all()
-    assert (found[1] == bursts).all()
+    whole, merged = one_and_merged(lambda: Cadence(phases), calls, cut)
+    for cadence in (whole, merged):
+        found = cadence.pauses_and_bursts()
+        assert (found[0] == pauses).all()
+        assert (found[1] == bursts).all()
+    assert (whole.busy_ns == merged.busy_ns).all()
+
+
+@settings(max_examples=40)
+@given(st.lists(call, max_size=40), st.integers(0, 40))
+def test_sums_are_the_same_of_parts(drawn, cut):
+    calls, when = build(drawn), two_occurrences()
+    for make in (lambda: Arrivals(3), lambda: Tallies(when, 6)):
+        whole, merged = one_and_merged(make, calls, cut)
+        for name in ("gap_ns", "calls", "bytes", "size_bytes", "activity", "latency", "file_read_bytes", "file_extent_bytes"):
+            if hasattr(whole, name):
+                assert (getattr(whole, name) == getattr(merged, name)).all(), name
 
 
 @settings(max_examples=60)
@@ -127,15 +153,27 @@ def test_time_with_calls_in_flight(drawn, cut):
         if level:
             expected[min(int(log_bin(np.array([level]))[0]), LEVEL_BINS - 1)] += MS
     assert (in_flight.time_ns.sum(axis=0) == expected).all()
+    assert (_in_parts(calls, min(cut, len(calls.start_ns))).time_ns.sum(axis=0) == expected).all()
+
+
+def _in_parts(calls, cut):
+    """Time with calls in flight from two collectors, the second of which is told what is in flight when it begins."""
+    begin = int(calls.start_ns[cut]) if cut < len(calls.start_ns) else 10**12
+    before, after = calls.where(np.arange(cut)), calls.where(np.arange(cut, len(calls.start_ns)))
+    ends = before.start_ns + before.duration_ns
+    first, second = InFlight(two_occurrences()), InFlight(two_occurrences(), begin, ends[ends > begin])
+    for collector, batch, end in ((first, before, begin), (second, after, np.iinfo(np.int64).max)):
+        if len(batch.start_ns):
+            collector.add(batch)
+        collector.finish(end)
+    first.extend(second)
+    return first
 
 
 @settings(max_examples=60)
 @given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
 def test_visits_and_readers(drawn, cut):
     calls = build(drawn)
-    visits, readers = Visits(3, 6), Readers(two_occurrences())
-    feed(visits, calls, cut)
-    feed(readers, calls, cut)
     order = {1: [], 2: []}
     threads = {1: set(), 2: set()}
     written = {1: set(), 2: set()}
@@ -147,9 +185,11 @@ def test_visits_and_readers(drawn, cut):
                 order[occurrence].append(file)
         if group == WRITE and kind == 1 and moved:
             written[occurrence].add(file)
-    assert [part.tolist() for part in visits.of_each(3)] == [[], order[1], order[2]]
-    assert readers.counts()[0].tolist() == [0, len(threads[1]), len(threads[2])]
-    assert visits.written_files.tolist() == [0, len(written[1]), len(written[2])]
+    for visits in one_and_merged(lambda: Visits(6), calls, cut):
+        assert [part.tolist() for part in visits.of_each(3)] == [[], order[1], order[2]]
+        assert visits.written_files(3).tolist() == [0, len(written[1]), len(written[2])]
+    for readers in one_and_merged(lambda: Readers(two_occurrences()), calls, cut):
+        assert readers.counts()[0].tolist() == [0, len(threads[1]), len(threads[2])]
 
 
 def test_order_statistics_of_a_perfect_and_of_random_orders():

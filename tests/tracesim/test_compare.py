@@ -410,7 +410,7 @@ def test_interval_is_the_same_every_time_and_holds_the_score(trace, rerun):
 def test_large_traces_are_read_side_by_side_with_the_same_result(trace, rerun, monkeypatch):
     base, repeat = trace(), trace(seed=5)
     alone = compare(base, rerun, [repeat]).to_document()
-    monkeypatch.setattr("tracesim.similarity._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("tracesim.similarity.WORTH_PROCESSES", 0)
     assert compare(base, rerun, [repeat]).to_document() == alone
     short = trace(seed=9)
     write_table(short.path / "files.parquet", schema.FILES, pq.read_table(short.path / "files.parquet").slice(0, 3))

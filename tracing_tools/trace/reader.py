@@ -36,6 +36,15 @@ class Trace:
         """How many parts the events are in."""
         return len(self._events.files)
 
+    @property
+    def part_rows(self) -> list[int]:
+        """How many events each part holds."""
+        return [_footer(Path(part)).num_rows for part in self._events.files]
+
+    def part_begin_ns(self, part: int) -> int:
+        """Return the start of the first event of a part."""
+        return next((int(batch["start_ns"][0].as_py()) for batch in self.events(["start_ns"], parts=[part]) if batch.num_rows), 0)
+
     def _open_events(self) -> ds.Dataset:
         directory = self.path / "events.parquet"
         parts = sorted(directory.glob("*.parquet"))
@@ -58,15 +67,15 @@ class Trace:
         columns: Sequence[str] | None = None,
         where: Expression | None = None,
         batch_rows: int = _BATCH_ROWS,
-        part: int | None = None,
+        parts: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the events in order of start as Arrow batches of at most `batch_rows` rows; of one part, or of all.
+        """Yield the events in order of start as Arrow batches of at most `batch_rows` rows; of some parts, or of all.
 
         `where` is a pyarrow expression, e.g. ``pc.field("op") == "read"``; it is pushed down to Parquet.
         """
         wanted = list(columns) if columns is not None else None
         # Other threads decode a few batches ahead, whose number bounds the memory; the order is that of the parts.
-        events = self._events if part is None else self._dataset([self._events.files[part]])
+        events = self._events if parts is None else self._dataset([self._events.files[part] for part in parts])
         batches = events.to_batches(
             columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
         )

@@ -100,7 +100,7 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = here) -> pd.DataFrame:
     """Return the rows of the traces together, each part of each counted by one of the workers."""
     parts = [(trace.path, part, by) for trace in traces for part in range(trace.parts)]
-    tallies = workers(_tally_part, parts)
+    tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
     for trace, label in zip(traces, labels, strict=True):
         mine = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.parts]]
@@ -112,7 +112,7 @@ def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers:
 def _tally_part(part: tuple[Path, int, str]) -> bytes:
     """Return a part's tally in Arrow's own format, whose columns lie aligned wherever the bytes are sent."""
     path, number, by = part
-    counted = tally_trace(Trace(path), [by], number)[by]
+    counted = tally_trace(Trace(path), [by], [number])[by]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, counted.schema) as stream:
         stream.write_table(counted)
@@ -120,11 +120,11 @@ def _tally_part(part: tuple[Path, int, str]) -> bytes:
     return content
 
 
-def tally_trace(trace: Trace, by: Iterable[str], part: int | None = None) -> dict[str, pa.Table]:
-    """Return the tallies of a trace, or of one part of it, by each of `by`, in one pass over its events."""
+def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = None) -> dict[str, pa.Table]:
+    """Return the tallies of a trace, or of some of its parts, by each of `by`, in one pass over its events."""
     wanted = {kind: _Growing() for kind in by}
     columns = tuple(dict.fromkeys(column for kind in wanted for column in event_columns(kind)))
-    for batch in trace.events(columns, batch_rows=1 << 19, part=part):
+    for batch in trace.events(columns, batch_rows=1 << 19, parts=parts):
         for kind, growing in wanted.items():
             growing.add(tally(batch, kind))
     return {kind: growing.result() for kind, growing in wanted.items()}

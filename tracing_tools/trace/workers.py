@@ -1,13 +1,18 @@
 """Work on many traces or parts of them: here, one after the other, or on the workers of a Dask cluster, with equal results."""
 
+import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.progress import note
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.threads import in_order
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,35 +23,43 @@ _CONNECT_S = 15
 
 
 class Workers(Protocol):
-    """Calls a function for each item and returns the results in the items' order."""
+    """Calls a function for each item and gives the results in the items' order, one by one: all may not fit in memory."""
 
-    def __call__(self, function: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
-        """Return the results; both function and items must be picklable."""
+    def __call__(self, function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
+        """Yield the results; both function and items must be picklable."""
 
 
-def here(function: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
+def here(function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterator[Result]:
     """Work in this process."""
-    return [function(item) for item in items]
+    return map(function, items)
 
 
 @contextmanager
-def workers(address: str | None, traces: Sequence[Trace]) -> Iterator[Workers]:
+def _processes() -> Iterator[Workers]:
+    """Yield a worker for each processor of this machine: fresh processes, not forks, as this one may hold threads of Arrow's."""
+    number = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(number, get_context("spawn")) as pool:
+        yield lambda function, items: in_order(lambda item: pool.submit(function, item), items, 2 * number)
+
+
+@contextmanager
+def workers(address: str | None, traces: Sequence[Trace], worth_processes: float = math.inf) -> Iterator[Workers]:
     """Yield the workers at `address` ('HOST:PORT' of a scheduler, LOCAL for a cluster of this machine's processors).
 
-    None means LOCAL for traces larger than memory if Dask is installed, else this process. Raises IotwinError when Dask is not
+    None means LOCAL for traces larger than memory if Dask is installed, else processes of this machine for traces of
+    `worth_processes` events or more in all, else this process. Raises IotwinError when Dask is not
     installed or no scheduler answers. Workers elsewhere must see the traces under the same paths.
     """
+    if address is None and _larger_than_memory(traces):
+        if importlib.util.find_spec("distributed"):
+            address = LOCAL
+        else:
+            note("the traces are larger than memory; with dask[distributed] installed a cluster could work on them")
     if address is None:
-        if not _larger_than_memory(traces):
-            yield here
-            return
-        address = LOCAL
-        try:
-            import distributed
-        except ImportError:
-            note("the traces are larger than memory; with dask[distributed] installed every processor would work on them")
-            yield here
-            return
+        alone = sum(trace.manifest.events for trace in traces) < worth_processes or len(os.sched_getaffinity(0)) == 1
+        with nullcontext(here) if alone else _processes() as each:
+            yield each
+        return
     distributed = _distributed()
     import logging
 
@@ -66,7 +79,9 @@ def workers(address: str | None, traces: Sequence[Trace]) -> Iterator[Workers]:
             ) from None
     try:
         # Equal work on a trace that was written anew must not be answered from an earlier result: hence not pure.
-        yield lambda function, items: client.gather(client.map(function, items, pure=False))
+        yield lambda function, items: in_order(
+            lambda item: client.submit(function, item, pure=False), items, 2 * len(client.nthreads())
+        )
     finally:
         client.close()
         if client.cluster is not None:
