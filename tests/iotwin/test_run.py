@@ -30,7 +30,7 @@ def experiment(**changes):
     }  # fmt: skip
     jobs |= changes.pop("jobs", {})
     return {
-        "name": "small", "container": False, "time_limit": "60s",
+        "name": "small", "container": False, "time_limit": "200s",
         "data": {"clicks": {"workload": "dlrm", "generate": ["--samples", "5000"]}}, "jobs": [jobs], **changes,
     }  # fmt: skip
 
