@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tracing_tools.targets.processes import cgroup2_mount
+from tracing_tools.targets.mounts import cgroup2_mount
 
 IMAGE = "iotwin-test:latest"
 _START_S = 60

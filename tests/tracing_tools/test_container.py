@@ -17,7 +17,7 @@ from tests.tracing_tools.test_block import device_of
 from tests.tracing_tools.test_capture import on_path
 from tests.tracing_tools.test_faults import left_behind, start, wait_for
 from tests.tracing_tools.test_targets import NO_NETWORK
-from tracing_tools.targets.processes import cgroup2_mount
+from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.trace.manifest import read_manifest
 from tracing_tools.trace.reader import Trace
 

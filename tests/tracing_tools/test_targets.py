@@ -15,7 +15,7 @@ from tests.docker_engine import start_when_watched
 from tests.tracing_tools.test_capture import on_path, own_counts
 from tests.tracing_tools.test_faults import left_behind, start, wait_for
 from tracing_tools.backends import unavailable_reason
-from tracing_tools.targets.processes import cgroup2_mount
+from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root

@@ -7,6 +7,7 @@ well. A container engine makes and uses the twin by itself.
 
 from pathlib import Path
 
+from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts
 from tracing_tools.targets.processes import remove_tree
 
 _ROOT_ID = 1  # of the root of any hierarchy
@@ -19,7 +20,7 @@ class BlockCgroup:
     def __init__(self, job_cgroup_id: int) -> None:
         self.cgroup_id = 0
         self._made: Path | None = None
-        job, legacy = _find(job_cgroup_id), _mounted("cgroup", "blkio")
+        job, legacy = _find(job_cgroup_id), next(iter(cgroup_mounts("cgroup", "blkio")), None)
         if job_cgroup_id == _ROOT_ID:
             self.cgroup_id = _ROOT_ID
         elif job is not None and legacy is not None:
@@ -53,15 +54,10 @@ class BlockCgroup:
 
 def _find(cgroup_id: int) -> tuple[Path, Path] | None:
     """Return the v2 mount and the path below it of the cgroup with this id, which is its inode number."""
-    mount = _mounted("cgroup2")
+    mount = cgroup2_mount()
     if mount is None or not cgroup_id:
         return None
     return next(((mount, path.relative_to(mount)) for path in mount.rglob("*/") if path.stat().st_ino == cgroup_id), None)
-
-
-def _mounted(kind: str, controller: str | None = None) -> Path | None:
-    fields = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    return next((Path(f[1]) for f in fields if f[2] == kind and (controller is None or controller in f[3].split(","))), None)
 
 
 def _own_path(controller: str) -> str:

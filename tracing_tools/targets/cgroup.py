@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tracing_tools.backends.base import Scope
-from tracing_tools.targets.processes import cgroup2_mount, cgroup_of, container_id, remove_tree
+from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts
+from tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
 from tracing_tools.trace.errors import IotwinError, UsageError
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
@@ -142,9 +143,7 @@ class JobCgroup(Cgroup):
 def _legacy_twins(path: Path) -> list[Path]:
     """The cgroups of that path in the v1 hierarchies, which a container engine makes where both versions are mounted."""
     mount = cgroup2_mount()
-    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    legacy = [Path(fields[1]) for fields in mounts if fields[2] == "cgroup"]
-    return [twin for root in legacy if mount and (twin := root / path.relative_to(mount)).is_dir()]
+    return [twin for root in cgroup_mounts("cgroup") if mount and (twin := root / path.relative_to(mount)).is_dir()]
 
 
 def remove_stale_cgroups() -> list[str]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from tracing_tools.backends.base import Backend
 from tracing_tools.targets.cgroup import Cgroup, JobCgroup
-from tracing_tools.targets.processes import cgroup2_mount, cgroup_of
+from tracing_tools.targets.mounts import cgroup2_mount
+from tracing_tools.targets.processes import cgroup_of
 from tracing_tools.targets.running import RunningTarget
 from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 from tracing_tools.trace.manifest import Target

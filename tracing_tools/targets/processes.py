@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.trace.records import NAME_EXEC, NAME_FORK, NAME_INHERITED, NameRecord, pack_name
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # docker, podman, containerd and Kubernetes all put it into the cgroup's path
@@ -80,13 +81,6 @@ def cgroup_of(pid: int) -> str | None:
     """Return the process's path in the cgroup2 hierarchy, or None where there is none."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     return next((line.split(":", 2)[2] for line in lines if line.startswith("0::")), None)
-
-
-def cgroup2_mount() -> Path | None:
-    """Return where the cgroup2 hierarchy is mounted, or None where it is not."""
-    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), None)
-    return None if mount is None else Path(mount)
 
 
 def _cgroup_id(pid: int) -> int:
