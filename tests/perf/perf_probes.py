@@ -46,7 +46,7 @@ def measure() -> Iterator[Figure]:
         for program in ("preads", "load"):
             subprocess.run(["cc", "-O2", "-o", directory / program, _HERE / f"{program}.c"], check=True)
         yield from _rivals(directory)
-        yield _neighbour(directory)
+        yield from _neighbour(directory)
         yield _start_up(directory)
         yield from _sustained(directory)
         yield from _finish(directory)
@@ -126,27 +126,35 @@ def _under_dftracer(command: list[str], directory: Path) -> Callable[[], float] 
     return lambda: _own_ns(command, **settings) / int(command[-1])
 
 
-def _neighbour(directory: Path) -> Figure:
-    """Nanoseconds more per system call of a process that is not traced, with the probes attached for another's cgroup."""
+def _neighbour(directory: Path) -> Iterator[Figure]:
+    """Nanoseconds more per system call of a process that is not traced, with the probes attached for another's cgroup.
+
+    Also what each further tracer adds, of several jobs that are traced at once.
+    """
     command = [str(directory / "load"), "getppid", str(_GETPPIDS)]
     group = JobCgroup.create()
     if isinstance(group, str):
-        return Figure("an untraced neighbour: ns more per call", float("nan"), detail=f"not measured: {group}")
+        yield Figure("an untraced neighbour: ns more per call", float("nan"), detail=f"not measured: {group}")
+        return
 
-    def beside() -> float:
-        backend = LibbpfBackend(group.scope)
-        backend.start()
+    def beside(tracers: int) -> float:
+        backends = [LibbpfBackend(group.scope) for _ in range(tracers)]
+        for backend in backends:
+            backend.start()
         try:
             return _own_ns(command) / _GETPPIDS
         finally:
-            backend.stop(None)
+            for backend in backends:
+                backend.stop(None)
 
     def beside_nothing() -> float:
         with floor_attached("nothing", directory):
             return _own_ns(command) / _GETPPIDS
 
     try:
-        alone, together, least = interleaved(_ROUNDS, lambda: _own_ns(command) / _GETPPIDS, beside, beside_nothing)
+        alone, together, crowded, least = interleaved(
+            _ROUNDS, lambda: beside(0), lambda: beside(1), lambda: beside(3), beside_nothing
+        )
     finally:
         group.remove()
     more = float(np.median(together) - np.median(alone))
@@ -154,7 +162,11 @@ def _neighbour(directory: Path) -> Figure:
         f"getppid takes {np.median(alone):.0f} ns alone, {np.median(together):.0f} ns beside, "
         f"{np.median(least):.0f} ns beside programs that do nothing; {_ROUNDS} rounds"
     )
-    return Figure("an untraced neighbour: ns more per call", more, 50, detail=detail)
+    yield Figure("an untraced neighbour: ns more per call", more, 50, detail=detail)
+    further = float(np.median(crowded) - np.median(together)) / 2
+    yield Figure(
+        "each further job traced at once (--jobs): ns more per call", further, detail="of any process; of the second and third"
+    )
 
 
 def _start_up(directory: Path) -> Figure:
