@@ -9,11 +9,13 @@ import sys
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.iotwin.processes import call, one_line
+from tracing_tools.trace.columns import numbers
 from tracing_tools.trace.errors import IotwinError, UsageError
 from tracing_tools.trace.importers import artifact_calls, import_trace
 from tracing_tools.trace.importers import runs as call_runs
@@ -105,6 +107,14 @@ def test_a_file_of_many_blocks_is_read_whole(tmp_path, monkeypatch):
     found = list(column_blocks(tmp_path / "trace_read.out", artifact_calls._TRANSFER, artifact_calls.transfer_line, lambda t: t))
     assert len(found) > 10 and sum(block.torn for block in found) == 40
     assert [end for block in found for end in block.table["end_ns"].to_pylist()] == [10**9 + i for i in range(1, 2001) if i % 50]
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)), max_size=20), st.integers(0, 20))
+def test_numbers_are_those_of_the_column(values, start):
+    column = pa.array(values, pa.int32())
+    expected = [-7 if value is None else value for value in values]
+    assert numbers(column.slice(start), -7).tolist() == expected[start:]
+    assert numbers(pa.chunked_array([column, column]), -7).tolist() == 2 * expected
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=30), max_size=6))

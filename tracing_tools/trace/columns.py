@@ -16,6 +16,19 @@ def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.b
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
+def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any]:
+    """Return the numbers of a column, shape (n,), `missing` for null; without to_numpy, which imports pandas, too."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    kind = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, kind)
+    found: NDArray[Any] = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
+    if not array.null_count:
+        return found
+    bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+    return np.where(bits[array.offset : array.offset + len(array)], found, kind.type(missing))
+
+
 def texts(values: Sequence[str | None]) -> pa.StringArray:
     """Return the column of the texts; null where one is None."""
     content = [b"" if value is None else value.encode() for value in values]

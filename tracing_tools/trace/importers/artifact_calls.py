@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
-from tracing_tools.trace.columns import column
+from tracing_tools.trace.columns import column, labels, numbers
 from tracing_tools.trace.importers.runs import Runs, calls_of, calls_table, same_label, sorted_by_start
 from tracing_tools.trace.importers.text import Columns, column_blocks, read_lines
 
@@ -77,8 +77,8 @@ def transfer_line(line: str) -> tuple[Any, ...] | None:
 
 def _transfers(path: Path, op: str) -> Iterator[Columns]:
     def calls(table: pa.Table) -> pa.Table:
-        offset = table["offset"].to_numpy()
-        more = {"offset": column(offset, pa.int64(), offset < 0), "result": table["result"].to_numpy().view(np.int64)}
+        offset = numbers(table["offset"])
+        more = {"offset": column(offset, pa.int64(), offset < 0), "result": numbers(table["result"]).view(np.int64)}
         return _timed(table, op, _named(table["path"]), **more)
 
     return column_blocks(path, _TRANSFER, transfer_line, calls)
@@ -87,9 +87,9 @@ def _transfers(path: Path, op: str) -> Iterator[Columns]:
 def _named(paths: pa.ChunkedArray) -> pa.Array:
     """Return the label column with null for no name."""
     array = paths.combine_chunks()
-    empty = pc.index(array.dictionary, "").as_py()
-    indices = array.indices if empty < 0 else pc.if_else(pc.equal(array.indices, empty), None, array.indices)
-    return pa.DictionaryArray.from_arrays(indices, array.dictionary)
+    names = array.dictionary.to_pylist()
+    codes = numbers(array.indices)
+    return labels(codes, names, codes == names.index("")) if "" in names else array
 
 
 def _opens(path: Path) -> Iterator[Columns]:
@@ -118,7 +118,7 @@ def _closes(path: Path) -> Iterator[Columns]:
 
 def _timed(table: pa.Table, op: str, path: Any, **more: Any) -> pa.Table:
     """Return the CALLS, in order of start, of rows that are stamped with their end."""
-    end, duration = table["end_ns"].to_numpy(), table["duration_ns"].to_numpy()
+    end, duration = numbers(table["end_ns"]), numbers(table["duration_ns"])
     columns = {"result": np.zeros(len(end), np.int64), **more}
     return sorted_by_start(calls_table(
         start_ns=end - duration, duration_ns=duration, pid=table["pid"], path=path, op=same_label(op, len(end)), **columns
@@ -151,7 +151,7 @@ def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
 
 def _requests(table: pa.Table) -> pa.Table:
     """Return the requests (schema.BLOCK) of rows of trace_bio.out."""
-    end, duration = table["TIMESTAMP"].to_numpy(), table["LAT"].to_numpy()
+    end, duration = numbers(table["TIMESTAMP"]), numbers(table["LAT"])
     rw, rw_code = _labels(table["R/W"])
     comm, comm_code = _labels(table["COMM"])
     letters = {"R": "read", "W": "write", "F": "flush", "D": "discard"}
@@ -169,14 +169,14 @@ def _requests(table: pa.Table) -> pa.Table:
 
 def _labels(labels: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
     array = labels.combine_chunks()
-    return array.dictionary.to_pylist(), array.indices.to_numpy()
+    return array.dictionary.to_pylist(), numbers(array.indices)
 
 
 def _of_code(code: NDArray[np.int64], names: list[str]) -> pa.Array:
     """Return a label column of the rows' names."""
     known = list(dict.fromkeys(names))
     places = np.array([known.index(name) for name in names], np.int16)
-    return pa.DictionaryArray.from_arrays(column(places[code], pa.int16()), pa.array(known, pa.string()))
+    return labels(places[code], known)
 
 
 def _as(values: Any, kind: pa.DataType) -> Any:

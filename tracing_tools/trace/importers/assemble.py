@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import process_roles
+from tracing_tools.trace.columns import rows_table
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.importers.runs import Runs
 from tracing_tools.trace.importers.use import Use
@@ -48,7 +49,7 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
         notes=[*imported.notes, *_torn_notes(imported.torn), f"imported from {source.name}"], clock=imported.clock,
     )  # fmt: skip
     phases = sorted(imported.phases, key=lambda row: (row["start_ns"], -row["end_ns"]))
-    samples = {kind: _rows(rows, schema.SAMPLES[kind]) for kind, rows in imported.samples.items() if rows}
+    samples = {kind: rows_table(rows, schema.SAMPLES[kind]) for kind, rows in imported.samples.items() if rows}
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     try:
         used = Use(imported.calls)
@@ -58,8 +59,8 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
         manifest.start_ns, manifest.end_ns = _extent(imported, used)
         processes = _processes(used.pids(), imported.processes, read_by_pid)
         write_tables(
-            partial, manifest, files, _rows(processes, schema.PROCESSES), _rows(phases, schema.PHASES), samples, imported.block,
-            imported.gpu,
+            partial, manifest, files, rows_table(processes, schema.PROCESSES), rows_table(phases, schema.PHASES), samples,
+            imported.block, imported.gpu,
         )  # fmt: skip
         if directory.exists():
             shutil.rmtree(directory)
@@ -73,10 +74,6 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
 
 def _torn_notes(torn: dict[str, int]) -> list[str]:
     return [f"{count} torn lines of {name} were left out" for name, count in torn.items() if count]
-
-
-def _rows(rows: list[dict[str, Any]], expected: pa.Schema) -> pa.Table:
-    return pa.Table.from_pylist([{name: row.get(name) for name in expected.names} for row in rows], schema=expected)
 
 
 def _extent(imported: Imported, used: Use) -> tuple[int, int]:

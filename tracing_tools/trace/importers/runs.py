@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tracing_tools.trace.columns import column
+from tracing_tools.trace.columns import column, labels, numbers
 from tracing_tools.trace.errors import IotwinError
 
 _MOST_HELD_BYTES = 1 << 29
@@ -52,7 +52,7 @@ def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> pa.Table:
 
 def same_label(text: str, rows: int) -> pa.DictionaryArray:
     """Return a label column that says `text` in every row."""
-    return pa.DictionaryArray.from_arrays(column(np.zeros(rows, np.int32), pa.int32()), [text])
+    return labels(np.zeros(rows, np.int32), [text])
 
 
 def _as_type(values: Any, kind: pa.DataType) -> Any:
@@ -69,11 +69,11 @@ class _Numbers:
         self.names: list[str] = []
         self._number: dict[str, int] = {}
 
-    def of(self, labels: pa.ChunkedArray) -> pa.Array:
+    def of(self, named: pa.ChunkedArray) -> pa.Array:
         """Return the number of each row's label, -1 for null."""
-        array = labels.unify_dictionaries().combine_chunks()
+        array = named.unify_dictionaries().combine_chunks()
         known = [self._of_name(name) for name in array.dictionary.to_pylist()]
-        codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = numbers(array.indices, -1)
         return column(np.array([*known, -1], np.int32)[codes], pa.int32())
 
     def _of_name(self, name: str) -> int:
@@ -85,7 +85,7 @@ class _Numbers:
 
 def sorted_by_start(calls: pa.Table) -> pa.Table:
     """Return the table in order of `start_ns`; equal times keep their order."""
-    start = calls["start_ns"].to_numpy()
+    start = numbers(calls["start_ns"])
     if (start[1:] >= start[:-1]).all():
         return calls
     return calls.combine_chunks().take(column(np.argsort(start, kind="stable"), pa.int64()))
@@ -156,7 +156,7 @@ class Runs:
         """Leave out the calls that start before `start_ns`; return how many."""
         rows = self.rows
         for runs in (self._filed, self._held):
-            runs[:] = [run.slice(np.searchsorted(run.column("start_ns").to_numpy(), start_ns)) for run in runs]
+            runs[:] = [run.slice(np.searchsorted(numbers(run.column("start_ns")), start_ns)) for run in runs]
             runs[:] = [run for run in runs if run.num_rows]
         self.rows = sum(run.num_rows for run in (*self._filed, *self._held))
         return rows - self.rows
@@ -167,7 +167,7 @@ class Runs:
         Each yields a quarter of a million calls or so at once.
         """
         runs = [*self._filed, *self._held]
-        starts = [run.column("start_ns").to_numpy() for run in runs]
+        starts = [numbers(run.column("start_ns")) for run in runs]
         bounds = _bounds(starts, self.rows) if runs else np.zeros(0, np.int64)
         cuts = [np.concatenate(([0], np.searchsorted(start, bounds), [len(start)])).tolist() for start in starts]
 

@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import file_kind
-from tracing_tools.trace.columns import column
+from tracing_tools.trace.columns import column, labels, numbers, rows_table
 from tracing_tools.trace.importers.runs import Runs
 from tracing_tools.trace.records import TYPE_REGULAR
-
-_PLAIN = pa.schema([(f.name, pa.string() if f.name == "kind" else f.type) for f in schema.FILES])
 
 
 class Use:
@@ -21,7 +19,7 @@ class Use:
     def __init__(self, calls: Runs) -> None:
         """Take the calls; ask for anything else only after the last event."""
         self._calls = calls
-        self._tallies: list[pa.Table] = []
+        self._tallies: list[NDArray[np.int64]] = []
         self._extents: list[tuple[int, int]] = []
 
     def parts(self) -> list[Iterator[pa.Table]]:
@@ -34,13 +32,13 @@ class Use:
         return min(first for first, _ in self._extents), max(last for _, last in self._extents)
 
     def _events(self, chunk: pa.Table) -> pa.Table:
-        start, duration = (chunk[name].to_numpy() for name in ("start_ns", "duration_ns"))
+        start, duration = (numbers(chunk[name]) for name in ("start_ns", "duration_ns"))
         self._extents.append((int(start[0]), int((start + duration).max())))
         self._tallies.append(_tally(chunk))
-        rows, file_id = chunk.num_rows, chunk["path"].to_numpy()
-        op = chunk["op"].to_numpy()
+        rows, file_id = chunk.num_rows, numbers(chunk["path"])
+        op = numbers(chunk["op"])
         columns = {
-            "op": pa.DictionaryArray.from_arrays(column(op.astype(np.int16), pa.int16(), op < 0), self._calls.ops),
+            "op": labels(op.astype(np.int16), self._calls.ops, op < 0),
             "file_id": column(file_id, pa.int32(), file_id < 0), "flags": column(np.zeros(rows, np.int32), pa.int32()),
             "cpu": pa.nulls(rows, pa.int16()),
         }  # fmt: skip
@@ -70,24 +68,31 @@ class Use:
             file_kind(path, TYPE_REGULAR if path.startswith("/") or read or written else 0, int(read), int(written), False)
             for path, read, written in zip(paths, *sums, strict=True)
         ]
-        nothing: list[None] = [None] * len(paths)
-        known = {"file_id": range(len(paths)), "path": paths, "kind": kinds}
-        table = pa.table({name: known.get(name, nothing) for name in _PLAIN.names}, schema=_PLAIN).cast(schema.FILES)
+        rows = [
+            {"file_id": number, "path": path, "kind": kind} for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+        ]
+        table = rows_table(rows, schema.FILES)
         of_dataset = np.array([kind == "dataset" for kind in kinds] + [False], bool)[path] & is_read
         pids, place = np.unique(pid[of_dataset], return_inverse=True)
         sizes = np.bincount(place, weights=moved[of_dataset], minlength=len(pids)).astype(int)
         return table, dict(zip(pids.tolist(), sizes.tolist(), strict=True))
 
-    def _sums(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """Return operations, processes, files (-1: none), and the calls and bytes of each combination of them."""
-        whole = pa.concat_tables(self._tallies).group_by(["op", "pid", "path"], use_threads=False)
-        table = whole.aggregate([("calls", "sum"), ("moved", "sum")])
-        op, pid, path, calls, moved = (table[name].to_numpy() for name in ("op", "pid", "path", "calls_sum", "moved_sum"))
-        return op, pid, path, calls, moved
+    def _sums(self) -> NDArray[np.int64]:
+        """Return rows of operations, processes, files (-1: none), and the calls and bytes of combinations of them."""
+        return np.concatenate([np.empty((5, 0), np.int64), *self._tallies], axis=1)
 
 
-def _tally(chunk: pa.Table) -> pa.Table:
-    moved = np.maximum(chunk["result"].to_numpy(), 0)
-    keys = chunk.select(["op", "pid", "path"]).append_column("moved", column(moved, pa.int64()))
-    counted = keys.group_by(["op", "pid", "path"], use_threads=False).aggregate([([], "count_all"), ("moved", "sum")])
-    return counted.rename_columns(["op", "pid", "path", "calls", "moved"])
+def _tally(chunk: pa.Table) -> NDArray[np.int64]:
+    """Return rows as `Use._sums` does, a column for each combination."""
+    op, pid, path, result = (numbers(chunk[name]) for name in ("op", "pid", "path", "result"))
+    key, moved = pid.astype(np.int64) << 32 | path.astype(np.uint32), np.maximum(result, 0)
+    tallies = []
+    for number in np.flatnonzero(np.bincount(op + 1)) - 1:
+        mine = op == number
+        # Arrow's dictionaries are hashed, which is faster than numpy's sorting.
+        known = column(key[mine], pa.int64()).dictionary_encode()
+        code, combination = numbers(known.indices), numbers(known.dictionary)
+        sums = np.bincount(code), np.bincount(code, moved[mine]).astype(np.int64)
+        file = combination.astype(np.uint32).view(np.int32).astype(np.int64)
+        tallies.append(np.stack([np.full(len(combination), number), combination >> 32, file, *sums]))
+    return np.concatenate(tallies, axis=1)
