@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from benchmark import config as c
 from benchmark.fit_checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit_passes import Pass, find_passes
+from benchmark.fit_refusal import check_is_training
 from benchmark.fit_samples import Samples, find_samples
 from benchmark.fit_stream import Stream, StreamSteps, find_stream, stream_checkpoints, stream_steps, within
 from benchmark.fit_times import pass_times, quantiles
@@ -48,6 +49,7 @@ def fit(trace: Trace) -> Fitted:
     if not training:
         reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
         raise IotwinError(f"{trace.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
+    check_is_training(trace, training)
     assumptions = _losses(trace)
     checkpoints = find_checkpoints(trace, training)
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
@@ -284,6 +286,8 @@ def _train(trace: Trace, samples: Samples, training: Sequence[Pass], assumptions
     times = pass_times(trace, training)
     if times.waits_unseen:
         assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
+    if len(training) == 1 and not training[0].logged:
+        assumptions.append("one pass and no log of the job's: nothing but the reading of a data set says that this is training")
     if len(training) == 1 and _is_shuffled(training):
         assumptions.append("one epoch only: taken to be shuffled anew in each")
     blocks = training[0].phase == "block"

@@ -198,3 +198,23 @@ def test_a_job_that_reads_images_alone_gets_a_twin_that_does_too(tmp_path):
     config = fit(Trace(write_job(tmp_path / "t", Job(files=8, evaluation_files=0)))).config
     assert config.twin.layout == "npy"
     assert config.twin.train_files == [f"case_{number:05d}_x.npy" for number in range(8)]
+
+
+_BUILD = "import subprocess, sys; [subprocess.run(['cksum', name], check=True) for name in sys.argv[1:]]"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("words", "reason"), [
+    (["cp", "-r", "{data}", "{data}.copy"], "as a copy does"),
+    ([sys.executable, "-c", _BUILD, *(f"{{data}}/{number}.dat" for number in range(5))], "5 programs read 5 files"),
+    ([sys.executable, "-c", "open('{data}.log', 'w').write('done')"], "no data set is read"),
+])  # fmt: skip
+def test_what_is_no_training_is_refused_with_the_reason(tmp_path, words, reason):
+    (tmp_path / "data").mkdir()
+    for number in range(5):
+        (tmp_path / "data" / f"{number}.dat").write_bytes(np.random.default_rng(number).bytes(300_000))
+    command = [word.replace("{data}", str(tmp_path / "data")) for word in words]
+    assert run_iotwin("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *command).returncode == 0
+    refused = run_iotwin("fit", tmp_path / "t.trace", "-o", tmp_path / "twin.yaml")
+    assert refused.returncode == 1 and reason in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "twin.yaml").exists()
