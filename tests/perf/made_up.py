@@ -52,3 +52,15 @@ def finish_made_up(path: str, count: int) -> None:
     finish_trace(directory, manifest)
     seconds = time.monotonic() - begin
     print(seconds, peak_megabytes("self"))
+
+
+def make_images(folder: Path, count: int) -> None:
+    """Write noise as JPEGs of many sizes, in four folders of a class each, as ImageFolder reads them."""
+    from PIL import Image
+
+    draw = np.random.default_rng(1)
+    for number in range(count):
+        path = folder / f"class{number % 4}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = int(draw.integers(200, 500))
+        Image.fromarray(draw.integers(0, 255, (side, side), dtype=np.uint8)).save(path)

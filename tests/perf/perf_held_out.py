@@ -1,6 +1,8 @@
 """How alike are a twin and runs of its job that the fit has not seen: reruns, and runs of the job so edited as the twin is?
 
-python -m tests.perf.perf_held_out [unet3d|bert|dlrm ...]
+python -m tests.perf.perf_held_out [unet3d|bert|dlrm|images ...]
+
+`images` is a PyTorch ImageFolder job on JPEGs, which nothing here was made for.
 """
 
 import copy
@@ -16,6 +18,7 @@ from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 from iotwin.traced import run_traced
 from iotwin.twin import make_twin
 from tests.perf.figures import Figure
+from tests.perf.made_up import make_images
 from tracesim import compare
 from tracing_tools.trace.reader import Trace
 
@@ -36,7 +39,10 @@ _JOBS: dict[str, _Options] = {
         "batch-size": 2048, "steps": 200, "eval-every": 100, "eval-batch-size": 2048, "eval-batches": 5, "embedding-size": 8,
         "most-categories": 1000, "bottom": "32,8", "top": "32", "threads": 1,
     },
+    "images": {"epochs": 4, "batch": 8, "workers": 2},
 }  # fmt: skip
+_IMAGES = str(Path(__file__).parents[1] / "benchmark" / "image_folder_job.py")
+_ASKED = {"images": 0.90}  # overall; 0.95 of the others
 # What is changed in the job, and the same in the twin's YAML. On a CPU a step of twice the samples computes twice as long.
 _EDITS: dict[str, list[tuple[str, _Options, Callable[[Config], None]]]] = {
     "unet3d": [
@@ -69,14 +75,16 @@ def _generate(directory: Path, job: str) -> None:
             generate(BertLayout(), directory, size_bytes=64 << 20, seed=1)
         case "dlrm":
             generate(DlrmLayout(), directory, samples=900_000, seed=1)
+        case "images":
+            make_images(directory, 240)
 
 
 def _run(folder: Path, job: str, name: str, **changed: object) -> Trace:
     options = _JOBS[job] | {key.replace("_", "-"): value for key, value in changed.items()}
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    places = ["--data", str(folder / "data"), "--output", str(folder / f"{name}_out")]
-    path = folder / f"{name}.trace"
-    run_traced([sys.executable, "-m", f"workloads.{job}", *places, *words], path, job)
+    path, data = folder / f"{name}.trace", str(folder / "data")
+    program = ["-m", f"workloads.{job}", "--data", data, "--output", str(folder / f"{name}_out")]
+    run_traced([sys.executable, *([_IMAGES, data] if job == "images" else program), *words], path, job)
     return Trace(path)
 
 
@@ -96,11 +104,12 @@ def measure(jobs: Sequence[str] = tuple(_JOBS)) -> Iterator[Figure]:
 
 def _held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any]) -> Iterator[Figure]:
     """The worst of the reruns. What is within the noise floor counts as met: a twin need not be more alike than a rerun."""
+    asked = _ASKED.get(job, 0.95)
     floor, floors = among_runs["noise_floor"], among_runs["noise_floor_dimensions"]
     worst = min(made["held_out"], key=lambda each: float(each["overall"]))
     yield Figure(
-        f"{job}: twin against a rerun not fitted, overall", worst["overall"], min(0.95, floor), False,
-        f"asked 0.95 or the noise floor; reruns {floor:.4f}; {worst['verdict']}",
+        f"{job}: twin against a rerun not fitted, overall", worst["overall"], min(asked, floor), False,
+        f"asked {asked} or the noise floor; reruns {floor:.4f}; {worst['verdict']}",
     )  # fmt: skip
     scores = {name: score for name, score in worst["dimensions"].items() if score < floors.get(name, 1.0)} or {"none": 1.0}
     lowest = min(scores, key=lambda name: float(scores[name]))

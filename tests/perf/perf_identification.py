@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
@@ -20,6 +19,7 @@ from iotwin.similarity_results import compare_folders
 from iotwin.twin import make_twin
 from tests.perf.figures import Figure
 from tests.perf.identification import all_scores, repeats_apart, twins_apart
+from tests.perf.made_up import make_images
 from tracing_tools.capture import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
@@ -49,12 +49,7 @@ def _jobs(data: Path) -> dict[str, list[str]]:
 def _generate(data: Path) -> None:
     generate(Unet3dLayout(scale=0.15), data / "unet3d", samples=24, seed=1)
     generate(DlrmLayout(), data / "dlrm", samples=400_000, seed=1)
-    draw = np.random.default_rng(1)
-    for number in range(240):
-        path = data / "images" / f"class{number % 4}" / f"{number:03d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        side = int(draw.integers(200, 500))
-        Image.fromarray(draw.integers(0, 255, (side, side), dtype=np.uint8)).save(path)
+    make_images(data / "images", 240)
 
 
 def _trace(folder: Path, name: str, words: list[str]) -> Path:
