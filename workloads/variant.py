@@ -14,6 +14,7 @@ from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
 TIMED = (INSTRUMENTED, SLEEP)  # these log the parts of steps
 _FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # set by an image that was built for one variant
+_STRATA = 64
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -42,7 +43,11 @@ def check_variant(variant: str, sleep: str | None, known: tuple[str, ...]) -> No
 
 
 class SleepModel:
-    """A distribution of seconds, drawn by inverse transform and keyed by (seed, rank, step), so that a rerun sleeps the same."""
+    """A distribution of seconds, drawn by inverse transform and keyed by (seed, rank, step), so that a rerun sleeps the same.
+
+    Draws are stratified: each 64 steps of a rank have one in every 64th of the distribution, in random order, so that a short run
+    takes its mean time, too.
+    """
 
     def __init__(self, quantiles: list[float] | None = None, mean: float = 0.0, stdev: float = 0.0) -> None:
         numbers = np.array([*(quantiles or []), mean, stdev], dtype=float)
@@ -80,7 +85,9 @@ class SleepModel:
 
     def seconds(self, seed: int, rank: int, step: int) -> float:
         """Return the seconds to sleep in step `step` of `rank`; a normal curve is truncated at zero."""
-        draw = np.random.Generator(np.random.Philox(key=[seed, 0x5EE9], counter=[0, rank, step, 0])).random()
+        block, place = divmod(step, _STRATA)
+        rng = np.random.Generator(np.random.Philox(key=[seed, 0x5EE9], counter=[0, rank, block, 0]))
+        draw = float(rng.permutation(_STRATA)[place] + rng.random(_STRATA)[place]) / _STRATA
         if self._quantiles is not None:
             return float(np.interp(draw * (len(self._quantiles) - 1), np.arange(len(self._quantiles)), self._quantiles))
         if not self._stdev:

@@ -43,6 +43,14 @@ def test_quantiles_bound_what_is_drawn_and_a_rerun_draws_the_same(values, seed, 
     assert drawn == SleepModel(quantiles=sorted(values)).seconds(seed, rank, step)
 
 
+@given(st.integers(0, 2**31), st.integers(0, 1000), st.integers(0, 10**4))
+def test_every_64_steps_are_spread_over_the_whole_distribution(seed, rank, block):
+    model = SleepModel(quantiles=[0.0, 64.0])
+    drawn = [model.seconds(seed, rank, 64 * block + place) for place in range(64)]
+    assert sorted(map(int, drawn)) == list(range(64))
+    assert abs(statistics.mean(drawn) - 32) <= 0.5
+
+
 def test_ranks_and_steps_draw_their_own():
     model = SleepModel.parse("1,0.1")
     assert len({model.seconds(1, rank, step) for rank in range(10) for step in range(10)}) == 100
