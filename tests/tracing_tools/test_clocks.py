@@ -1,11 +1,15 @@
 """Drift, uncertainty and steps from clock readings that are made up."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracing_tools.trace.clocks import step_notes, summarise_clock
 from tracing_tools.trace.dliolog import parse_edge
-from tracing_tools.trace.manifest import ClockPair
+from tracing_tools.trace.finish import finish_trace
+from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target, read_manifest
+from tracing_tools.trace.recording import Recording
+from tracing_tools.trace.units import format_duration
 
 SECOND = 1_000_000_000
 EPOCH = 1_700_000_000 * SECOND
@@ -48,3 +52,14 @@ def test_what_is_no_dlio_line():
     assert parse_edge("[OUTPUT] 2026-13-41T00:00:00 Starting epoch 1") is None
     assert parse_edge("Starting epoch 1") is None
     assert parse_edge("[INFO] 2026-01-01T00:00:00 Starting everything") is None
+
+
+def test_a_clock_set_while_recording_is_said_in_the_trace(tmp_path):
+    """Stand-in for a stepped machine clock: the journal of a recorder that saw one go back by an hour."""
+    manifest = Manifest("recording", "test", Host("h", "k", 1, 1, "x86_64"), Target(["x"]))
+    with Recording(tmp_path / "t", manifest) as recording:
+        for pair in readings(0, 4, step_at=2, step_ns=-3600 * SECOND):
+            recording.append_journal("clock", msgspec.to_builtins(pair))
+    finish_trace(tmp_path / "t", manifest)
+    said = f"the wall clock was set back by {format_duration(3600 * SECOND)}"
+    assert any(said in note for note in read_manifest(tmp_path / "t").notes)
