@@ -47,6 +47,7 @@ def test_the_emulators_own_stream_is_found_again(records, tmp_path, monkeypatch,
     )  # fmt: skip
     names = sorted(path.name for path in records.rglob("*.tfrecord"))
     config.twin.train_files, config.twin.eval_files = names[:-1], names[-1:]
+    config.output.folder = str(tmp_path / "output")
     dump(config, tmp_path / "job.yaml")
     trace = traced(tmp_path, "-m", "iotwin.main", "emulate", tmp_path / "job.yaml")
     found = fit(trace).config
