@@ -56,6 +56,7 @@ class Parquet:
     def __init__(self, opener: Opener, columns: Sequence[str] = (), whole_file: bool = False) -> None:
         self._open, self._columns, self._whole_file = opener, list(columns), whole_file
         self._kept_path, self._kept = "", [_Rows(0, [])]
+        self._footer: Any = None  # of that file: it is read once while samples come out of the same one
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
         """Return row `sample`, column after column; IotwinError, naming the file, when it is not whole."""
@@ -72,7 +73,8 @@ class Parquet:
 
         with self._open(path) as file, Stream(file) as stream:
             try:
-                table = pq.ParquetFile(stream, pre_buffer=False)
+                footer = self._footer if path == self._kept_path else None
+                table = pq.ParquetFile(stream, metadata=footer, pre_buffer=False)
                 counts = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
                 ends = np.cumsum(counts, dtype=np.int64)
                 check_member(path, sample, int(ends[-1]) if counts else 0)
@@ -87,6 +89,7 @@ class Parquet:
                 raise
             except (pa.ArrowException, OSError) as error:
                 raise damaged(path, f"not a whole Parquet file ({error})") from None
+            self._footer = table.metadata
             return kept, stream.read_bytes
 
     def _names(self, path: str, found: list[str]) -> list[str]:
