@@ -5,9 +5,10 @@ under ``twin.assumptions``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 
 from benchmark import config as c
 from benchmark.fit_checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
+from benchmark.fit_confidence import agreement, interval
 from benchmark.fit_passes import Pass, find_passes
 from benchmark.fit_refusal import check_is_training
 from benchmark.fit_samples import Samples, find_samples
 from benchmark.fit_stream import Stream, StreamSteps, find_stream, stream_checkpoints, stream_steps, within
-from benchmark.fit_times import pass_times, quantiles
+from benchmark.fit_times import Times, pass_times, quantiles
 from datagen.layouts import DlrmLayout
 from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
@@ -36,6 +38,7 @@ class Fitted:
     config: c.Config
     evidence: dict[str, str]
     files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
+    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see fit_confidence
 
 
 def fit(trace: Trace) -> Fitted:
@@ -50,20 +53,21 @@ def fit(trace: Trace) -> Fitted:
         reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
         raise IotwinError(f"{trace.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
     check_is_training(trace, training)
-    assumptions = _losses(trace)
+    assumptions, times = _losses(trace), pass_times(trace, training)
     checkpoints = find_checkpoints(trace, training)
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
     config = c.Config(
         model=c.Model(name=trace.manifest.workload or PurePosixPath(samples.folder).name),
         workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
         dataset=_dataset(samples, training, evaluations),
-        reader=_reader(trace, samples, training, evaluations, assumptions),
-        train=_train(trace, samples, training, assumptions),
+        reader=_reader(times, samples, training, evaluations, assumptions),
+        train=_train(times, samples, training, assumptions),
         evaluation=_evaluation(trace, training, evaluations, assumptions),
         checkpoint=_checkpoint(_steps_of_blocks(training), checkpoints, assumptions),
         twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
     )
-    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples))
+    confidence = _confidence(times, training, evaluations, checkpoints)
+    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples), confidence)
 
 
 def _fit_stream(trace: Trace, stream: Stream) -> Fitted:
@@ -224,9 +228,8 @@ def _most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
 
 
 def _reader(
-    trace: Trace, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]
+    times: Times, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]
 ) -> c.Reader:
-    times = pass_times(trace, training)
     if not len(times.preprocess_s):
         assumptions.append("preprocessing time could not be seen and is taken as zero")
     workers = _most_common([part.workers for part in training])
@@ -282,8 +285,7 @@ def _same_order_each_epoch(training: Sequence[Pass]) -> bool:
     return len(training) > 1 and _agreement(training[0].samples, training[1].samples) >= _SAME_ORDER
 
 
-def _train(trace: Trace, samples: Samples, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
-    times = pass_times(trace, training)
+def _train(times: Times, samples: Samples, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
     if times.waits_unseen:
         assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
     if len(training) == 1 and not training[0].logged:
@@ -443,6 +445,30 @@ def _start_times(trace: Trace, first_epoch_ns: int, assumptions: list[str]) -> t
         assumptions.append("the job logged no init phase: all before the first read of the data set counts as init")
         begin, end = trace.manifest.start_ns, first_epoch_ns
     return round(max(begin - trace.manifest.start_ns, 0) / 1e9, 3), round(max(end - begin, 0) / 1e9, 3)
+
+
+def _confidence(
+    times: Times, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
+) -> dict[str, dict[str, Any]]:
+    """How many observations agree with each count, and between what the mean of each time lies."""
+    found = {
+        "twin.ranks": agreement([part.ranks for part in training]),
+        "reader.batch_size": agreement([size for part in training for size in part.batch_sizes]),
+        "reader.read_threads": agreement([part.workers for part in training]),
+        "reader.prefetch_size": agreement([part.batches_ahead for part in training if part.batches_ahead is not None]),
+        "train.steps_per_epoch": agreement([len(part.batch_sizes) for part in training]),
+        "train.computation_time": interval(times.compute_s),
+        "reader.preprocess_time": interval(times.preprocess_s),
+    }
+    if evaluations:
+        found["evaluation.epochs_between_evals"] = agreement(np.diff([part.epoch for part in evaluations]).tolist())
+    if checkpoints.each:
+        by_epochs = checkpoints.between_epochs
+        between = np.diff([point.epoch if by_epochs else point.steps for point in checkpoints.each]).tolist()
+        found[f"checkpoint.{'epochs' if by_epochs else 'steps'}_between_checkpoints"] = agreement(between)
+        seconds = [file.serialization_s for point in checkpoints.each for file in point.files]
+        found["twin.checkpoint.serialization_time"] = interval(np.array(seconds))
+    return found
 
 
 def _dataset_evidence(samples: Samples) -> str:

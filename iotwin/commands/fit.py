@@ -29,12 +29,20 @@ class Fit(Command):
         check_output(args.output)
         fitted = fit(Trace(args.trace))
         dump(fitted.config, args.output)
-        return Outcome({"twin": str(args.output), "evidence": fitted.evidence, "assumptions": fitted.config.twin.assumptions})
+        return Outcome({
+            "twin": str(args.output), "evidence": fitted.evidence, "confidence": fitted.confidence,
+            "assumptions": fitted.config.twin.assumptions,
+        })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what was found, by what, and what had to be assumed."""
+        from benchmark.fit_confidence import told
+
         print(f"{document['twin']}:")
         for name, text in document["evidence"].items():
             print(f"  {name:16} {text}")
+        print("how sure:")
+        for name, entry in document["confidence"].items():
+            print(f"  {name:37} {told(entry)}")
         for text in document["assumptions"]:
             print(f"  assumed: {text}")

@@ -36,7 +36,7 @@ KEYS = {
     "stats": {"traces", "lost", "by", "rows"},
     "stats --sql": {"columns", "rows"},
     "compare": {"overall", "dimensions", "noise_floor", "verdict"},
-    "fit": {"twin", "evidence", "assumptions"},
+    "fit": {"twin", "evidence", "confidence", "assumptions"},
     "plot": {"output", "traces"},
     "report": {"output", "size_bytes", "traces"},
     "recover": {"trace", "events", "lost"},

@@ -24,24 +24,23 @@ from tracing_tools.capture import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 _RUNS = 3
-_UNET3D = ["--epochs", "3", "--eval-every", "0", "--checkpoint-every", "3", "--base-channels", "2", "--depth", "2",
-           "--crop", "24", "--overlap", "0", "--threads", "1"]  # fmt: skip
-_DLRM = ["--eval-every", "0", "--embedding-size", "8", "--most-categories", "1000", "--bottom", "32,8", "--top", "32",
-         "--threads", "1"]  # fmt: skip
+UNET3D = ["--base-channels", "2", "--depth", "2", "--crop", "24", "--overlap", "0", "--threads", "1"]
+DLRM = ["--embedding-size", "8", "--most-categories", "1000", "--bottom", "32,8", "--top", "32", "--threads", "1"]
 _IMAGES = str(Path(__file__).parents[1] / "benchmark" / "image_folder_job.py")
 
 
 def _jobs(data: Path) -> dict[str, list[str]]:
     """The command of each job, without where its output goes."""
-    unet3d = ["-m", "workloads.unet3d", "--data", str(data / "unet3d"), *_UNET3D]
-    dlrm = ["-m", "workloads.dlrm", "--data", str(data / "dlrm"), *_DLRM]
+    unet3d = ["-m", "workloads.unet3d", "--data", str(data / "unet3d"), *UNET3D]
+    unet3d += ["--epochs", "3", "--eval-every", "0", "--checkpoint-every", "3"]
+    dlrm = ["-m", "workloads.dlrm", "--data", str(data / "dlrm"), "--eval-every", "0", *DLRM]
     images = [_IMAGES, str(data / "images"), "--epochs", "3"]
     return {
-        "unet3d-batch2": [*unet3d, "--batch-size", "2", "--workers", "2"],
+        "unet3d-batch2": [*unet3d, "--batch-size", "2", "--workers", "3"],
         "unet3d-batch4": [*unet3d, "--batch-size", "4", "--workers", "1"],
         "dlrm-batch1024": [*dlrm, "--batch-size", "1024", "--steps", "150"],
         "dlrm-batch4096": [*dlrm, "--batch-size", "4096", "--steps", "60"],
-        "images-batch8": [*images, "--batch", "8", "--workers", "2"],
+        "images-batch8": [*images, "--batch", "8", "--workers", "1"],
         "images-batch24": [*images, "--batch", "24", "--workers", "3"],
     }
 
