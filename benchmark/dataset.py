@@ -166,12 +166,18 @@ def _recognised(folder: Folder, config: Config) -> str | None:
 
 
 def _dlrm(folder: Folder, config: Config) -> tuple[_Found, _Found]:
-    """The one big file of each kind; as many samples as it holds, or fewer where the workload says so."""
+    """The one big file of each kind; as many samples as it holds, or fewer where the workload says so.
+
+    A job that does not evaluate may have no file for it.
+    """
     parts = []
     for name, wanted in (
         (DlrmLayout.TRAIN_NAME, config.dataset.num_samples_per_file),
         (DlrmLayout.TEST_NAME, _evaluation_each(config)),
     ):
+        if name == DlrmLayout.TEST_NAME and not config.workflow.evaluation:
+            parts.append(_Found([], 1))
+            continue
         path = f"{folder.path}/{name}"
         held = folder.size_bytes(path) // DlrmLayout.SAMPLE_BYTES
         parts.append(_Found([(path,)], min(held, wanted) if wanted > 1 else held))

@@ -255,13 +255,14 @@ def _batch_size(samples: Samples, passes: Sequence[Pass]) -> int:
 
 
 def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) -> int | None:
-    depths = [part.batches_ahead for part in training if part.batches_ahead is not None]
     if not workers:
         return None
-    if not depths:
-        assumptions.append("how many batches are loaded ahead could not be seen; two per loader process, as PyTorch does")
-        return 2 * workers
-    return _most_common(depths)
+    seen = [(part.batches_ahead, len(part.batch_sizes)) for part in training if part.batches_ahead is not None]
+    # A rank that asks for all batches of an epoch at once does not show how many it would ask for.
+    if depths := [ahead for ahead, batches in seen if ahead < batches]:
+        return _most_common(depths)
+    assumptions.append("how many batches are loaded ahead could not be seen; two per loader process, as PyTorch does")
+    return max([2 * workers, *(ahead for ahead, _ in seen)])
 
 
 def _agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:

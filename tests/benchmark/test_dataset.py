@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from benchmark.config import Config, Dataset, Reader, Twin, Workflow
 from benchmark.dataset import Samples, open_dataset
+from datagen.layouts import DlrmLayout
 from tracing_tools.trace.errors import IotwinError
 
 ALL = {f"case_{index:05d}" for index in range(10)}
@@ -64,6 +65,16 @@ def test_npy_files_lie_in_one_folder_or_as_dlio_lays_them_out(tmp_path: Path) ->
     assert opened(tmp_path, "npy", train_files=["d.npy", "train/b.npy"], eval_files=["valid/c.npy"]) == [["d", "b"], ["c"]]
     with pytest.raises(IotwinError, match="has no evaluation samples"):
         opened(tmp_path / "train", "npy")
+
+
+def test_dlrm_needs_no_test_file_unless_it_evaluates(tmp_path: Path) -> None:
+    (tmp_path / DlrmLayout.TRAIN_NAME).write_bytes(bytes(30 * DlrmLayout.SAMPLE_BYTES))
+    config = Config(dataset=Dataset(data_folder=str(tmp_path), format="bin"), twin=Twin(layout="dlrm"))
+    dataset = open_dataset(config)
+    assert (len(dataset.train), len(dataset.evaluation)) == (30, 0)
+    config.workflow.evaluation = True
+    with pytest.raises(IotwinError, match=DlrmLayout.TEST_NAME):
+        open_dataset(config)
 
 
 def test_what_is_missing_or_empty_is_named(tmp_path: Path) -> None:
