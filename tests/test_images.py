@@ -136,16 +136,24 @@ def test_an_image_that_is_not_there(docker_host, data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+TRAINED_ON = "/data/terabyte_processed_train.bin"
+IN_NO_TIME = (
+    "++workload.train.computation_time=0",
+    "++workload.workflow.evaluation=false",
+    "++workload.workflow.checkpoint=false",
+)
+
+
 @pytest.mark.root
-def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
-    """After an attempt whose tracer was killed, and whose container runs on."""
+def test_cells_are_traced_inside_their_containers(image, emulator, data, tmp_path):
+    """The real job's and its emulation's; the first after an attempt whose tracer was killed, and whose container runs on."""
     import docker
 
     document = {
-        "name": "contained", "images": {"dlrm": image}, "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
-        "plot": "timeline",
-        "jobs": [{"workload": "dlrm", "data": ["clicks"], "variant": ["sleep"], "batch": [100], "sleep": "0.001",
-                  "options": {"steps": 5}}],
+        "name": "contained", "images": {"dlrm": image, "emulated": emulator}, "plot": "timeline",
+        "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
+        "jobs": [{"workload": "dlrm", "data": ["clicks"], "variant": ["sleep", "emulated"], "batch": [100], "sleep": "0.001",
+                  "options": {"steps": 5}, "emulate": ["workload=dlrm", "++workload.train.total_training_steps=5", *IN_NO_TIME]}],
     }  # fmt: skip
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(document))
     cell = tmp_path / "out" / "cells" / "dlrm-sleep-clicks-r1-b100-w1-1"
@@ -157,13 +165,15 @@ def test_a_cell_is_traced_inside_its_container(image, data, tmp_path):
     done = run_iotwin("run", tmp_path / "e.yaml", "-o", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert left.id not in {container.id for container in docker.from_env().containers.list(all=True)}
-    trace = Trace(cell / "trace")
-    reads = trace.events_frame(columns=["op", "file_id", "requested"])
-    data_files = trace.files().set_index("file_id")["path"]
-    batches = reads[(reads["op"] == "read") & (reads["file_id"].map(data_files) == "/data/terabyte_processed_train.bin")]
-    assert batches["requested"].tolist() == [16_000] * 5  # what the job read, by the paths that it sees
-    assert trace.manifest.target.image == image
-    assert (cell / "output" / "result.json").stat().st_uid == 1000
+    for variant, made_of, wrote in (("sleep", image, "result.json"), ("emulated", emulator, "summary.json")):
+        cell = cell.with_name(f"dlrm-{variant}-clicks-r1-b100-w1-1")
+        trace = Trace(cell / "trace")
+        reads = trace.events_frame(columns=["op", "file_id", "result"])
+        data_files = trace.files().set_index("file_id")["path"]
+        reads = reads[reads["op"].isin(["read", "preadv2"]) & (reads["file_id"].map(data_files) == TRAINED_ON)]
+        assert reads.loc[reads["result"] > 0, "result"].sum() == 5 * 16_000  # what the job read, by the paths that it sees
+        assert trace.manifest.target.image == made_of
+        assert (cell / "output" / wrote).stat().st_uid == 1000
     assert (tmp_path / "out" / "plots" / "dlrm-clicks-r1-b100-w1-1.png").stat().st_size > 1000
 
 
