@@ -12,7 +12,7 @@ from tests.synthetic import Job, write_job
 from tracing_tools.capture import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
-# A job that reads a file by itself, and writes a checkpoint every ten reads: in place or in numbered folders.
+# A job that reads a file twice by itself, and writes a checkpoint every ten reads: in place or in numbered folders.
 SCRIPT = """
 import os, sys, threading, time
 data, folder, name, beside = sys.argv[1:]
@@ -27,7 +27,7 @@ def save(step):
 threads = []
 source = os.open(data, os.O_RDONLY)
 for step in range(1, 41):
-    os.pread(source, 4096, (step - 1) * 4096)
+    os.pread(source, 4096, (step - 1) % 20 * 4096)
     time.sleep(0.005)
     if step % 10 == 0 and beside == "yes":
         threads.append(threading.Thread(target=save, args=(step,)))
@@ -40,7 +40,7 @@ for thread in threads:
 
 
 def fitted(folder: Path, name: str, beside: str) -> Config:
-    (folder / "data.bin").write_bytes(bytes(40 * 4096))
+    (folder / "data.bin").write_bytes(bytes(20 * 4096))
     command = [sys.executable, "-c", SCRIPT, str(folder / "data.bin"), str(folder / "saved"), name, beside]
     assert trace_command(command, folder / "job.trace", Options(forward_output=False)).exit_status == 0
     return fit(Trace(folder / "job.trace")).config
