@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import cast
@@ -42,7 +43,13 @@ def run_units(
         for _ in range(workers - 1):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work_alone, args=(writer, theirs), daemon=True)
-            process.start()
+            # A Ctrl-C while Python still starts there would end in a traceback; the mask is inherited, the tracker would lift it.
+            resource_tracker.ensure_running()
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             team[ours] = process
         yield from _dispatch(list(team), units, advance)
