@@ -15,7 +15,7 @@ from tracing_tools.trace.reader import Trace
 
 if TYPE_CHECKING:
     from benchmark.config import Config
-    from benchmark.fit import Fitted
+    from benchmark.twin_parts import Fitted
 
 TWIN, RECIPE, SUMMARY = "twin.yaml", "dataset.csv", "summary.json"
 _DATA, _OUTPUT = "data", "output"
