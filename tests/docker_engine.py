@@ -119,13 +119,17 @@ def _remove(base: Path) -> None:
 def start_when_watched(create: str) -> str:
     """Shell commands that make a container by `docker create` with the words `create`, and start it once a tracer has its cgroup.
 
-    `docker run` would leave it to the machine's load whether the tracer is there before the container's first instruction.
+    `docker run` would leave it to the machine's load whether the tracer is there before the container's first instruction, and
+    `--rm` gives an error instead of the container's status when the engine still writes to the folder that it removes.
     """
     mount = cgroup2_mount()
     return f"""
         id=$(docker create {create})
         until [ -e {mount}/docker/$id ] || [ -e {mount}/system.slice/docker-$id.scope ]; do sleep 0.05; done
         docker start --attach $id
+        status=$?
+        docker rm --force $id >/dev/null 2>&1
+        exit $status
     """
 
 

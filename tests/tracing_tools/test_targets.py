@@ -103,7 +103,7 @@ def np_isna(value: object) -> bool:
 
 
 def test_a_container_that_a_command_starts(tmp_path, test_image):
-    script = start_when_watched(f'--rm --network=none --name=iotwin-launched {test_image} sh -c "cat /bin/calls | wc -c; exit 3"')
+    script = start_when_watched(f'--network=none --name=iotwin-launched {test_image} sh -c "cat /bin/calls | wc -c; exit 3"')
     result = run_iotwin("trace", "-o", tmp_path / "t", "--container", "iotwin-launched", "--", "sh", "-c", script)
     assert result.returncode == 3, result.stderr
     trace = Trace(tmp_path / "t")

@@ -34,7 +34,7 @@ def test_two_jobs_each_with_its_trace(tmp_path, test_image, environment):
     launch = tmp_path / "start.sh"
     launch.write_text(
         'gpus=$1 name=$2 logs=$3 image=$4; mkdir -p "$logs"; echo "$gpus $CUDA_VISIBLE_DEVICES" >"$logs/gpus"\n'
-        + start_when_watched('--rm --network=none --name "$name" "$image" sh -c "cat /bin/calls >/dev/null; exit $5"')
+        + start_when_watched('--network=none --name "$name" "$image" sh -c "cat /bin/calls >/dev/null; exit $5"')
     )
     arguments = ("-w", "dlio", "-l", launch, "-n", 2, "-j", 2, "-o", tmp_path / "out", "-e", "two", "--", test_image, 0)
     result = trace_sh(environment, *arguments, script=SCRIPT.with_name("trace_v2.sh"))
