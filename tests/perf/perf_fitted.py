@@ -91,13 +91,14 @@ def _dlrm(folder: Path, batch: int) -> Iterator[tuple[str, float, float]]:
 def _time(folder: Path, layout: str, workers: int) -> tuple[str, float, float]:
     """The mean computation of a step, as fitted and as the emulator that was traced measured it."""
     name, batch = f"t{layout}{workers}", 2 if layout == "unet3d" else 4096
+    by_batches = layout == "dlrm"  # shuffled whole, each read at once
     path = folder / f"{name}.yaml"
     path.write_text(f"""
 dataset: {{data_folder: {folder / layout}, format: {"npy" if layout == "unet3d" else "bin"}}}
-reader: {{batch_size: {batch}, read_threads: {workers}, sample_shuffle: seed}}
+reader: {{batch_size: {batch}, read_threads: {workers}, sample_shuffle: {"off" if by_batches else "seed"}}}
 train: {{epochs: 3, total_training_steps: {_STEPS}, computation_time: {_COMPUTE_S}}}
 output: {{folder: {folder / name}}}
-twin: {{layout: {layout}}}
+twin: {{layout: {layout}, reader: {{random_batches: {str(by_batches).lower()}}}}}
 """)
     config = _fitted(folder, name, ["-m", "iotwin.main", "emulate", str(path)])
     steps = pq.read_table(folder / name / "metrics.parquet").to_pandas()
