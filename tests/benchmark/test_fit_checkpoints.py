@@ -22,9 +22,10 @@ def save(step):
     with open(path, "wb", buffering=0) as file:
         for _ in range(4):
             file.write(bytes(40000))
+            began.set()
             time.sleep(0.01)
         os.fsync(file.fileno())
-threads = []
+threads, began = [], threading.Event()
 source = os.open(data, os.O_RDONLY)
 for step in range(1, 41):
     os.pread(source, 4096, (step - 1) % 20 * 4096)
@@ -32,6 +33,8 @@ for step in range(1, 41):
     if step % 10 == 0 and beside == "yes":
         threads.append(threading.Thread(target=save, args=(step,)))
         threads[-1].start()
+        began.wait()
+        began.clear()
     elif step % 10 == 0:
         save(step)
 for thread in threads:

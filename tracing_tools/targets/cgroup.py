@@ -99,7 +99,7 @@ class JobCgroup(Cgroup):
         own, reason = _own_cgroup(), _reason_against()
         if own is None or reason:
             return reason or "no cgroup2 hierarchy is mounted"
-        return cls.create_at(own / f"{_PREFIX}{os.getpid()}-{time.monotonic_ns()}")
+        return cls.create_at(own / f"{_PREFIX}{_new_number()}")
 
     @classmethod
     def create_for_containers(cls, systemd: bool) -> "JobCgroup":
@@ -110,7 +110,7 @@ class JobCgroup(Cgroup):
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
             raise IotwinError(f"cannot tell the container's processes from others: {reason}")
-        number = f"{os.getpid()}-{time.monotonic_ns()}"
+        number = _new_number()
         # A dash in a slice's name means a slice within a slice.
         name = f"{_PREFIX.strip('-')}_{number.replace('-', '_')}.slice" if systemd else _PREFIX + number
         created = cls.create_at(mount / name)
@@ -140,6 +140,15 @@ class JobCgroup(Cgroup):
             remove_tree(twin)
 
 
+def _new_number() -> str:
+    """What tells a recorder's cgroups from all others: its process, the namespace that numbers it, and the time."""
+    return f"{os.getpid()}-{_pid_namespace()}-{time.monotonic_ns()}"
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
+
+
 def _legacy_twins(path: Path) -> list[Path]:
     """The cgroups of that path in the v1 hierarchies, which a container engine makes where both versions are mounted."""
     mount = cgroup2_mount()
@@ -147,12 +156,15 @@ def _legacy_twins(path: Path) -> list[Path]:
 
 
 def remove_stale_cgroups() -> list[str]:
-    """Remove empty cgroups that killed recorders left behind; return their names."""
+    """Remove empty cgroups that killed recorders left behind; return their names.
+
+    Those of another pid namespace, such as a container's, are left: here nobody can tell whether their recorder lives.
+    """
     removed = []
     places = {place for place in (_own_cgroup(), cgroup2_mount()) if place}
     for path in (path for place in places for path in place.glob(f"{_PREFIX.strip('-')}[-_]*")):
-        recorder = path.name.replace("_", "-").split("-")[1]
-        if not Path(f"/proc/{recorder}").exists() and not Cgroup(path).pids():
+        _, recorder, namespace, *_ = [*path.name.replace("_", "-").split("-"), ""]
+        if namespace == _pid_namespace() and not Path(f"/proc/{recorder}").exists() and not Cgroup(path).pids():
             for stale in (path, *_legacy_twins(path)):
                 remove_tree(stale)
             if not path.exists():
