@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
+from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.reader import Trace
 
@@ -19,11 +20,11 @@ root = pytest.mark.root
 
 
 def left_behind() -> list[Path]:
-    """Cgroups of recorders that are gone."""
-    from tracing_tools.targets.cgroup import _own_cgroup
+    """Cgroups of recorders that are gone, of our pid namespace."""
+    from tracing_tools.targets.cgroup import _own_cgroup, _pid_namespace
 
     own = _own_cgroup()
-    found = own.glob("iotwin-*") if own else []
+    found = own.glob(f"iotwin-*-{_pid_namespace()}-*") if own else []
     return [path for path in found if not Path(f"/proc/{path.name.split('-')[1]}").exists()]
 
 
@@ -190,6 +191,24 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     assert run_iotwin("recover", tmp_path / "t").returncode == 1  # nothing left to recover
     assert run_iotwin("trace", "-o", tmp_path / "u", "--quiet", "--", "true").returncode == 0  # clears the stale cgroup
     assert not left_behind()
+
+
+@root
+def test_a_cgroup_of_another_pid_namespace_is_left():
+    """Its recorder has no folder in our /proc, whether it lives or not."""
+    group = JobCgroup.create()
+    assert isinstance(group, JobCgroup)
+    namespace = str(Path("/proc/self/ns/pid").stat().st_ino)
+    dead = group.path.name.replace(str(os.getpid()), str(2**22 + 1))  # above the highest number of a process
+    ours, others = (group.path.with_name(dead.replace(namespace, each)) for each in (namespace, "1"))
+    group.remove()
+    ours.mkdir()
+    others.mkdir()
+    try:
+        remove_stale_cgroups()
+        assert not ours.exists() and others.exists()
+    finally:
+        others.rmdir()
 
 
 @root
