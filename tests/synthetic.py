@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
-from tracing_tools.trace.writer import write_trace
+from tracing_tools.trace.writer import write_events, write_tables
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
@@ -161,9 +161,10 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     if job.gpu:
         samples["gpu"] = _gpu_samples(job, phases, end_ns)
     tables = (_encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES))
-    write_trace(path, manifest, [events], *tables,
-                {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()},
-                _block(job, rows) if job.block else None, _gpu(job, phases) if job.gpu else None)  # fmt: skip
+    manifest.events = write_events(path / "events.parquet", [events])
+    write_tables(path, manifest, *tables,
+                 {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()},
+                 _block(job, rows) if job.block else None, _gpu(job, phases) if job.gpu else None)  # fmt: skip
 
 
 def _block(job, rows):

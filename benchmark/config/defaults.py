@@ -70,6 +70,8 @@ def _base(group: str, name: str, path: Path) -> Base:
     absolute, group = group.startswith("/") or name.startswith("/"), group.strip("/")
     folder, _, name = name.strip("/").rpartition("/")
     below = Path(*filter(None, (group, folder)))
+    if ".." in (*below.parts, name):
+        raise UsageError(f"{path}: defaults: '{below / name}' leads out of this file's folder; put the YAML beside it or below")
     # An absolute name starts at the folder that has workload/ in it.
     tops = [path.parent.parent, path.parent] if absolute else [path.parent]
     return Base(name, [top / below for top in tops], _section(group_package or name_package or group), optional)

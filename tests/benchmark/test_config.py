@@ -123,6 +123,7 @@ def test_what_is_wrong_is_named_in_one_line(twin_path: Path, override: str, expe
         (b"reader: {batch_size: 1}\ntrain: {}\nreader: {}\n", "twin.yaml:3: is not YAML: the key 'reader' is given twice"),
         (b"reader: {batchsize: null}\n", "reader.batchsize: unknown key (did you mean 'batch_size'?)"),
         (b"defaults: [[a]]\n", "defaults: '['a']' is no entry"),
+        (b"defaults: [../../a]\n", "defaults: '../../a' leads out of this file's folder"),
         (b"model: {name: '${modl.name}'}\n", "model.name: ${modl.name} names no value (did you mean"),
         (b"model: {name: '${output.folder}'}\noutput: {folder: '${model.name}'}\n", "leads back to itself"),
         (b"model: {name: 'a${reader}'}\n", "is a section or a list"),

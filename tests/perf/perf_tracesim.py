@@ -19,7 +19,7 @@ import pyarrow as pa
 from tests.perf.figures import Figure
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.writer import write_trace
+from tracing_tools.trace.writer import write_events, write_tables
 
 _EPOCHS, _FILES, _READS, _LOADERS = 10, 20_000, 48, 8
 _CALLS = _READS + 2
@@ -62,9 +62,10 @@ def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
     spans = [(epoch * epoch_ns, (epoch + 1) * epoch_ns - 1) for epoch in range(epochs)]
     phases = [{"phase": "epoch", "start_ns": start, "end_ns": end, "rank": 0} for start, end in spans]
     host = Host("synthetic", "", 2, 1 << 30, "x86_64")
-    write_trace(
-        path, Manifest("complete", "synthetic", host, Target()), _tables(seed, epochs),
-        pa.Table.from_pylist(files, schema=schema.FILES),
+    manifest = Manifest("complete", "synthetic", host, Target())
+    manifest.events = write_events(path / "events.parquet", _tables(seed, epochs))
+    write_tables(
+        path, manifest, pa.Table.from_pylist(files, schema=schema.FILES),
         schema.PROCESSES.empty_table(), pa.Table.from_pylist(phases, schema=schema.PHASES),
     )  # fmt: skip
 

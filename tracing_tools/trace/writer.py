@@ -101,26 +101,6 @@ def write_table(path: Path, expected: pa.Schema, columns: Mapping[str, Any] | pa
     partial.replace(path)
 
 
-def write_trace(
-    directory: Path,
-    manifest: Manifest,
-    events: Iterable[pa.Table],
-    files: Mapping[str, Any] | pa.Table,
-    processes: Mapping[str, Any] | pa.Table,
-    phases: Mapping[str, Any] | pa.Table,
-    samples: Mapping[str, Mapping[str, Any] | pa.Table] | None = None,
-    block: Mapping[str, Any] | pa.Table | None = None,
-    gpu: Mapping[str, Any] | pa.Table | None = None,
-) -> None:
-    """Write a whole trace; `manifest.status` and the counts must already say what the tables hold, except `events`.
-
-    `block` and `gpu` are left out, not empty, when they were not traced.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    manifest.events = write_events(directory / "events.parquet", events)
-    write_tables(directory, manifest, files, processes, phases, samples, block, gpu)
-
-
 def write_tables(
     directory: Path,
     manifest: Manifest,
@@ -131,7 +111,11 @@ def write_tables(
     block: Mapping[str, Any] | pa.Table | None = None,
     gpu: Mapping[str, Any] | pa.Table | None = None,
 ) -> None:
-    """Write all of a trace but its events, which are there; then the manifest, which makes them one."""
+    """Write all of a trace but its events, which are there; then the manifest, which makes them one.
+
+    `manifest.status` and the counts must already say what the tables hold. `block` and `gpu` are left out, not empty, when they
+    were not traced.
+    """
     write_table(directory / "files.parquet", schema.FILES, files)
     write_table(directory / "processes.parquet", schema.PROCESSES, processes)
     write_table(directory / "phases.parquet", schema.PHASES, phases)
