@@ -25,8 +25,8 @@ from tracing_tools.trace.progress import note
 from tracing_tools.trace.recording import RAW, Recording, refuse_unusable
 from tracing_tools.trace.syscalls import DEFAULT_DETAIL
 
-# A lane holds some 30 ms, and the ring buffer behind it 100 ms more, of the fastest stream that a CPU was seen to produce. Each
-# look costs the job, whose CPUs the recorder shares.
+# A lane holds some 30 ms, and the ring buffer behind it 100 ms more, of the fastest stream that a CPU was seen to produce. To
+# look more often changed nothing that could be measured.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.01, 0.04
 _BUSY_EVENTS = 1000  # in one drain
 _CLOCK_EVERY_NS = 10_000_000_000
