@@ -6,7 +6,7 @@ run: setup
 
 test:
 	./setup.sh test
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --max-worker-restart 0
 
 setup:
 	./setup.sh run

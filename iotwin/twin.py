@@ -154,10 +154,10 @@ def source_summary(trace: Trace) -> dict[str, Any]:
 
 def _backend_like(trace: Trace) -> str:
     """The backend that the job was traced with, if it works here: two that count alike still differ in what they cost."""
-    from tracing_tools.backends import unavailable_reasons
+    from tracing_tools.backends import BACKEND_NAMES, unavailable_reason
 
-    reasons = unavailable_reasons()
-    return trace.manifest.backend if reasons.get(trace.manifest.backend, "unknown") is None else "auto"
+    name = trace.manifest.backend
+    return name if name in BACKEND_NAMES and unavailable_reason(name) is None else "auto"
 
 
 def _score(overall: float | None) -> str:

@@ -1,5 +1,6 @@
 """Every way to capture gives the same rows of the same program, and says what it cannot do."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -140,6 +141,16 @@ def test_bcc_leaves_no_headers_behind(tmp_path, monkeypatch):
         bcc.BccBackend(Scope(cgroup_id=1))
     assert list(tmp_path.iterdir()) == [broken]
     assert "BCC_KERNEL_SOURCE" not in os.environ
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_bcc_compiles_in_a_process_that_holds_tensorflow():
+    """TensorFlow gives its LLVM to all who look for one, and bcc's compiler crashed in it."""
+    if reason := bcc.unavailable_reason():
+        pytest.skip(f"no bcc here: {reason}")
+    code = "import tensorflow\nfrom tracing_tools.backends import unavailable_reason\nprint(unavailable_reason('bcc'))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["None"]), result.stderr
 
 
 def test_fields_are_where_bpftool_finds_them():

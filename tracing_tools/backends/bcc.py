@@ -100,6 +100,8 @@ def _module() -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules["bcc"] = module
         try:
+            # libbcc is to call its own LLVM: in a process that holds TensorFlow it would find that one's, and crash.
+            ctypes.CDLL("libbcc.so.0", mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
             spec.loader.exec_module(module)
         except (ImportError, OSError) as error:
             del sys.modules["bcc"]
