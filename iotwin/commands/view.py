@@ -32,9 +32,9 @@ class View(Command):
         if not 0 <= args.port < 1 << 16:
             raise UsageError(f"--port {args.port} is no port; give a number below 65536, or 0 for a free one")
         with ReportServer(args.traces, args.port) as server:
-            # Whoever runs this needs the address, so it is told even under --quiet and --json.
-            print(f"open {server.url} in a browser on this machine; Ctrl-C ends", file=sys.stderr, flush=True)
             try:
+                # Whoever runs this needs the address, so it is told even under --quiet and --json.
+                print(f"open {server.url} in a browser on this machine; Ctrl-C ends", file=sys.stderr, flush=True)
                 threading.Event().wait()
             except KeyboardInterrupt:
                 return Outcome({"url": server.url})

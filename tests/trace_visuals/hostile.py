@@ -19,11 +19,11 @@ COMMAND = ["python", "</script><script>window.owned=5</script>", "<img src=http:
 
 def write_hostile(path):
     write_job(path, Job(files=len(NAMES) + 4, epochs=1))
-    files = pq.read_table(path / "files.parquet")
+    files = pq.read_table(path / "files.parquet", partitioning=None)
     paths = list(NAMES) + files["path"].to_pylist()[len(NAMES) :]
     files = files.set_column(files.schema.get_field_index("path"), "path", pa.array(paths))
     pq.write_table(files.cast(schema.FILES), path / "files.parquet")
-    processes = pq.read_table(path / "processes.parquet")
+    processes = pq.read_table(path / "processes.parquet", partitioning=None)
     lines = [MARK] * len(processes)
     processes = processes.set_column(processes.schema.get_field_index("command_line"), "command_line", pa.array(lines))
     pq.write_table(processes, path / "processes.parquet")

@@ -124,6 +124,13 @@ def test_filters_are_pushed_down(trace_path):
     assert pa.Table.from_batches(batches)["start_ns"].to_pylist() == everything["start_ns"].tolist()
 
 
+def test_folders_that_look_like_partitions_add_no_columns(trace_path, tmp_path):
+    shutil.copytree(trace_path, tmp_path / "host=3" / "lr=0.1" / "t")
+    plain, nested = Trace(trace_path), Trace(tmp_path / "host=3" / "lr=0.1" / "t")
+    assert nested.files().equals(plain.files()) and nested.processes().equals(plain.processes())
+    assert nested.events_frame().equals(plain.events_frame())
+
+
 def test_every_column_has_the_documented_type(trace_path):
     for batch in Trace(trace_path).events():
         assert batch.schema.equals(schema.EVENTS)
