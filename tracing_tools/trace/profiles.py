@@ -53,7 +53,7 @@ def attach_profiles(trace: Trace, profiles: list[Path]) -> dict[str, Any]:
         if any(known.startswith(note + ":") for known in manifest.notes) or attached.count(note) > 1:
             raise UsageError(f"{note.removeprefix('attached ')} is in {trace.path} already; leave it out")
     existing = trace.path / "gpu.parquet"
-    tables = [pq.read_table(existing, schema=schema.GPU)] if existing.exists() else []
+    tables = [pq.read_table(existing, schema=schema.GPU, partitioning=None)] if existing.exists() else []
     has_calls = bool(tables) and "uprobe" in pc.unique(tables[0]["source"].cast(pa.string())).to_pylist()
     added: dict[str, int] = {}
     for path, note in zip(profiles, attached, strict=True):

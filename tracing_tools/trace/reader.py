@@ -143,7 +143,9 @@ class Trace:
             _footer(path)
         with _damage_in_one_line(path):
             table: pa.Table = (
-                pq.read_table(path, schema=expected, page_checksum_verification=True) if path.exists() else expected.empty_table()
+                pq.read_table(path, schema=expected, partitioning=None, page_checksum_verification=True)
+                if path.exists()
+                else expected.empty_table()
             )
         frame: pd.DataFrame = table.to_pandas()
         return frame
