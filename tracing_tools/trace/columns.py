@@ -19,7 +19,7 @@ def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.b
 def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any]:
     """Return the numbers of a column, shape (n,), `missing` for null; without to_numpy, which imports pandas, too."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    kind = np.dtype(array.type.to_pandas_dtype())
+    kind = _numpy_type(array.type)
     if not len(array):
         return np.empty(0, kind)
     found: NDArray[Any] = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
@@ -59,5 +59,10 @@ def _values_column(values: list[Any], kind: pa.DataType) -> pa.Array:
         names = list(dict.fromkeys(value for value in values if value is not None))
         number = {name: code for code, name in enumerate(names)} | {None: 0}
         return labels(np.array([number[value] for value in values], np.int16), names, missing)
-    filled = np.array([0 if value is None else value for value in values], kind.to_pandas_dtype())
+    filled = np.array([0 if value is None else value for value in values], _numpy_type(kind))
     return column(filled, kind, missing)
+
+
+def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+    """The type of a number; Arrow's own answer, to_pandas_dtype, imports pandas in some versions."""
+    return np.dtype({"float": "float32", "double": "float64"}.get(str(kind), str(kind)))
