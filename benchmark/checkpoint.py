@@ -25,7 +25,7 @@ from tracing_tools.trace.errors import IotwinError, UsageError
 
 _BUFFER_LIMIT_BYTES = 8 << 20
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
-_WORTH_SLEEPING_S = 1e-3  # many small writes share one sleep
+_WORTH_SLEEPING_S = 0.0001  # sleeps much shorter than this take longer than they should
 
 _MARKER = "iotwin-emulated.txt"
 _MARKER_TEXT = "The checkpoints in this folder were written by iotwin emulate: random bytes, no model.\n"
@@ -77,7 +77,10 @@ class CheckpointWriter:
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._claim()
         self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
-        self._lead = DrawnTime(config.twin.checkpoint.lead_time, config.train.seed, Purpose.LEAD)
+        lead, first_lead = config.twin.checkpoint.lead_time, config.twin.checkpoint.first_lead_time
+        self._lead = DrawnTime(lead, config.train.seed, Purpose.LEAD)
+        self._tail = DrawnTime(config.twin.checkpoint.tail_time, config.train.seed, Purpose.TAIL)
+        self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
         self._buffer = memoryview(self._content())
         self._sleeper = Sleeper()
         self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
@@ -162,13 +165,15 @@ class CheckpointWriter:
 
     def _persist(self, epoch: int, step: int) -> list[Written]:
         planned = self._planned(epoch, step)
-        self._sleeper.sleep(self._lead.seconds(self._rank, epoch, step))
+        self._sleeper.sleep(self._next_lead.seconds(self._rank, epoch, step))
+        self._next_lead = self._lead
         total_bytes = sum(file.size_bytes for file in planned) or 1
         serialization_s = sum(self._serialization.seconds(number, epoch, step) for number in range(len(planned)))
         written = [self._save_file(file, epoch, serialization_s * file.size_bytes / total_bytes) for file in planned]
         if self._config.twin.checkpoint.directory_sync:
             for folder in sorted({(self._folder / file.name).parent for file in planned}):
                 self._sync_folder(folder)
+        self._sleeper.sleep(self._tail.seconds(self._rank, epoch, step))
         self._saved.append((epoch, step))
         if self._config.twin.checkpoint.keep is not None:
             self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
@@ -200,16 +205,17 @@ class CheckpointWriter:
     def _write(self, path: Path, file: PlannedFile, serialization_s: float) -> None:
         total_bytes, fsync = file.size_bytes or 1, self._config.checkpoint.fsync
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        owed_s = 0.0
+        owed_s = serialization_s * self._config.twin.checkpoint.serialization_ahead
+        after_writes_s = serialization_s - owed_s
         try:
             for size in file.sizes():
                 if self._abandoned:
                     raise IotwinError(f"{path}: the checkpoint was given up, as the run ended")
-                owed_s += serialization_s * size / total_bytes
                 if owed_s >= _WORTH_SLEEPING_S:
                     self._sleeper.sleep(owed_s)
                     owed_s = 0.0
                 self._write_once(descriptor, size)
+                owed_s += after_writes_s * size / total_bytes
             self._sleeper.sleep(owed_s)
             if file.fsync if fsync is None else fsync:
                 os.fsync(descriptor)

@@ -40,6 +40,8 @@ class Purpose(IntEnum):
     CHECKPOINT_CONTENT = 9
     ALL_REDUCE = 10
     LEAD = 11
+    TAIL = 12
+    EVALUATION_LEAD = 13
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:

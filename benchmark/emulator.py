@@ -63,6 +63,7 @@ class _Run:
     ) -> None:
         self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
         self._accelerator = Accelerator(config, rank, sleeper)
+        self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._deadline = self._checkpoint_due = float("inf")
         self._flags = 0
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
@@ -171,6 +172,7 @@ class _Run:
         batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.number, self._rank.count)
         begin = time.monotonic()
         with self._log.interval("eval", epoch_num=epoch), self._span("eval", epoch) as amounts:
+            self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.number, epoch, 0))
             amounts.append(sum(1 for _ in self._passing("evaluation", epoch, batches)))
         self._tell(epoch, "evaluation", int(amounts[0]), time.monotonic() - begin)
 

@@ -30,6 +30,8 @@ class SeenFile:
     renamed: bool
     read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
     serialization_s: float  # from open to close, less the time in system calls
+    ahead_s: float  # of that, what passed before the first write
+    calls_s: float  # in system calls on it
 
 
 def find_files(trace: Trace) -> list[SeenFile]:
@@ -66,6 +68,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> Se
     renamed = isinstance(row["renamed_to"], str)
     path = row["renamed_to"] if renamed else row["path"]
     start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
+    opened_ns, first_write_ns = int(events["end_ns"].iloc[0]), int(writes["start_ns"].min())
     return SeenFile(
         path=path,
         name=PurePosixPath(path).name,
@@ -78,6 +81,8 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> Se
         renamed=renamed,
         read_back=[],
         serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
+        ahead_s=max(first_write_ns - opened_ns, 0) / 1e9,
+        calls_s=int(events["duration_ns"].sum()) / 1e9,
     )
 
 

@@ -37,6 +37,7 @@ class SeenCheckpoints:
     each: list[SeenCheckpoint]
     between_epochs: bool  # all, rather than after some steps
     lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
+    tail_s: NDArray[np.float64]  # seconds of each besides that, those of serialization and those in calls on its files
 
     @property
     def asynchronous(self) -> bool:
@@ -48,7 +49,7 @@ def find_checkpoints(trace: Trace, training: Sequence[Pass]) -> SeenCheckpoints:
     """Return the checkpoints, held against the training passes."""
     files = find_files(trace)
     if not files:
-        return SeenCheckpoints("", [], True, np.zeros(0))
+        return SeenCheckpoints("", [], True, np.zeros(0), np.zeros(0))
     times = [taken_ns(trace, part) for part in training]
     taken = np.sort(np.concatenate(times))
     ends = np.array([part.end_ns if part.logged else int(own.max()) for part, own in zip(training, times, strict=True)])
@@ -67,7 +68,7 @@ def find_checkpoints(trace: Trace, training: Sequence[Pass]) -> SeenCheckpoints:
     whole = np.cumsum([0, *(len(own) for own in times)])
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
-    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, leads_s(trace.phases(), files))
+    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, *leads_and_tails_s(trace.phases(), files))
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
@@ -84,14 +85,17 @@ def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
     )  # fmt: skip
 
 
-def leads_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> NDArray[np.float64]:
-    """Return the seconds from the start of each logged checkpoint to its first file."""
-    starts = np.array(sorted(file.start_ns for file in files))
-    spans = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].to_numpy(np.int64)
-    first = np.searchsorted(starts, spans[:, 0])
-    within = first < np.searchsorted(starts, spans[:, 1])
-    leads: NDArray[np.float64] = (starts[first[within]] - spans[within, 0]) / 1e9
-    return leads
+def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return of each logged checkpoint the seconds before its first file, and those besides them and its files."""
+    logged = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].itertuples(index=False)
+    leads, tails = [], []
+    for start_ns, end_ns in logged:
+        own = [file for file in files if start_ns <= file.start_ns < end_ns]
+        if own:
+            leads.append((min(file.start_ns for file in own) - start_ns) / 1e9)
+            at_files_s = sum(file.serialization_s + file.calls_s for file in own)
+            tails.append(max((end_ns - start_ns) / 1e9 - leads[-1] - at_files_s, 0.0))
+    return np.array(leads, np.float64), np.array(tails, np.float64)
 
 
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from benchmark.fit_checkpoint_files import find_files
-from benchmark.fit_checkpoints import SeenCheckpoint, SeenCheckpoints, leads_s
+from benchmark.fit_checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and_tails_s
+from benchmark.fit_file_ends import records_of_file_and_buffer
 from benchmark.fit_passes import Window, logged_windows
 from benchmark.fit_samples import common_folder
 from tracing_tools.trace import schema
@@ -156,20 +157,48 @@ def stream_steps(trace: Trace, stream: Stream, assumptions: list[str]) -> Stream
     steps = max(round(steps / len(stream.training)), 1)
     if logged is None:
         assumptions.append("the job logged neither steps nor batch size: each group of reads counts as one step of one record")
+    first_s, compute_s = _step_times(stream, reads, group, steps)
     used = _Used.of(reads, group, cycle, threads)
     whole = bool(used.total_bytes >= _WHOLE * stream.file_bytes[stream.files_in(stream.training)].sum() * len(stream.training))
     whole = whole and stream.training[0].phase == "epoch"
+    taken = steps * len(stream.training) * batch_size
+    told = None
+    if logged and not whole and len(stream.training) == 1:
+        before, later_s = _file_ends(reads, opens, group, cycle * (_FILES_OF_A_TURN if threads > 1 else 1))
+        steps_done = bool(first_s) + np.maximum(later_s - (first_s or 0.0), 0.0) / compute_s
+        told = records_of_file_and_buffer(before, steps_done * batch_size, taken, cycle)
+    if told is None:
+        record_bytes = _record_bytes(used, whole, taken, assumptions)
+        buffered = used.first_bytes / record_bytes
+    else:
+        record_bytes, buffered = float(stream.file_bytes[stream.files_in(stream.training)].mean()) / told[0], told[1]
+        assumptions.append(
+            f"records of {record_bytes:.0f} bytes each, and {buffered:.0f} ahead of the steps, by when files ended"
+        )
+    return StreamSteps(
+        steps, batch_size, record_bytes, max(round(buffered) - _BATCHES_AHEAD * batch_size, 0), cycle,
+        threads, int(reads["requested"].mode().iloc[0]), whole, first_s, compute_s,
+    )  # fmt: skip
+
+
+def _file_ends(
+    reads: pd.DataFrame, opens: pd.DataFrame, group: NDArray[np.int64], open_from_the_start: int
+) -> tuple[int, NDArray[np.float64]]:
+    """(files that ended amid the first reads, seconds from there to each later end); a file that ends has another opened."""
+    filled_ns = int(reads["end_ns"].to_numpy()[group == 0].max())
+    ends_ns = opens["start_ns"].to_numpy()[open_from_the_start:]
+    return int((ends_ns <= filled_ns).sum()), (ends_ns[ends_ns > filled_ns] - filled_ns) / 1e9
+
+
+def _record_bytes(used: "_Used", whole: bool, taken: int, assumptions: list[str]) -> float:
+    """Bytes of each of the records that the steps took, by how much was read meanwhile."""
     of_steps = float(used.total_bytes if whole else used.later_bytes)
     if not of_steps:
         of_steps = used.first_bytes / 2
         assumptions.append("no file was read after the first reads: half of what those brought counts as used up by the steps")
-    record_bytes = of_steps / (steps * len(stream.training) * batch_size)
+    record_bytes = of_steps / taken
     assumptions.append(f"records of {record_bytes:.0f} bytes each: what the steps used up, by how fast further bytes were read")
-    first_s, compute_s = _step_times(stream, reads, group, steps)
-    return StreamSteps(
-        steps, batch_size, record_bytes, max(round(used.first_bytes / record_bytes) - _BATCHES_AHEAD * batch_size, 0), cycle,
-        threads, int(reads["requested"].mode().iloc[0]), whole, first_s, compute_s,
-    )  # fmt: skip
+    return record_bytes
 
 
 def _bursts(starts: NDArray[np.int64], end_ns: int) -> NDArray[np.int64]:
@@ -243,10 +272,7 @@ def _step_times(stream: Stream, reads: pd.DataFrame, group: NDArray[np.int64], s
 
 
 def stream_checkpoints(trace: Trace, stream: Stream, steps: int) -> SeenCheckpoints:
-    """Return the checkpoints, held against the training windows of so many `steps` each.
-
-    Of a logged checkpoint its files share all the time from the first of them on that went into no call on them.
-    """
+    """Return the checkpoints, held against the training windows of so many `steps` each."""
     files = find_files(trace)
     each: list[SeenCheckpoint] = []
     for file in files:
@@ -256,20 +282,5 @@ def stream_checkpoints(trace: Trace, stream: Stream, steps: int) -> SeenCheckpoi
         if not each or each[-1].epoch != epoch:
             each.append(SeenCheckpoint(epoch, epoch * steps, False, []))
         each[-1].files.append(file)
-    for point in each:
-        _share_logged_time(trace, point)
     folder = common_folder([file.path for file in files]) if files else ""
-    return SeenCheckpoints(folder, each, True, leads_s(trace.phases(), files))
-
-
-def _share_logged_time(trace: Trace, point: SeenCheckpoint) -> None:
-    start_ns, phases, files = point.files[0].start_ns, trace.phases(), trace.files()
-    around = phases[(phases["phase"] == "checkpoint") & (phases["start_ns"] <= start_ns) & (phases["end_ns"] >= start_ns)]
-    if around.empty:
-        return
-    end_ns = int(around["end_ns"].iloc[0])
-    on_files = pc.field("file_id").isin(files.loc[files["kind"] == "checkpoint", "file_id"].tolist())
-    inside = (pc.field("start_ns") >= start_ns) & (pc.field("start_ns") <= end_ns)
-    in_calls_ns = int(trace.events_frame(["duration_ns"], on_files & inside)["duration_ns"].sum())
-    for file in point.files:
-        file.serialization_s = max(end_ns - start_ns - in_calls_ns, 0) / 1e9 / len(point.files)
+    return SeenCheckpoints(folder, each, True, *leads_and_tails_s(trace.phases(), files))

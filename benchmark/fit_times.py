@@ -14,6 +14,7 @@ from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
 
 _QUANTILES = 21
+_WARM_UP = 1.5  # times nearly all later values, from which the first one is of a kind of its own
 
 
 @dataclass
@@ -34,6 +35,14 @@ def quantiles(values_s: NDArray[np.float64]) -> Duration:
     # With few values more quantiles than values would tell nothing new.
     values = np.quantile(values_s, np.linspace(0, 1, min(_QUANTILES, len(values_s))))
     return Quantiles(values=[round(max(float(value), 0.0), 6) for value in values])
+
+
+def warm_up(values_s: NDArray[np.float64]) -> tuple[float | None, NDArray[np.float64]]:
+    """Return the first value, if it is unlike the later ones (a framework compiles, or starts threads), and the others."""
+    later = values_s[1:]
+    if len(later) and values_s[0] > _WARM_UP * np.quantile(later, 0.95):
+        return round(float(values_s[0]), 6), later
+    return None, values_s
 
 
 def pass_times(trace: Trace, passes: Sequence[Pass]) -> Times:

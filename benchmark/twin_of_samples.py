@@ -13,7 +13,7 @@ from benchmark.fit_confidence import agreement, interval
 from benchmark.fit_passes import Pass, find_passes
 from benchmark.fit_refusal import check_is_training
 from benchmark.fit_samples import Samples, find_samples
-from benchmark.fit_times import Times, pass_times, quantiles
+from benchmark.fit_times import Times, pass_times, quantiles, warm_up
 from benchmark.twin_parts import (
     SAME_ORDER,
     Fitted,
@@ -43,6 +43,7 @@ def fit_samples(trace: Trace) -> Fitted:
         raise IotwinError(f"{trace.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
     check_is_training(trace, training)
     assumptions, times = told_losses(trace), pass_times(trace, training)
+    first_step_s, times.compute_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
     checkpoints = find_checkpoints(trace, training)
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
     config = c.Config(
@@ -55,6 +56,7 @@ def fit_samples(trace: Trace) -> Fitted:
         checkpoint=checkpoint_section(_steps_of_blocks(training), checkpoints, assumptions),
         twin=_twin(trace, samples, training, evaluations, checkpoints, assumptions),
     )
+    config.twin.first_step_time = first_step_s
     confidence = _confidence(times, training, evaluations, checkpoints)
     return Fitted(config, _evidence(samples, training, evaluations, checkpoints), _files(trace, samples), confidence)
 

@@ -3,10 +3,12 @@
 from pathlib import PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmark import config as c
 from benchmark.fit_checkpoints import SeenCheckpoints, unnumbered
 from benchmark.fit_stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
+from benchmark.fit_times import quantiles
 from benchmark.twin_parts import (
     SAME_ORDER,
     Fitted,
@@ -55,7 +57,9 @@ def fit_stream(trace: Trace, stream: Stream) -> Fitted:
         train_files=[stream.names[i] for i in train_files], eval_files=[stream.names[i] for i in eval_files] or None,
         first_step_time=None if steps.first_step_s is None else round(steps.first_step_s, 6),
         reader=c.TwinReader(streamed=True, interleave_files=steps.cycle),
-        evaluation=c.TwinEvaluation(read_threads=0, after_checkpoint=evaluated_after_saving(trace)),
+        evaluation=c.TwinEvaluation(
+            read_threads=0, lead_time=quantiles(_evaluation_leads_s(stream)), after_checkpoint=evaluated_after_saving(trace),
+        ),
         checkpoint=twin_checkpoint(checkpoints, assumptions),
     )  # fmt: skip
     assumptions.append("only files that the job opened are known; the data set may have more")
@@ -82,6 +86,7 @@ def _stream_evaluation(stream: Stream, steps: StreamSteps) -> c.Evaluation:
     read_bytes = within(stream.reads, stream.evaluations)["result"].sum() / len(stream.evaluations)
     count = max(round((read_bytes - steps.buffer_bytes) / (steps.record_bytes * steps.batch_size)), 1)
     seconds = sum(window.end_ns - window.start_ns for window in stream.evaluations) / 1e9 / len(stream.evaluations)
+    seconds -= float(np.mean(_evaluation_leads_s(stream)))
     evaluation = c.Evaluation(eval_time=round(seconds / count, 6), total_eval_steps=count)
     first, between = cadence([window.epoch for window in stream.evaluations])
     if stream.training[0].phase == "block":
@@ -89,6 +94,12 @@ def _stream_evaluation(stream: Stream, steps: StreamSteps) -> c.Evaluation:
     else:
         evaluation.eval_after_epoch, evaluation.epochs_between_evals = first, between
     return evaluation
+
+
+def _evaluation_leads_s(stream: Stream) -> NDArray[np.float64]:
+    """Seconds from the start of each evaluation to its first open, shape (evaluations,); none of those without one."""
+    first = [within(stream.opens, [window])["start_ns"].min() - window.start_ns for window in stream.evaluations]
+    return np.array([lead for lead in first if lead == lead], np.float64) / 1e9
 
 
 def _stream_evidence(stream: Stream, steps: StreamSteps, checkpoints: SeenCheckpoints) -> dict[str, str]:

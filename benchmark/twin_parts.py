@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark import config as c
+from benchmark.fit_checkpoint_files import SeenFile
 from benchmark.fit_checkpoints import SeenCheckpoints
-from benchmark.fit_times import quantiles
+from benchmark.fit_times import quantiles, warm_up
 from tracing_tools.trace.reader import Trace
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
@@ -95,11 +96,18 @@ def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.T
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
+    first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     return c.TwinCheckpoint(
         files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
         serialization_time=quantiles(np.array([file.serialization_s for file in files])),
-        lead_time=quantiles(checkpoints.lead_s),
+        serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
+        tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
     )  # fmt: skip
+
+
+def _ahead(files: Sequence[SeenFile]) -> float:
+    """Share of the files' serialization that passed before their first writes; 0..1."""
+    return min(sum(file.ahead_s for file in files) / max(sum(file.serialization_s for file in files), 1e-9), 1.0)
 
 
 def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> list[c.CheckpointFile]:

@@ -278,9 +278,13 @@ class TwinCheckpoint(Section):
     """What DLIO's checkpoint section cannot say."""
 
     files: list[CheckpointFile] = []  # recorded; without any, sizes follow from the model section
-    # Seconds per file besides writing; those of all files of a checkpoint go before its writes, in proportion to their bytes.
+    # Seconds per file besides writing; those of all files of a checkpoint are shared by its files in proportion to their bytes.
     serialization_time: Duration = 0.0
+    # Share of a file's that passes before its first write; the rest follows its writes, in proportion to their bytes.
+    serialization_ahead: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     lead_time: Duration = 0.0  # seconds of a checkpoint before its first file
+    first_lead_time: Duration | None = None  # of the very first checkpoint, which warms up; None: as the others
+    tail_time: Duration = 0.0  # seconds of a checkpoint besides those before and in its files; they follow its last file
     write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
     rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
     directory_sync: bool = False  # fsync of the folder after the renames
@@ -294,6 +298,7 @@ class TwinEvaluation(Section):
     """What DLIO's evaluation section cannot say."""
 
     read_threads: Processes | None = None  # worker processes; None: as in training
+    lead_time: Duration = 0.0  # seconds of an evaluation before it asks for its first batch
     preprocess_time: Duration = 0.0  # per evaluation sample
     after_checkpoint: bool = False  # where both are due
 

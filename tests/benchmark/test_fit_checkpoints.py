@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.config import Config, load
+from benchmark.draws import inverse_cdf
 from benchmark.fit import fit
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job
@@ -90,3 +91,32 @@ twin: {{checkpoint: {{lead_time: 0.01, files: [{{name: "step_{{step}}/m.pt", wri
     (tmp_path / "saved" / "iotwin-emulated.txt").unlink()
     refused = run_iotwin("emulate", tmp_path / "job.yaml", "--quiet")
     assert refused.returncode == 2 and "no emulator wrote it" in refused.stderr
+
+
+@pytest.mark.root
+def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in range(12):
+        (tmp_path / "data" / f"{number}.bin").write_bytes(bytes(5000))
+    (tmp_path / "job.yaml").write_text(f"""
+workflow: {{checkpoint: true}}
+dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
+reader: {{read_threads: 1}}
+train: {{epochs: 3, computation_time: 0.01}}
+checkpoint: {{checkpoint_folder: {tmp_path / "saved"}}}
+output: {{folder: {tmp_path / "out"}}}
+twin:
+  checkpoint:
+    files: [{{name: "m.pt", write_sizes: [[100, 4]]}}]
+    serialization_time: 0.08
+    serialization_ahead: 0.75
+    lead_time: 0.04
+    first_lead_time: 0.2
+    tail_time: 0.03
+""")
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml")]
+    assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
+    found = fit(Trace(tmp_path / "t")).config.twin.checkpoint
+    assert found.serialization_ahead == pytest.approx(0.75, abs=0.15)
+    assert isinstance(found.first_lead_time, float) and found.first_lead_time >= 0.2 > inverse_cdf(found.lead_time, 1.0) >= 0.04
+    assert inverse_cdf(found.tail_time, 0.0) >= 0.03
