@@ -19,9 +19,8 @@ from benchmark.fit_times import quantiles
 # Every time of a workload that a fit finds, as the attributes that lead to it.
 _TIMES = (
     ("train", "computation_time"), ("evaluation", "eval_time"), ("reader", "preprocess_time"), ("twin", "init_time"),
-    ("twin", "first_step_time"), ("twin", "evaluation", "preprocess_time"), ("twin", "checkpoint", "serialization_time"),
+    ("twin", "first_step_time"), ("twin", "evaluation", "preprocess_time"), ("twin", "evaluation", "lead_time"),
     ("twin", "checkpoint", "lead_time"), ("twin", "checkpoint", "first_lead_time"), ("twin", "checkpoint", "tail_time"),
-    ("twin", "evaluation", "lead_time"),
 )  # fmt: skip
 _PROBABILITIES = np.linspace(0, 1, 21)
 
@@ -34,14 +33,21 @@ def corrected(current: Config, wanted: Config, seen: Config) -> Config:
     """
     result = copy.deepcopy(current)
     for path in _TIMES:
-        times = [_get(config, path) for config in (current, wanted, seen)]
-        if any(time is None for time in times):
-            continue
-        now, should, found = (_curve(time) for time in times)
-        moved = np.maximum(now + should - found, 0.0)
-        # A sum of quantile curves need not rise everywhere; sorting is its closest rising rearrangement.
-        _set(result, path, quantiles(np.sort(moved)))
+        now, should, found = (_get(config, path) for config in (current, wanted, seen))
+        if now is not None and should is not None and found is not None:
+            _set(result, path, _moved(now, should, found))
+    files = [{file.name: file.serialization_time for file in config.twin.checkpoint.files} for config in (wanted, seen)]
+    for file in result.twin.checkpoint.files:
+        should, found = (times.get(file.name) for times in files)
+        if file.serialization_time is not None and should is not None and found is not None:
+            file.serialization_time = _moved(file.serialization_time, should, found)
     return result
+
+
+def _moved(now: Duration, should: Duration, found: Duration) -> Duration:
+    moved = np.maximum(_curve(now) + _curve(should) - _curve(found), 0.0)
+    # A sum of quantile curves need not rise everywhere; sorting is its closest rising rearrangement.
+    return quantiles(np.sort(moved))
 
 
 def _curve(duration: Duration) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from benchmark.sleeper import Sleeper
 from tracing_tools.trace.errors import IotwinError, UsageError
 
 _BUFFER_LIMIT_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 16
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 0.0001  # sleeps much shorter than this take longer than they should
 
@@ -89,14 +90,18 @@ class CheckpointWriter:
         if config.twin.checkpoint.asynchronous:
             atexit.register(self._abandon)
 
-    def _content(self) -> bytes:
+    def _content(self) -> bytearray:
         """One buffer serves all writes, so that memory does not grow with the model; random, so that nothing compresses it."""
         planned = self._planned(1, 0)
         largest = max((size for file in planned for size, _ in file.write_sizes), default=1)
         size_bytes = max(1, min(largest, _BUFFER_LIMIT_BYTES))
-        if not self._config.checkpoint.randomize_tensor:
-            return bytes(size_bytes)
-        return generator(self._config.train.seed, Purpose.CHECKPOINT_CONTENT, self._rank).bytes(size_bytes)
+        content = bytearray(size_bytes)
+        if self._config.checkpoint.randomize_tensor:
+            draws = generator(self._config.train.seed, Purpose.CHECKPOINT_CONTENT, self._rank)
+            # Piece by piece: a second buffer, freed just before the first checkpoint, would have its pages at hand for it.
+            for begin in range(0, size_bytes, _PIECE_BYTES):
+                content[begin : begin + _PIECE_BYTES] = draws.bytes(min(_PIECE_BYTES, size_bytes - begin))
+        return content
 
     def _planned(self, epoch: int, step: int) -> list[PlannedFile]:
         return files_written(self._config, epoch, step, self._rank, self._ranks)
@@ -167,9 +172,8 @@ class CheckpointWriter:
         planned = self._planned(epoch, step)
         self._sleeper.sleep(self._next_lead.seconds(self._rank, epoch, step))
         self._next_lead = self._lead
-        total_bytes = sum(file.size_bytes for file in planned) or 1
-        serialization_s = sum(self._serialization.seconds(number, epoch, step) for number in range(len(planned)))
-        written = [self._save_file(file, epoch, serialization_s * file.size_bytes / total_bytes) for file in planned]
+        times_s = self._serialization_s(planned, epoch, step)
+        written = [self._save_file(file, epoch, time_s) for file, time_s in zip(planned, times_s, strict=True)]
         if self._config.twin.checkpoint.directory_sync:
             for folder in sorted({(self._folder / file.name).parent for file in planned}):
                 self._sync_folder(folder)
@@ -178,6 +182,17 @@ class CheckpointWriter:
         if self._config.twin.checkpoint.keep is not None:
             self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
         return written
+
+    def _serialization_s(self, planned: list[PlannedFile], epoch: int, step: int) -> list[float]:
+        shared_s = sum(self._serialization.seconds(number, epoch, step) for number in range(len(planned)))
+        total_bytes = sum(file.size_bytes for file in planned) or 1
+        seed = self._config.train.seed
+        return [
+            shared_s * file.size_bytes / total_bytes
+            if file.serialization_time is None
+            else DrawnTime(file.serialization_time, seed, Purpose.SERIALIZATION).seconds(number, epoch, step)
+            for number, file in enumerate(planned)
+        ]
 
     def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float) -> Written:
         final = self._folder / file.name

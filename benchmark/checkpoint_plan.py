@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmark.config import Config
+from benchmark.config import Config, Duration
 from benchmark.draws import Purpose, generator
 from benchmark.model_states import State, states_read, states_written
 
@@ -22,6 +22,7 @@ class PlannedFile(NamedTuple):
     fsync: bool
     rename: bool  # written under a temporary name, then renamed
     read_back: Sequence[tuple[int, int]] = ()  # [offset, bytes] of each read once it is written
+    serialization_time: Duration | None = None  # None: a share of all files'
 
     @property
     def size_bytes(self) -> int:
@@ -54,7 +55,7 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
     due = [file for file in recorded if rank == 0 and (file.epochs is None or epoch in file.epochs)]
     names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
     return [
-        PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back)
+        PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time)
         for name, file in zip(names, due, strict=True)
     ]
 

@@ -268,7 +268,7 @@ def _confidence(
         between = np.diff([point.epoch if by_epochs else point.steps for point in checkpoints.each]).tolist()
         found[f"checkpoint.{'epochs' if by_epochs else 'steps'}_between_checkpoints"] = agreement(between)
         seconds = [file.serialization_s for point in checkpoints.each for file in point.files]
-        found["twin.checkpoint.serialization_time"] = interval(np.array(seconds))
+        found["twin.checkpoint.files.serialization_time"] = interval(np.array(seconds))
     return found
 
 

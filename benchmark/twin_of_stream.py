@@ -82,9 +82,9 @@ def _stream_dataset(stream: Stream, steps: StreamSteps, train_files: list[int], 
 
 
 def _stream_evaluation(stream: Stream, steps: StreamSteps) -> c.Evaluation:
-    """As many steps as use up what was read but for the buffer that waits, each of the same share of the time."""
+    """As many steps as use up what was read but for half of the last buffer, each of the same share of the time."""
     read_bytes = within(stream.reads, stream.evaluations)["result"].sum() / len(stream.evaluations)
-    count = max(round((read_bytes - steps.buffer_bytes) / (steps.record_bytes * steps.batch_size)), 1)
+    count = max(round((read_bytes - steps.buffer_bytes / 2) / (steps.record_bytes * steps.batch_size)), 1)
     seconds = sum(window.end_ns - window.start_ns for window in stream.evaluations) / 1e9 / len(stream.evaluations)
     seconds -= float(np.mean(_evaluation_leads_s(stream)))
     evaluation = c.Evaluation(eval_time=round(seconds / count, 6), total_eval_steps=count)

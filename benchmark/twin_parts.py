@@ -99,7 +99,6 @@ def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.T
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     return c.TwinCheckpoint(
         files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
-        serialization_time=quantiles(np.array([file.serialization_s for file in files])),
         serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
     )  # fmt: skip
@@ -124,6 +123,7 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> l
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, read_back=last.read_back,
             epochs=epochs if some and checkpoints.between_epochs else None,
+            serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip
     return found
 

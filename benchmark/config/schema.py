@@ -272,13 +272,15 @@ class CheckpointFile(Section):
     rename: bool = False  # written under a temporary name, then renamed
     read_back: list[tuple[Count, Positive]] = []  # [offset, bytes] of each read once it is written, as TensorFlow merges indices
     epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
+    # Seconds besides writing; None: its share, by bytes, of those that the section says.
+    serialization_time: Duration | None = None
 
 
 class TwinCheckpoint(Section):
     """What DLIO's checkpoint section cannot say."""
 
     files: list[CheckpointFile] = []  # recorded; without any, sizes follow from the model section
-    # Seconds per file besides writing; those of all files of a checkpoint are shared by its files in proportion to their bytes.
+    # Seconds per file besides writing; those of all files of a checkpoint are shared by them in proportion to their bytes.
     serialization_time: Duration = 0.0
     # Share of a file's that passes before its first write; the rest follows its writes, in proportion to their bytes.
     serialization_ahead: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
