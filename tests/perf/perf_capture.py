@@ -112,7 +112,7 @@ def _training(directory: Path) -> list[Figure]:
     ratio = paired_ratio(under, plain)
     seconds = f"{', '.join(f'{a:.1f}' for a in plain)} s untraced; {', '.join(f'{b:.1f}' for b in under)} s traced"
     return [
-        Figure("unet3d training: traced / untraced", ratio, 1.03, detail=seconds),
+        Figure("unet3d training: traced / untraced", ratio, 1.02, detail=seconds),
         Figure("tracer's own processor time, share of one CPU", sorted(costs)[len(costs) // 2], detail="during that training"),
     ]
 
