@@ -1,4 +1,9 @@
-"""``make perf``: every measurement, as the table that docs/performance.md keeps. Exit status 1 when a bound is not met."""
+"""``make perf``: every measurement, as the table that docs/performance.md keeps. Exit status 1 when a bound is not met.
+
+    python -m tests.perf [NAME ...]
+
+With names (`backends` for perf_backends) only those.
+"""
 
 import sys
 import time
@@ -25,37 +30,31 @@ from tests.perf import (
 from tests.perf.figures import machine
 from tracing_tools.trace.progress import set_quiet
 
+_MODULES = {
+    module.__name__.rpartition("perf_")[2]: module
+    for module in (
+        perf_capture, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted, perf_unseen,
+        perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_reading, perf_samplers, perf_tracesim,
+        perf_visuals, perf_workloads,
+    )
+}  # fmt: skip
 
-def main() -> int:
-    """Measure everything and print the table."""
+
+def main(names: list[str]) -> int:
+    """Measure everything, or what is named, and print the table."""
+    if unknown := [name for name in names if name not in _MODULES]:
+        print(f"tests.perf: nothing is called {unknown[0]}; known: {', '.join(_MODULES)}", file=sys.stderr)
+        return 2
     set_quiet(True)
     print(f"{machine()}, {time.strftime('%Y-%m-%d')}\n")
     print("| figure | asked | measured | met | detail |\n|---|---|---|---|---|", flush=True)
     missed = 0
-    for module in (
-        perf_capture,
-        perf_backends,
-        perf_probes,
-        perf_demo,
-        perf_newcomer,
-        perf_twin,
-        perf_fitted,
-        perf_unseen,
-        perf_held_out,
-        perf_identification,
-        perf_datagen,
-        perf_emulator,
-        perf_reading,
-        perf_samplers,
-        perf_tracesim,
-        perf_visuals,
-        perf_workloads,
-    ):
-        for figure in module.measure():
+    for name in names or _MODULES:
+        for figure in _MODULES[name].measure():
             print(figure.line(), flush=True)
             missed += not figure.met
     return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
