@@ -165,7 +165,7 @@ def stream_steps(trace: Trace, stream: Stream, assumptions: list[str]) -> Stream
     told = None
     if logged and not whole and len(stream.training) == 1:
         before, later_s = _file_ends(reads, opens, group, cycle * (_FILES_OF_A_TURN if threads > 1 else 1))
-        steps_done = bool(first_s) + np.maximum(later_s - (first_s or 0.0), 0.0) / compute_s
+        steps_done = bool(first_s) + np.maximum(later_s - (first_s or 0.0), 0.0) / max(compute_s, 1e-9)
         told = records_of_file_and_buffer(before, steps_done * batch_size, taken, cycle)
     if told is None:
         record_bytes = _record_bytes(used, whole, taken, assumptions)
