@@ -147,8 +147,8 @@ def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) ->
     if not workers:
         return None
     seen = [(part.batches_ahead, len(part.batch_sizes)) for part in training if part.batches_ahead is not None]
-    # A rank that asks for all batches of an epoch at once does not show how many it would ask for.
-    if depths := [ahead for ahead, batches in seen if ahead < batches]:
+    # A rank that asks for most batches of an epoch at its beginning does not show how many it would ask for.
+    if depths := [ahead for ahead, batches in seen if 2 * ahead <= batches]:
         return most_common(depths)
     assumptions.append("how many batches are loaded ahead could not be seen; two per loader process, as PyTorch does")
     return max([2 * workers, *(ahead for ahead, _ in seen)])

@@ -49,7 +49,8 @@ struct scratch {
 
 struct call {
 	u64 start_ns, inode;
-	u32 device, generation, flags, padding;
+	u64 traced_in; /* the task's set of cgroups when the filter last let it through: nothing else takes it out of a cgroup */
+	u32 device, generation, flags, number;
 };
 
 struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed; };
@@ -70,6 +71,8 @@ BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 		value_; \
 	})
 
+/* A plain load. What the kernel's BTF says of a task, and of what that points to, the verifier follows: this faults on nothing. */
+#define LOAD(type, task, offset) (*(type *)((char *)(task) + (offset)))
 #define PART(type, parts, offset) (*(type *)((char *)(parts) + (offset)))
 
 struct registers { u64 di, si, dx, r10, r8, r9; };
@@ -95,12 +98,12 @@ INLINE int is_traced(u32 pid)
 	return tree.lookup(&pid) != NULL;
 }
 
-INLINE u64 file_at(u64 task, s32 fd)
+INLINE u64 file_at(void *task, s32 fd)
 {
-	u64 files = FIELD(u64, task, AT_TASK_FILES), table = FIELD(u64, files, AT_FILES_TABLE);
-	if (fd < 0 || (u32)fd >= FIELD(u32, table, AT_TABLE_MAX))
+	void *table = LOAD(void *, LOAD(void *, task, AT_TASK_FILES), AT_FILES_TABLE);
+	if (fd < 0 || (u32)fd >= LOAD(u32, table, AT_TABLE_MAX))
 		return 0;
-	return FIELD(u64, FIELD(u64, table, AT_TABLE_FILES), (u64)fd * 8);
+	return FIELD(u64, LOAD(u64, table, AT_TABLE_FILES), (u64)fd * 8);
 }
 
 struct identity { u64 inode; s64 position; u32 device, generation, flags; };
@@ -126,7 +129,7 @@ INLINE void identify(u64 file, struct identity *out)
 
 /* ---- paths: from the file's dentry up to the task's root, across mounts ---- */
 
-INLINE void append_path(u64 task, u64 path, struct scratch *scratch)
+INLINE void append_path(void *task, u64 path, struct scratch *scratch)
 {
 	u64 fs = FIELD(u64, task, AT_TASK_FS);
 	u64 root_mount = FIELD(u64, fs, AT_FS_ROOT + AT_PATH_MOUNT), root_dentry = FIELD(u64, fs, AT_FS_ROOT + AT_PATH_DENTRY);
@@ -182,7 +185,7 @@ INLINE void send_name(struct scratch *scratch)
 		counts->names_dropped++;
 }
 
-INLINE void send_opened(u64 task, s32 fd, u64 start_ns)
+INLINE void send_opened(void *task, s32 fd, u64 start_ns)
 {
 	struct identity identity = {};
 	struct scratch *scratch = take_scratch(NAME_OPENED, start_ns);
@@ -199,7 +202,7 @@ INLINE void send_opened(u64 task, s32 fd, u64 start_ns)
 	send_name(scratch);
 }
 
-INLINE void send_given(u64 task, s32 directory, u64 name, u64 start_ns, s64 result)
+INLINE void send_given(void *task, s32 directory, u64 name, u64 start_ns, s64 result)
 {
 	struct scratch *scratch = take_scratch(NAME_GIVEN, start_ns);
 	if (!scratch)
@@ -269,7 +272,7 @@ INLINE u64 open_flags_of(struct registers *regs, u8 kind)
 	return flags;
 }
 
-INLINE void send_given_names(u64 task, struct registers *regs, u8 kind, u64 start_ns, s64 result)
+INLINE void send_given_names(void *task, struct registers *regs, u8 kind, u64 start_ns, s64 result)
 {
 	int relative = kind == OPEN_AT || kind == OPEN_AT2 || kind == NAME_AT || kind == RENAME_AT;
 	send_given(task, relative ? (s32)regs->di : AT_CURRENT_DIRECTORY, relative ? regs->si : regs->di, start_ns, result);
@@ -282,22 +285,30 @@ RAW_TRACEPOINT_PROBE(sys_enter)
 	u64 regs = ctx->args[0];
 	u32 number = ctx->args[1];
 	u8 *kind = call_kinds.lookup(&number);
-	if (!kind || *kind == NOT_TRACED || !is_traced(bpf_get_current_pid_tgid() >> 32))
+	if (!kind || *kind == NOT_TRACED)
 		return 0;
 	if (*kind == MAP && FIELD(u64, regs, AT_REGS_R10) & MAP_ANONYMOUS)
 		return 0;
 	void *task = bpf_get_current_task_btf();
-	struct call *call = calls.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!call) {
-		int zero = 0;
-		struct ledger *counts = ledgers.lookup(&zero);
-		if (counts)
-			counts->calls_missed++;
-		return 0;
+	u64 cgroups = LOAD(u64, task, AT_TASK_CGROUPS);
+	struct call *call = calls.task_storage_get(task, 0, 0);
+	if (!call || call->traced_in != cgroups) {
+		if (!is_traced(bpf_get_current_pid_tgid() >> 32))
+			return 0;
+		call = calls.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		if (!call) {
+			int zero = 0;
+			struct ledger *counts = ledgers.lookup(&zero);
+			if (counts)
+				counts->calls_missed++;
+			return 0;
+		}
+		call->traced_in = cgroups;
 	}
+	call->number = number;
 	if (*kind == CLOSE) {
 		struct identity file = {};
-		identify(file_at((u64)task, FIELD(u64, regs, AT_REGS_DI)), &file);
+		identify(file_at(task, FIELD(u64, regs, AT_REGS_DI)), &file);
 		call->inode = file.inode;
 		call->device = file.device;
 		call->generation = file.generation;
@@ -311,18 +322,17 @@ RAW_TRACEPOINT_PROBE(sys_exit)
 {
 	u64 context = ctx->args[0];
 	s64 result = ctx->args[1];
-	u32 number = FIELD(u32, context, AT_REGS_NUMBER);
 	int zero = 0;
+	void *task = bpf_get_current_task_btf();
+	struct call *call = calls.task_storage_get(task, 0, 0);
+	if (!call || !call->start_ns)
+		return 0;
+	u32 number = call->number;
 	u8 *found = call_kinds.lookup(&number);
-	if (!found || *found == NOT_TRACED)
+	struct ledger *counts = ledgers.lookup(&zero);
+	if (!found || !counts)
 		return 0;
 	u8 kind = *found;
-	void *current = bpf_get_current_task_btf();
-	u64 task = (u64)current;
-	struct call *call = calls.task_storage_get(current, 0, 0);
-	struct ledger *counts = ledgers.lookup(&zero);
-	if (!call || !call->start_ns || !counts)
-		return 0;
 	u64 now = bpf_ktime_get_ns(), start = call->start_ns, ids = bpf_get_current_pid_tgid();
 	call->start_ns = 0;
 	counts->events_seen++;
