@@ -26,7 +26,7 @@ from tracing_tools.trace.errors import IotwinError, UsageError
 _BUFFER_LIMIT_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
 _MAX_VECTORS = 1024  # IOV_MAX of Linux
-_WORTH_SLEEPING_S = 0.0001  # sleeps much shorter than this take longer than they should
+_WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
 
 _MARKER = "iotwin-emulated.txt"
 _MARKER_TEXT = "The checkpoints in this folder were written by iotwin emulate: random bytes, no model.\n"

@@ -26,6 +26,15 @@ def test_nothing_moves_once_the_twin_shows_what_the_job_showed():
     assert corrected(config, _config(0.050), _config(0.050)) == config
 
 
+def test_each_checkpoint_file_is_corrected_by_its_own_name():
+    def saving(**times: c.Duration | None) -> c.Config:
+        files = [c.CheckpointFile(name=name, write_sizes=[(1, 1)], serialization_time=time) for name, time in times.items()]
+        return c.Config(dataset=c.Dataset(data_folder="data"), twin=c.Twin(checkpoint=c.TwinCheckpoint(files=files)))
+
+    result = corrected(saving(a=0.050, b=0.020, c=None), saving(a=0.050, b=0.020), saving(b=0.020, a=0.053))
+    assert [file.serialization_time for file in result.twin.checkpoint.files] == [pytest.approx(0.047, abs=1e-6), 0.020, None]
+
+
 def test_times_never_fall_below_zero_and_unknown_ones_stay_unknown():
     result = corrected(_config(0.001), _config(0.001, 0.2), _config(0.010, 0.2))
     assert result.train.computation_time == 0.0 and result.twin.first_step_time is None

@@ -50,6 +50,12 @@ def fitted(folder: Path, name: str, beside: str) -> Config:
     return fit(Trace(folder / "job.trace")).config
 
 
+def make_small_files(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number}.bin").write_bytes(bytes(5000))
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("name", "beside", "expected"),
@@ -74,9 +80,7 @@ def test_names_that_count_epochs_count_on_in_the_twin(tmp_path):
 
 
 def test_a_twin_writes_a_file_for_each_step_that_is_due(tmp_path):
-    (tmp_path / "data").mkdir()
-    for number in range(12):
-        (tmp_path / "data" / f"{number}.bin").write_bytes(bytes(5000))
+    make_small_files(tmp_path / "data")
     (tmp_path / "job.yaml").write_text(f"""
 workflow: {{checkpoint: true}}
 dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
@@ -95,9 +99,7 @@ twin: {{checkpoint: {{lead_time: 0.01, files: [{{name: "step_{{step}}/m.pt", wri
 
 @pytest.mark.root
 def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
-    (tmp_path / "data").mkdir()
-    for number in range(12):
-        (tmp_path / "data" / f"{number}.bin").write_bytes(bytes(5000))
+    make_small_files(tmp_path / "data")
     (tmp_path / "job.yaml").write_text(f"""
 workflow: {{checkpoint: true}}
 dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
