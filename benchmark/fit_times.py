@@ -34,6 +34,10 @@ def quantiles(values_s: NDArray[np.float64]) -> Duration:
         return round(float(values_s[0]), 6)
     # With few values more quantiles than values would tell nothing new.
     values = np.quantile(values_s, np.linspace(0, 1, min(_QUANTILES, len(values_s))))
+    if len(values_s) > _QUANTILES:
+        # Between the last two quantiles draws are even: one long value among thousands must not make all of them long.
+        longest = np.sort(values_s)[-max(len(values_s) // (_QUANTILES - 1), 1) :]
+        values[-1] = max(2 * longest.mean() - values[-2], values[-2])
     return Quantiles(values=[round(max(float(value), 0.0), 6) for value in values])
 
 
