@@ -1,5 +1,6 @@
 """What every command is: a parser, a run that returns a document, and a way to show that document to a person."""
 
+import importlib
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -40,3 +41,19 @@ class Command(ABC):
     @abstractmethod
     def show(self, document: dict[str, Any]) -> None:
         """Print the document to stdout for a person; not called under --json or --quiet."""
+
+
+class Group:
+    """Commands under one name, as ``iotwin twin pack``: a folder of ``iotwin/commands``, with a file for each leaf."""
+
+    name: str
+    help: str
+    epilog: str = ""
+    leaf_classes: tuple[tuple[str, str], ...]  # module in the group's folder and class, in the order of the help
+    default: str | None = None  # the leaf that is meant when none is named; without one the help is shown
+
+    def leaves(self) -> dict[str, Command]:
+        """Return the leaves by name."""
+        folder = type(self).__module__
+        loaded = [getattr(importlib.import_module(f"{folder}.{module}"), leaf)() for module, leaf in self.leaf_classes]
+        return {leaf.name: leaf for leaf in loaded}

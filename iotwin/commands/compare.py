@@ -4,10 +4,16 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
 from iotwin.command import Command, Outcome, add_dask_option
-from tracing_tools.trace.errors import UsageError
 
 _BAR_WIDTH = 20
+_LEAST_SHOWN = (
+    "time in training",
+    "time between waits for data in training",
+    "time in the whole run",
+    "bytes read from dataset files",
+)
 
 
 class Compare(Command):
@@ -34,7 +40,7 @@ class Compare(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Compare the traces; IotwinError when one is damaged or has nothing to compare."""
-        from iotwin.similarity_results import compare_folders, is_folder_of_traces, write_result
+        from iotwin.loops.similarity_results import compare_folders, is_folder_of_traces, write_result
         from tracesim import compare
         from tracesim.similarity import WORTH_PROCESSES
         from tracing_tools.trace.reader import Trace
@@ -66,22 +72,46 @@ class Compare(Command):
             print(f"{name.replace('_', ' '):<16}{score:.3f}  {document['weights'][name]:>6.2f}{rerun}  {bar}")
         print(_overall_line(document))
         print(f"\n{document['verdict']}")
+        if document["equivalence"] is not None:
+            _show_test(document["equivalence"])
         for title in ("differences", "warnings"):
-            if document[title]:
-                print(f"\n{title}:\n" + "\n".join(f"  {sentence}" for sentence in document[title]))
+            unsaid = [sentence for sentence in document[title] if sentence not in document["verdict"]]
+            if unsaid:
+                print(f"\n{'further ' if len(unsaid) < len(document[title]) else ''}{title}:")
+                print("\n".join(f"  {sentence}" for sentence in unsaid))
+
+
+def _show_test(test: dict[str, Any]) -> None:
+    """Print how far B is from the job in what reruns are from one another, and what the test would have noticed."""
+    if test["distance_ratio"] is not None:
+        interval = "{:.2f} to {:.2f}".format(*test["interval"]) if test["interval"] else "not known"
+        print(f"distance to the job: {test['distance_ratio']:.2f} times that of reruns to one another ", end="")
+        print(f"(95 % interval {interval}; up to {test['margin']:.2f} is alike)")
+    for title, noticed in (("noticed", True), ("not noticed", False)):
+        names = [name for name, control in test["controls"].items() if control["noticed"] is noticed]
+        if names:
+            print(f"wrong twins of this trace that are {title}: {', '.join(names)}")
+    unjudged = [f"{name} {control['overall']:.3f}" for name, control in test["controls"].items() if control["noticed"] is None]
+    if unjudged and test["distance_ratio"] is None:
+        print(f"wrong twins of this trace score: {', '.join(unjudged)}")
+    least = {name: test["smallest_change_noticed"].get(name) for name in _LEAST_SHOWN}
+    shown = [f"{name} {100 * change:.0f} %" for name, change in least.items() if change is not None]
+    if shown:
+        print(f"smallest changes noticed: {', '.join(shown)}")
 
 
 def _show_matrix(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from common.terminal import console
 
     table = Table("")
     for name in document["columns"]:
         table.add_column(Text(name), justify="right")
     for name, scores in zip(document["rows"], document["matrix"], strict=True):
         table.add_row(Text(name), *("withheld" if score is None else f"{score:.3f}" for score in scores))
-    Console().print(table)
+    console().print(table)
     for column, row in document["nearest"].items():
         print(f"{column} is nearest to {row}")
 

@@ -23,14 +23,15 @@ class Demo(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Run every step."""
-        from iotwin.demo import run_demo
+        from iotwin.loops.demo import run_demo
 
         return Outcome(run_demo(args.output, args.force))
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the similarity table and where to look."""
-        from rich.console import Console
         from rich.table import Table
+
+        from common import terminal
 
         twin, rerun = document["real_vs_twin"], document["real_vs_rerun"]
         table = Table("similarity", "real against its twin", "real against a rerun", title="how alike", title_justify="left")
@@ -38,7 +39,7 @@ class Demo(Command):
             table.add_row(name.replace("_", " "), *(f"{side['dimensions'][name]:.3f}" for side in (twin, rerun)))
         table.add_section()
         table.add_row("overall", f"{twin['overall']:.3f}", f"{rerun['overall']:.3f}", style="bold")
-        console = Console()
+        console = terminal.console()
         console.print(table)
         console.print(f"verdict: {twin['verdict']}", highlight=False)
         seconds = ", ".join(f"{name} {value:.1f} s" for name, value in document["seconds_per_step"].items())

@@ -17,7 +17,7 @@ class Doctor(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Try everything that can be tried without leaving traces."""
-        from iotwin.checks import checks
+        from iotwin.loops.checks import checks
         from tracing_tools.backends import BACKEND_NAMES
 
         found = [{"name": name, "reason": reason, "purpose": purpose} for name, purpose, reason in checks()]
@@ -26,14 +26,15 @@ class Doctor(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a line for each check."""
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
+
+        from common.terminal import console
 
         table = Table("", "what", "for", "why not", box=None, pad_edge=False)
         for row in document["checks"]:
             mark = Text("yes", style="green") if row["reason"] is None else Text("no", style="yellow")
             table.add_row(mark, row["name"], row["purpose"], Text(row["reason"] or ""))
-        Console().print(table)
+        console().print(table)
         if not document["can_trace"]:
             print("this machine cannot trace at all: mend one of the backends above")

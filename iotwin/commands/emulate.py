@@ -7,24 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import IotwinError, UsageError
 from iotwin.command import Command, Outcome
-from tracing_tools.trace.errors import IotwinError, UsageError
 
 if TYPE_CHECKING:
     from benchmark.config import Workload
 
+_CONFIG_NOTE = "config.yaml"
 _Parsed = tuple[Namespace, list[str]]
 _Parse = Callable[[list[str], Namespace | None], _Parsed]
-_WORDS = ("++", "workload=", "hydra.")
+_WORDS = ("+", "~", "workload=", "workload.", "hydra.")
 
 
 def _words_anywhere(parse: _Parse) -> _Parse:
     """Let the workload and overrides stand among options: argparse itself fills a repeated positional from one place only."""
 
     def parse_known_args(args: list[str], namespace: Namespace | None) -> _Parsed:
-        words = [argument for argument in args if argument.startswith(_WORDS)]
-        parsed, rest = parse([argument for argument in args if not argument.startswith(_WORDS)], namespace)
-        parsed.words += words
+        values = {number + 1 for number, argument in enumerate(args) if argument == "--what-if"}
+        words = [number for number, argument in enumerate(args) if argument.startswith(_WORDS) and number not in values]
+        parsed, rest = parse([argument for number, argument in enumerate(args) if number not in words], namespace)
+        parsed.words += [args[number] for number in words]
         return parsed, rest
 
     return parse_known_args
@@ -60,14 +62,25 @@ class Emulate(Command):
             "--what-if", metavar="KEY=VALUES", help="vary one thing, such as accelerators=8,64 or reader.read_threads=1,4"
         )
         parser.add_argument("--instrument", action="store_true", help="log what every part of every step took")
+        parser.add_argument("--mllog", action="store_true", help="print MLLOG lines on a terminal, too")
+        self._prepare_dlio(parser)
         parse: Any = parser.parse_known_args  # overloaded, which no alias can say
         parser.parse_known_args = _words_anywhere(parse)  # type: ignore[method-assign,assignment]
 
+    def _prepare_dlio(self, parser: ArgumentParser) -> None:
+        dlio = parser.add_argument_group("as dlio_benchmark, whose scripts then run unchanged")
+        dlio.add_argument(
+            "--dlio", action="store_true", help="choose, override and keep notes as Hydra does; unknown keys are passed over"
+        )
+        dlio.add_argument("--config-path", metavar="DIR", type=Path, help="where config.yaml and its workloads are")
+        dlio.add_argument("--config-name", metavar="NAME", help="the YAML there instead of config.yaml")
+        dlio.add_argument("--cfg", choices=["job"], help="print the composed config as YAML, and run nothing")
+
     def run(self, args: Namespace) -> Outcome:
         """Run the workload and return its summary; progress and MLLOG lines are printed meanwhile."""
-        # Must be said before numpy is loaded; see iotwin.emulation.
+        # Must be said before numpy is loaded; see iotwin.loops.emulation.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        from benchmark.mpi import let_first_rank_speak, started_as, under_mpi
+        from benchmark.emulator.mpi import let_first_rank_speak, started_as, under_mpi
 
         try:
             try:
@@ -84,41 +97,44 @@ class Emulate(Command):
         return Outcome(document)
 
     def _document(self, args: Namespace) -> dict[str, Any] | None:
-        from benchmark.config import select
-        from benchmark.mpi import under_mpi
-        from iotwin.emulation import run_workload, trace_itself
+        from benchmark.emulator.mpi import under_mpi
+        from iotwin.loops.emulation import run_workload, trace_itself
 
         if args.ranks is not None and not 1 <= args.ranks <= 1024:
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
         if args.instrument:
             args.words.append("++workload.twin.instrument=true")
-        workload = select(args.words, args.config_dir)
+        workload, notes = _chosen(args, args.words)
         config = workload.config
+        if args.cfg:
+            return {"config": notes[_CONFIG_NOTE]}
         if args.ranks is None:
             args.ranks = 1 if under_mpi() else config.twin.ranks
+            if config.twin.pipeline is not None:
+                args.ranks = sum(len(stage.ranks) for stage in config.twin.pipeline.stages)
         if args.show or config.workflow.query:
             return _shown(workload)
         if args.what_if is not None:
             return self._asked(args)
         if config.workflow.profiling and config.profiling.profiler == "trace":
             return trace_itself(_words(args), config)
-        return run_workload(config, _options(args, args.ranks))
+        return run_workload(config, _options(args, args.ranks, notes))
 
     def _asked(self, args: Namespace) -> dict[str, Any]:
-        from benchmark.config import select
-        from iotwin.emulation import run_workload
-        from iotwin.what_if import ACCELERATORS, ask, parse_question
+        from iotwin.loops.emulation import run_workload
+        from iotwin.loops.what_if import ACCELERATORS, ask, key_of, parse_question
 
         key, values = parse_question(args.what_if)
-        folder = select(args.words, args.config_dir).config.output.folder
+        folder = _chosen(args, args.words)[0].config.output.folder
 
         def run(value: str | None) -> dict[str, Any]:
             name = "as_it_is" if value is None else f"{key}={value.replace('/', '_')}"
             words = [*args.words, f"++workload.output.folder={folder}/what_if/{name}"]
             if value is not None and key != ACCELERATORS:
-                words.append(f"++workload.{key}={value}")
+                words.append(f"++workload.{key_of(key)}={value}")
             ranks = int(value) if value is not None and key == ACCELERATORS else args.ranks
-            summary = run_workload(select(words, args.config_dir).config, _options(args, ranks))
+            workload, notes = _chosen(args, words)
+            summary = run_workload(workload.config, _options(args, ranks, notes))
             if summary is None or "metric" not in summary:
                 raise UsageError("--what-if compares runs that train on one machine; without mpirun, with workflow.train")
             return summary
@@ -127,9 +143,11 @@ class Emulate(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the figures that matter, each with its unit."""
-        from iotwin import emulation_summary as summary
+        from iotwin.loops import emulation_summary as summary
 
-        if "values" in document:
+        if "config" in document:
+            print(document["config"], end="")
+        elif "values" in document:
             summary.print_values(document["values"])
         elif "what_if" in document:
             summary.print_question(document)
@@ -140,20 +158,42 @@ class Emulate(Command):
             print(f"{generated['directory']}: {generated['samples']} samples")
 
 
-def _options(args: Namespace, ranks: int) -> Any:
-    from iotwin.emulation import Options
-    from tracing_tools.trace.units import parse_duration
+def _chosen(args: Namespace, words: list[str]) -> "tuple[Workload, dict[str, str]]":
+    """Return the workload, and as dlio_benchmark what Hydra leaves of the job, by name within the output folder."""
+    from benchmark.config import Place, compose_job, job_files, job_text, select
+    from benchmark.emulator.mpi import started_as
+    from common.progress import note
+
+    if not args.dlio:
+        if args.config_path or args.config_name or args.cfg:
+            raise UsageError("--config-path, --config-name and --cfg need --dlio; or use --config-dir and --show")
+        return select(words, args.config_dir), {}
+    job = compose_job(words, Place(args.config_dir, args.config_path, args.config_name))
+    if job.passed_over and started_as() == 0:
+        note(f"passed over, as nobody reads them: {', '.join(job.passed_over)}")
+    return job.workload, {_CONFIG_NOTE: job_text(job)} if args.cfg else job_files(job)
+
+
+def _options(args: Namespace, ranks: int, notes: dict[str, str]) -> Any:
+    from common.units import parse_duration
+    from iotwin.loops.emulation import Options
 
     limit_s = None if args.limit is None else parse_duration(args.limit) / 1e9
     # Under --json stdout is for the document alone; the log still goes where a tracer can find it.
     log = sys.stderr if args.json else None if args.quiet else sys.stdout
-    return Options(ranks, limit_s, log)
+    if log is not None and log is sys.stdout and log.isatty() and not args.mllog:
+        log = None  # they are for tracers and logs; a person reads the summary
+    return Options(ranks, limit_s, log, notes, args.dlio and os.environ.get("DFTRACER_ENABLE") == "1")
 
 
 def _words(args: Namespace) -> list[str]:
     """The command line again, for a process of its own."""
-    options = {"--config-dir": args.config_dir, "--ranks": args.ranks, "--for": args.limit}
+    options = {
+        "--config-dir": args.config_dir, "--config-path": args.config_path, "--config-name": args.config_name,
+        "--ranks": args.ranks, "--for": args.limit,
+    }  # fmt: skip
     return [
+        *(["--dlio"] if args.dlio else []),
         *args.words, *(str(word) for name, value in options.items() if value is not None for word in (name, value)),
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ class Export(Command):
     """Write a trace in another program's format."""
 
     name = "export"
-    help = "write a trace for other programs: Perfetto, Chrome, CSV, or a log that fio replays"
+    help = "write a trace for other programs: Perfetto, Chrome, CSV, Chakra, or a log that fio replays"
     epilog = (
         "examples (open the first at https://ui.perfetto.dev):\n  iotwin export run.trace -o run.pftrace\n"
         "  iotwin export run.trace -o run.json.gz\n  iotwin export run.trace -o run.iolog --files /mnt/new"
@@ -24,7 +24,7 @@ class Export(Command):
         parser.add_argument(
             "--format",
             metavar="FORMAT",
-            help="perfetto (.pftrace), chrome (.json), csv (.csv) or fio (.iolog); default: as FILE ends",
+            help="perfetto (.pftrace), chrome (.json), csv (.csv), fio (.iolog) or chakra (.et); default: as FILE ends",
         )
         parser.add_argument(
             "--files",
@@ -48,7 +48,7 @@ class Export(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what was written."""
-        from tracing_tools.trace.units import format_size
+        from common.units import format_size
 
         size = format_size(document["size_bytes"])
         print(f"{document['output']}: {document['events']} events for {document['format']}, {size}")

@@ -11,37 +11,50 @@ class Fit(Command):
     """Fit a twin."""
 
     name = "fit"
-    help = "derive the I/O twin of a traced training job: a YAML that `iotwin emulate` runs"
+    help = "derive the I/O twin of a traced job: a YAML that `iotwin emulate` runs"
     epilog = "example: iotwin fit run.trace -o twin.yaml"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the trace and the output."""
         parser.add_argument("trace", type=Path, metavar="TRACE")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TWIN.yaml", help="file to write")
+        parser.add_argument(
+            "--kind", choices=("auto", "structured", "recorded"), default="auto",
+            help="what kind of twin (default auto: structured where the job's structure can be told, else recorded)",
+        )  # fmt: skip
 
     def run(self, args: Namespace) -> Outcome:
         """Fit and write the YAML."""
         from benchmark.config import dump
+        from benchmark.config.recording import SUFFIX, write_recording
         from benchmark.fit import fit
-        from tracing_tools.trace.output import check_output
+        from common.files import check_output
         from tracing_tools.trace.reader import Trace
 
         check_output(args.output)
-        fitted = fit(Trace(args.trace))
+        fitted = fit(Trace(args.trace), args.kind)
+        if fitted.recording is not None and fitted.config.twin.recorded is not None:
+            recording = args.output.with_suffix(SUFFIX)
+            write_recording(fitted.recording, recording)
+            fitted.config.twin.recorded.file = recording.name
         dump(fitted.config, args.output)
         return Outcome({
             "twin": str(args.output), "evidence": fitted.evidence, "confidence": fitted.confidence,
-            "assumptions": fitted.config.twin.assumptions,
+            "coverage": fitted.coverage, "assumptions": fitted.config.twin.assumptions,
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what was found, by what, and what had to be assumed."""
-        from benchmark.fit_confidence import told
+        from benchmark.fit import coverage
+        from benchmark.fit.confidence import told
 
         print(f"{document['twin']}:")
         for name, text in document["evidence"].items():
             print(f"  {name:16} {text}")
-        print("how sure:")
+        if document["coverage"]:
+            print(coverage.told(document["coverage"]))
+        if document["confidence"]:
+            print("how sure:")
         for name, entry in document["confidence"].items():
             print(f"  {name:37} {told(entry)}")
         for text in document["assumptions"]:

@@ -1,18 +1,16 @@
 """``iotwin generate``: write a synthetic data set that a real workload reads."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import UsageError
+from common.workloads import WORKLOADS, workload_named
 from iotwin.command import Command, Outcome
-from tracing_tools.trace.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from datagen.layouts import Layout
     from datagen.manifest import DataSetManifest
-
-_WORKLOADS = ["unet3d", "bert", "dlrm"]
 
 
 class Generate(Command):
@@ -29,7 +27,7 @@ class Generate(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the request and how to carry it out."""
-        parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="whose data set: " + ", ".join(_WORKLOADS))
+        parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="whose data set: " + ", ".join(WORKLOADS))
         parser.add_argument(
             "-o",
             "--output",
@@ -70,8 +68,8 @@ class Generate(Command):
         if args.verify:
             return Outcome(_document("verified", args.output, _verify(args.output, args.workers)))
 
+        from common.units import parse_size
         from datagen.generate import plan
-        from tracing_tools.trace.units import parse_size
 
         layout, samples = _layout(args)
         size_bytes = parse_size(args.size) if args.size is not None else None
@@ -86,12 +84,14 @@ class Generate(Command):
                 "first_file": first[0].name, "last_file": last[-1].name,
             })  # fmt: skip
         request = {"samples": samples, "size_bytes": size_bytes, "seed": args.seed, "workers": args.workers, "force": args.force}
-        manifest = generate_on_nodes(layout, args.output, args.nodes, request)
+        from iotwin.loops.generation import generate_anywhere
+
+        manifest = generate_anywhere(layout, args.output, args.nodes, request)
         return Outcome(_document("written", args.output, manifest))
 
     def show(self, document: dict[str, Any]) -> None:
         """Print one line on what the directory holds or would hold."""
-        from tracing_tools.trace.units import format_size
+        from common.units import format_size
 
         about = "" if document.get("exact", True) else "about "
         names = f", {document['first_file']} to {document['last_file']}" if "first_file" in document else ""
@@ -111,31 +111,6 @@ def _verify(output: str, workers: int | None) -> "DataSetManifest":
     return verify(Path(output), workers)
 
 
-def generate_on_nodes(
-    layout: "Layout", output: str, nodes: str | None, request: dict[str, Any], options: Mapping[str, object] | None = None
-) -> "DataSetManifest":
-    """Write the data set at `output`, alone or as the one of `nodes` (or of MPI's) that this process is.
-
-    `output` is a directory, or a URL which fsspec opens with `options`.
-    """
-    from datagen.nodes import mpi_node, parse_node
-
-    node = parse_node(nodes) if nodes is not None else mpi_node()
-    if "://" in output:
-        if node is not None:
-            raise UsageError(f"several nodes share a directory, not {output}; let one node write it")
-        from datagen import remote
-
-        return remote.generate(layout, output, options=options, **request)
-    if node is not None:
-        from datagen import nodes as several
-
-        return several.generate(layout, Path(output), node, **request)
-    from datagen.generate import generate
-
-    return generate(layout, Path(output), **request)
-
-
 def _layout(args: Namespace) -> "tuple[Layout, int | None]":
     """Return the layout that was asked for and, where a configuration says so, how many samples."""
     if args.recipe is not None:
@@ -143,7 +118,8 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
     if args.config is not None:
         return _configured_layout(args)
     if args.workload is None:
-        raise UsageError(f"name the workload whose data set to write ({', '.join(_WORKLOADS)}) or give --config")
+        raise UsageError(f"name the workload whose data set to write ({', '.join(WORKLOADS)}) or give --config")
+    workload_named(args.workload)
     if args.dedup is not None or (args.entropy is not None and args.workload in ("bert", "dlrm")):
         option = "--dedup goes" if args.dedup is not None else "--entropy goes with unet3d's images and"
         raise UsageError(f"{option} with --config; what {args.workload} reads decides its content")
@@ -153,15 +129,12 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
         raise UsageError(f"--scale shrinks unet3d's volumes; {args.workload} has none, so leave it out")
     if args.form is not None and args.workload in ("unet3d", "bert"):
         raise UsageError(f"--form chooses among dlrm's files; {args.workload} has one form, so leave it out")
-    match args.workload:
-        case "unet3d":
-            chosen = {"scale": args.scale, "entropy": args.entropy}
-            return Unet3dLayout(**{key: value for key, value in chosen.items() if value is not None}), None
-        case "bert":
-            return BertLayout(), None
-        case "dlrm":
-            return (DlrmLayout() if args.form in (None, "binary") else DlrmDaysLayout(form=args.form)), None
-    raise UsageError(f"unknown workload '{args.workload}'{nearest(args.workload, _WORKLOADS)}; known: {', '.join(_WORKLOADS)}")
+    if args.workload == "unet3d":
+        chosen = {"scale": args.scale, "entropy": args.entropy}
+        return Unet3dLayout(**{key: value for key, value in chosen.items() if value is not None}), None
+    if args.workload == "bert":
+        return BertLayout(), None
+    return (DlrmLayout() if args.form in (None, "binary") else DlrmDaysLayout(form=args.form)), None
 
 
 def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":

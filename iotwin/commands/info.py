@@ -25,8 +25,8 @@ class Info(Command):
         import msgspec
 
         from tracing_tools.trace.clocks import summarise_clock
+        from tracing_tools.trace.figures.summary import summarise
         from tracing_tools.trace.reader import Trace
-        from tracing_tools.trace.summary import summarise
 
         trace = Trace(args.trace)
         summary = summarise(trace)
@@ -35,21 +35,20 @@ class Info(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the summary as a few tables."""
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        from iotwin.statistics_table import show_statistics
-        from trace_visuals.labels import plain
-        from tracing_tools.trace.units import format_duration, format_size
+        from common import terminal
+        from common.units import format_duration, format_size
+        from iotwin.loops.statistics_table import show_statistics
+        from trace_visuals.labels import machine_words, plain
+        from tracing_tools.trace.manifest import Host
 
-        manifest, console = document["manifest"], Console()
+        manifest, console = document["manifest"], terminal.console()
         host, lost = manifest["host"], sum(manifest["lost"].values())
         console.print(Text(plain(f"{document['trace']}: {' '.join(manifest['target']['command'])}", 200), style="bold"))
-        console.print(Text(
-            f"{manifest['status']}, by {manifest['backend']} on {host['hostname']} (Linux {host['kernel']}, {host['cpus']} CPUs, "
-            f"{format_size(host['memory_bytes'])}, {host['file_system']})"
-        ))  # fmt: skip
+        machine = ", ".join(machine_words(Host(**host)))
+        console.print(Text(f"{manifest['status']}, by {manifest['backend']}" + (f" on {machine}" if machine else "")))
         duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
         losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
         console.print(f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}")
@@ -71,7 +70,9 @@ class Info(Command):
             share = "" if cache["hit_ratio"] is None else f": {cache['hit_ratio']:.0%} were in the page cache"
             fetched = f"{format_size(cache['read_bytes'])} read, {format_size(cache['device_bytes'])} of it from devices"
             console.print(f"{fetched}{share}")
-        show_statistics(document["busiest_files"], "files with the most time in calls", _SHOWN)
+        storage = document["busiest_storage_files"]
+        what = "data-set and checkpoint files" if storage else "files"
+        show_statistics(storage or document["busiest_files"], f"{what} with the most time in calls", _SHOWN)
         show_statistics(document["busiest_processes"], "processes with the most time in calls", _SHOWN)
         if document["phases"]:
             table = Table("phase", "times", "mean", "total", title="phases", title_justify="left")

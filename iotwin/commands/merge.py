@@ -33,7 +33,7 @@ class Merge(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Say how the hosts' clocks were aligned."""
-        from tracing_tools.trace.units import format_duration
+        from common.units import format_duration
 
         print(f"{document['trace']}: {document['events']} events of {len(document['hosts'])} hosts, {document['lost']} lost")
         for host in document["hosts"]:

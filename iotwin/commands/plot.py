@@ -4,30 +4,36 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
 from iotwin.command import Command, Outcome
-from tracing_tools.trace.errors import UsageError
 
 
 class Plot(Command):
-    """Draws one or more traces as a picture."""
+    """Draws traces, steps or curves as a picture."""
 
     name = "plot"
-    help = "draw timelines of traces as PNG, SVG or PDF"
+    help = "draw timelines of traces, steps or curves as PNG, SVG or PDF"
     epilog = (
         "examples:\n  iotwin plot timeline real.trace twin.trace -o timeline.pdf\n"
         "  iotwin plot timeline real.trace -o epoch.png --zoom epoch:1 --group rank\n"
-        "  iotwin plot steps results/cells -o steps"
+        "  iotwin plot steps results/cells -o steps\n"
+        "  iotwin plot curves speed-ups.json -o speed-ups.svg"
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the kind of picture, the traces and what to show of them."""
         parser.add_argument(
             "kind",
-            choices=["timeline", "steps"],
-            help="timeline: phases, CPU, GPU, calls and throughput on one time axis; steps: the parts of instrumented steps",
+            choices=["timeline", "steps", "curves"],
+            help="timeline: phases, CPU, GPU, calls and throughput on one time axis; steps: the parts of instrumented steps; "
+            "curves: a panel for each JSON document of series",
         )
         parser.add_argument(
-            "traces", nargs="+", type=Path, metavar="TRACE", help="trace to draw, several aligned; for steps: a directory"
+            "traces",
+            nargs="+",
+            type=Path,
+            metavar="TRACE",
+            help="trace to draw, several aligned; for steps: a directory; for curves: a document",
         )
         parser.add_argument(
             "-o",
@@ -57,6 +63,8 @@ class Plot(Command):
         """Draw the picture."""
         if args.kind == "steps":
             return _run_steps(args)
+        if args.kind == "curves":
+            return _run_curves(args)
         from trace_visuals.timeline import Form, plot_timeline
 
         form = Form(args.short, args.paper, args.legend is None)
@@ -72,6 +80,10 @@ class Plot(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print where the picture is and what a reader of it must know."""
+        if document["kind"] == "curves":
+            drawn = sum(panel["series"] for panel in document["panels"])
+            print(f"{document['output']}: {drawn} curves in {len(document['panels'])} panels")
+            return
         if "traces" not in document:
             found = f"steps of {document['runs']} runs in {document['configurations']} configurations"
             print(f"{document['output']}: {found}, {len(document['pictures'])} pictures")
@@ -86,6 +98,18 @@ def _run_steps(args: Namespace) -> Outcome:
     """Analyse instrumented runs; the options that shape a timeline have no meaning here."""
     from trace_visuals.steps import plot_steps
 
-    if args.zoom or args.group != "all" or args.paper or args.short or args.legend:
-        raise UsageError("--zoom, --group, --paper, --short and --legend are for timelines; leave them out for steps")
+    _refuse_timeline_options(args)
     return Outcome({"kind": args.kind, **plot_steps(args.traces, args.output)})
+
+
+def _run_curves(args: Namespace) -> Outcome:
+    """Draw documents of series, a panel each."""
+    from trace_visuals.curves import plot_curves
+
+    _refuse_timeline_options(args)
+    return Outcome({"kind": args.kind, **plot_curves(args.traces, args.output)})
+
+
+def _refuse_timeline_options(args: Namespace) -> None:
+    if args.zoom or args.group != "all" or args.paper or args.short or args.legend:
+        raise UsageError(f"--zoom, --group, --paper, --short and --legend are for timelines; leave them out for {args.kind}")

@@ -20,10 +20,13 @@ class Recover(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Recover up to the last whole record."""
+        from tracing_tools.recorder.finishing import recover_as
         from tracing_tools.targets.cgroup import remove_stale_cgroups
-        from tracing_tools.trace.finish import recover_trace
+        from tracing_tools.targets.user import invoking_user
+        from tracing_tools.trace.raw.finish import recover_trace
 
-        manifest = recover_trace(args.trace)
+        user = invoking_user()
+        manifest = recover_trace(args.trace) if user is None else recover_as(user, args.trace)
         removed = remove_stale_cgroups()
         return Outcome({"trace": str(args.trace), "events": manifest.events, "lost": manifest.lost, "cgroups_removed": removed})
 

@@ -26,7 +26,7 @@ class Report(Command):
     def run(self, args: Namespace) -> Outcome:
         """Write the page."""
         from trace_visuals.report import write_report
-        from trace_visuals.words import describe
+        from trace_visuals.report.texts import describe
 
         analyses = write_report(args.traces, args.output, args.dask)
         return Outcome({
@@ -40,7 +40,7 @@ class Report(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print where the page is and what it says first."""
-        from tracing_tools.trace.units import format_size
+        from common.units import format_size
 
         print(f"{document['output']}: {format_size(document['size_bytes'])}, open it in a browser")
         for trace in document["traces"]:

@@ -25,8 +25,8 @@ class Run(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Run the cells that have not finished; exit status 1 when one failed."""
-        from iotwin.experiment import cells, read_experiment
-        from iotwin.experiment_run import run_experiment
+        from iotwin.loops.experiment import cells, read_experiment
+        from iotwin.loops.experiment_run import run_experiment
 
         experiment = read_experiment(args.experiment)
         if args.no_container:
@@ -42,5 +42,13 @@ class Run(Command):
             print("\n".join(document["cells"]))
             return
         print(f"{document['directory']}: {len(document['finished'])} of {document['cells']} cells finished")
-        for failure in document["failed"]:
-            print(f"FAILED {failure['cell']}: {failure['reason']}")
+        for reason, names in _by_reason(document["failed"]).items():
+            print(f"FAILED {names[0] if len(names) == 1 else f'{len(names)} cells ({names[0]}, ...)'}: {reason}")
+
+
+def _by_reason(failures: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the cells that failed by the reason why: one that holds for all is told once."""
+    found: dict[str, list[str]] = {}
+    for failure in failures:
+        found.setdefault(failure["reason"], []).append(failure["cell"])
+    return found

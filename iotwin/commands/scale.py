@@ -4,8 +4,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
+from common.workloads import WORKLOADS, workload_named
 from iotwin.command import Command, Outcome
-from tracing_tools.trace.errors import UsageError, nearest
 
 
 class Scale(Command):
@@ -19,7 +20,7 @@ class Scale(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add what to grow, how far and how."""
-        parser.add_argument("workload", metavar="WORKLOAD", help="whose data set: unet3d, bert, dlrm")
+        parser.add_argument("workload", metavar="WORKLOAD", help="whose data set: " + ", ".join(WORKLOADS))
         parser.add_argument("source", metavar="SOURCE", type=Path, help="directory of the data set to grow; only read")
         parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
         parser.add_argument("--size", metavar="SIZE", required=True, help="as many whole copies as fit, for example 500GB")
@@ -30,13 +31,11 @@ class Scale(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Grow the data set; the document says what it came to."""
+        from common.units import parse_size
         from datagen.generate import generate
-        from datagen.scale import WORKLOADS, scaled_layout
-        from tracing_tools.trace.units import parse_size
+        from datagen.scale import scaled_layout
 
-        if args.workload not in WORKLOADS:
-            known = nearest(args.workload, list(WORKLOADS))
-            raise UsageError(f"unknown workload '{args.workload}'{known}; known: {', '.join(WORKLOADS)}")
+        workload_named(args.workload)
         if args.workers is not None and args.workers < 1:
             raise UsageError(f"--workers {args.workers} can do nothing; give at least 1")
         size_bytes = parse_size(args.size)
@@ -54,7 +53,7 @@ class Scale(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print one line on what the directory holds."""
-        from tracing_tools.trace.units import format_size
+        from common.units import format_size
 
         print(
             f"{document['directory']}: {document['files']} files, {format_size(document['size_bytes'])}, "

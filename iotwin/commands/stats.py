@@ -29,13 +29,15 @@ class Stats(Command):
         what.add_argument(
             "--sql", metavar="SELECT", help="answer this question about one trace; its tables are events, files, ..."
         )
+        parser.add_argument("--kind", metavar="KIND", help="--by file: only files of this kind, such as dataset or checkpoint")
+        parser.add_argument("--all-files", action="store_true", help="--by file: a row for each library and system file, too")
         parser.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
 
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
         """Count in one pass over the events, or answer the question."""
-        from tracing_tools.trace.errors import UsageError
+        from common.errors import UsageError
         from tracing_tools.trace.reader import Trace
 
         if args.csv and args.json:
@@ -46,11 +48,16 @@ class Stats(Command):
         lost = sum(trace.manifest.lost_events for trace in traces)
         document: dict[str, Any] = {"traces": [str(path) for path in args.traces], "lost": lost, "csv": args.csv}
         if args.sql is not None:
-            from tracing_tools.trace.sql import query
+            from tracing_tools.trace.figures.sql import query
 
             columns, rows = query(traces[0], args.sql)
             return Outcome(document | {"columns": columns, "rows": rows})
-        return Outcome(document | {"by": args.by, "rows": _count(traces, args.by, args.dask)})
+        if args.by != "file" and (args.kind or args.all_files):
+            raise UsageError("--kind and --all-files choose among files; add --by file")
+        counted = _count(traces, args.by, args.dask)
+        if args.kind is not None:
+            counted = _of_kind(counted, args.kind)
+        return Outcome(document | {"by": args.by, "all_files": args.all_files, "rows": counted})
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a table for a person, or CSV."""
@@ -60,16 +67,28 @@ class Stats(Command):
         elif "columns" in document:
             _print_answer(document["columns"], rows)
         else:
-            from iotwin.statistics_table import show_statistics
+            from iotwin.loops.statistics_table import show_statistics, storage_first
 
+            if document["by"] == "file" and not document["all_files"]:
+                rows = storage_first(rows)
             show_statistics(rows, f"calls by {document['by']}", _SHOWN, "see them all with --csv or --json")
             if document["lost"]:
                 print(f"events LOST: {document['lost']:,}, so calls, bytes and times are too low")
 
 
+def _of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the rows of files of `kind`; UsageError when there are none."""
+    from common.errors import UsageError, nearest
+
+    kinds = sorted({row["kind"] for row in rows if row["kind"]})
+    if kind not in kinds:
+        raise UsageError(f"no file of kind '{kind}' was used{nearest(kind, kinds)}; these were: {', '.join(kinds)}")
+    return [row for row in rows if row["kind"] == kind]
+
+
 def _count(traces: list[Any], by: str, address: str | None) -> list[dict[str, Any]]:
     from trace_visuals.labels import trace_labels
-    from tracing_tools.trace.statistics import document, statistics
+    from tracing_tools.trace.figures.statistics import document, statistics
     from tracing_tools.trace.workers import workers
 
     with workers(address, traces) as each:
@@ -83,14 +102,20 @@ def _print_csv(columns: list[str], rows: list[Any]) -> None:
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(row.values() if isinstance(row, dict) else row for row in rows)
+    for row in rows:
+        writer.writerow([_no_formula(value) for value in (row.values() if isinstance(row, dict) else row)])
+
+
+def _no_formula(value: Any) -> Any:
+    """Return the value; a text that a spreadsheet would compute, such as a process's name can be, after an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and value else value
 
 
 def _print_answer(columns: list[str], rows: list[list[Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from common.terminal import console
     from trace_visuals.labels import plain
 
     table = Table()
@@ -98,7 +123,7 @@ def _print_answer(columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(Text(name))
     for row in rows[:_SHOWN]:
         table.add_row(*(Text(plain("" if value is None else str(value), 80)) for value in row))
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     if len(rows) > _SHOWN:
-        console.print(f"{len(rows) - _SHOWN:,} more rows; see them all with --csv or --json")
+        out.print(f"{len(rows) - _SHOWN:,} more rows; see them all with --csv or --json")

@@ -1,16 +1,18 @@
 """``iotwin trace``: trace a command, a container, or what runs already."""
 
+import signal
+import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import UnfinishedTraceError, UsageError
+from common.units import format_duration, parse_duration
 from iotwin.command import Command, Outcome
-from tracing_tools.trace.errors import UsageError
-from tracing_tools.trace.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from tracing_tools.targets.base import TraceTarget
+    from tracing_tools.protocols import TraceTarget
     from tracing_tools.targets.container import ContainerOptions
 
 
@@ -27,6 +29,9 @@ class Record(Command):
         _add_targets(parser)
         parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, bpftrace, strace or preload")
         parser.add_argument("--duration", metavar="TIME", help="trace for so long, then finish; what is traced goes on")
+        parser.add_argument(
+            "--grace", metavar="TIME", help="kill a job that has not ended so long after Ctrl-C (default: wait for it)"
+        )
         parser.add_argument(
             "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"
         )
@@ -45,46 +50,90 @@ class Record(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Trace; the exit status is the command's (128 + signal when it was killed by one)."""
+        _refuse_placeless(args.output)
         if args.jobs is not None:
             return _trace_jobs(args)
-        from tracing_tools.capture import Options, trace_target
+        from tracing_tools.recorder.session import Options, trace_target
         from tracing_tools.trace.syscalls import parse_detail
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
+        if args.all or args.container or args.image:
+            _heed_interrupts()
         make_target = _target(args, command)
         interval_ns = parse_duration(args.interval)
         if interval_ns < 1_000_000:
             raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
         options = Options(
-            args.backend, interval_ns, args.workload, args.force, forward_output=not (args.quiet or args.json),
+            args.backend, interval_ns, args.workload, args.force, forward_output=not args.json,
             detail=parse_detail(args.detail),
             duration_ns=None if args.duration is None else parse_duration(args.duration),
             live=args.live and not (args.quiet or args.json),
+            grace_ns=None if args.grace is None else parse_duration(args.grace),
         )  # fmt: skip
-        manifest = trace_target(make_target, args.output, options)
+        try:
+            manifest = trace_target(make_target, args.output, options)
+        except UnfinishedTraceError as error:
+            error.exit_status = _of_shell(error.job_status or 1)  # the job's own failure comes first
+            raise
         # What ran before us and runs on has no status; that its trace has ended is no failure.
         status = manifest.exit_status if manifest.exit_status is not None else 0
         document = {
             "trace": str(args.output), "backend": manifest.backend, "events": manifest.events, "lost": manifest.lost_events,
             "counts": manifest.counts, "wall_s": manifest.cost.wall_ns / 1e9, "tracer_cpu_s": manifest.cost.tracer_cpu_ns / 1e9,
-            "exit_status": status, "notes": manifest.notes,
+            "exit_status": status, "notes": [*manifest.notes, *_mapped(args)],
         }  # fmt: skip
-        return Outcome(document, status if status >= 0 else 128 - status)
+        if status and args.quiet:
+            print(f"iotwin trace: {_failed(status)}", file=sys.stderr)
+        return Outcome(document, _of_shell(status))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say in a line or two what was recorded."""
-        import sys
+        """Say in a line or two what was recorded, should anybody still be there to read it."""
+        from common.progress import note
 
         if "jobs" in document:
             for name, job in document["jobs"].items():
-                print(f"{name}: {job.get('events', 'no')} events, exit status {job['exit_status']}", file=sys.stderr)
+                note(f"{name}: {job.get('events', 'no')} events, exit status {job['exit_status']}")
             return
         lost = f", {document['lost']} LOST" if document["lost"] else ", none lost"
         took = format_duration(document["wall_s"] * 1e9)
-        print(f"{document['trace']}: {document['events']} events in {took} by {document['backend']}{lost}", file=sys.stderr)
-        for note in document["notes"]:
-            if not note.startswith("no GPU"):  # the normal state of most machines; `iotwin info` says it too
-                print(f"  note: {note}", file=sys.stderr)
+        note(f"{document['trace']}: {document['events']} events in {took} by {document['backend']}{lost}")
+        if document["exit_status"]:
+            note(f"  {_failed(document['exit_status'])}")
+        for text in document["notes"]:
+            if not text.startswith("no GPU"):  # the normal state of most machines; `iotwin info` says it too
+                note(f"  note: {text}")
+
+
+def _refuse_placeless(output: Path) -> None:
+    try:
+        output.absolute()
+    except FileNotFoundError:
+        message = f"{output}: the current directory was removed; change to one that exists, or give an absolute path"
+        raise UsageError(message) from None
+
+
+def _mapped(args: Namespace) -> list[str]:
+    """Say that data is mapped where that is not recorded though it could be."""
+    from tracing_tools.trace.figures.mapped import mapped_data_note
+    from tracing_tools.trace.reader import Trace
+
+    found = mapped_data_note(Trace(args.output))
+    return [found] if found else []
+
+
+def _failed(status: int) -> str:
+    return f"the traced command ended with status {_of_shell(status)}"
+
+
+def _of_shell(status: int) -> int:
+    """An exit status as a shell tells it: 128 + the number of the signal that killed the command, which -number stands for."""
+    return status if status >= 0 else 128 - status
+
+
+def _heed_interrupts() -> None:
+    """Take Ctrl-C where our caller had us ignore it, as scripts do to what they start with `&`: nothing else ends the trace."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _add_targets(parser: ArgumentParser) -> None:
@@ -115,7 +164,8 @@ def _add_targets(parser: ArgumentParser) -> None:
 def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
     """Return what makes the target that the arguments name; UsageError when they do not go together."""
     from tracing_tools.targets.command import CommandTarget
-    from tracing_tools.targets.container import ContainerTarget, ImageTarget, LaunchedContainer
+    from tracing_tools.targets.container import ContainerTarget, ImageTarget
+    from tracing_tools.targets.launched_container import LaunchedContainer
     from tracing_tools.targets.running import CgroupTarget, MachineDuringCommand, MachineTarget, ProcessTarget
 
     _interpret_attach(args)
@@ -141,7 +191,7 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
 
 def _trace_jobs(args: Namespace) -> Outcome:
     """Trace the jobs of a file; the exit status is that of the first that failed."""
-    from iotwin.jobs import read_jobs, trace_jobs
+    from iotwin.loops.jobs import read_jobs, trace_jobs
 
     if args.words:
         raise UsageError("--jobs names the commands; leave out what stands after the options")
@@ -150,7 +200,7 @@ def _trace_jobs(args: Namespace) -> Outcome:
     common += ["--force"] if args.force else []
     documents = trace_jobs(read_jobs(args.jobs), args.output, common)
     status = next((job["exit_status"] for job in documents.values() if job["exit_status"]), 0)
-    return Outcome({"directory": str(args.output), "jobs": documents}, status if status >= 0 else 128 - status)
+    return Outcome({"directory": str(args.output), "jobs": documents}, _of_shell(status))
 
 
 def _interpret_attach(args: Namespace) -> None:

@@ -26,14 +26,14 @@ class View(Command):
         import sys
         import threading
 
-        from trace_visuals.view import ReportServer
-        from tracing_tools.trace.errors import UsageError
+        from common.errors import UsageError
+        from trace_visuals.report.view import ReportServer
 
         if not 0 <= args.port < 1 << 16:
             raise UsageError(f"--port {args.port} is no port; give a number below 65536, or 0 for a free one")
         with ReportServer(args.traces, args.port) as server:
             try:
-                # Whoever runs this needs the address, so it is told even under --quiet and --json.
+                # The user needs the address, so it is printed even under --quiet and --json.
                 print(f"open {server.url} in a browser on this machine; Ctrl-C ends", file=sys.stderr, flush=True)
                 threading.Event().wait()
             except KeyboardInterrupt:

@@ -1,0 +1,1 @@
+"""The ground floor: small mechanisms that every room uses. It imports the standard library, numpy, msgspec and rich."""

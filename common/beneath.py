@@ -1,0 +1,135 @@
+"""Files by names that others chose: opened, found, renamed and removed beneath one directory and nowhere else.
+
+A name comes from a manifest, a journal, a recipe or a twin that somebody may have sent. It must not lead out by `..` or a leading
+slash, nor through a symbolic link that stands in the directory. Every folder on the way is therefore opened without following
+links (openat(2), O_NOFOLLOW), and the last step happens relative to its descriptor. The directory itself is the user's own choice
+and may be a link.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from common.errors import IotwinError
+
+_LONGEST_NAME, _LONGEST_PART = 4095, 240  # bytes: PATH_MAX; NAME_MAX, with room for what unfinished files are called
+
+
+def stays_within(name: str) -> bool:
+    """Return whether `name` is a relative name of something below the directory it is joined to."""
+    try:
+        parts = os.fsencode(name).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    if name[:1] == "/" or b".." in parts or "\0" in name or sum(map(len, parts)) + len(parts) > _LONGEST_NAME:
+        return False
+    return any(part not in (b"", b".") for part in parts) and max(map(len, parts)) <= _LONGEST_PART
+
+
+def normal(name: str) -> str:
+    """Return `name` in the one form that all its spellings share: ``./a//b`` is a/b."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+@contextmanager
+def folder_of(directory: Path, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield (descriptor of the folder that `name` is in, last part of the name); `make` makes the folders that are missing.
+
+    Raises IotwinError for a name that leads out, by itself or through a link, and OSError as openat(2).
+    """
+    if not stays_within(name):
+        raise IotwinError(f"{directory}: the name {name!r} leads out of it; nothing was done with it")
+    *folders, last = normal(name).split("/")
+    if make:
+        directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = _open_folder(directory, name, descriptor, folder, make)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor, last
+    finally:
+        os.close(descriptor)
+
+
+def _open_folder(directory: Path, name: str, descriptor: int, folder: str, make: bool) -> int:
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(folder, dir_fd=descriptor)
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+    except NotADirectoryError:
+        if _is_link(folder, descriptor):
+            raise IotwinError(f"{directory}: {name!r} leads through the link '{folder}'; replace it by a real folder") from None
+        raise
+
+
+def _is_link(name: str, descriptor: int) -> bool:
+    return stat.S_ISLNK(os.lstat(name, dir_fd=descriptor).st_mode) if name else False
+
+
+def open_beneath(directory: Path, name: str, flags: int, *, make_folders: bool = False) -> int:
+    """Return the descriptor of the regular file `name`, opened with `flags` (mode 0666 where it is made).
+
+    Raises IotwinError for a name that leads out, a link, and anything that is no file; OSError as openat(2).
+    """
+    with folder_of(directory, name, make_folders) as (folder, last):
+        try:
+            # Not blocking: a FIFO must not hold us up; of no effect on a file.
+            descriptor = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        except OSError:
+            if _kind_is_wrong(last, folder):
+                raise _no_file(directory, name) from None
+            raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_file(directory, name)
+    return descriptor
+
+
+def _kind_is_wrong(name: str, folder: int) -> bool:
+    try:
+        return not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode)
+    except OSError:
+        return False
+
+
+def _no_file(directory: Path, name: str) -> IotwinError:
+    return IotwinError(f"{directory}: {name!r} is a link or no file; remove it, or choose another directory")
+
+
+def size_beneath(directory: Path, name: str) -> int | None:
+    """Return the bytes of the file `name`; None where there is none, or something else stands there."""
+    try:
+        with folder_of(directory, name) as (folder, last):
+            found = os.lstat(last, dir_fd=folder)
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def unlink_beneath(directory: Path, name: str) -> None:
+    """Remove the file (or link) `name`, if it is there."""
+    try:
+        with folder_of(directory, name) as (folder, last):
+            os.unlink(last, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return
+
+
+def rename_beneath(directory: Path, name: str, new_name: str) -> None:
+    """Give the file `name` the name `new_name` in the same folder; OSError as renameat(2)."""
+    with folder_of(directory, name) as (folder, last):
+        os.replace(last, normal(new_name).rpartition("/")[2], src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def read_beneath(directory: Path, name: str, limit_bytes: int) -> bytes:
+    """Return the content of the file `name`; IotwinError when it has more than `limit_bytes`."""
+    with os.fdopen(open_beneath(directory, name, os.O_RDONLY), "rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise IotwinError(f"{directory / name}: has more than {limit_bytes >> 20} MiB, which no file of ours has; is it one?")
+    return content

@@ -1,0 +1,77 @@
+"""How sure a figure is: 95 % confidence intervals of ratios, means and quantiles over the steps of a run.
+
+Steps that follow one another are alike (a prefetched batch hides a slow read for some steps), so means come from batches of
+consecutive steps (Law, Simulation Modeling and Analysis, section 9.5.3: batch means), at most 20.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BATCHES = 20
+# Student's t, two-sided 95 %, by degrees of freedom from 1 to 19.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
+)  # fmt: skip
+_Z = 1.96
+
+Numbers = NDArray[np.int64] | NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A figure and its 95 % confidence interval, which a single step or repeat has none of."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the same in a unit `factor` times smaller."""
+        return Estimate(*(None if bound is None else bound * factor for bound in self))  # type: ignore[arg-type]
+
+    def at_most(self, most: float) -> "Estimate":
+        """Return the same with nothing above `most`."""
+        return Estimate(*(None if bound is None else min(most, bound) for bound in self))  # type: ignore[arg-type]
+
+    def document(self) -> dict[str, float | None]:
+        """Return it for JSON."""
+        return self._asdict()
+
+
+def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
+    """Return sum(numerator) / sum(denominator), step by step; None without a denominator. What is not negative stays so.
+
+    The variance is that of a ratio estimator over the batches (Cochran, Sampling Techniques, section 6.3).
+    """
+    total = float(denominator.sum())
+    if not total > 0:
+        return None
+    value = float(numerator.sum()) / total
+    batches = min(_BATCHES, len(denominator))
+    if batches < 2:
+        return Estimate(value, None, None)
+    starts = np.arange(batches) * len(denominator) // batches
+    above, below = np.add.reduceat(numerator, starts), np.add.reduceat(denominator, starts)
+    residuals = above - value * below
+    deviation = math.sqrt(float((residuals**2).sum()) / (batches * (batches - 1))) / (total / batches)
+    margin = _T[batches - 2] * deviation
+    low = value - margin
+    return Estimate(value, max(0.0, low) if value >= 0 else low, value + margin)
+
+
+def mean(values: Numbers) -> Estimate | None:
+    """Return the mean of `values`; None when there are none."""
+    return ratio(values, np.ones(len(values)))
+
+
+def quantile(values: Numbers, probability: float) -> Estimate:
+    """Return the quantile of `values`, at least one, with the order statistics around it (David and Nagaraja, section 7.1)."""
+    ordered = np.sort(values)
+    count = len(ordered)
+    middle, margin = count * probability, _Z * math.sqrt(count * probability * (1 - probability))
+    low, high = math.floor(middle - margin), math.ceil(middle + margin)
+    bounds = [float(ordered[place]) if 0 <= place < count else None for place in (low, high)]
+    return Estimate(float(np.quantile(ordered, probability)), *bounds)

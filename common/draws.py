@@ -1,0 +1,103 @@
+"""Durations drawn from their distributions, keyed by what they are for."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+from common.durations import (
+    Duration,
+    Exponential,
+    Gamma,
+    Lognormal,
+    Normal,
+    Poisson,
+    Quantiles,
+    Recorded,
+    Uniform,
+)
+from common.gamma import gamma_quantile
+from common.keyed import Purpose, generator
+from common.recorded_times import read_recording
+
+_SMALLEST = 2.0**-57  # about the least that a stratum's draw of 53 bits can be
+_LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+def inverse_cdf(duration: Duration, probability: float) -> float:
+    """Return the seconds below which `duration` falls with `probability` (0..1).
+
+    Quantiles are interpolated linearly between equally spaced probabilities. A normal curve is truncated at zero: the
+    probability counts the part above it, so that no mass piles up at zero and none is folded over.
+    """
+    # Unbounded curves take neither 0 nor 1, and a draw may round to either.
+    inner = min(max(probability, _SMALLEST), _LARGEST_BELOW_ONE)
+    match duration:
+        case Quantiles(values):
+            place = probability * (len(values) - 1)
+            low = min(int(place), len(values) - 1)
+            high = min(low + 1, len(values) - 1)
+            return values[low] + (place - low) * (values[high] - values[low])
+        case Normal(mean, stdev) if stdev > 0:
+            curve = NormalDist(mean, stdev)
+            below_zero = curve.cdf(0.0)
+            place = min(max(below_zero + probability * (1 - below_zero), _SMALLEST), _LARGEST_BELOW_ONE)
+            return max(0.0, curve.inv_cdf(place))
+        case Normal(mean) | Lognormal(mean, 0.0):
+            return mean
+        case Lognormal(mean, stdev):
+            variance = math.log1p((stdev / mean) ** 2)  # of the logarithms; their mean is log(mean) - variance / 2
+            return mean * math.exp(math.sqrt(variance) * NormalDist().inv_cdf(inner) - variance / 2)
+        case Uniform(least, most):
+            return least + probability * (most - least)
+        case Exponential(scale):
+            return -scale * math.log1p(-inner)
+        case Gamma(shape, scale):
+            return scale * gamma_quantile(shape, inner)
+        case Poisson(lam):
+            return float(_poisson_quantile(lam, inner))
+        case Recorded(file):
+            raise TypeError(f"{file}: a recording is replayed, not drawn from")
+    return float(duration)
+
+
+def _poisson_quantile(lam: float, probability: float) -> int:
+    count, term = 0, math.exp(-lam)
+    total = term
+    while total < probability and term > 0:
+        count += 1
+        term *= lam / count
+        total += term
+    return count
+
+
+class DrawnTime:
+    """A duration that is drawn anew, by inverse transform, for every (rank, epoch, step).
+
+    Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5): each `strata` steps that follow one another get one draw
+    from each equal part of the distribution, in random order. Every single draw has the distribution asked for, but the sum over
+    an epoch of few steps comes closer to its mean than that of independent draws, so that a short twin lasts as long as the job.
+
+    A recording is replayed instead, each rank and epoch from a place drawn for it.
+    """
+
+    def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = 8) -> None:
+        self._seed, self._purpose, self._strata = seed, purpose, strata
+        self._duration = duration
+        self._recording = read_recording(duration.file) if isinstance(duration, Recorded) else None
+        self._block: tuple[int, int, int] | None = None
+        self._probabilities: list[float] = []
+
+    def seconds(self, rank: int, epoch: int, step: int) -> float:
+        """Return the seconds of this step (or sample, or file), counted from 0; the same at every call."""
+        if self._recording is not None:
+            first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
+            return float(self._recording[(first + step) % len(self._recording)])
+        if isinstance(self._duration, float | int):
+            return float(self._duration)
+        block, place = divmod(step, self._strata)
+        if self._block != (rank, epoch, block):
+            draw = generator(self._seed, self._purpose, rank, epoch, block)
+            self._probabilities = ((draw.permutation(self._strata) + draw.random(self._strata)) / self._strata).tolist()
+            self._block = (rank, epoch, block)
+        return inverse_cdf(self._duration, self._probabilities[place])

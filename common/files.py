@@ -1,0 +1,78 @@
+"""Writing results: refused early when it cannot work, never half-written under the final name, never over others' files."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from common.errors import IotwinError, UsageError
+
+
+def check_type(path: Path, known: tuple[str, ...]) -> None:
+    """Raise UsageError unless the name of `path` ends in one of `known` (such as '.png')."""
+    if path.suffix.lower() not in known:
+        raise UsageError(f"{path} has no known file type; end its name in {' or '.join(known)}")
+
+
+def check_output(path: Path) -> None:
+    """Raise before any work is done: UsageError when `path` is a directory, IotwinError when it cannot be written there."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give the name of a file in it")
+    directory = path.parent
+    if not directory.is_dir():
+        raise IotwinError(f"{directory} is not a directory, so {path.name} cannot be written there; make it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise IotwinError(f"{directory} is not writable, so {path.name} cannot be written there; choose another place")
+
+
+@contextmanager
+def open_whole(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` under a temporary name in the same directory, then rename it to `path`; IotwinError when that fails."""
+    with open_whole(path) as file:
+        file.write(content)
+
+
+def write_json(path: Path, document: Any, indent: int | None = 1) -> None:
+    """Write `document` as JSON by `write_whole`: a value a line, or all on one line where `indent` is None."""
+    write_whole(path, (json.dumps(document, indent=indent) + "\n").encode())
+
+
+def claim_directory(directory: Path, what: str, is_ours: Callable[[], bool], force: bool) -> bool:
+    """Make `directory`, or check that it is empty or an earlier `what` that `force` may replace; return whether it is the latter.
+
+    Raises UsageError when it is a file, holds anything else, or is ours without `force`.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file; choose another directory")
+    if directory.exists() and any(directory.iterdir()):
+        if not is_ours():
+            raise UsageError(f"{directory} holds other files; choose another directory")
+        if not force:
+            raise UsageError(f"{directory} holds an earlier {what}; choose another directory or add --force to replace it")
+        return True
+    directory.mkdir(parents=True, exist_ok=True)
+    return False
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make the names in `directory` last through a loss of power, which fsync(2) of a file does not; OSError when that fails."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,55 @@
+"""Quantiles of the gamma distribution, in plain arithmetic: nothing else here would need SciPy."""
+
+import math
+from statistics import NormalDist
+
+_PRECISE = 1e-14
+_CLOSE = 1e-11
+_MOST_STEPS = 200
+_SMALLEST_LOG = -700.0
+_LARGEST = 1 - 1e-11  # what is closer to 1 is lost in the rounding of gamma_cdf, which might never reach it
+
+
+def gamma_cdf(shape: float, x: float) -> float:
+    """Return the probability of a value of at most `x` (scale 1): the series of the incomplete gamma function.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 6.5.29.
+    """
+    if x <= 0:
+        return 0.0
+    term = total = 1.0
+    divisor = shape
+    while term > _PRECISE * total:
+        divisor += 1
+        term *= x / divisor
+        total += term
+    return min(1.0, total * math.exp(shape * math.log(x) - x - math.lgamma(shape + 1)))
+
+
+def gamma_quantile(shape: float, probability: float) -> float:
+    """Return the value (scale 1) that is not passed with `probability`, which is above 0 and below 1.
+
+    Newton's method for the logarithms of value and probability, within a bracket, from the approximation of Wilson and Hilferty
+    (The distribution of chi-square, 1931), or from the series' first term where that has no positive value. Below what a float
+    holds it is 0; probabilities above 1 - 1e-11 count as that.
+    """
+    probability = min(probability, _LARGEST)
+    cube = 1 - 1 / (9 * shape) + NormalDist().inv_cdf(probability) / (3 * math.sqrt(shape))
+    first_term = (math.log(probability) + math.lgamma(shape + 1)) / shape
+    place = math.log(shape) + 3 * math.log(cube) if cube > 0.1 else first_term
+    low, high = -math.inf, math.inf
+    for _ in range(_MOST_STEPS):
+        if place < _SMALLEST_LOG:
+            return 0.0
+        x = math.exp(place)
+        reached = gamma_cdf(shape, x)
+        excess = math.log(reached / probability) if reached > 0 else -math.inf
+        low, high = (low, place) if excess > 0 else (place, high)
+        slope = math.exp(shape * place - x - math.lgamma(shape)) / reached if reached > 0 else 0.0
+        # Not farther than a factor of e at once: where the distribution function is flat, its slope says little.
+        step = min(max(excess / slope, -1.0), 1.0) if slope > 0 else math.copysign(1.0, excess)
+        following = place - step
+        if abs(step) <= _CLOSE:
+            break
+        place = following if low < following < high else (low + high) / 2
+    return math.exp(place)

@@ -1,0 +1,97 @@
+"""The one progress display: a rich bar on a terminal, plain lines in a log, nothing when quiet.
+
+Everything goes to stderr, so that stdout carries only results.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from common.units import format_size
+
+_PLAIN_LINE_EVERY_S = 5.0
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Silence (or restore) progress and notes for the whole process; the command line calls this once."""
+    global _quiet
+    _quiet = quiet
+
+
+def note(text: str) -> None:
+    """Print one line for the person watching, unless quiet."""
+    if not _quiet:
+        show_line(text)
+
+
+def show_line(text: str) -> None:
+    """Print one line on stderr in one piece, as a job may print there at the same time."""
+    with suppress(OSError):  # the terminal was closed, or whoever read along has gone
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+class Advance(Protocol):
+    """Reports that `amount` more units are done."""
+
+    def __call__(self, amount: float) -> None:
+        """Say that `amount` more is done."""
+
+
+@contextmanager
+def progress(title: str, total: float, unit: str = "B") -> Iterator[Advance]:
+    """Show progress towards `total` (bytes when `unit` is 'B', else plain counts) until the block ends."""
+    if _quiet:
+        yield lambda amount: None
+    elif sys.stderr.isatty():
+        with _bar(title, total, unit) as advance:
+            yield advance
+    else:
+        with _lines(title, total, unit) as advance:
+            yield advance
+
+
+@contextmanager
+def _bar(title: str, total: float, unit: str) -> Iterator[Advance]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from common.terminal import console
+
+    amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn()] if unit == "B" else [MofNCompleteColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+@contextmanager
+def _lines(title: str, total: float, unit: str) -> Iterator[Advance]:
+    begin = last = time.monotonic()
+    done = 0.0
+
+    def text(value: float) -> str:
+        return format_size(value) if unit == "B" else f"{value:.0f} {unit}"
+
+    def advance(amount: float) -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        if now - last >= _PLAIN_LINE_EVERY_S and done < total:
+            last = now
+            left = (total - done) * (now - begin) / done
+            rate = f", {format_size(done / (now - begin))}/s" if unit == "B" else ""
+            show_line(f"{title}: {text(done)} of {text(total)}{rate}, {left:.0f} s left")
+
+    yield advance
+    show_line(f"{title}: {text(done)} in {time.monotonic() - begin:.1f} s")

@@ -1,0 +1,39 @@
+"""Recorded times: a text file with one number of seconds a line."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import IotwinError
+
+_LONGEST_S = 1e9
+_LARGEST_BYTES = 64 << 20
+
+
+def read_recording(file: str) -> NDArray[np.float64]:
+    """Return the seconds in `file`, at least one; empty lines and what follows a # do not count.
+
+    Raises IotwinError, naming the file and the line, when it cannot be read or a line is no number from 0 to 1e9.
+    """
+    path = Path(file)
+    try:
+        if path.exists() and not path.is_file():
+            raise IotwinError(f"{file}: is no file; name one that holds recorded times")
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise IotwinError(f"{file}: is larger than the {_LARGEST_BYTES >> 20} MiB that recorded times may have")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise IotwinError(f"{file}: the recorded times cannot be read: {error}") from None
+    values = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if content := line.partition("#")[0].strip():
+            try:
+                values.append(float(content))
+            except ValueError:
+                raise IotwinError(f"{file}:{number}: {content[:40]!r} is no number of seconds") from None
+            if not 0 <= values[-1] <= _LONGEST_S:
+                raise IotwinError(f"{file}:{number}: {content[:40]} s is no time that anything takes")
+    if not values:
+        raise IotwinError(f"{file}: holds no recorded times; write one number of seconds a line")
+    return np.array(values)

@@ -1,0 +1,64 @@
+"""Sizes and durations as people write them: parsing and formatting in one place."""
+
+import re
+
+from common.errors import UsageError
+
+_SIZE_UNITS = {
+    "": 1, "b": 1,
+    "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,
+    "ki": 1024, "kib": 1024, "mi": 1024**2, "mib": 1024**2, "gi": 1024**3, "gib": 1024**3, "ti": 1024**4, "tib": 1024**4,
+}  # fmt: skip
+_DURATION_UNITS = {
+    "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1_000_000_000,
+    "min": 60_000_000_000, "h": 3_600_000_000_000,
+}  # fmt: skip
+
+
+def _split(text: str, what: str, units: dict[str, int], example: str) -> tuple[float, int]:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise UsageError(f"{what} '{text}' is not a positive number with a unit; write for example {example}")
+    unit = match[2].lower()
+    if unit not in units:
+        raise UsageError(f"{what} '{text}' has the unknown unit '{match[2]}'; write for example {example}")
+    return float(match[1]), units[unit]
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `text` means: '512MiB', '30 GB', '4096'. Raises UsageError for anything not above zero."""
+    number, factor = _split(text, "size", _SIZE_UNITS, "512MiB")
+    size_bytes = int(number * factor)
+    if size_bytes <= 0:
+        raise UsageError(f"size '{text}' must be at least one byte; write for example 512MiB")
+    return size_bytes
+
+
+def parse_duration(text: str) -> int:
+    """Return the nanoseconds that `text` means: '100ms', '1.5s', '5min'; a bare number is seconds."""
+    number, factor = _split(text, "duration", _DURATION_UNITS, "1s or 100ms")
+    return int(number * factor)
+
+
+def _three_digits(value: float) -> str:
+    """Return three significant digits, never in scientific notation above one."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def format_size(size_bytes: float) -> str:
+    """Return bytes with a binary unit and three significant digits: '1.50 GiB'."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+        value /= 1024
+    return f"{_three_digits(value)} TiB"
+
+
+def format_duration(duration_ns: float) -> str:
+    """Return nanoseconds with the unit that keeps the number readable: '1.23 ms'."""
+    value = float(duration_ns)
+    for unit, limit in (("ns", 1e3), ("us", 1e6), ("ms", 1e9)):
+        if abs(value) < limit:
+            return f"{_three_digits(value / (limit / 1e3))} {unit}"
+    return f"{_three_digits(value / 1e9)} s"

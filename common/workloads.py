@@ -1,0 +1,46 @@
+"""The real workloads, each registered once: what run, generate, scale, images and plots know of one, they know from here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.errors import UsageError, nearest
+
+EMULATED = "emulated"  # the variant that is a twin
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One real training job, the program ``python -m workloads.NAME``."""
+
+    name: str
+    framework: Literal["torch", "tensorflow"]
+    # What starts several ranks of it: torchrun, our workloads.launch, or nothing, where one process computes on all GPUs.
+    launcher: Literal["torchrun", "launch", None]
+    has_loader_processes: bool = False  # and so the option --workers
+    variants: tuple[str, ...] = ("original", "instrumented", "sleep", EMULATED)
+    other_names: tuple[str, ...] = ()  # that the paper artifact's scripts know it by
+
+    def launch_words(self, ranks: int) -> list[str]:
+        """Return what stands between ``python -m`` and the program to start so many ranks on this machine."""
+        if ranks == 1 or self.launcher is None:
+            return []
+        if self.launcher == "launch":
+            return ["workloads.launch", str(ranks)]
+        address = ["--standalone", "--local-addr", "127.0.0.1"]
+        return ["torch.distributed.run", *address, "--nproc-per-node", str(ranks), "--module"]
+
+
+_ALL = (
+    Workload("unet3d", "torch", "torchrun", has_loader_processes=True, other_names=("imseg",)),
+    Workload("bert", "tensorflow", "launch", variants=("original", "instrumented", "sleep", "profiler", EMULATED)),
+    Workload("dlrm", "torch", None),
+)
+WORKLOADS = {workload.name: workload for workload in _ALL}
+NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *workload.other_names)}  # the artifact's, too
+
+
+def workload_named(name: str) -> Workload:
+    """Return the workload of that name; UsageError, with the nearest one, when there is none."""
+    if name not in WORKLOADS:
+        raise UsageError(f"unknown workload '{name}'{nearest(name, list(WORKLOADS))}; known: {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]

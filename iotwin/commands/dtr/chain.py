@@ -1,0 +1,64 @@
+"""``iotwin dtr chain``: the theory's chain of unit operations."""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Chain(Command):
+    """Counts what a chain under a budget recomputes."""
+
+    name = "chain"
+    help = "count what chains of unit operations recompute under a budget, beside the theory's bounds"
+    epilog = "example: iotwin dtr chain --layers 64,128,256 --budget 2ceil_sqrt,log2 --heuristic DTR,DTRLocal"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add lengths, budgets and heuristics."""
+        parser.add_argument("--layers", default="64,128,256", metavar="N,..", help="lengths of chains (default 64,128,256)")
+        parser.add_argument(
+            "--budget", default="2ceil_sqrt", metavar="B,..",
+            help="tensors that fit: numbers, or 2sqrt, sqrt, 4sqrt, 6sqrt, 8sqrt, log2, 3log2, n, n/2, 2ceil_sqrt (default)",
+        )  # fmt: skip
+        parser.add_argument("--heuristic", default="DTR", metavar="NAME,..", help="how victims are chosen (default DTR)")
+        parser.add_argument(
+            "--limit",
+            type=float,
+            metavar="X",
+            help="end as thrashed when recomputing costs X - 1 times the step (default: never)",
+        )
+
+    def run(self, args: Namespace) -> Outcome:
+        """Run every length, budget and heuristic."""
+        import math
+
+        from common.errors import UsageError
+        from iotwin.commands.dtr.options import listed, note_missing_numba
+        from workloads.dtr.chain import run_chain, theory_lines
+        from workloads.dtr.heuristics import heuristic_named
+
+        layers = listed(args.layers, "--layers", int)
+        if min(layers) < 1 or (args.limit is not None and args.limit < 1):
+            raise UsageError("--layers and --limit are at least 1")
+        limit = math.inf if args.limit is None else args.limit
+        note_missing_numba()
+        runs = [
+            run_chain(length, budget.strip(), heuristic, limit)
+            for length in layers
+            for budget in args.budget.split(",")
+            for heuristic in listed(args.heuristic, "--heuristic", heuristic_named)
+        ]
+        return Outcome({"runs": runs, "theory": {"layers": layers, **theory_lines(layers)}})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print a row a run."""
+        from iotwin.commands.dtr.options import print_table
+
+        rows = [
+            [
+                run["layers"], run["bound"], run["budget"], run["heuristic"], run["result"], run["remat_ops"],
+                "" if run["extra_per_layer"] is None else f"{run['extra_per_layer']:.3f}", run["accesses"],
+            ]
+            for run in document["runs"]
+        ]  # fmt: skip
+        print_table(("layers", "bound", "budget", "heuristic", "result", "recomputed", "a layer", "accesses"), rows)

@@ -1,0 +1,51 @@
+"""What the actions of ``iotwin dtr`` share: lists in options, tables, and the note about numba."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+def listed(text: str, option: str, convert: Callable[[str], _Value]) -> list[_Value]:
+    """Return the values of an option that takes several, separated by commas; UsageError for one that is none."""
+    from common.errors import UsageError
+
+    values = []
+    for word in text.split(","):
+        try:
+            values.append(convert(word.strip()))
+        except ValueError:
+            raise UsageError(f"{option}: '{word}' is not a number") from None
+    return values
+
+
+def ratio(text: str) -> float:
+    """Return a share of the baseline's peak; UsageError unless above 0 and at most 100."""
+    from common.errors import UsageError
+
+    value = float(text)
+    if not 0 < value <= 100:
+        raise UsageError(f"--ratio: {text} is not above 0 and at most 100")
+    return value
+
+
+def note_missing_numba() -> None:
+    """Say once that the simulator is slower than it could be."""
+    from common.progress import note
+    from workloads.dtr.compiler import has_numba
+
+    if not has_numba():
+        note("numba is not installed (iotwin[dtr]): the same answers, about fifty times more slowly")
+
+
+def print_table(columns: Sequence[str], rows: list[list[Any]]) -> None:
+    """Print rows under their columns' names."""
+    texts = [[str(value) for value in row] for row in [list(columns), *rows]]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
+    for row in texts:
+        print(
+            "  ".join(
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(row, widths, strict=True))
+            )
+        )

@@ -1,0 +1,48 @@
+"""``iotwin dtr plot``: pictures of a sweep, or of the original's measurements."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class PlotDtr(Command):
+    """Draws what has been run, without running anything."""
+
+    name = "plot"
+    help = "draw the curves of a sweep, or of the original's measured data"
+    epilog = """examples:
+  iotwin dtr plot sweep -o pareto.svg
+  iotwin dtr plot config.json data.json -o measured.png"""
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add what to draw and where to."""
+        parser.add_argument(
+            "sources",
+            nargs="+",
+            type=Path,
+            metavar="SOURCE",
+            help="directory of a sweep; or CONFIG.json DATA.json of the original",
+        )
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="picture: .png, .svg or .pdf")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Draw a panel for each model and study."""
+        import json
+        from tempfile import TemporaryDirectory
+
+        from trace_visuals.curves import plot_curves
+        from workloads.dtr.measured import panels_of
+
+        with TemporaryDirectory() as scratch:
+            paths = []
+            for number, panel in enumerate(panels_of(args.sources)):
+                paths.append(Path(scratch) / f"{number:03}.json")
+                paths[-1].write_text(json.dumps(panel))
+            drawn = plot_curves(paths, args.output)
+        return Outcome({"pictures": [str(args.output)], "panels": drawn["panels"]})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Name the picture."""
+        print(f"{document['pictures'][0]}: {len(document['panels'])} panels")

@@ -1,0 +1,62 @@
+"""``iotwin dtr validate``: what a log holds, and what is wrong with it."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Validate(Command):
+    """Checks a log line by line."""
+
+    name = "validate"
+    help = "check a log of operations and say what a step without a budget costs and needs"
+    epilog = "example: iotwin dtr validate mlp.log"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the log."""
+        parser.add_argument("log", type=Path, metavar="LOG", help="log to check")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Read the whole log, gathering problems."""
+        from common.errors import UsageError
+        from iotwin.commands.dtr.options import note_missing_numba
+        from workloads.dtr.log_format import read_log
+        from workloads.dtr.logs import sha256_of
+        from workloads.dtr.simulator import baseline
+
+        if not args.log.is_file():
+            raise UsageError(f"{args.log} is not a file")
+        note_missing_numba()
+        log = read_log(args.log, collect=True)
+        graph, problems = log.graph, [{"line": p.line, "text": p.text} for p in log.problems]
+        base = None if problems else baseline(graph)
+        document = {
+            "log": str(args.log), "sha256": sha256_of(args.log), "lines": log.lines, "instructions": log.instructions,
+            "operators": graph.operators, "constants": int(graph.op_constant.sum()), "tensors": graph.tensors,
+            "schedule_items": len(graph.items), "views": int((graph.tensor_alias >= 0).sum()), "backward_line": log.backward_line,
+            "baseline": base and {
+                "compute_ns": base.compute, "peak_bytes": base.peak, "eager_peak_bytes": base.eager_peak,
+                "constant_bytes": base.constant, "bottleneck_bytes": base.bottleneck,
+                "bottleneck_bytes_with_views": base.bottleneck_with_views,
+            },
+            "problems": problems,
+        }  # fmt: skip
+        return Outcome(document, 1 if problems else 0)
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the counts, the baseline and the problems."""
+        from common.units import format_duration, format_size
+
+        for problem in document["problems"]:
+            print(f"{document['log']}:{problem['line']}: {problem['text']}")
+        print(
+            f"{document['lines']} lines, {document['operators']} operators ({document['constants']} constants), "
+            f"{document['tensors']} tensors, {document['views']} views"
+        )
+        if base := document["baseline"]:
+            print(
+                f"a step costs {format_duration(base['compute_ns'])} and needs {format_size(base['peak_bytes'])}, "
+                f"of which {format_size(base['constant_bytes'])} are constants"
+            )

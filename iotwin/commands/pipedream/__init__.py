@@ -1,0 +1,25 @@
+"""``iotwin pipedream``: plan a training pipeline, predict it, and make a twin of it before any of it exists."""
+
+from iotwin.command import Group
+
+
+class PipeDream(Group):
+    """From a profile of layers to a plan, its timeline and its twin."""
+
+    name = "pipedream"
+    help = "plan a training pipeline from a profile of its layers, predict what it does, make its twin"
+    epilog = """examples:
+  iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
+  iotwin pipedream simulate plan/plan.json --trace plan.trace"""
+    leaf_classes = (
+        ("graph", "ShowGraph"),
+        ("compress", "Compress"),
+        ("optimize", "Optimize"),
+        ("evaluate", "Evaluate"),
+        ("speedups", "SpeedUps"),
+        ("convert", "Convert"),
+        ("simulate", "Simulate"),
+        ("twin", "MakeTwin"),
+        ("validate", "Validate"),
+        ("drive", "Drive"),
+    )

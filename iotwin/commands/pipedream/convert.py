@@ -1,0 +1,52 @@
+"""``iotwin pipedream convert``: confs, modules and plan of an optimised graph."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+from iotwin.commands.pipedream.options import make_directory
+
+
+class Convert(Command):
+    """Writes what a run of the partitioned model starts from."""
+
+    name = "convert"
+    help = "write the stages, confs and plan of an optimised graph"
+    epilog = "example: iotwin pipedream convert plan/gpus=4.txt -n VGG16 -a vgg16 -o model --stage-to-num-ranks 0:3,1:1"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the graph, names and ranks."""
+        parser.add_argument("graph", type=Path, metavar="GPUS.txt", help="an optimised graph: its nodes have stage_ids")
+        parser.add_argument("-n", "--model-name", required=True, metavar="NAME", help="name of the model's class")
+        parser.add_argument("-a", "--arch", required=True, metavar="ARCH", help="name of the architecture, as in vgg16")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
+        parser.add_argument(
+            "--stage-to-num-ranks", dest="ranks", metavar="MAP", help="ranks of each stage, as in 0:3,1:1; gives hybrid_conf.json"
+        )
+
+    def run(self, args: Namespace) -> Outcome:
+        """Convert the graph."""
+        from workloads.pipedream.convert import convert
+        from workloads.pipedream.graph_file import read_graph, write_graph
+        from workloads.pipedream.plan_file import plan_document, write_json
+
+        found = convert(read_graph(args.graph), args.ranks)
+        make_directory(args.output)
+        for number, stage in enumerate(found.stages):
+            write_graph(stage, args.output / f"stage{number}.graph.txt")
+        for kind, conf in found.confs.items():
+            write_json(conf, args.output / f"{kind}_conf.json")
+        names = {"model": args.model_name, "arch": args.arch}
+        write_json({**names, "modules": found.modules}, args.output / "modules.json")
+        write_json(plan_document(found.plan), args.output / "plan.json")
+        return Outcome({
+            **names, "stages": len(found.stages), "modules": found.modules, "confs": found.confs,
+            "plan": str(args.output / "plan.json"),
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the modules with their tensors."""
+        for module in document["modules"]:
+            print(f"{module['name']}: {', '.join(module['inputs'])} -> {', '.join(module['outputs'])}")
+        print(f"confs: {', '.join(document['confs'])}; plan: {document['plan']}")

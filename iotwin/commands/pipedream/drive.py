@@ -1,0 +1,48 @@
+"""``iotwin pipedream drive``: the commands that a driver file stands for."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from iotwin.command import Command, Outcome
+
+
+class Drive(Command):
+    """Prints what would be launched."""
+
+    name = "drive"
+    help = "print the command of every rank of a driver file"
+    epilog = "example: iotwin pipedream drive vgg16_4pipedream.yml --dry-run"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the driver file and how to launch."""
+        parser.add_argument("config", type=Path, metavar="CONFIG.yml", help="driver file")
+        parser.add_argument("--dry-run", action="store_true", help="print the commands and launch nothing; required so far")
+        parser.add_argument("--resume", metavar="PREFIX", help="prefix of the checkpoints to go on from")
+        parser.add_argument("--local", action="store_true", help="without ssh and containers")
+        parser.add_argument("--launch-single-container", action="store_true", help="one container a host instead of one a GPU")
+        parser.add_argument("--mount-directories", nargs="+", default=[], metavar="DIR", help="directories that containers see")
+        parser.add_argument("--models", type=Path, metavar="DIR", help="directory that config_file is relative to")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Work out the commands."""
+        from workloads.pipedream.driver_file import Launch, commands, read_driver
+
+        if not args.dry_run:
+            raise UsageError("there is no runtime to launch yet; --dry-run prints the commands")
+        driver = read_driver(args.config, args.models)
+        directory = Path(str(driver.keys.get("log_directory", "."))) / "TIMESTAMP"
+        launch = Launch(directory, args.resume, args.local, args.launch_single_container, tuple(args.mount_directories))
+        found = commands(driver, launch)
+        return Outcome({
+            "directory": str(directory), "commands": found, "ranks": len(driver.machines), "exit_statuses": None,
+            "stopped_by": None,
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print each command as a shell would take it."""
+        import shlex
+
+        for command in document["commands"]:
+            print(shlex.join(command))

@@ -1,0 +1,47 @@
+"""``iotwin pipedream evaluate``: any partition's time under the formulas."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+from iotwin.commands.pipedream.options import add_machine_options, options_of
+
+
+class Evaluate(Command):
+    """Holds a partition against the formulas that the optimizer minimises."""
+
+    name = "evaluate"
+    help = "say what time the formulas give a partition, whoever made it"
+    epilog = "example: iotwin pipedream evaluate vgg16.graph.txt plan/plan.json -n 4 -b 1e9 --activation-compression-ratio 1"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the profile, the partition and the machines."""
+        parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
+        parser.add_argument("partition", type=Path, metavar="PARTITION", help="gpus=N.txt with stage_ids, or plan.json")
+        add_machine_options(parser)
+
+    def run(self, args: Namespace) -> Outcome:
+        """Evaluate the partition."""
+        from workloads.pipedream.graph_file import read_graph
+        from workloads.pipedream.plan_file import read_plan
+        from workloads.pipedream.report import evaluate, with_stages_of
+
+        options, graph = options_of(args), read_graph(args.graph)
+        fold = args.fold is not False
+        if args.partition.suffix == ".json":
+            return _outcome(evaluate(graph, options, read_plan(args.partition), fold))
+        return _outcome(evaluate(with_stages_of(graph, read_graph(args.partition)), options, None, fold))
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the time of each stage."""
+        if not document["valid"]:
+            print(f"no partition: {document['reason']}")
+            return
+        for stage in document["stages"]:
+            print(f"stage {stage['stage']}: {len(stage['nodes'])} layers on {stage['replicas']}, {stage['compute_s']:.6g} s")
+        print(f"Time per stage in pipeline: {document['stage_time_s']:.9g} s, by stage {document['bottleneck_stage']}")
+
+
+def _outcome(document: dict[str, Any]) -> Outcome:
+    return Outcome(document, 0 if document["valid"] else 1)

@@ -1,0 +1,40 @@
+"""``iotwin pipedream graph``: what a profile holds."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class ShowGraph(Command):
+    """Counts, totals, order and states of a layer graph."""
+
+    name = "graph"
+    help = "say what a layer graph holds: nodes, totals, order, states"
+    epilog = "example: iotwin pipedream graph vgg16.graph.txt --antichains"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the graph."""
+        parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
+        parser.add_argument("--antichains", action="store_true", help="list the states: the frontiers at which it can be cut")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Describe the graph."""
+        from workloads.pipedream.describe import describe
+        from workloads.pipedream.graph_file import read_graph
+
+        return Outcome(describe(read_graph(args.graph), args.antichains))
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the counts and totals."""
+        from common.units import format_size
+
+        totals = document["totals"]
+        shape = "series-parallel" if document["series_parallel"] else "not series-parallel"
+        print(f"{document['nodes']} nodes, {document['edges']} edges, {shape}")
+        print(f"from {', '.join(document['sources'])} to {', '.join(document['sinks'])}")
+        print(f"{totals['forward_ms']:.3f} ms forward, {totals['backward_ms']:.3f} ms backward a minibatch")
+        print(f"{format_size(totals['parameter_bytes'])} parameters, {format_size(totals['activation_bytes'])} activations")
+        for number, state in enumerate(document["states"] or ()):
+            print(f"state {number}: {' '.join(state)}")

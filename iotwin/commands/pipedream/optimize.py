@@ -1,0 +1,117 @@
+"""``iotwin pipedream optimize``: the best partition of a profile over machines."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from iotwin.command import Command, Outcome
+from iotwin.commands.pipedream.options import add_machine_options, make_directory, options_of
+
+
+class Optimize(Command):
+    """Finds the plan with the fastest slowest stage."""
+
+    name = "optimize"
+    help = "find the best partition of a profile into stages and replicas"
+    epilog = (
+        "examples:\n  iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan\n"
+        "  iotwin pipedream optimize gnmt.graph.txt -n 4 4 -b 1e10 1.25e9 --activation-compression-ratio 1"
+    )
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the profile, the machines and the results."""
+        parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
+        add_machine_options(parser)
+        parser.add_argument(
+            "--inputs-in-flight", type=int, metavar="N", help="at most so many minibatches of a worker of stage 0 at once"
+        )
+        parser.add_argument(
+            "--objective", choices=["throughput", "latency"], default="throughput",
+            help="the fastest slowest stage, or the shortest way of one forward pass under --interval",
+        )  # fmt: skip
+        parser.add_argument("--interval", type=float, metavar="S", help="seconds between two inputs; for --objective latency")
+        parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for plan.json, gpus=N.txt and gpus=N.svg")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Optimise, and write what was found."""
+        import time
+
+        from workloads.pipedream.graph_file import file_sha256, read_graph
+        from workloads.pipedream.report import optimize
+
+        options = options_of(args)
+        if args.objective == "latency":
+            return _run_latency(args)
+        if args.interval is not None:
+            raise UsageError("--interval is for --objective latency; leave it out")
+        graph = read_graph(args.graph)
+        if args.output:
+            make_directory(args.output)
+        begin = time.monotonic()
+        found = optimize(graph, options, args.fold, args.inputs_in_flight, file_sha256(args.graph))
+        document = {**found.document, "plan": None, "partition": None, "seconds": time.monotonic() - begin}
+        if args.output:
+            document |= _write(found, args.output)
+        return Outcome(document)
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the stages and what they gain."""
+        from common.units import format_size
+
+        if document.get("objective") == "latency":
+            print(f"latency {document['latency_s']:.6g} s, stage time {document['stage_time_s']:.6g} s")
+            for stage in document["stages"]:
+                print(f"stage {stage['stage']}: {stage['replicas']} x {len(stage['nodes'])} layers, {stage['compute_s']:.6g} s")
+            return
+        part = "" if document["complete"] else ", a part of all"
+        print(f"{document['graph']}: {document['folded_states']} states of {document['states']}{part}")
+        for stage in document["stages"]:
+            print(
+                f"stage {stage['stage']}: {len(stage['nodes'])} layers on {stage['replicas']}, "
+                f"compute {stage['compute_s']:.6g} s, "
+                f"all-reduce {stage['all_reduce_s']:.6g} s, receive {stage['receive_s']:.6g} s, "
+                f"{stage['weight_versions']} weight versions, {format_size(stage['memory_bytes'])}"
+            )
+        _show_times(document)
+
+
+def _show_times(document: dict[str, Any]) -> None:
+    """Print the original's summary, and what else a plan is chosen by."""
+    gain = document["speedup_over_data_parallel"]
+    print(f"Time taken by single-stage pipeline: {document['single_machine_s']:.9g} s")
+    print(f"Time per stage in pipeline: {document['stage_time_s']:.9g} s")
+    if gain is not None:
+        print(f"Throughput increase (compared to single machine): {document['speedup_over_single']:.4g}")
+        print(f"Throughput increase of data parallelism (compared to single machine): {document['data_parallel_speedup']:.4g}")
+        print(f"Throughput increase (compared to data parallelism): {gain:.4g}")
+    print(f"Workers: {document['workers']}, not used: {document['workers_unused']}; inputs in flight: {document['noam']}")
+    if document["fits_memory"] is False:
+        print("The plan needs more memory than was given: see each stage's")
+    if document["plan"]:
+        print(f"written: {document['plan']}, {document['partition']}")
+
+
+def _write(found: Any, directory: Path) -> dict[str, str]:
+    from workloads.pipedream.draw import draw
+    from workloads.pipedream.graph_file import write_graph
+    from workloads.pipedream.plan_file import plan_document, write_json
+
+    name = directory / f"gpus={found.document['workers'] + found.document['workers_unused']}"
+    write_graph(found.partition, name.with_name(name.name + ".txt"))
+    draw(found.partition, name.with_name(name.name + ".svg"))
+    write_json(plan_document(found.plan), directory / "plan.json")
+    return {"plan": str(directory / "plan.json"), "partition": f"{name}.txt", "drawing": f"{name}.svg"}
+
+
+def _run_latency(args: Namespace) -> Outcome:
+    from workloads.pipedream.graph_file import read_graph
+    from workloads.pipedream.latency import optimize_latency
+
+    if args.interval is None or not 0 < args.interval < float("inf"):
+        raise UsageError("--objective latency needs --interval S, the seconds between two inputs, above 0")
+    if len(args.machines) > 1:
+        raise UsageError("--objective latency knows one level; give one number to -n and -b")
+    if args.output:
+        raise UsageError("--objective latency writes no files; leave out -o")
+    return Outcome(optimize_latency(read_graph(args.graph), options_of(args), args.interval))

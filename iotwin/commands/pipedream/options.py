@@ -1,0 +1,80 @@
+"""The options that say what machines a plan is for, shared by the commands that need them."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import UsageError
+
+if TYPE_CHECKING:
+    from workloads.pipedream.costs import Options
+
+
+def add_machine_options(parser: ArgumentParser) -> None:
+    """Add -n, -b and what else shapes the costs and the search."""
+    parser.add_argument(
+        "-n", "--all-num-machines", dest="machines", nargs="+", type=int, metavar="N",
+        help="workers at each level, innermost first: 4 4 is four machines of four GPUs",
+    )  # fmt: skip
+    parser.add_argument(
+        "-b", "--network-bandwidths", dest="bandwidths", nargs="+", type=float, default=[1e9], metavar="BYTES/S",
+        help="bandwidth within each level in bytes per second (default: 1e9)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-s", "--memory-size", dest="memory", type=float, default=16e9, metavar="BYTES",
+        help="memory of a worker in bytes (default: 16e9); only with --use-memory-constraint",
+    )  # fmt: skip
+    parser.add_argument("--use-memory-constraint", action="store_true", help="only plans that fit the memory")
+    parser.add_argument("--straight-pipeline", action="store_true", help="no replicas: one worker a stage")
+    parser.add_argument(
+        "--use-fewer-machines",
+        action="store_true",
+        help="use as few workers as give the same time, not only where that is faster",
+    )
+    parser.add_argument(
+        "--exact-workers", action="store_true", help="use all workers even where fewer are faster, as the original"
+    )
+    parser.add_argument(
+        "--activation-compression-ratio", dest="compression", type=float, metavar="X",
+        help="count what travels between stages, divided by X (1: as it is); the original's costs leave it out otherwise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cost-model", choices=["code", "paper"], default="code", help="the formulas of the original's code (default) or paper"
+    )
+    parser.add_argument(
+        "--memory-model", choices=["versions", "original"], default="versions",
+        help="what a stage holds: weight versions, activations in flight and optimizer state (default), or the original's rule",
+    )  # fmt: skip
+    parser.add_argument("--fold", action="store_true", default=None, help="drop layers that cost and carry nothing (default)")
+    parser.add_argument("--no-fold", dest="fold", action="store_false", help="keep them, as the original")
+
+
+def options_of(args: Namespace) -> "Options":
+    """Return what was asked; UsageError says which option is wrong."""
+    from workloads.pipedream.costs import Level, Options
+
+    if not args.machines:
+        raise UsageError("-n is missing: give the workers, such as -n 4, or -n 4 4 for four machines of four")
+    if len(args.machines) != len(args.bandwidths):
+        raise UsageError(
+            f"-n has {len(args.machines)} levels and -b has {len(args.bandwidths)}; give one bandwidth for each level"
+        )
+    for machines in args.machines:
+        if machines < 1:
+            raise UsageError(f"-n {machines}: a level has at least one worker")
+    for option, value in (("-b", args.bandwidths), ("-s", [args.memory]), ("--activation-compression-ratio", [args.compression])):
+        for number in value:
+            if number is not None and not 0 < number < float("inf"):
+                raise UsageError(f"{option} {number:g}: it must be above 0 and finite")
+    return Options(
+        tuple(Level(*level) for level in zip(args.machines, args.bandwidths, strict=True)), args.straight_pipeline,
+        args.exact_workers, args.use_fewer_machines, args.compression, args.cost_model,
+        args.memory if args.use_memory_constraint else None, args.memory_model,
+    )  # fmt: skip
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory for results unless it is there."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file; name a directory for the results")
+    directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,49 @@
+"""``iotwin pipedream speedups``: what more workers or a faster network would give."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from iotwin.command import Command, Outcome
+from iotwin.commands.pipedream.options import add_machine_options, options_of
+
+
+class SpeedUps(Command):
+    """Writes speed-ups over workers, a curve a bandwidth, for iotwin plot curves."""
+
+    name = "speedups"
+    help = "write the speed-ups over workers and bandwidths as curves to plot"
+    epilog = (
+        "example: iotwin pipedream speedups vgg16.graph.txt -n 16 -b 1e8 1e9 1e10 --activation-compression-ratio 1 -o curves.json"
+    )
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the profile, the machines and the file."""
+        parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
+        add_machine_options(parser)
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="document of curves to write")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Solve for every bandwidth."""
+        from workloads.pipedream.graph_file import read_graph
+        from workloads.pipedream.plan_file import write_json
+        from workloads.pipedream.speedups import speedups
+
+        if args.machines and len(args.machines) != 1:
+            raise UsageError("speedups takes one number of workers (-n), and as many bandwidths (-b) as there shall be curves")
+        bandwidths, args.bandwidths = args.bandwidths, args.bandwidths[:1]
+        options = options_of(args)
+        for bandwidth in bandwidths:
+            args.bandwidths = [bandwidth]
+            options_of(args)
+        document = speedups(read_graph(args.graph), options, bandwidths, args.fold is not False)
+        write_json(document, args.output)
+        return Outcome({"output": str(args.output), **document})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the last point of every curve."""
+        print(f"{document['output']}: {len(document['series'])} curves; iotwin plot curves draws them")
+        for series in document["series"]:
+            if series["y"][-1] is not None:
+                print(f"{series['name']}: {series['y'][-1]:.4g} times one worker on {series['x'][-1]:g}")

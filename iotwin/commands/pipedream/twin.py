@@ -1,0 +1,54 @@
+"""``iotwin pipedream twin``: the I/O twin of a plan that no job has run."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from iotwin.command import Command, Outcome
+
+
+class MakeTwin(Command):
+    """Writes the workload YAML of a plan on a data set."""
+
+    name = "twin"
+    help = "write the I/O twin of a plan on a data set, for iotwin emulate"
+    epilog = "example: iotwin pipedream twin plan/plan.json --data data -o pipeline.yaml"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the plan, the data set and the run."""
+        parser.add_argument("plan", type=Path, metavar="PLAN.json", help="plan.json")
+        parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="data set that stage 0 reads")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="TWIN.yaml", help="workload to write")
+        parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a minibatch (default: the plan's, else 1)")
+        parser.add_argument(
+            "--minibatches", type=int, metavar="N", help="minibatches of an epoch (default: all that the data has)"
+        )
+        parser.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs, each with a checkpoint (default: 1)")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Write the workload."""
+        from benchmark.config import dump
+        from common.files import check_output
+        from iotwin.loops.pipeline_twin import pipeline_twin
+        from workloads.pipedream.plan_file import read_plan
+
+        for option, value in (("--batch-size", args.batch_size), ("--minibatches", args.minibatches), ("--epochs", args.epochs)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} {value}: it must be at least 1")
+        plan = read_plan(args.plan)
+        check_output(args.output)
+        config = pipeline_twin(plan, args.data, args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs)
+        dump(config, args.output)
+        return Outcome({
+            "twin": str(args.output), "ranks": plan.ranks, "readers": plan.stages[0].replicas,
+            "batch_size": config.reader.batch_size,
+            "checkpoint_bytes": [int(2 * stage.parameter_bytes) for stage in plan.stages],
+        })  # fmt: skip
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Say what the twin does."""
+        print(
+            f"{document['twin']}: {document['ranks']} ranks, of which {document['readers']} read, "
+            f"{document['batch_size']} samples a minibatch; iotwin emulate runs it"
+        )

@@ -1,0 +1,36 @@
+"""``iotwin pipedream validate``: driver files and confs, checked before a cluster is."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+
+class Validate(Command):
+    """Names what is wrong with driver files."""
+
+    name = "validate"
+    help = "check driver YAMLs and confs without touching a machine"
+    epilog = "example: iotwin pipedream validate vgg16_4pipedream.yml"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the files."""
+        parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="driver file (YAML) or conf (.json)")
+        parser.add_argument("--models", type=Path, metavar="DIR", help="directory that config_file is relative to")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Check every file."""
+        from workloads.pipedream.driver_file import conf_document, read_driver
+
+        found = [
+            conf_document(path) if path.suffix == ".json" else read_driver(path, args.models).document() for path in args.files
+        ]
+        return Outcome({"files": found}, 0 if all(each["valid"] for each in found) else 1)
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print each file's verdict."""
+        for each in document["files"]:
+            print(f"{each['file']}: {'valid' if each['valid'] else 'not valid'}, {each['ranks']} ranks")
+            for problem in each["problems"]:
+                print(f"  {problem['key'] + ': ' if problem['key'] else ''}{problem['text']}")

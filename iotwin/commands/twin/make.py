@@ -1,0 +1,63 @@
+"""``iotwin twin make``, or just ``iotwin twin``: make the twin of a traced job and prove it."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from iotwin.command import Command, Outcome
+
+
+class Make(Command):
+    """Fit, generate, run, compare and correct."""
+
+    name = "make"
+    help = "make the twin of a traced job and correct it until its own trace matches (meant when no action is named)"
+    epilog = "example: iotwin twin real.trace rerun.trace -o twin"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the traces, where to, and how often to correct."""
+        parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="the job's trace and reruns of it")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
+        parser.add_argument("--rounds", type=int, default=4, metavar="N", help="correct at most N - 1 times (default 4)")
+        parser.add_argument(
+            "--kind", choices=("auto", "structured", "recorded"), default="auto", help="what kind of twin, as of iotwin fit"
+        )
+        parser.add_argument("--force", action="store_true", help="replace an earlier twin in DIR")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Make the twin."""
+        from iotwin.loops.twin import make_twin
+
+        if args.rounds < 1:
+            raise UsageError(f"--rounds {args.rounds} runs nothing; give at least 1")
+        return Outcome({"action": "make", **make_twin(args.traces, args.output, args.rounds, args.force, args.kind)})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Say what each round scored and how the twin fares against runs that it has not seen."""
+        print(document["kind"])
+        for record in document["rounds"]:
+            kept = "  <- kept" if record["round"] == document["best_round"] else ""
+            print(f"round {record['round']}  {_score(record)}{kept}")
+        _show_dimensions(document)
+        print(document["verdict"])
+        if document["noise_floor"] is not None:
+            print(f"reruns of the job score {document['noise_floor']:.3f} or more among themselves")
+        for held_out in document["held_out"]:
+            said = held_out["verdict"].partition(":")[0]
+            print(f"against {held_out['a']}, which the fit has not seen: {_score(held_out)}, {said}")
+        print(f"{document['twin']}: run it with iotwin emulate, send it with iotwin twin pack")
+
+
+def _score(scored: dict[str, Any]) -> str:
+    return "withheld" if scored["overall"] is None else f"{scored['overall']:.3f}"
+
+
+def _show_dimensions(document: dict[str, Any]) -> None:
+    """Print the kept round's score of each dimension, beside the reruns' lowest."""
+    floors = document["noise_floor_dimensions"]
+    kept = next(record for record in document["rounds"] if record["round"] == document["best_round"])
+    print(f"\n{'the twin and the job':<22}score{'  reruns' if floors else ''}")
+    for name, score in kept["dimensions"].items():
+        print(f"{name.replace('_', ' '):<22}{score:.3f}" + (f"  {floors[name]:>6.3f}" if name in floors else ""))
+    print()

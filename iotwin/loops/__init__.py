@@ -1,0 +1,1 @@
+"""The loops that use several rooms: demo, twin, experiment, emulated run."""

@@ -1,0 +1,147 @@
+"""The loop in one go: generate data, trace a training run twice, fit a twin to one, trace the twin, compare it with the other."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import IotwinError
+from common.files import claim_directory, write_json
+from common.progress import note
+from iotwin.loops.traced import run_traced
+from iotwin.own_command import own_command, own_job
+
+_SUMMARY = "summary.json"
+# Written first, so that a directory can be known as an earlier demo's, and only what a demo made is ever removed.
+_ABOUT = "README.txt"
+_ABOUT_TITLE = "Written by iotwin demo; the next one replaces these:"
+_MADE = {
+    "report.html": "open it in a browser: timelines, comparison, tables",
+    "timeline.png": "the real run above its twin",
+    "similarity.json": "how alike the real run is to its twin, and to a second real run",
+    "summary.json": "the same, with the seconds of each step; written last",
+    "twin.yaml": "the twin, derived from rerun.trace; run it with iotwin emulate",
+    "real.trace": "the training run, as traced",
+    "rerun.trace": "the same job again",
+    "twin.trace": "the twin's run",
+    "data": "the data set",
+    "real_output": "what the jobs wrote: checkpoints and results",
+    "rerun_output": "",
+    "twin_output": "",
+}
+_DATA_BYTES = 384 << 20
+_SCALE = 0.3  # of KiTS19's volumes, so that two CPU cores train on them
+SEED = 1
+# A small network on small crops; one thread computes, so that the loaders have the other core.
+JOB = [
+    "--epochs", "4", "--batch-size", "4", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2",
+    "--base-channels", "4", "--depth", "3", "--crop", "40", "--overlap", "0", "--threads", "1", "--seed", str(SEED),
+]  # fmt: skip
+
+
+def run_demo(directory: Path, force: bool) -> dict[str, Any]:
+    """Run the demo into `directory` and return its summary (also written there as summary.json)."""
+    _prepare(directory, force)
+    demo = _Demo(directory)
+    demo.step("generate", "a data set of KiTS19-shaped volumes", "data", demo.generate)
+    demo.step("trace real", "a real training run under the tracer", "real.trace", lambda: demo.train("real"))
+    demo.step("trace rerun", "the same job again, for the noise floor", "rerun.trace", lambda: demo.train("rerun"))
+    demo.step("fit", "the twin, from the rerun's trace alone", "twin.yaml", demo.fit)
+    demo.step("trace twin", "the twin under the same tracer, without torch", "twin.trace", demo.run_twin)
+    demo.step("compare", "how alike they are", "similarity.json", demo.compare)
+    demo.step("draw", "timelines and the report", "report.html", demo.draw)
+    summary = demo.summary()
+    write_json(directory / _SUMMARY, summary)
+    return summary
+
+
+def _prepare(directory: Path, force: bool) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise IotwinError("the demo trains a real network and needs PyTorch; install it with: make setup")
+    about = directory / _ABOUT
+    if claim_directory(
+        directory, "demo", lambda: about.exists() and about.read_text(errors="replace").startswith(_ABOUT_TITLE), force
+    ):
+        _remove_made(directory)
+    lines = [f"{name:<16} {what}".rstrip() for name, what in _MADE.items()]
+    about.write_text("\n".join([_ABOUT_TITLE, "", *lines]) + "\n")
+
+
+def _remove_made(directory: Path) -> None:
+    """Remove what an earlier demo made, and nothing that was put beside it."""
+    for path in (directory / name for name in _MADE):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class _Demo:
+    """The steps, each leaving its result in the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seconds: dict[str, float] = {}
+        self._documents: dict[str, Any] = {}
+        self._count = 0
+
+    def step(self, name: str, what: str, writes: str, run: Callable[[], None]) -> None:
+        """Run one step and say what it wrote and how long it took."""
+        self._count += 1
+        note(f"[{self._count}/7] {what}")
+        begin = time.monotonic()
+        run()
+        self._seconds[name] = round(time.monotonic() - begin, 2)
+        note(f"      wrote {self._directory / writes} in {self._seconds[name]:.1f} s")
+
+    def generate(self) -> None:
+        from datagen.generate import generate
+        from datagen.layouts import Unet3dLayout
+
+        generate(Unet3dLayout(_SCALE), self._directory / "data", size_bytes=_DATA_BYTES, seed=SEED)
+
+    def train(self, name: str) -> None:
+        data, output = self._directory / "data", self._directory / f"{name}_output"
+        self._trace(name, own_job("workloads.unet3d", "--data", data, "--output", output, *JOB))
+
+    def fit(self) -> None:
+        from benchmark.config import dump
+        from benchmark.fit import fit
+        from tracing_tools.trace.reader import Trace
+
+        # From the rerun, so that the real run the twin is then held against is one it has not seen.
+        config = fit(Trace(self._directory / "rerun.trace")).config
+        # The twin writes beside the real job's checkpoints, not over them.
+        config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")
+        config.output.folder = str(self._directory / "twin_output")
+        dump(config, self._directory / "twin.yaml")
+
+    def run_twin(self) -> None:
+        self._trace("twin", own_command("emulate", self._directory / "twin.yaml"))
+
+    def _trace(self, name: str, command: list[str]) -> None:
+        run_traced(command, self._directory / f"{name}.trace", "unet3d")
+
+    def compare(self) -> None:
+        from tracesim import compare
+        from tracing_tools.trace.reader import Trace
+
+        real, rerun, twin = (Trace(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin"))
+        self._documents["real_vs_twin"] = compare(real, twin, repeats=[rerun]).to_document()
+        self._documents["real_vs_rerun"] = compare(real, rerun).to_document()
+        write_json(self._directory / "similarity.json", self._documents)
+
+    def draw(self) -> None:
+        from trace_visuals.report import write_report
+        from trace_visuals.timeline import plot_timeline
+
+        traces = [self._directory / f"{name}.trace" for name in ("real", "twin")]
+        plot_timeline(traces, self._directory / "timeline.png")
+        write_report(traces, self._directory / "report.html")
+
+    def summary(self) -> dict[str, Any]:
+        traces = {name: str(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin")}
+        return {"directory": str(self._directory), "traces": traces, "seconds_per_step": self._seconds, **self._documents}

@@ -1,0 +1,170 @@
+"""An emulated run from the data set to the results: what takes datagen, the emulator and the tracer together."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from common.errors import IotwinError
+from common.foreign_files import read_foreign_json
+from common.progress import note
+from iotwin.own_command import own_command
+
+if TYPE_CHECKING:
+    from benchmark.config import Config
+    from benchmark.emulator.results.measured import Measured
+    from datagen.layouts import Layout
+
+_CASE_BYTES = 146_600_628  # mean of the unet3d workload's pairs, at scale 1
+
+
+class Options(NamedTuple):
+    """How to run a workload, beside what its YAML says."""
+
+    ranks: int = 1
+    limit_s: float | None = None
+    log: TextIO | None = None  # where MLLOG lines go
+    notes: Mapping[str, str] = MappingProxyType({})  # files left in the output folder, by name
+    events: bool = False  # every rank's events are left there, as DFTracer's .pfw
+
+
+def run_workload(config: "Config", options: Options) -> dict[str, Any] | None:
+    """Generate, train, evaluate and checkpoint as the workload says; return the summary, or None on MPI ranks but the first.
+
+    Raises IotwinError for what fails; then nothing runs any more and there are no results.
+    """
+    # The emulator multiplies no matrices, so threads for it would only cost memory; this must be said before numpy is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from benchmark.emulator.data.folders import open_folder
+    from benchmark.emulator.mpi import started_as, under_mpi
+    from benchmark.emulator.results.write import prepare_output, write_results
+
+    workflow = config.workflow
+    if under_mpi() and options.ranks > 1:
+        raise IotwinError("--ranks starts processes on this machine, and mpirun has started them already; leave it out")
+    if started_as() == 0:
+        prepare_output(Path(config.output.folder), options.notes)
+    generated = _generate(config) if workflow.generate_data else None
+    try:
+        if not (workflow.train or workflow.checkpoint):
+            return {"generated": generated, "output": config.output.folder}
+        if config.twin.recorded is not None:
+            return _replay(config, options)
+        measured = _emulate(config, options)
+        if measured is None:
+            return None
+        if options.events:
+            _write_events(config, measured)
+        document = {**write_results(config, measured), "output": config.output.folder}
+        if config.twin.pipeline is not None:
+            from benchmark.emulator.pipeline import pipeline_summary
+
+            document["pipeline"] = pipeline_summary(config, measured)
+        return document
+    finally:
+        if generated is not None and generated["samples"] and not config.dataset.keep_files:
+            open_folder(config)[0].remove()
+
+
+def _write_events(config: "Config", measured: "Sequence[Measured]") -> None:
+    from benchmark.emulator.results.ai_events import rank_events
+    from tracing_tools.exports.dftracer import write_pfw
+
+    for one in measured:
+        path = Path(config.output.folder) / f"trace-{one.rank}-of-{len(measured)}.pfw"
+        write_pfw(path, rank_events(config, one), one.rank, one.host.hostname)
+
+
+def _emulate(config: "Config", options: Options) -> Any:
+    """Return what every rank measured; None on MPI ranks but the first."""
+    from benchmark.emulator.mpi import run_mpi, under_mpi
+    from benchmark.emulator.ranks import run_local
+    from benchmark.emulator.run import emulate
+    from iotwin.loops.iostat import sampling
+
+    if config.twin.pipeline is not None:
+        from benchmark.emulator.pipeline import run_pipeline
+
+        return run_pipeline(config, options.log, options.ranks, options.limit_s)
+    job = partial(emulate, config, options.log, limit_s=options.limit_s)
+    samples = config.workflow.profiling and config.profiling.profiler == "iostat"
+    path = Path(config.output.folder) / "iostat.json"
+    with sampling(path, config.profiling.iostat_devices) if samples else nullcontext():
+        return run_mpi(job) if under_mpi() else run_local(options.ranks, job)
+
+
+def _replay(config: "Config", options: Options) -> dict[str, Any]:
+    """Replay the twin's recording as every rank and return the summary."""
+    from benchmark.emulator.mpi import under_mpi
+    from benchmark.emulator.ranks import run_local
+    from benchmark.emulator.recorded.results import write_replayed
+    from benchmark.emulator.recorded.run import replay
+
+    if under_mpi():
+        raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
+    ranks = run_local(options.ranks, partial(replay, config, options.log, limit_s=options.limit_s))
+    return {**write_replayed(config, ranks), "output": config.output.folder}
+
+
+def _generate(config: "Config") -> dict[str, Any]:
+    """Write the data set that the workload reads, unless it is there already."""
+    from benchmark.emulator.data.folders import open_folder
+    from benchmark.emulator.readers import file_format
+    from iotwin.loops.generation import generate_anywhere
+
+    folder, _ = open_folder(config)
+    if file_format(config) == "synthetic":
+        note("synthetic samples are in no files, so none are generated")
+        return {"directory": folder.path, "samples": 0, "size_bytes": 0}
+    layout, samples = generated_layout(config)
+    request = {"samples": samples, "size_bytes": None, "seed": config.train.seed, "workers": None, "force": False}
+    manifest = generate_anywhere(layout, folder.path, None, request, folder.options)
+    return {"directory": folder.path, "samples": samples, "size_bytes": manifest.size_bytes}
+
+
+def generated_layout(config: "Config") -> "tuple[Layout, int]":
+    """Return the layout of the workload's data set and how many samples it has; UsageError for one that cannot be written."""
+    from datagen.config import layout_of, train_files
+    from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+
+    dataset = config.dataset
+    files = train_files(dataset)
+    if config.twin.layout == "unet3d":
+        scale = ((dataset.record_length_bytes or _CASE_BYTES) / _CASE_BYTES) ** (1 / 3)
+        return Unet3dLayout(scale=round(scale, 3)), _cases(files, dataset.num_files_eval or 0)
+    if config.twin.layout == "bert":
+        return BertLayout(), files * dataset.num_samples_per_file
+    if config.twin.layout == "dlrm":
+        return DlrmLayout(), dataset.num_samples_per_file
+    return layout_of(dataset), files * dataset.num_samples_per_file
+
+
+def _cases(train: int, evaluation: int) -> int:
+    """Return the fewest cases of which the layout's split gives enough of both kinds."""
+    from datagen.layouts import Unet3dLayout
+
+    every = Unet3dLayout.EVALUATION_EVERY
+    return max(train + math.ceil(train / (every - 1)), (evaluation - 1) * every + 1 if evaluation else 0)
+
+
+def trace_itself(words: list[str], config: "Config") -> dict[str, Any]:
+    """Run the command line `words` of ``iotwin emulate`` under the tracer and return its summary, with the trace's place."""
+
+    from tracing_tools.recorder.session import Options as TraceOptions
+    from tracing_tools.recorder.session import trace_command
+
+    folder = Path(config.output.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = own_command("emulate", *words, "++workload.workflow.profiling=false")
+    options = TraceOptions(workload=config.model.name, force=True, forward_output=False)
+    manifest = trace_command(command, folder / "trace", options)
+    if manifest.exit_status:
+        told = (folder / "trace" / "logs" / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reason = told[-1].removeprefix("iotwin emulate: ") if told else f"it ended with status {manifest.exit_status}"
+        raise IotwinError(f"the traced run failed: {reason}")
+    summary: dict[str, Any] = read_foreign_json(folder / "summary.json")
+    return {**summary, "output": str(folder), "trace": str(folder / "trace")}

@@ -1,0 +1,88 @@
+"""What ``iotwin emulate`` prints for a person: a run's figures, a what-if's table, a workload's values."""
+
+from typing import Any
+
+from common.units import format_duration, format_size
+
+
+def print_values(values: list[dict[str, Any]]) -> None:
+    """Print every key, its value and its origin; a single one as the value alone, for scripts."""
+    if len(values) == 1:
+        print(values[0]["value"])
+        return
+    width = max(len(row["key"]) for row in values)
+    for row in values:
+        print(f"{row['key']:{width}}  {row['value']!s:32}  {row['origin']}")
+
+
+def print_run(document: dict[str, Any]) -> None:
+    """Print the figures of a run, each with its unit and, where there is one, its 95 % confidence interval."""
+    metric, own = document["metric"], document["iotwin"]
+    lines: dict[str, str] = {}
+    if own["train"] is not None:
+        lines |= _training(metric, own)
+    if own["checkpoint_files"]:
+        rate, least = metric["save_checkpoint_io_mean_GB_per_second"], metric["save_checkpoint_io_min_GB_per_second"]
+        lines["checkpoints"] = f"{format_size(own['bytes_written'])} at {rate:.3g} GiB/s a rank (slowest {least:.3g})"
+    if "load_checkpoint_io_mean_GB_per_second" in metric:
+        lines["checkpoints read"] = f"{metric['load_checkpoint_io_mean_GB_per_second']:.3g} GiB/s a rank"
+    if "recorded" in own:
+        lines |= _replayed(own)
+    if own["stopped_early"]:
+        lines["stopped"] = f"after {own['elapsed_s']:.1f} s, as asked"
+    lines["results"] = document["output"]
+    for name, value in lines.items():
+        print(f"{name:24} {value}")
+
+
+def _replayed(own: dict[str, Any]) -> dict[str, str]:
+    error, waits = own["recorded"]["timing_error"], own["recorded"]["waits_given_up"]
+    lines = {"replayed": f"{error['calls']} calls in {own['elapsed_s']:.1f} s"}
+    lines["read, written"] = f"{format_size(own['bytes_read'])}, {format_size(own['bytes_written'])}"
+    if error["calls"]:
+        median, p99 = format_duration(error["median_s"] * 1e9), format_duration(error["p99_s"] * 1e9)
+        lines["begun late"] = f"median below {median}, p99 below {p99} a call"
+    if waits:
+        lines["waits given up"] = f"{waits}: threads waited for one another, as they did not in the job"
+    return lines
+
+
+def _training(metric: dict[str, Any], own: dict[str, Any]) -> dict[str, str]:
+    waits, estimates = own["train"]["data_wait_s"], own["estimates"]["train"]
+    lines = {"accelerator utilisation": "unknown: one step per epoch"}
+    if (utilisation := metric["train_au_mean_percentage"]) is not None:
+        reached = "reached" if metric["train_au_meet_expectation"] == "success" else "not reached"
+        over_all, without = estimates["au_percentage"], estimates["au_without_overhead_percentage"]["value"]
+        lines["accelerator utilisation"] = f"{utilisation:.1f} % in the mean of epochs (goal {reached})"
+        lines["over all steps"] = (
+            f"{over_all['value']:.1f} %{_interval(over_all)}, {without:.1f} % without the emulator's own overhead"
+        )
+    throughput = metric["train_throughput_mean_samples_per_second"]
+    lines["throughput"] = f"{throughput:.2f} samples/s{_interval(estimates['samples_per_second'])}"
+    lines["read"] = f"{format_size(own['bytes_read'])}, in training {metric['train_io_mean_MB_per_second']:.1f} MiB/s"
+    if own["page_cache_hit_ratio"] is not None:
+        lines["read"] += f", {100 * own['page_cache_hit_ratio']:.0f} % from the page cache"
+    lines["wait for data"] = f"median {format_duration(waits['median'] * 1e9)}, p99 {format_duration(waits['p99'] * 1e9)} a step"
+    return lines
+
+
+def _interval(estimate: dict[str, float | None]) -> str:
+    low, high = estimate["low"], estimate["high"]
+    return "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
+
+
+def print_question(document: dict[str, Any]) -> None:
+    """Print the runs of a what-if side by side."""
+    print(f"{document['what_if']:>24} {'AU %':>8} {'samples/s':>12} {'times':>7} {'read MiB/s':>12} {'wait a step':>12}")
+    for row in document["runs"]:
+        value = "as it is" if row["value"] is None else row["value"]
+        wait = "" if row["data_wait_s"] is None else format_duration(row["data_wait_s"] * 1e9)
+        columns = (
+            ("au_percentage", 8, ".1f"),
+            ("samples_per_second", 12, ".2f"),
+            ("speed_up", 7, ".2f"),
+            ("read_MB_per_second", 12, ".1f"),
+        )
+        cells = "".join(f" {'' if row[key] is None else format(row[key], form):>{width}}" for key, width, form in columns)
+        print(f"{value:>24}{cells} {wait:>12}")
+    print(f"{'results':24} {document['output']}")

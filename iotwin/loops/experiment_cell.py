@@ -1,0 +1,159 @@
+"""The command of one cell: the job, on this machine or in its container, under the tracer."""
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from common.errors import IotwinError
+from common.files import write_whole
+from common.workloads import EMULATED, workload_named
+from iotwin.loops.experiment import EMULATOR_IMAGE, Cell, Experiment
+from iotwin.own_command import own_command, own_job
+
+_FIRST_ORDINARY_USER = 1000
+_LABEL = "iotwin.cell"  # of a container: the cell's directory
+_DATA, _OUTPUT = Path("/data"), Path("/output")  # as a container sees them
+
+
+def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Path) -> list[str]:
+    """Return the `iotwin trace` that runs `cell` on `data` and leaves trace/ and output/ in `directory`.
+
+    Raises IotwinError when the machine has fewer GPUs than the cell has ranks, and for a step-time model that has no such cell.
+    """
+    output = directory / "output"
+    output.mkdir()
+    emulated = cell.variant == EMULATED
+    if experiment.gpus and not emulated and count_gpus() < cell.ranks:
+        raise IotwinError(f"it needs {cell.ranks} GPUs and this machine has {count_gpus()}")
+    command = own_command("trace", "-o", directory / "trace", "--json", "--grace", "5s")
+    command += ["--workload", cell.jobs.workload]
+    seen = _Places(data, output, output)
+    if experiment.container:
+        seen = _Places(_DATA, _OUTPUT, output)
+        command += _container(experiment, cell, data, output)
+    job = _emulator(cell, seen) if emulated else _program(cell, seen, experiment.seed)
+    # In a container the image's own entry point comes first: python -m, or iotwin.
+    if not experiment.container:
+        job = own_command(*job) if emulated else own_job(*_isolated(job))
+    return [*command, "--", *job]
+
+
+class _Places(NamedTuple):
+    """Where the job finds its data and leaves its output, and that output as this machine sees it."""
+
+    data: Path
+    output: Path
+    outside: Path
+
+    def give(self, name: str, content: bytes) -> str:
+        """Put a file into the output and return where the job finds it."""
+        write_whole(self.outside / name, content)
+        return str(self.output / name)
+
+
+def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> list[str]:
+    """Return the options of `iotwin trace` for the cell's container: without a network, not root, with the cell's GPUs."""
+    images = {EMULATED: EMULATOR_IMAGE, cell.jobs.workload: cell.jobs.workload + ":{variant}"} | experiment.images
+    image = images[EMULATED if cell.variant == EMULATED else cell.jobs.workload].replace("{variant}", cell.variant)
+    options = ["--image", image, "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
+    # Loader processes hand batches over in shared memory, of which a container has 64 MB unless told otherwise.
+    user, label = _owner(output), json.dumps({_LABEL: str(output.parent)})
+    for option in ("ipc_mode=host", "network_mode=none", f'user="{user}"', "environment={HOME: /tmp}", f"labels={label}"):
+        options += ["--container-option", option]
+    if experiment.gpus and cell.variant != EMULATED:
+        options += ["--gpus", ",".join(map(str, range(cell.ranks)))]
+    return options
+
+
+def remove_container(directory: Path) -> None:
+    """Remove the container of the cell in `directory` that a killed tracer has left, if there is one."""
+    from tracing_tools.targets.container import connect
+
+    with suppress(IotwinError):  # where no engine answers, none is left
+        for container in connect().containers.list(all=True, filters={"label": f"{_LABEL}={directory}"}):
+            container.remove(force=True)
+
+
+def _owner(output: Path) -> str:
+    """Return the UID:GID that the job in a container runs as, never root: who called us or sudo; it is given `output`."""
+    user, group = (int(os.environ.get(f"SUDO_{kind}", own)) for kind, own in (("UID", os.getuid()), ("GID", os.getgid())))
+    if user == 0:
+        user = group = _FIRST_ORDINARY_USER
+    if os.geteuid() == 0:
+        os.chown(output, user, group)
+    return f"{user}:{group}"
+
+
+def _program(cell: Cell, seen: _Places, seed: int) -> list[str]:
+    """Return what follows `python -m`: a launcher of ranks where there are several, the program, its options."""
+    workload = workload_named(cell.jobs.workload)
+    options = {"data": seen.data, "output": seen.output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
+    if workload.has_loader_processes:
+        options["workers"] = cell.workers
+    if cell.variant == "sleep":
+        options["sleep"] = _sleep_model(cell, seen)
+    words = [word for name, value in (options | cell.jobs.options).items() for word in _option(name, value)]
+    return [*workload.launch_words(cell.ranks), f"workloads.{workload.name}", *words]
+
+
+def _isolated(program: list[str]) -> list[str]:
+    """Return `program` with its ranks, if PyTorch's launcher starts them, as processes of our own too."""
+    if "--module" not in program:
+        return program
+    at = program.index("--module")
+    return [*program[:at], "--no-python", *own_job(program[at + 1]), *program[at + 2 :]]
+
+
+def _option(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    return [f"--{name}", str(value)]
+
+
+def _emulator(cell: Cell, seen: _Places) -> list[str]:
+    """Return what follows `iotwin`; what the cell names goes before the overrides of the YAML, which win."""
+    workload, *overrides = cell.jobs.emulate
+    if "=" not in workload:
+        workload = seen.give("twin.yaml", _read(Path(workload)))
+    own = {
+        "dataset.data_folder": seen.data, "output.folder": seen.output,
+        "checkpoint.checkpoint_folder": seen.output / "checkpoints", "reader.batch_size": cell.batch,
+    }  # fmt: skip
+    kind = workload_named(cell.jobs.workload)
+    if kind.has_loader_processes:
+        own["reader.read_threads"] = cell.workers
+    ranks = ["--ranks", str(cell.ranks)]
+    if kind.launcher is None:
+        own["num_gpus"], ranks = cell.ranks, []
+    words = [f"++workload.{key}={value}" for key, value in own.items()]
+    return ["emulate", workload, "--instrument", *ranks, *words, *overrides]
+
+
+def _read(twin: Path) -> bytes:
+    try:
+        return twin.read_bytes()
+    except OSError as error:
+        raise IotwinError(f"the twin {twin}: {error.strerror}; give a YAML of iotwin fit, or workload=NAME") from None
+
+
+def _sleep_model(cell: Cell, seen: _Places) -> str:
+    """Return the value of --sleep: the YAML's own text, or a file: the YAML's, or the paper's step time of this (GPUs, batch)."""
+    from benchmark.config import MeasuredStepTime, StepTimeRegression
+    from benchmark.config.step_time_models import step_time
+
+    workload: Any = cell.jobs.workload  # the paper's models check the name
+    text = str(cell.jobs.sleep)
+    if text in ("measured", "regression"):
+        model = MeasuredStepTime(workload=workload) if text == "measured" else StepTimeRegression(workload=workload)
+        return seen.give("computation_time.json", msgspec.json.encode(step_time(model, cell.ranks, cell.batch)))
+    return seen.give("computation_time.json", Path(text).read_bytes()) if Path(text).is_file() else text
+
+
+def count_gpus() -> int:
+    """Return how many NVIDIA GPUs this machine has device files of."""
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").iterdir())

@@ -1,0 +1,98 @@
+"""Comparisons as files: one result a pair, with its picture, and the matrix of all pairs of two folders of traces."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from common.files import write_json, write_whole
+from common.progress import progress
+from tracesim import Similarity, compare_all, score_all
+from tracing_tools.trace.manifest import MANIFEST_NAME
+from tracing_tools.trace.reader import Trace
+
+
+def is_folder_of_traces(path: Path) -> bool:
+    """Return whether `path` is a directory that is no trace but holds some."""
+    return path.is_dir() and not (path / MANIFEST_NAME).exists() and bool(_traces_in(path))
+
+
+def _traces_in(path: Path) -> list[Path]:
+    return sorted(
+        manifest.parent for manifest in path.glob(f"*/{MANIFEST_NAME}") if (manifest.parent / "events.parquet").exists()
+    )
+
+
+def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
+    """Compare every trace in `a` (real) with every one in `b` (emulated) and return the matrix of overall scores.
+
+    With `output`, each pair's result is written to `REAL__EMULATED.json` and `.png` there, beside matrix.csv and matrix.png.
+    """
+    rows, columns = (_traces_in(path) or [path] for path in (a, b))
+    for path in (a, b):
+        if not path.is_dir():
+            raise UsageError(f"{path}: no such trace or folder of traces; check the path")
+    real, emulated = ([Trace(path) for path in paths] for paths in (rows, columns))
+    names = {"rows": [path.name for path in rows], "columns": [path.name for path in columns]}
+    if output is None:
+        matrix = score_all(real, emulated)
+    else:
+        similarities = compare_all(real, emulated)
+        matrix = [[similarity.overall for similarity in row] for row in similarities]
+        with progress("drawing", len(rows) * len(columns), "pairs") as advance:
+            for similarity in (each for row in similarities for each in row):
+                _write_pair(similarity, output, f"{Path(similarity.path_a).stem}__{Path(similarity.path_b).stem}")
+                advance(1)
+        _write_matrix(matrix, names["rows"], names["columns"], output)
+    return {**names, "matrix": matrix, "nearest": _nearest(matrix, names["rows"], names["columns"])}
+
+
+def write_result(similarity: Similarity, output: Path) -> None:
+    """Write similarity.json (as --json prints it, and every dimension's two curves) and similarity.png to `output`."""
+    _write_pair(similarity, output, "similarity")
+
+
+def _write_pair(similarity: Similarity, output: Path, name: str) -> None:
+    from trace_visuals.similarity_plot import plot_similarity
+
+    _make(output)
+    curves = {
+        d.name: {
+            "x_unit": d.x_unit, "unit": d.unit,
+            **{side: {"x": curve.x.tolist(), "y": curve.y.tolist(), "labels": list(curve.labels)}
+               for side, curve in (("a", d.curve_a), ("b", d.curve_b))},
+        }
+        for d in similarity.dimensions
+    }  # fmt: skip
+    document = {**similarity.to_document(), "curves": curves}
+    write_json(output / f"{name}.json", document, indent=None)
+    plot_similarity(similarity, output / f"{name}.png")
+
+
+def _write_matrix(matrix: list[list[float | None]], rows: list[str], columns: list[str], output: Path) -> None:
+    from trace_visuals.similarity_plot import plot_matrix
+
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["", *columns])
+    writer.writerows([name, *scores] for name, scores in zip(rows, matrix, strict=True))
+    write_whole(output / "matrix.csv", text.getvalue().encode())
+    plot_matrix(matrix, rows, columns, output / "matrix.png")
+
+
+def _nearest(matrix: list[list[float | None]], rows: list[str], columns: list[str]) -> dict[str, str]:
+    """Return for each column the row that scores highest against it, where any score is not withheld."""
+    found = {}
+    for index, column in enumerate(columns):
+        scores = [(scores[index], row) for scores, row in zip(matrix, rows, strict=True)]
+        known = [(score, row) for score, row in scores if score is not None]
+        if known:
+            found[column] = max(known)[1]
+    return found
+
+
+def _make(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file; name a directory for the results")
+    output.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,94 @@
+"""Statistics of calls as a table for the terminal; names from a trace are shown as plain text."""
+
+from typing import Any
+
+_HEADINGS = {
+    "time_share": "% time", "calls": "calls", "errors": "errors", "read_bytes": "read", "written_bytes": "written",
+    "total_ns": "time", "p50_ns": "median", "p90_ns": "90 %", "p99_ns": "99 %", "max_ns": "longest",
+}  # fmt: skip
+_NARROW_HEADINGS = {"time_share", "calls", "errors", "total_ns", "p50_ns", "p99_ns"}
+_SUMMED = {"calls", "errors", "read_bytes", "written_bytes", "total_ns", "time_share"}
+_KINDS_FIRST = ("dataset", "checkpoint", "log")
+FOLDED_KINDS = ("library", "system")
+_WIDE, _PIPE_WIDTH = 125, 160  # characters of a line
+_WORDS = 60  # characters of a name
+
+
+def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
+    """Print the first `most` rows (of `trace.statistics.document`); `more` says where the others are, if anything."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from trace_visuals.labels import plain
+
+    console = wide_console()
+    if not rows:
+        console.print(f"{title}: no calls")
+        return
+    headings = {name: text for name, text in _HEADINGS.items() if console.width >= _WIDE or name in _NARROW_HEADINGS}
+    names = [name for name in rows[0] if name not in (*_HEADINGS, "bytes")]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for heading in headings.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for row in rows[:most]:
+        words = [Text(plain("" if row[name] is None else str(row[name]), _WORDS)) for name in names]
+        table.add_row(*(_cell(name, row[name]) for name in headings), *words)
+    console.print(table)
+    if more and len(rows) > most:
+        console.print(f"{len(rows) - most:,} more; {more}")
+
+
+def storage_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows by file with the job's storage first, data set before checkpoints, and libraries and system files folded.
+
+    A folded row stands for all files of its kind; it has no percentiles.
+    """
+    folded: dict[str, list[dict[str, Any]]] = {}
+    shown = []
+    for row in rows:
+        if row["kind"] in FOLDED_KINDS:
+            folded.setdefault(row["kind"], []).append(row)
+        else:
+            shown.append(row)
+    order = {kind: place for place, kind in enumerate(_KINDS_FIRST)}
+    shown.sort(key=lambda row: order.get(row["kind"], len(order)))
+    return shown + [_folded(kind, files) for kind, files in folded.items()]
+
+
+def _folded(kind: str, files: list[dict[str, Any]]) -> dict[str, Any]:
+    sums = {name: sum(row[name] for row in files) for name in files[0] if name in _SUMMED}
+    longest = max(row["max_ns"] for row in files)
+    blank = {name: None for name in files[0] if name.startswith("p") and name.endswith("_ns")}
+    return {
+        **files[0],
+        **blank,
+        **sums,
+        "max_ns": longest,
+        "path": f"({len(files):,} files; --all-files shows each)",
+        "kind": kind,
+    }
+
+
+def wide_console() -> Any:
+    """Return the console; where output is no terminal its lines are long, unless COLUMNS says otherwise."""
+    import os
+
+    from common.terminal import console
+
+    usual = console()
+    return usual if usual.is_terminal or "COLUMNS" in os.environ else console(width=_PIPE_WIDTH)
+
+
+def _cell(name: str, value: float | None) -> str:
+    from common.units import format_duration, format_size
+
+    if value is None:
+        return ""
+    if name.endswith("_ns"):
+        return format_duration(value)
+    if name == "time_share":
+        return f"{100 * value:.1f}"
+    return format_size(value) if name.endswith("_bytes") else f"{value:,.0f}"

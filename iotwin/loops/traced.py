@@ -1,0 +1,32 @@
+"""Running one of our own commands under the tracer, for the loops that do so as one step of many."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from common.errors import IotwinError
+from common.progress import note
+from tracing_tools.trace.manifest import Manifest
+
+_SAMPLE_EVERY_NS = 200_000_000
+
+
+def run_traced(command: list[str], directory: Path, workload: str, backend: str = "auto", page_faults: bool = False) -> Manifest:
+    """Run `command` under the tracer, its trace at `directory`, and return the manifest; with `page_faults` those of maps too.
+
+    Raises IotwinError with the command's last line when it fails, and KeyboardInterrupt when it was interrupted: the tracer
+    passes that on to the command and finishes the trace.
+    """
+    from tracing_tools.recorder.session import Options, trace_command
+
+    options = Options(backend, _SAMPLE_EVERY_NS, workload, forward_output=False)
+    if page_faults:
+        options = replace(options, detail=(*options.detail, "mmap"))
+    manifest = trace_command(command, directory, options)
+    if any(text.startswith("interrupted") for text in manifest.notes):
+        raise KeyboardInterrupt
+    if manifest.exit_status != 0:
+        last = (directory / "logs" / "stderr").read_text(errors="replace").strip().splitlines()[-1:]
+        raise IotwinError(f"the run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs")
+    lost = f", {manifest.lost_events} LOST" if manifest.lost_events else ", none lost"
+    note(f"      {manifest.events} events by {manifest.backend}{lost}")
+    return manifest

@@ -1,0 +1,61 @@
+"""What would happen if: one thing of a workload varied, everything else as it is, the runs side by side."""
+
+from collections.abc import Callable
+from typing import Any
+
+from common.errors import UsageError
+
+ACCELERATORS = "accelerators"
+_SAME = {"accelerator.memory_budget": "train.computation_time.budget"}  # shorter names of keys
+
+
+def key_of(key: str) -> str:
+    """Return the key of the workload that a question's key stands for."""
+    return _SAME.get(key, key)
+
+
+def parse_question(text: str) -> tuple[str, list[str]]:
+    """Return what varies and its values: `accelerators=8,64` or `reader.read_threads=1,4`; UsageError for anything else."""
+    key, equals, values = text.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    key = key.lstrip("+").removeprefix("workload.")
+    if not equals or not key or not found:
+        raise UsageError(f"--what-if '{text}' asks nothing; write for example accelerators=8,64 or reader.read_threads=1,4")
+    if key == ACCELERATORS and not all(value.isdecimal() and int(value) > 0 for value in found):
+        raise UsageError(f"--what-if '{text}': accelerators are counted from 1; write for example accelerators=8,64")
+    return key, found
+
+
+def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]) -> dict[str, Any]:
+    """Return the runs as they are asked for, after the one with everything as it is; `run` takes the value, None for that one."""
+    rows = [_row(value, run(value)) for value in (None, *values)]
+    for row in rows:
+        base = rows[0]["samples_per_second"]
+        row["speed_up"] = row["samples_per_second"] / base if base and row["samples_per_second"] else None
+    return {"what_if": key, "runs": rows}
+
+
+def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
+    metric, own = summary["metric"], summary["iotwin"]
+    training = own["estimates"].get("train", {})
+    return {
+        "value": value,
+        "accelerators": summary["num_accelerators"],
+        "au_percentage": metric.get("train_au_mean_percentage"),
+        "au_without_recompute_percentage": _without_recompute(summary),
+        "samples_per_second": metric.get("train_throughput_mean_samples_per_second"),
+        "read_MB_per_second": metric.get("train_io_mean_MB_per_second"),
+        "data_wait_s": (training.get("data_wait_s") or {}).get("value"),
+        "page_cache_hit_ratio": own["page_cache_hit_ratio"],
+        "save_checkpoint_GB_per_second": metric.get("save_checkpoint_io_mean_GB_per_second"),
+        "elapsed_s": own["elapsed_s"],
+        "output": summary["output"],
+    }
+
+
+def _without_recompute(summary: dict[str, Any]) -> float | None:
+    """Return the utilisation with only first computing counted as use; that of the run where nothing is recomputed."""
+    au, remat = summary["metric"].get("train_au_mean_percentage"), summary["iotwin"].get("rematerialization")
+    if au is None:
+        return None
+    return float(au) * (1 - remat["recompute_share"]) if remat else float(au)
