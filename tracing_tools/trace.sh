@@ -14,6 +14,11 @@
 # Leaves OUTPUT_DIR/EXPERIMENT_NAME/WORKLOAD[_JOB].trace and, beside it, WORKLOAD[_JOB].logs.
 set -euo pipefail
 
+# Who starts this in the background of a script has it ignore SIGINT, which bash could not undo.
+if [ -n "$(trap -p INT)" ] && env --default-signal=INT true 2>/dev/null; then
+    exec env --default-signal=INT bash "$0" "$@"
+fi
+
 fail() { echo "trace.sh: $1" >&2; exit "${2:-1}"; }
 
 workload= launch= container= gpus=1 jobs=1 output=./trace_results experiment=experiment drop=
@@ -62,7 +67,8 @@ if [ "$workload" = explore ]; then
 fi
 
 pids=()
-trap 'for pid in "${pids[@]}"; do kill -INT "$pid" 2>/dev/null || true; done' INT TERM
+# The tracers ignore SIGINT, as all that bash starts in the background. They end their containers, and then themselves.
+trap 'for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done' INT TERM HUP
 for ((job = 0; job < jobs; job++)); do
     suffix=; [ "$job" = 0 ] || suffix=_$job
     name=${container:-train_$workload}$suffix

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from common.errors import IotwinError, UsageError, nearest
 from tracing_tools.backends import bcc, bpftrace, gpu_calls, libbpf, preload, strace
-from tracing_tools.backends.base import Backend, Scope
-from tracing_tools.trace.errors import IotwinError, UsageError, nearest
+from tracing_tools.protocols import Backend, Scope
 
 _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]] = {
     "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),

@@ -13,14 +13,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from common.errors import IotwinError
+from tracing_tools.backends import task_filter
 from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
 from tracing_tools.backends.ring_buffer import RingBuffer
-from tracing_tools.probes import BCC_SOURCE
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import EVENT
+from tracing_tools.backends.unrecorded import not_recorded
+from tracing_tools.probes import BCC_SOURCE, text_with_headers
+from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.trace.raw.recording import Recording
+from tracing_tools.trace.raw.records import EVENT
 from tracing_tools.trace.syscalls import Kind, calls_of
 
 _MODULE_PLACES = ("/usr/lib/python3/dist-packages", "/usr/lib/python3/site-packages")
@@ -123,6 +125,7 @@ class BccBackend:
         self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
+        self._strays: dict[int, bool] = {}
         self._notes = not_recorded("bcc", scope, ("mmap", "async", "block"))
         module, types = _module(), KernelTypes()
         values: dict[str, int] = {f"AT_{macro}": types.offset(structure, field) for macro, structure, field in _FIELDS}
@@ -130,10 +133,8 @@ class BccBackend:
         for structure in ("FILE", "INODE"):
             within = [values[f"AT_{macro}"] for macro in _READ_TOGETHER[structure]]
             values[f"{structure}_SPAN"] = max(within) // 8 * 8 + 8
-        values |= {
-            "TARGET_CGROUP": scope.cgroup_id, "TARGET_LEVEL": scope.cgroup_level, "ENTERED_BY_EXEC": int(scope.entered_by_exec),
-            "TRACER_PID": os.getpid(), "EVENTS_PAGES": buffer_bytes // _PAGE_BYTES, "NAMES_PAGES": _NAMES_BYTES // _PAGE_BYTES,
-        }  # fmt: skip
+        values |= task_filter.constants(scope)
+        values |= {"EVENTS_PAGES": buffer_bytes // _PAGE_BYTES, "NAMES_PAGES": _NAMES_BYTES // _PAGE_BYTES}
         self._program: Any = _compile(module, [f"-D{name}={value}" for name, value in values.items()])
         for number, kind in calls_of(scope.detail).values():
             if kind in _TRACED_KINDS:
@@ -151,6 +152,12 @@ class BccBackend:
     def follow(self, pid: int) -> None:
         """Enter `pid` into the process tree, which is what filters when there is no cgroup."""
         self._program[b"tree"][ctypes.c_uint(pid)] = ctypes.c_ubyte(1)
+
+    def strays(self) -> dict[int, bool]:
+        """Return the processes of the job that were seen outside its cgroup, and whether each still runs."""
+        if self._program is not None:
+            self._strays = {pid.value: state.value == task_filter.STRAY for pid, state in self._program[b"strays"].items()}
+        return self._strays
 
     def drain(self, recording: Recording) -> bool:
         """Take over both ring buffers; more is due at once when a quarter of the event buffer was full."""
@@ -188,6 +195,7 @@ class BccBackend:
         if recording is not None:
             recording.manifest.notes += self._notes
         self.ledger()
+        self.strays()
         self._events.close()
         self._names.close()
         self._program.cleanup()
@@ -205,7 +213,7 @@ def _compile(module: ModuleType, constants: list[str]) -> Any:
         try:
             os.environ["BCC_KERNEL_SOURCE"] = tree
             os.dup2(said.fileno(), 2)  # libbcc prints pages about a program that fails; the one line that matters is told below
-            return module.BPF(text=BCC_SOURCE.read_bytes(), cflags=[*constants, "-Wno-everything"])
+            return module.BPF(text=text_with_headers(BCC_SOURCE).encode(), cflags=[*constants, "-Wno-everything"])
         except Exception as error:  # bcc raises plain Exception
             said.seek(0)
             lines = [line for line in said.read().decode(errors="replace").splitlines() if "error" in line.lower()]

@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "bpf_object__open_file": (c_void_p, [c_char_p, c_void_p]),
@@ -107,12 +107,12 @@ class BpfObject:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def set_constants(self, values: bytes) -> None:
-        """Overwrite the program's read-only data (its ``const volatile`` variables, in order of declaration); before load."""
+    def set_constants(self, section: str, values: bytes) -> None:
+        """Overwrite a section of read-only data (``const volatile`` variables, in order of declaration); before load."""
         size = c_size_t()
-        address = self._lib.bpf_map__initial_value(self._map(".rodata"), byref(size))
-        if not address or len(values) > size.value:
-            raise IotwinError(f"the eBPF object has {size.value} bytes of constants, {len(values)} were given; compile it again")
+        address = self._lib.bpf_map__initial_value(self._map(section), byref(size))
+        if not address or len(values) != size.value:
+            raise IotwinError(f"{section} of the eBPF object has {size.value} bytes, {len(values)} were given; compile it again")
         ctypes.memmove(address, values, len(values))
 
     def set_max_entries(self, name: str, entries: int) -> None:
@@ -186,6 +186,16 @@ class BpfObject:
             if not self._lib.bpf_map_lookup_elem(fd, byref(key), value):
                 found.append(value.raw)
             at = byref(c_uint64(key.value))
+        return found
+
+    def bytes_by_number(self, name: str) -> list[tuple[int, int]]:
+        """Return the entries of a hash map with 32-bit keys and 8-bit values."""
+        fd, key, value, found = self.map_fd(name), ctypes.c_uint32(), ctypes.c_uint8(), []
+        at = None
+        while not self._lib.bpf_map_get_next_key(fd, at, byref(key)):
+            if not self._lib.bpf_map_lookup_elem(fd, byref(key), byref(value)):
+                found.append((key.value, value.value))
+            at = byref(ctypes.c_uint32(key.value))
         return found
 
     def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:

@@ -1,9 +1,9 @@
 """Capture by bpftrace: a script anybody can read and run, probes/io_events.bt, its lines turned into records at the end.
 
-For machines that have bpftrace and nothing else. A call costs some ten microseconds, and the text some 100 bytes.
+For machines that have bpftrace and nothing else, not even a mounted tracefs. A call costs some ten microseconds, its text some
+100 bytes.
 """
 
-import ctypes
 import io
 import os
 import re
@@ -19,13 +19,16 @@ import pyarrow as pa
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
-from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from common.children import dying_with_us
+from common.errors import IotwinError
+from tracing_tools.backends import tracefs
 from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
+from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.probes import BPFTRACE_EVENTS
-from tracing_tools.trace import records
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.recording import RAW, Recording
+from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.trace.raw import records
+from tracing_tools.trace.raw.recording import RAW, Recording
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
 
 _READY_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 20.0, 0.5
@@ -49,7 +52,9 @@ def unavailable_reason() -> str | None:
     """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
     if reason := ebpf_unavailable_reason():
         return reason
-    return None if shutil.which("bpftrace") else "bpftrace is not installed; install the package bpftrace"
+    if not shutil.which("bpftrace"):
+        return "bpftrace is not installed; install the package bpftrace"
+    return tracefs.unavailable_reason()
 
 
 class BpftraceBackend:
@@ -84,10 +89,10 @@ class BpftraceBackend:
         arguments = [str(pid), str(self._mount_offset), str(self._mark)]
         with self._text.open("wb") as out:
             self._process = subprocess.Popen(
-                ["bpftrace", "-B", "line", str(BPFTRACE_EVENTS), *arguments],
+                tracefs.with_tracefs(["bpftrace", "-B", "line", str(BPFTRACE_EVENTS), *arguments]),
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # a Ctrl-C is for the job; the script ends after it
-                preexec_fn=_end_with_the_tracer,
+                preexec_fn=dying_with_us(signal.SIGKILL),  # its probes go with it
             )  # fmt: skip
         deadline = time.monotonic() + _READY_S
         while b"\nREADY\n" not in self._text.read_bytes():
@@ -95,6 +100,10 @@ class BpftraceBackend:
                 self._end()
                 raise IotwinError(f"bpftrace cannot attach the probes: {_complaint(self._text.read_bytes())}")
             time.sleep(0.02)
+
+    def strays(self) -> dict[int, bool]:
+        """None: no cgroup tells the job's processes from others."""
+        return {}
 
     def drain(self, recording: Recording) -> bool:
         """Nothing to do until the end: bpftrace writes its own file."""
@@ -143,11 +152,6 @@ class BpftraceBackend:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-
-
-def _end_with_the_tracer() -> None:
-    """In the child: have the kernel end it with us, should we be killed; its probes go with it (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def _complaint(output: bytes) -> str:

@@ -7,23 +7,22 @@ its first call.
 
 import os
 import shutil
-import struct
 import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends import libbpf
-from tracing_tools.backends.base import Backend, Ledger, Scope
+from common.errors import IotwinError
+from tracing_tools.backends import libbpf, task_filter
 from tracing_tools.backends.bpf_object import BpfObject
 from tracing_tools.backends.elf_symbols import function_offsets
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import compiled_probes
-from tracing_tools.trace.cuda_calls import CUDA_CALLS, FUNCTION_OF_SYMBOL, packed_arguments
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import GPU_CALL
+from tracing_tools.protocols import Backend, Ledger, Scope
+from tracing_tools.trace.raw.cuda_calls import CUDA_CALLS, FUNCTION_OF_SYMBOL, packed_arguments
+from tracing_tools.trace.raw.recording import Recording
+from tracing_tools.trace.raw.records import GPU_CALL
 
 _CALLS_BYTES, _MAPPERS_BYTES = 1 << 22, 1 << 16
 _MAPPER = np.dtype([("header", "<u4"), ("page", "<u4"), ("pid", "<u8")])
@@ -48,7 +47,7 @@ class WithGpuCalls:
         self._due: dict[int, int] = {}  # pid -> when to look at its maps once more
         self._lost = self._seen = 0
         try:
-            self._object.set_constants(struct.pack("<QiI", scope.cgroup_id, scope.cgroup_level, os.getpid()))
+            self._object.set_constants(task_filter.SECTION, task_filter.packed_constants(scope))
             self._object.load()
             for number, call in enumerate(CUDA_CALLS):
                 self._object.update_bytes("functions", number, packed_arguments(call))
@@ -80,6 +79,10 @@ class WithGpuCalls:
         self._look_at(pid)
         self._backend.follow(pid)
 
+    def strays(self) -> dict[int, bool]:
+        """Return the backend's."""
+        return self._backend.strays()
+
     def drain(self, recording: Recording) -> bool:
         """Probe what was mapped, take over the calls, drain the backend."""
         now = time.monotonic_ns()
@@ -90,6 +93,9 @@ class WithGpuCalls:
         self._due = {pid: when for pid, when in self._due.items() if when > now} | dict.fromkeys(pids, now + _SETTLED_NS)
         for pid in {*pids, *due}:
             self._look_at(pid)
+        for pid, runs in self.strays().items():
+            if runs and self._object is not None:
+                self._object.update("tree", pid, 1)
         self._take(recording)
         return self._backend.drain(recording)
 

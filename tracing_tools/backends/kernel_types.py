@@ -6,7 +6,7 @@ Layout of the file: Documentation/bpf/btf.rst of the Linux source.
 import struct
 from pathlib import Path
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 
 BTF_PATH = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F

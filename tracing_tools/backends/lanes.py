@@ -1,6 +1,6 @@
 """The lanes: one buffer of fixed-size records for every CPU, mapped into this process and taken over in bulk.
 
-Mirror of struct lane and struct slot in tracing_tools/probes/syscalls.bpf.c. A lane's program is its only writer and this process
+Mirror of struct lane and struct slot in tracing_tools/probes/records.h. A lane's program is its only writer and this process
 its only reader, so head and tail are all they need; x86-64 keeps the order of stores that this relies on. What does not fit in a
 lane goes into the ring buffer, so a lane loses nothing.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tracing_tools.trace.records import EVENT, RING_HEADER_BYTES
+from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
 
 LANE = np.dtype([
     ("head", "<u8"), ("busy", "<u8"), ("padding", "<u8", 6), ("tail", "<u8"), ("more_padding", "<u8", 7),

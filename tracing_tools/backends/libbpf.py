@@ -1,32 +1,38 @@
 """The default backend: an eBPF program (CO-RE) loaded by libbpf, its ring buffers taken over in bulk."""
 
-import os
 import struct
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends.base import Ledger, Scope
+from common.errors import IotwinError
+from tracing_tools.backends import task_filter
 from tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
 from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.lanes import Lanes
 from tracing_tools.backends.ring_buffer import RingBuffer
 from tracing_tools.probes import compiled_probes
+from tracing_tools.protocols import Ledger, Scope
 from tracing_tools.targets.block_cgroup import BlockCgroup
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import BLOCK, EVENT, RING_HEADER_BYTES
+from tracing_tools.trace.raw.recording import Recording
+from tracing_tools.trace.raw.records import BLOCK, EVENT, RING_HEADER_BYTES
 from tracing_tools.trace.syscalls import calls_of
 
-_MAX_CALLS = 512  # call_kind[] of syscalls.bpf.c
+_MAX_CALLS = 512  # of call_kinds.h
 _NAMES_BYTES = 1 << 22
 _BLOCKS_BYTES = 1 << 21
 _LEDGER_FIELDS = 6
 
 # The programs that only a group of operations needs: group to program to its tracepoint.
 _OPTIONAL = {
-    "mmap": {"on_fault": "mm_filemap_fault", "on_map_pages": "mm_filemap_map_pages"},
+    "mmap": {
+        "on_user_fault": "page_fault_user",
+        "on_kernel_fault": "page_fault_kernel",
+        "on_fault": "mm_filemap_fault",
+        "on_map_pages": "mm_filemap_map_pages",
+        "on_last_fault": "sched_process_exit",
+    },
     "async": {"on_uring_submit": "io_uring_submit_req", "on_uring_complete": "io_uring_complete"},
     "block": {"on_block_issue": "block_rq_issue", "on_block_complete": "block_rq_complete"},
 }
@@ -48,13 +54,17 @@ _UNSEEN = {
 }
 
 
-def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> bytes:
-    """Return the constants of syscalls.bpf.c in order of declaration."""
+def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, bytes]:
+    """Return the constants of syscalls.bpf.c by section: of tasks.h, arguments.h, outlets.h and block.h."""
     kinds = bytearray(_MAX_CALLS)
     for number, kind in calls_of(scope.detail).values():
         kinds[number] = kind
-    filters = struct.pack("<QiII", scope.cgroup_id, scope.cgroup_level, scope.entered_by_exec, os.getpid())
-    return bytes(kinds) + filters + struct.pack("<IQ", slots, block_cgroup_id)
+    return {
+        task_filter.SECTION: task_filter.packed_constants(scope),
+        ".rodata.calls": bytes(kinds),
+        ".rodata.outlets": struct.pack("<I", slots),
+        ".rodata.block": struct.pack("<Q", block_cgroup_id),
+    }
 
 
 class LibbpfBackend:
@@ -68,12 +78,14 @@ class LibbpfBackend:
         self._notes: list[str] = []
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
+        self._strays: dict[int, bool] = {}
         self._block_cgroup = BlockCgroup(scope.cgroup_id) if "block" in scope.detail else None
         cpus = possible_cpus() if libbpf_available() else 1
         slots = 1 << max(buffer_bytes // EVENT.itemsize // cpus, 1).bit_length() - 1
         self._object: BpfObject | None = BpfObject(compiled_probes())
         try:
-            self._object.set_constants(_constants(scope, slots, self._charged_cgroup_id(scope)))
+            for section, values in _constants(scope, slots, self._charged_cgroup_id(scope)).items():
+                self._object.set_constants(section, values)
             for name, entries in (("events", buffer_bytes), ("lanes", cpus), ("slots", cpus * slots)):
                 self._object.set_max_entries(name, entries)
             self._choose_programs(scope.detail)
@@ -125,6 +137,12 @@ class LibbpfBackend:
         if self._block_cgroup is not None:
             self._block_cgroup.add(pid)
 
+    def strays(self) -> dict[int, bool]:
+        """Return the processes of the job that were seen outside its cgroup, and whether each still runs."""
+        if self._object is not None:
+            self._strays = {pid: state == task_filter.STRAY for pid, state in self._object.bytes_by_number("strays")}
+        return self._strays
+
     def drain(self, recording: Recording) -> bool:
         """Take over what the buffers hold; more is due at once when a quarter of the space for events was full."""
         names = self._names.variable_records()
@@ -170,6 +188,7 @@ class LibbpfBackend:
             recording.manifest.notes += self._notes
             self._take_unfinished_blocks(recording)
         self.ledger()
+        self.strays()
         for buffer in (self._events, self._names, self._blocks, self._lanes):
             buffer.close()
         probes.close()

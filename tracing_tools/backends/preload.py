@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends.base import Ledger, Scope, not_recorded
+from common.errors import IotwinError, UsageError
+from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.probes import PRELOAD_SOURCE
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import EVENT, RING_HEADER_BYTES
+from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.trace.raw.recording import Recording
+from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
 
 _FLAGS = ["-O2", "-shared", "-fPIC"]
 _TAKE_EVERY_NS = 200_000_000
@@ -83,6 +84,10 @@ class PreloadBackend:
     def follow(self, pid: int) -> None:
         """Nothing to do: the library is inherited."""
 
+    def strays(self) -> dict[int, bool]:
+        """None: no cgroup tells the job's processes from others."""
+        return {}
+
     def drain(self, recording: Recording) -> bool:
         """Take over what the threads have written, a few times a second."""
         now = time.monotonic_ns()
@@ -108,7 +113,9 @@ class PreloadBackend:
 
     def _take(self, recording: Recording, to_the_end: bool) -> None:
         with os.scandir(self._directory) as entries:
-            found = sorted(entry.path for entry in entries if entry.name.endswith((".events", ".names")) and entry.is_file())
+            written = (entry for entry in entries if entry.name.endswith((".events", ".names")))
+            # Under sudo the job is another user: what it may only link to is not ours to read for it.
+            found = sorted(entry.path for entry in written if entry.is_file(follow_symlinks=False))
         for path in found:
             if path.endswith(".names"):
                 self._take_names(path, recording)

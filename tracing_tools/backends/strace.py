@@ -4,6 +4,7 @@ strace writes text while the job runs; when the job has ended, the text becomes 
 Offsets follow each open file's position; device and inode are looked up from the path afterwards, as strace does not know them.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -14,17 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends.base import Ledger, Scope, not_recorded
-from tracing_tools.trace import records
+from common.errors import IotwinError
+from common.foreign_files import open_foreign
+from tracing_tools.backends.unrecorded import not_recorded
+from tracing_tools.protocols import Ledger, Scope
 from tracing_tools.trace import strace_text as text
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.recording import RAW, Recording, read_clocks
+from tracing_tools.trace.raw import records
+from tracing_tools.trace.raw.recording import RAW, Recording, read_clocks
+from tracing_tools.trace.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
 
-# Not events of the trace, but needed to follow positions, descriptors and processes.
-_FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", "clone", "clone3", "fork", "vfork", "execve")
-_FORKS = ("clone", "clone3", "fork", "vfork")
 _NOT_TOLD = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)  # what strace's text does not tell as one row
+_DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
 
 
 def unavailable_reason() -> str | None:
@@ -47,10 +49,14 @@ class StraceBackend:
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` under strace, one text file per thread."""
-        calls = ",".join(dict.fromkeys((*self._calls, *_FOLLOWED)))
+        calls = ",".join(dict.fromkeys((*self._calls, *FOLLOWED)))
+        directory = raw / _DIRECTORY
+        directory.mkdir()
+        # Under sudo the job, and strace with it, is another user, who must be able to write here; files of others stay theirs.
+        directory.chmod(0o1777 if os.geteuid() == 0 else 0o700)
         return [
             "strace", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
-            "-e", "signal=none", "-e", f"trace={calls}", "-o", str(raw / "strace"), "--", *command,
+            "-e", "signal=none", "-e", f"trace={calls}", "-o", str(directory / _FILE), "--", *command,
         ]  # fmt: skip
 
     def start(self) -> None:
@@ -58,6 +64,10 @@ class StraceBackend:
 
     def follow(self, pid: int) -> None:
         """Nothing to do: strace follows its own child."""
+
+    def strays(self) -> dict[int, bool]:
+        """None: no cgroup tells the job's processes from others."""
+        return {}
 
     def drain(self, recording: Recording) -> bool:
         """Nothing to do until the end: strace writes its own files."""
@@ -71,13 +81,11 @@ class StraceBackend:
         """Turn strace's text into records."""
         if recording is None:
             return
-        raw = recording.directory / RAW
         calls = sorted(
-            (call for path in raw.glob("strace.*") for call in text.parse_lines(int(path.suffix[1:]), path.open("rb"))),
-            key=lambda call: (call.start_ns, call.name == "exit"),
+            _calls_below(recording.directory / RAW / _DIRECTORY), key=lambda call: (call.start_ns, call.name == "exit")
         )
         clock = read_clocks()
-        replay = _Replay(clock.monotonic_ns - clock.realtime_ns, self._calls)
+        replay = _Records(clock.monotonic_ns - clock.realtime_ns, self._calls)
         events = [event for call in calls for event in replay.apply(call)]
         recording.append_names(b"".join(replay.names))
         recording.append_events(np.array(events, records.EVENT) if events else np.zeros(0, records.EVENT))
@@ -87,73 +95,58 @@ class StraceBackend:
         recording.manifest.notes += self._notes
 
 
-class _Replay:
-    """Follows processes, descriptors and positions through the calls in order of time, giving records."""
+def _calls_below(directory: Path) -> Iterator[text.Call]:
+    """Yield the calls of strace's files. The job's user can write in there, so nothing but such files is read, and no link."""
+    for path in directory.glob(f"{_FILE}.*"):
+        if path.suffix[1:].isdecimal():
+            with open_foreign(path, follow=False) as file:
+                yield from text.parse_lines(int(path.suffix[1:]), file)
+
+
+class _Records:
+    """Makes records of the calls in order of time."""
 
     def __init__(self, to_monotonic_ns: int, wanted: Collection[str]) -> None:
         self._to_monotonic_ns = to_monotonic_ns
         self._wanted = frozenset(wanted)
         self.names: list[bytes] = []
-        self._pid_of: dict[int, int] = {}
-        self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> shared position
+        self._replay = Replay()
         self._identities: dict[bytes, tuple[int, int, int, int]] = {}
 
     def apply(self, call: text.Call) -> Iterator[tuple[int, ...]]:
         """Yield the event record of a traced call, if it is one."""
-        pid = self._pid_of.setdefault(call.tid, call.tid)
+        pid = self._replay.process_of(call)
         time_ns = call.start_ns + self._to_monotonic_ns
-        if call.name in _FORKS:
-            self._fork(call, pid, time_ns)
+        if call.name in FORKS:
+            if child := self._replay.fork(call):
+                self._name(records.NAME_FORK, time_ns, child, child, b"", parent=pid, result=child)
         elif call.name == "execve" and call.result == 0:
-            self._name(records.NAME_EXEC, time_ns, pid, call.tid, b"\0".join(_command_line(call.arguments)), result=pid)
+            self._name(records.NAME_EXEC, time_ns, pid, call.tid, b"\0".join(command_line(call)), result=pid)
         elif call.name == "exit" and call.tid == pid:
             self._name(records.NAME_EXIT, time_ns, pid, call.tid, b"", result=call.result)
-        elif call.name in _FOLLOWED and call.result >= 0:
-            self._follow_descriptor(call, pid)
+        else:
+            self._replay.move(call)
         if call.name in self._wanted:
             event = self._event(call, pid, time_ns)
             if event is not None:
                 yield event
 
-    def _fork(self, call: text.Call, pid: int, time_ns: int) -> None:
-        if call.result <= 0:
-            return
-        if b"CLONE_THREAD" in call.arguments:
-            self._pid_of[call.result] = pid
-            return
-        self._pid_of[call.result] = call.result
-        for (owner, fd), position in list(self._positions.items()):
-            if owner == pid:
-                self._positions[call.result, fd] = position
-        self._name(records.NAME_FORK, time_ns, call.result, call.result, b"", parent=pid, result=call.result)
-
-    def _follow_descriptor(self, call: text.Call, pid: int) -> None:
-        fd, _ = text.descriptor(call.arguments)
-        if call.name == "lseek":
-            self._position(pid, fd)[0] = call.result
-        elif call.name in ("dup", "dup2", "dup3") or (call.name == "fcntl" and b"F_DUPFD" in call.arguments):
-            self._positions[pid, call.result] = self._position(pid, fd)
-
-    def _position(self, pid: int, fd: int) -> list[int]:
-        return self._positions.setdefault((pid, fd), [0])
-
     def _event(self, call: text.Call, pid: int, time_ns: int) -> tuple[int, ...] | None:
         number, kind = CALLS[call.name]
-        fd, path, offset, requested, flag_bits = -1, None, -1, 0, 0
+        fd, path, requested, flag_bits, use = -1, None, 0, 0, None
         if kind in OPEN_KINDS:
             fd, path, requested = self._open(call, kind, pid, time_ns)
             flag_bits = _open_flag_bits(requested)
         elif kind is Kind.MAP:
-            match = re.search(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$", call.arguments)
-            if match is None or b"MAP_ANONYMOUS" in call.arguments:
+            if (use := mapped(call)) is None:
                 return None
-            (fd, path), offset = text.descriptor(match[1]), int(match[2], 0)
-            requested = int(call.arguments.split(b", ")[1])
         elif kind in (Kind.NAME, Kind.NAME_AT, Kind.RENAME, Kind.RENAME_AT):
             self._given(call, kind, pid, time_ns)
         elif kind is not Kind.WAIT:
-            fd, path = text.descriptor(call.arguments)
-            offset, requested = self._transfer(call, kind, pid, fd)
+            use = self._replay.use(call, kind)
+        if use is not None:
+            fd, path, requested = use.fd, use.path, use.requested or 0
+        offset = -1 if use is None or use.offset is None else use.offset
         inode, device, generation, file_type = self._identify(path)
         if file_type and file_type != records.TYPE_REGULAR and kind is not Kind.MAP:
             offset = -1
@@ -166,35 +159,13 @@ class _Replay:
         if call.result < 0:
             self._given(call, kind, pid, time_ns)
             return -1, None, flags
-        self._positions[pid, call.result] = [0]
+        self._replay.open(call)
         path = call.result_path or b""
         inode, device, generation, file_type = self._identify(path)
         size = _size(path) if file_type == records.TYPE_REGULAR and not flags & os.O_TRUNC else 0
         identity = {"inode": inode, "device": device, "generation": generation, "size": size, "mode": file_type << 12}
         self._name(records.NAME_OPENED, time_ns, pid, call.tid, path, **identity)
         return call.result, path, flags
-
-    def _transfer(self, call: text.Call, kind: Kind, pid: int, fd: int) -> tuple[int, int]:
-        """Return (offset, bytes asked for) of a read, write or sync, and move the file's position."""
-        if kind in (Kind.DESCRIPTOR, Kind.CLOSE):
-            if kind is Kind.CLOSE:
-                self._positions.pop((pid, fd), None)
-            return -1, 0
-        if kind in (Kind.RANGE, Kind.ALLOCATE, Kind.LENGTH):
-            numbers = [int(part, 0) if part.isdigit() else -1 for part in call.arguments.split(b", ")[1:]]
-            first = 1 if kind is Kind.ALLOCATE else 0
-            return (-1, numbers[0]) if kind is Kind.LENGTH else (numbers[first], numbers[first + 1])
-        if kind is Kind.POSITIONED:
-            requested, offset = text.numbers_at_end(call.arguments, 2)
-            return offset, requested
-        if kind is Kind.POSITIONED_VECTOR:
-            flags_follow = call.name.endswith("2")
-            return text.numbers_at_end(call.arguments, 1 + flags_follow)[0], _vector_bytes(call.arguments)
-        requested = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
-        position = self._position(pid, fd)
-        offset = position[0]
-        position[0] += max(call.result, 0)
-        return offset, requested
 
     def _given(self, call: text.Call, kind: Kind, pid: int, time_ns: int) -> None:
         names = text.strings(call.arguments)
@@ -227,13 +198,25 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
     for prefix, file_type in _ANONYMOUS.items():
         if path.startswith(prefix):
             digits = re.search(rb"\d+", path)
-            return int(digits[0]) if digits else zlib.crc32(path), 1, 0, file_type
+            return int(digits[0]) if digits else zlib.crc32(path), _device_of(file_type), 0, file_type
     try:
         status = Path(os.fsdecode(path)).stat()
     except (OSError, ValueError):
         return zlib.crc32(path), 0, 1, records.TYPE_REGULAR
     device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
     return status.st_ino, device, 0, stat.S_IFMT(status.st_mode) >> 12
+
+
+@functools.cache
+def _device_of(file_type: int) -> int:
+    """The kernel's own device of all pipes; of other things without a path any."""
+    if file_type != records.TYPE_PIPE:
+        return 1
+    ends = os.pipe()
+    device = os.fstat(ends[0]).st_dev
+    for end in ends:
+        os.close(end)
+    return os.major(device) << 20 | os.minor(device)
 
 
 def _size(path: bytes) -> int:
@@ -249,13 +232,3 @@ def _open_flag_bits(flags: int) -> int:
         | (records.RAW_FLAG_APPEND if flags & os.O_APPEND else 0)
         | (records.RAW_FLAG_WRITABLE if flags & os.O_ACCMODE else 0)
     )
-
-
-def _vector_bytes(arguments: bytes) -> int:
-    return sum(int(length) for length in re.findall(rb"iov_len=(\d+)", arguments))
-
-
-def _command_line(arguments: bytes) -> list[bytes]:
-    """The argument vector of an execve: the strings after the program's path."""
-    listed = arguments.partition(b", [")[2].partition(b"], ")[0]
-    return text.strings(listed)

@@ -1,20 +1,22 @@
-"""A trace for other programs: Perfetto, Chrome's trace viewers, spreadsheets, fio. Streamed: a batch of events at a time."""
+"""A trace for other programs: Perfetto, Chrome's viewers, spreadsheets, fio, Chakra. Streamed: a batch of events at a time."""
 
 import gzip
 from pathlib import Path
 
+from common.errors import UsageError, nearest
+from common.files import check_output, open_whole
+from tracing_tools.exports.chakra import write_chakra
 from tracing_tools.exports.chrome import write_chrome
 from tracing_tools.exports.iolog import write_iolog
 from tracing_tools.exports.perfetto import write_perfetto
 from tracing_tools.exports.table import write_csv
-from tracing_tools.trace.errors import UsageError, nearest
-from tracing_tools.trace.output import check_output, open_whole
 from tracing_tools.trace.reader import Trace
 
 _ENDINGS = {
     ".pftrace": "perfetto", ".perfetto-trace": "perfetto", ".json": "chrome", ".csv": "csv", ".iolog": "fio", ".fio": "fio",
+    ".et": "chakra",
 }  # fmt: skip
-_WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome, "csv": write_csv}
+_WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome, "csv": write_csv, "chakra": write_chakra}
 FORMATS = (*_WRITERS, "fio")
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from common.errors import IotwinError
 from tracing_tools.trace import schema
-from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
 
 _ACTIONS = dict.fromkeys(schema.READ_OPS, "read") | dict.fromkeys(schema.WRITE_OPS, "write")

@@ -72,3 +72,24 @@ def text(number: int, value: str | bytes) -> bytes:
     """Return one field of text, or of a message encoded already."""
     content = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     return joined(_tag(number, _LENGTH, 1)) + joined(_varint(np.array([len(content)], np.uint64))) + content
+
+
+def constant(content: bytes, rows: int) -> Part:
+    """Return the same encoded fields in every one of `rows` messages."""
+    return _constant(content, rows)
+
+
+def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = None) -> Part:
+    """Return field `number` holding the text of each row; left out where not `present`."""
+    encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+    lengths = np.array([len(value) for value in encoded], np.uint64)
+    width = max(1, int(lengths.max(initial=0)))
+    content = np.array(encoded, f"S{width}").view(np.uint8).reshape(len(encoded), width)
+    there = np.arange(width) < lengths[:, None]
+    return _side_by_side([_tag(number, _LENGTH, len(encoded)), _varint(lengths), (content, there)], present)
+
+
+def delimited(parts: list[Part]) -> Part:
+    """Return messages made of `parts`, one a row, each after its length, as streams of messages are written."""
+    content, there = _side_by_side(parts, None)
+    return _side_by_side([_varint(there.sum(axis=1, dtype=np.uint64)), (content, there)], None)

@@ -1,11 +1,12 @@
 """The eBPF programs, and their compilation: once by clang when installed, again when the source is newer."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 
 _DIRECTORY = Path(__file__).parent
 PROGRAMS = ("syscalls", "cuda")  # each NAME.bpf.c, compiled to NAME.bpf.o
@@ -13,6 +14,23 @@ BCC_SOURCE = _DIRECTORY / "syscalls.bcc.c"  # compiled by libbcc when a trace wa
 BPFTRACE_EVENTS = _DIRECTORY / "io_events.bt"
 PRELOAD_SOURCE = _DIRECTORY / "preload.c"  # compiled by cc when a trace wants it
 _FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable"]
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+
+
+def text_with_headers(source: Path) -> str:
+    """Return the text of a C file with our own headers, each once, in place of ``#include "..."``: for who compiles a text."""
+    seen: set[str] = set()
+
+    def text_of(path: Path) -> str:
+        return _INCLUDE.sub(lambda line: header(line[1]), path.read_text())
+
+    def header(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        return text_of(source.with_name(name))
+
+    return text_of(source)
 
 
 def _object(program: str) -> Path:

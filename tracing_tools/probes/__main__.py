@@ -2,8 +2,8 @@
 
 import sys
 
+from common.errors import IotwinError
 from tracing_tools.probes import PROGRAMS, compiled_probes
-from tracing_tools.trace.errors import IotwinError
 
 try:
     for program in PROGRAMS:

@@ -3,6 +3,16 @@
  * A request waits in `pending`, as the row it will be, from its submission to its completion. A request of io_uring completes
  * when the kernel posts it; one of libaio when the job collects it (io_getevents), as the kernel tells nobody earlier.
  */
+#pragma once
+#include "arguments.h"
+#include "call_kinds.h"
+#include "files.h"
+#include "kernel_types.h"
+#include "outlets.h"
+#include "paths.h"
+#include "records.h"
+#include "tasks.h"
+
 #define MAX_REQUESTS 4096
 #define REQUEST_HAS_FIXED_FILE 1
 

@@ -1,17 +1,21 @@
 /* Block requests, charged to the cgroup that caused them: the one a request's first bio carries, not the task that issues it,
  * which may be a worker of the kernel's, or of nobody's concern.
  */
+#pragma once
+#include "arguments.h"
+#include "call_kinds.h"
+#include "files.h"
+#include "kernel_types.h"
+#include "outlets.h"
+#include "records.h"
+#include "tasks.h"
+
 #define MAX_LEVELS 32
 #define TASK_IS_KERNEL 0x00200000 /* PF_KTHREAD */
 #define REQUEST_OP_MASK 255
 #define IN_ROOT_CGROUP 1 /* id of the root cgroup of any hierarchy */
 
-struct block_record {
-	u64 queued_ns, issue_ns, duration_ns; /* duration -1: not completed */
-	u64 sector, cgroup, inode;
-	u32 size_bytes, device, file_device, generation, pid, request_flags, from_kernel, padding;
-	char comm[16];
-};
+const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* whose block requests are traced; 0: those that traced tasks issue */
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 16384); MAP_TYPE(key, u64); MAP_TYPE(value, struct block_record); } in_flight SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 21); } blocks SEC(".maps");

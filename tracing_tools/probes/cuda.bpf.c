@@ -5,6 +5,8 @@
  * A program that maps executable code is told to user space, which then looks whether the file holds any of these functions.
  */
 #include "kernel_types.h"
+#include "records.h"
+#include "tasks.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -18,18 +20,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define MEMCPY_DEFAULT 4 /* cudaMemcpyDefault; the kinds below it are directions as in the trace */
 #define DIRECTION_DEFAULT 5
 
-const volatile u64 target_cgroup = 0; /* 0: filter by the pid tree instead */
-const volatile s32 target_level = 0;
-const volatile u32 tracer_pid = 0;
-
 struct function { u8 size, rows, unit_bytes, stream, direction, fixed_direction, padding[2]; };
-
-struct gpu_call {
-	u64 start_ns, duration_ns, size_bytes, stream; /* stream: all ones when the function has none */
-	u32 pid, tid;
-	u16 function, direction;
-	s32 result;
-};
 
 struct open_call { u64 start_ns, size_bytes, stream, stack; u16 function, direction; u32 depth; };
 struct gpu_ledger { u64 seen, dropped; };
@@ -38,17 +29,14 @@ static u64 (*bpf_get_attach_cookie)(void *context) = (void *)174;
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(max_entries, MAX_FUNCTIONS); MAP_TYPE(key, u32); MAP_TYPE(value, struct function); } functions SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_TASK_STORAGE); MAP_UINT(map_flags, BPF_F_NO_PREALLOC); MAP_TYPE(key, int); MAP_TYPE(value, struct open_call); } open_calls SEC(".maps");
-struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 65536); MAP_TYPE(key, u32); MAP_TYPE(value, u8); } tree SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); } gpu_calls SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 16); } mappers SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct gpu_ledger); } gpu_ledgers SEC(".maps");
 
-INLINE int is_traced(struct task_struct *task)
+/* The backend beside this knows which processes have left: the loader enters them into the tree. */
+INLINE int has_left(struct task_struct *task)
 {
-	u32 pid = task->tgid;
-	if (target_cgroup)
-		return bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup && pid != tracer_pid;
-	return bpf_map_lookup_elem(&tree, &pid) != NULL;
+	return is_in_tree(task->tgid);
 }
 
 /* The registers at a function's entry, as the kernel saves them on x86-64 (struct pt_regs, arch/x86/include/uapi/asm/ptrace.h). */
@@ -178,6 +166,7 @@ int on_exec(u64 *context)
 {
 	struct task_struct *task = (void *)context[0];
 	u64 pid = task->tgid;
+	enter_by_exec(task);
 	if (is_traced(task))
 		bpf_ringbuf_output(&mappers, &pid, sizeof(pid), BPF_RB_NO_WAKEUP);
 	return 0;
@@ -187,9 +176,16 @@ SEC("tp_btf/sched_process_fork")
 int on_fork(u64 *context)
 {
 	struct task_struct *parent = (void *)context[0], *child = (void *)context[1];
-	u32 pid = child->tgid;
-	u8 one = 1;
-	if (!target_cgroup && child->pid == child->tgid && is_traced(parent))
-		bpf_map_update_elem(&tree, &pid, &one, 0);
+	if (child->pid == child->tgid && is_traced(parent))
+		enter_by_fork(child->tgid);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int on_exit(u64 *context)
+{
+	struct task_struct *task = (void *)context[0];
+	if (task->pid == task->tgid)
+		leave_tree(task->tgid);
 	return 0;
 }

@@ -3,18 +3,10 @@
  * preserve_access_index makes every field access relocatable (CO-RE): libbpf looks the real offsets up in the running
  * kernel's BTF at load time. So no kernel headers, no bpftool and no libbpf headers are needed to compile.
  */
-#ifndef IOTWIN_KERNEL_TYPES_H
-#define IOTWIN_KERNEL_TYPES_H
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef int s32;
-typedef long long s64;
+#pragma once
+#include "integers.h"
 
 #define SEC(name) __attribute__((section(name), used))
-#define INLINE static inline __attribute__((always_inline))
 /* A function of its own to the verifier, for what is long and rarely runs. */
 #define CALLED static __attribute__((noinline))
 /* And one that it reads only once, for whatever arguments. */
@@ -50,10 +42,13 @@ struct fdtable { u32 max_fds; struct file **fd; };
 struct files_struct { struct fdtable *fdt; };
 struct fs_struct { struct path root, pwd; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
+struct seqcount { u32 sequence; };
+struct mm_struct___counted { struct seqcount mm_lock_seq; }; /* changes with every map; kernel 6.13 and later */
 struct upid { int nr; };
 struct pid { u32 level; struct upid numbers[1]; };
 struct kernfs_node { u64 id; };
-struct cgroup { struct kernfs_node *kn; };
+struct cgroup_subsys_state { struct cgroup *cgroup; struct cgroup_subsys_state *parent; };
+struct cgroup { struct cgroup_subsys_state self; struct kernfs_node *kn; };
 struct css_set { struct cgroup *dfl_cgrp; };
 struct task_struct {
 	u32 flags;
@@ -68,11 +63,10 @@ struct task_struct {
 	struct css_set *cgroups;
 };
 struct iovec { void *iov_base; unsigned long iov_len; };
-struct vm_area_struct { struct file *vm_file; };
+struct vm_area_struct { unsigned long vm_start, vm_end, vm_pgoff; struct file *vm_file; };
 struct address_space { struct inode *host; };
 struct page { unsigned long compound_head; struct address_space *mapping; };
 struct bio_vec { struct page *bv_page; };
-struct cgroup_subsys_state { struct cgroup *cgroup; struct cgroup_subsys_state *parent; };
 struct blkcg { struct cgroup_subsys_state css; };
 struct blkcg_gq { struct blkcg *blkcg; };
 struct bio { struct blkcg_gq *bi_blkg; struct bio_vec *bi_io_vec; };
@@ -111,7 +105,6 @@ static long (*bpf_loop)(u32 iterations, void *callback, void *context, u64 flags
 extern void *bpf_rdonly_cast(const void *object, u32 btf_id) __attribute__((section(".ksyms"), weak));
 
 #define KERNEL_TYPE_ID(type) __builtin_btf_type_id(*(typeof(type) *)0, 1)
+#define FIELD_EXISTS(field) __builtin_preserve_field_info(field, 2)
 #define FIELD_OFFSET(type, field) __builtin_preserve_field_info(((type *)0)->field, 0)
 #define KERNEL_READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), &(from))
-
-#endif

@@ -1,20 +1,40 @@
-/* Reads through a memory map: the pages of a file that a fault maps, whether they were in the page cache or had to be read. */
+/* Page faults on mapped files: one record each, as the kernel counts them, with the pages that it mapped on the way.
+ *
+ * exceptions:page_fault_* tells of every fault, but not of what came of it; filemap:* tell of the pages, but not of a fault that
+ * maps a large folio, and sometimes twice of one fault. So a fault is kept until the task's next one, and filemap:* add to it.
+ */
+#pragma once
+#include "call_kinds.h"
+#include "files.h"
+#include "kernel_types.h"
+#include "outlets.h"
+#include "records.h"
+#include "tasks.h"
+
 #define PAGE_BYTES 4096
 
-INLINE void send_fault(struct address_space *mapping, u64 first_page, u64 pages)
+#define KNOWN_AREAS 8 /* a power of two */
+
+enum fault_state { NO_FAULT, BEGUN };
+
+/* An area of memory as it was while the maps' sequence number was this one. To look it up takes much longer than a fault. */
+struct area { u64 start, end, first_page; struct identity file; u32 sequence, has_file; };
+
+struct fault {
+	struct identity file;
+	u64 start_ns, first_page, pages;
+	u32 state;
+	struct area known[KNOWN_AREAS];
+};
+struct { MAP_UINT(type, BPF_MAP_TYPE_TASK_STORAGE); MAP_UINT(map_flags, BPF_F_NO_PREALLOC); MAP_TYPE(key, int); MAP_TYPE(value, struct fault); } faults SEC(".maps");
+
+INLINE void send_fault(struct task_struct *task, struct identity *file, u64 start_ns, u64 first_page, u64 pages)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	if (!is_traced(task))
-		return;
-	struct inode *inode = mapping->host;
-	struct identity file = {
-		.inode = inode->i_ino, .device = inode->i_sb->s_dev, .generation = inode->i_generation, .flags = inode->i_mode >> 12,
-	};
 	struct event *event = reserve_event();
 	if (!event)
 		return;
-	fill(event, task, PAGE_FAULT, &file);
-	event->start_ns = bpf_ktime_get_ns();
+	fill(event, task, PAGE_FAULT, file);
+	event->start_ns = start_ns;
 	event->duration_ns = 0; /* nothing tells when the fault has been served */
 	event->fd = -1;
 	event->offset = first_page * PAGE_BYTES;
@@ -22,10 +42,107 @@ INLINE void send_fault(struct address_space *mapping, u64 first_page, u64 pages)
 	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 }
 
+INLINE void send_kept(struct task_struct *task, struct fault *fault)
+{
+	if (fault->state == NO_FAULT)
+		return;
+	struct identity file = fault->file;
+	fault->state = NO_FAULT;
+	send_fault(task, &file, fault->start_ns, fault->first_page, fault->pages);
+}
+
+static long take_area(struct task_struct *task, struct vm_area_struct *vma, struct area **taken)
+{
+	struct area *area = *taken;
+	struct file *file = vma->vm_file;
+	struct identity found = {};
+	if (!area)
+		return 0;
+	if (file)
+		identify(file, &found);
+	area->start = vma->vm_start;
+	area->end = vma->vm_end;
+	area->first_page = vma->vm_pgoff;
+	area->file = found;
+	area->has_file = file != NULL;
+	return 0;
+}
+
+/* An odd number means that the maps are being changed, 0 that the kernel keeps none: then nothing is known. */
+INLINE u32 maps_sequence(struct task_struct *task)
+{
+	struct mm_struct___counted *mm = (void *)task->mm;
+	u32 sequence = 0;
+	if (FIELD_EXISTS(mm->mm_lock_seq))
+		KERNEL_READ(sequence, mm->mm_lock_seq.sequence);
+	return sequence & 1 ? 0 : sequence;
+}
+
+INLINE void begin(u64 address)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	if ((s64)address < 0 || !is_traced(task)) /* the kernel's own addresses */
+		return;
+	struct fault *fault = bpf_task_storage_get(&faults, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!fault)
+		return;
+	send_kept(task, fault);
+	struct area *area = &fault->known[(address >> 26) & (KNOWN_AREAS - 1)];
+	u32 sequence = maps_sequence(task);
+	if (!sequence || area->sequence != sequence || address < area->start || address >= area->end) {
+		area->start = area->end = 0;
+		area->sequence = sequence;
+		bpf_find_vma(task, address, take_area, &area, 0);
+	}
+	if (!area->has_file || address < area->start || address >= area->end)
+		return;
+	fault->file = area->file;
+	fault->first_page = area->first_page + (address - area->start) / PAGE_BYTES;
+	fault->pages = 1;
+	fault->start_ns = bpf_ktime_get_ns();
+	fault->state = BEGUN;
+}
+
+SEC("tp_btf/page_fault_user")
+int on_user_fault(u64 *context)
+{
+	begin(context[0]);
+	return 0;
+}
+
+/* The kernel reading or writing the task's memory for it, as in a write() of mapped bytes. */
+SEC("tp_btf/page_fault_kernel")
+int on_kernel_fault(u64 *context)
+{
+	begin(context[0]);
+	return 0;
+}
+
+/* Adds pages to the fault that is being served; without one (MAP_POPULATE, madvise) they are a fault of their own. */
+INLINE void add_pages(struct address_space *mapping, u64 first_page, u64 pages)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	if (!is_traced(task))
+		return;
+	struct inode *inode = mapping->host;
+	struct fault *fault = bpf_task_storage_get(&faults, task, NULL, 0);
+	if (fault && fault->state != NO_FAULT && fault->file.inode == inode->i_ino && fault->file.device == inode->i_sb->s_dev) {
+		if (pages > 1 && first_page <= fault->first_page && fault->first_page < first_page + pages) {
+			fault->first_page = first_page;
+			fault->pages = pages;
+		}
+		return;
+	}
+	struct identity file = {
+		.inode = inode->i_ino, .device = inode->i_sb->s_dev, .generation = inode->i_generation, .flags = inode->i_mode >> 12,
+	};
+	send_fault(task, &file, bpf_ktime_get_ns(), first_page, pages);
+}
+
 SEC("tp_btf/mm_filemap_fault")
 int on_fault(u64 *context)
 {
-	send_fault((void *)context[0], context[1], 1);
+	add_pages((void *)context[0], context[1], 1);
 	return 0;
 }
 
@@ -33,6 +150,16 @@ int on_fault(u64 *context)
 SEC("tp_btf/mm_filemap_map_pages")
 int on_map_pages(u64 *context)
 {
-	send_fault((void *)context[0], context[1], context[2] - context[1] + 1);
+	add_pages((void *)context[0], context[1], context[2] - context[1] + 1);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int on_last_fault(u64 *context)
+{
+	struct task_struct *task = (void *)context[0];
+	struct fault *fault = bpf_task_storage_get(&faults, task, NULL, 0);
+	if (fault)
+		send_kept(task, fault);
 	return 0;
 }

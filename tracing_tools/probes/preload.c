@@ -1,6 +1,6 @@
 /* Records the storage calls that a program makes through the C library, from inside it: no root, no kernel support.
  *
- * Loaded by LD_PRELOAD in front of libc. Each wrapper makes the real call and appends one record (struct event of syscalls.bpf.c) to a
+ * Loaded by LD_PRELOAD in front of libc. Each wrapper makes the real call and appends one record (struct event of records.h) to a
  * file of its thread under $IOTWIN_PRELOAD, through a mapping, so that what is recorded survives a kill of the job. The space is
  * allocated before it is mapped: a full disk loses records, which are counted, and never the job. The rare records of paths and process
  * life (struct name) are appended to one file a process.
@@ -34,34 +34,15 @@
 #include <time.h>
 #include <unistd.h>
 
-struct event {
-	uint32_t header, page; /* the header is written last: a record without it is not whole */
-	int64_t start_ns, duration_ns, result, offset;
-	uint64_t requested, inode;
-	uint32_t pid, tid, device, generation;
-	int32_t fd;
-	uint32_t call_flags_cpu;
-};
+#include "records.h"
 
-struct name {
-	uint32_t header, page;
-	int64_t time_ns;
-	uint64_t inode;
-	int64_t size;
-	uint32_t type, pid, tid, device, generation, mode;
-	int32_t parent, result;
-	uint32_t given_length, length;
-};
-
-enum { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
-enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 };
 enum { FILES = 65536, UNIT = 20480 /* whole pages and whole records */, FIRST_CHUNK = 4 * UNIT, LAST_CHUNK = 64 * UNIT, GET_VERSION = 0x80087601 /* FS_IOC_GETVERSION */ };
 
 /* What a descriptor leads to; asked of the kernel once, as long as the descriptor stays open. */
 struct file { uint64_t inode; uint32_t device, generation, flags, known; };
 static struct file files[FILES];
 
-struct chunk { struct event *events; size_t count, used, bytes, file_bytes; int changing; unsigned refused; };
+struct chunk { struct slot *slots; size_t count, used, bytes, file_bytes; int changing; unsigned refused; };
 static __thread struct chunk chunk __attribute__((tls_model("initial-exec")));
 static __thread int own_tid __attribute__((tls_model("initial-exec")));
 
@@ -88,10 +69,9 @@ static void lose(void)
 static void send_name(struct name *name, const char *text, size_t length)
 {
 	char path[PATH_MAX];
-	struct name record = *name;
+	struct { u32 header, page; struct name name; } record = {.header = sizeof(*name) + length, .name = *name};
 	static const char zeros[8];
-	record.header = sizeof(record) - 8 + length;
-	record.length = record.given_length = length;
+	record.name.length = record.name.given_length = length;
 	struct iovec parts[] = {{&record, sizeof(record)}, {(void *)text, length}, {(void *)zeros, -length & 7}};
 	snprintf(path, sizeof(path), "%s/%d.names", directory, own_pid);
 	int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
@@ -167,7 +147,7 @@ static void __attribute__((constructor)) begin(void)
 
 /* ---- records ---- */
 
-static struct event *next_chunk(void)
+static struct slot *next_chunk(void)
 {
 	char path[PATH_MAX];
 	size_t bytes = chunk.bytes ? (chunk.bytes < LAST_CHUNK ? 2 * chunk.bytes : LAST_CHUNK) : FIRST_CHUNK;
@@ -179,7 +159,7 @@ static struct event *next_chunk(void)
 	if (fd < 0)
 		return NULL;
 	/* A thread's number may be a dead thread's: go on behind what that one wrote. */
-	if (!chunk.events)
+	if (!chunk.slots)
 		place = syscall(SYS_lseek, fd, 0, SEEK_END);
 	void *mapped = MAP_FAILED;
 	if (!syscall(SYS_fallocate, fd, 0, place, bytes))
@@ -187,22 +167,22 @@ static struct event *next_chunk(void)
 	syscall(SYS_close, fd);
 	if (mapped == MAP_FAILED)
 		return NULL;
-	if (chunk.events)
-		syscall(SYS_munmap, chunk.events, chunk.bytes);
-	chunk.events = mapped;
+	if (chunk.slots)
+		syscall(SYS_munmap, chunk.slots, chunk.bytes);
+	chunk.slots = mapped;
 	chunk.bytes = bytes;
 	chunk.file_bytes = place + bytes;
-	chunk.count = bytes / sizeof(struct event);
+	chunk.count = bytes / sizeof(struct slot);
 	chunk.used = 0;
 	return mapped;
 }
 
 /* Returns room for one record, or NULL when there is none. A signal handler may come in between at any point. */
-static struct event *reserve(void)
+static struct slot *reserve(void)
 {
 	size_t slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 	if (slot < chunk.count)
-		return &chunk.events[slot];
+		return &chunk.slots[slot];
 	/* A disk that was full is asked again now and then only: that takes far longer than a record. */
 	if (chunk.changing++ == 0 && (chunk.refused == 0 || chunk.refused % 1024 == 0) && next_chunk()) {
 		slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
@@ -211,7 +191,7 @@ static struct event *reserve(void)
 	if (slot >= chunk.count)
 		chunk.refused++;
 	chunk.changing--;
-	return slot < chunk.count ? &chunk.events[slot] : NULL;
+	return slot < chunk.count ? &chunk.slots[slot] : NULL;
 }
 
 static struct file *identify(int fd)
@@ -232,8 +212,7 @@ static struct file *identify(int fd)
 	file->inode = status.st_ino;
 	file->device = major(status.st_dev) << 20 | minor(status.st_dev);
 	file->generation = version;
-	file->flags = status.st_mode >> 12 | (flags & O_DIRECT ? FLAG_DIRECT : 0) | (flags & O_APPEND ? FLAG_APPEND : 0)
-		| (flags & O_ACCMODE ? FLAG_WRITABLE : 0);
+	file->flags = flags_of(status.st_mode, flags);
 	__atomic_store_n(&file->known, 1, __ATOMIC_RELEASE);
 	return file;
 }
@@ -247,11 +226,12 @@ static void forget(int fd)
 static void send_event(int call, int64_t start, int64_t end, int fd, const struct file *file, int64_t offset, uint64_t requested,
 		       int64_t result)
 {
-	struct event *event = reserve();
-	if (!event) {
+	struct slot *slot = reserve();
+	if (!slot) {
 		lose();
 		return;
 	}
+	struct event *event = &slot->event;
 	event->start_ns = start;
 	event->duration_ns = end - start;
 	event->result = result;
@@ -263,8 +243,9 @@ static void send_event(int call, int64_t start, int64_t end, int fd, const struc
 	event->device = file->device;
 	event->generation = file->generation;
 	event->fd = fd;
-	event->call_flags_cpu = call | file->flags << 10 | (unsigned)sched_getcpu() << 18;
-	__atomic_store_n(&event->header, sizeof(*event) - 8, __ATOMIC_RELEASE);
+	event->call_flags_cpu = packed_call(call, file->flags, sched_getcpu());
+	/* Last: a record without its length is not whole. */
+	__atomic_store_n(&slot->header, sizeof(*event), __ATOMIC_RELEASE);
 }
 
 /* Around a call: CALL(type, expression) makes it, times it, and leaves its return value in `value` and its outcome in `result`. */

@@ -2,45 +2,21 @@
  *
  * No kernel header is used. What the program reads of the kernel's structures it reads by offsets (macros called AT_...), which the
  * loader looks up in the running kernel's BTF, and sets together with FILE_SPAN and INODE_SPAN (bytes from the start to the end of
- * the last field wanted), TARGET_CGROUP, TARGET_LEVEL, ENTERED_BY_EXEC, TRACER_PID,
- * EVENTS_PAGES and NAMES_PAGES. bcc knows neither bpf_loop nor functions of one's own, so paths are walked by a bounded loop.
+ * the last field wanted), EVENTS_PAGES, NAMES_PAGES and the constants of filter.h. bcc is given one text, so that the
+ * headers are pasted in before (tracing_tools/probes/__init__.py). bcc knows neither bpf_loop nor functions of one's own, so paths are walked by a bounded loop.
  */
-enum kind {
-	NOT_TRACED, READ_WRITE, POSITIONED, VECTOR, POSITIONED_VECTOR, DESCRIPTOR, CLOSE, OPEN, OPEN_AT, CREATE, OPEN_AT2,
-	MAP, NAME, NAME_AT, RENAME, RENAME_AT, WAIT,
-};
+#include "call_kinds.h"
+#include "filter.h"
+#include "integers.h"
+#include "records.h"
 
-#define MAX_CALLS 512
 #define MAX_PATH 4096
 #define MAX_COMPONENTS 40
 #define MAX_VECTORS 16
 #define MAX_ARGUMENTS 1024
-#define O_DIRECT 00040000
-#define O_APPEND 00002000
-#define O_ACCESS_MODE 3
 #define AT_CURRENT_DIRECTORY -100
 #define MAP_ANONYMOUS 0x20
 #define NO_WAKEUP 1
-
-struct event {
-	u64 start_ns, duration_ns;
-	s64 result, offset;
-	u64 requested, inode;
-	u32 pid, tid, device, generation;
-	s32 fd;
-	u32 call_flags_cpu;
-};
-
-enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 };
-enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
-
-struct name {
-	u64 time_ns, inode;
-	s64 size;
-	u32 type, pid, tid, device, generation, mode;
-	s32 parent, result;
-	u32 given_length, length;
-};
 
 struct scratch {
 	struct name name;
@@ -49,7 +25,7 @@ struct scratch {
 
 struct call {
 	u64 start_ns, inode;
-	u64 traced_in; /* the task's set of cgroups when the filter last let it through: nothing else takes it out of a cgroup */
+	u64 traced_in; /* the task's set of cgroups when the filter last let it through: it changes with each of its cgroups */
 	u32 device, generation, flags, number;
 };
 
@@ -58,12 +34,13 @@ struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, call
 BPF_ARRAY(call_kinds, u8, MAX_CALLS);
 BPF_TASK_STORAGE(calls, struct call);
 BPF_HASH(tree, u32, u8, 65536);
+BPF_HASH(strays, u32, u8, 65536); /* processes of the job that were seen outside its cgroup: STRAY or ENDED */
+BPF_ARRAY(any_stray, u32, 1);
 BPF_RINGBUF_OUTPUT(events, EVENTS_PAGES);
 BPF_RINGBUF_OUTPUT(names, NAMES_PAGES);
 BPF_PERCPU_ARRAY(ledgers, struct ledger, 1);
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
-#define INLINE static inline __attribute__((always_inline))
 #define FIELD(type, object, offset) \
 	({ \
 		type value_ = 0; \
@@ -89,13 +66,59 @@ INLINE void read_registers(u64 regs, struct registers *out)
 	out->r9 = all[AT_REGS_R9 / 8];
 }
 
-INLINE int is_traced(u32 pid)
+/* ---- what filter.h asks ---- */
+
+INLINE u32 process_of(struct task_struct *task)
 {
-	if (TARGET_CGROUP && (bpf_get_current_ancestor_cgroup_id(TARGET_LEVEL) != TARGET_CGROUP || pid == TRACER_PID))
+	return bpf_get_current_pid_tgid() >> 32;
+}
+
+INLINE u64 arguments_of(struct task_struct *task)
+{
+	return FIELD(u64, FIELD(u64, task, AT_TASK_MEMORY), AT_MEMORY_ARG_START);
+}
+
+INLINE int is_right_in_target(struct task_struct *task)
+{
+	return 0;
+}
+
+INLINE int is_in_tree(u32 process)
+{
+	return tree.lookup(&process) != NULL;
+}
+
+INLINE void enter_tree(u32 process)
+{
+	u8 one = 1;
+	tree.update(&process, &one);
+}
+
+INLINE void leave_tree(u32 process)
+{
+	tree.delete(&process);
+}
+
+/* Storage of a task can be made for the current one only, so that here it is the processes that are followed: those that made a
+ * call before they left, and what they fork. Nobody is looked up before one has left. */
+INLINE void note_stray(u32 pid)
+{
+	int zero = 0;
+	u32 one = 1;
+	u8 stray = STRAY;
+	any_stray.update(&zero, &one);
+	strays.update(&pid, &stray);
+}
+
+INLINE int has_left(struct task_struct *task)
+{
+	int zero = 0;
+	u32 pid = process_of(task);
+	u32 *any = follows_job ? any_stray.lookup(&zero) : NULL;
+	if (!any || !*any)
 		return 0;
-	if (TARGET_CGROUP && !ENTERED_BY_EXEC)
-		return 1;
-	return tree.lookup(&pid) != NULL;
+	u8 *state = strays.lookup(&pid);
+	return state && *state == STRAY;
 }
 
 INLINE u64 file_at(void *task, s32 fd)
@@ -123,8 +146,7 @@ INLINE void identify(u64 file, struct identity *out)
 	bpf_probe_read_kernel(more, sizeof(more), (void *)inode);
 	out->inode = PART(u64, more, AT_INODE_NUMBER);
 	out->device = FIELD(u32, PART(u64, more, AT_INODE_SUPER), AT_SUPER_DEVICE);
-	out->flags = PART(u16, more, AT_INODE_MODE) >> 12 | (open_flags & O_DIRECT ? FLAG_DIRECT : 0)
-		| (open_flags & O_APPEND ? FLAG_APPEND : 0) | (open_flags & O_ACCESS_MODE ? FLAG_WRITABLE : 0);
+	out->flags = flags_of(PART(u16, more, AT_INODE_MODE), open_flags);
 }
 
 /* ---- paths: from the file's dentry up to the task's root, across mounts ---- */
@@ -289,11 +311,13 @@ RAW_TRACEPOINT_PROBE(sys_enter)
 		return 0;
 	if (*kind == MAP && FIELD(u64, regs, AT_REGS_R10) & MAP_ANONYMOUS)
 		return 0;
-	void *task = bpf_get_current_task_btf();
+	struct task_struct *task = bpf_get_current_task_btf();
 	u64 cgroups = LOAD(u64, task, AT_TASK_CGROUPS);
 	struct call *call = calls.task_storage_get(task, 0, 0);
 	if (!call || call->traced_in != cgroups) {
-		if (!is_traced(bpf_get_current_pid_tgid() >> 32))
+		if (call && follows_job && !in_cgroup(task))
+			note_stray(process_of(task));
+		if (!is_traced(task))
 			return 0;
 		call = calls.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 		if (!call) {
@@ -376,7 +400,7 @@ RAW_TRACEPOINT_PROBE(sys_exit)
 	event->device = file.device;
 	event->generation = file.generation;
 	event->fd = fd;
-	event->call_flags_cpu = number | file.flags << 10 | bpf_get_smp_processor_id() << 18;
+	event->call_flags_cpu = packed_call(number, file.flags, bpf_get_smp_processor_id());
 	if (kind >= OPEN && kind <= OPEN_AT2)
 		event->requested = open_flags_of(&regs, kind);
 	else
@@ -398,11 +422,12 @@ RAW_TRACEPOINT_PROBE(sched_process_fork)
 {
 	u64 child = ctx->args[1];
 	u32 pid = FIELD(u32, child, AT_TASK_TGID);
-	u8 one = 1;
-	if (FIELD(u32, child, AT_TASK_PID) != pid || !is_traced(bpf_get_current_pid_tgid() >> 32))
+	struct task_struct *parent = bpf_get_current_task_btf();
+	if (FIELD(u32, child, AT_TASK_PID) != pid || !is_traced(parent))
 		return 0;
-	if (!TARGET_CGROUP || ENTERED_BY_EXEC)
-		tree.update(&pid, &one);
+	if (follows_job && !in_cgroup(parent))
+		note_stray(pid);
+	enter_by_fork(pid);
 	struct scratch *scratch = take_scratch(NAME_FORK, bpf_ktime_get_ns());
 	if (!scratch)
 		return 0;
@@ -416,44 +441,22 @@ RAW_TRACEPOINT_PROBE(sched_process_fork)
 	return 0;
 }
 
-#define RUNTIME_ARGUMENTS 32
-#define RUNC_INIT 0x756e6300696e6974ULL /* the end of "runc", a NUL, "init" */
-
-/* runc executes itself once more, as `runc init`, and that may be within the cgroup already. */
-static inline int is_runtime(u64 first)
-{
-	char arguments[RUNTIME_ARGUMENTS] = {};
-	u64 last = 0;
-	bpf_probe_read_user(arguments, sizeof(arguments), (void *)first);
-#pragma unroll
-	for (int i = 0; i < RUNTIME_ARGUMENTS; i++) {
-		last = last << 8 | (u8)arguments[i];
-		if (last == RUNC_INIT)
-			return 1;
-	}
-	return 0;
-}
-
 RAW_TRACEPOINT_PROBE(sched_process_exec)
 {
-	u64 task = ctx->args[0];
-	u64 memory = FIELD(u64, task, AT_TASK_MEMORY), first = FIELD(u64, memory, AT_MEMORY_ARG_START);
-	u32 pid = bpf_get_current_pid_tgid() >> 32;
-	u8 one = 1;
-	if (TARGET_CGROUP && ENTERED_BY_EXEC && pid != TRACER_PID
-	    && bpf_get_current_ancestor_cgroup_id(TARGET_LEVEL) == TARGET_CGROUP && !is_runtime(first))
-		tree.update(&pid, &one);
-	if (!is_traced(pid))
+	struct task_struct *task = bpf_get_current_task_btf();
+	enter_by_exec(task);
+	if (!is_traced(task))
 		return 0;
+	u64 first = arguments_of(task);
 	struct scratch *scratch = take_scratch(NAME_EXEC, bpf_ktime_get_ns());
 	if (!scratch)
 		return 0;
-	u64 length = FIELD(u64, memory, AT_MEMORY_ARG_END) - first;
+	u64 length = FIELD(u64, FIELD(u64, task, AT_TASK_MEMORY), AT_MEMORY_ARG_END) - first;
 	if (length > MAX_ARGUMENTS)
 		length = MAX_ARGUMENTS;
 	scratch->name.inode = bpf_get_current_cgroup_id();
 	scratch->name.parent = FIELD(u32, FIELD(u64, task, AT_TASK_PARENT), AT_TASK_TGID);
-	scratch->name.result = namespace_pid(task);
+	scratch->name.result = namespace_pid((u64)task);
 	bpf_probe_read_user(scratch->bytes, length, (void *)first);
 	scratch->name.length = length;
 	send_name(scratch);
@@ -462,9 +465,11 @@ RAW_TRACEPOINT_PROBE(sched_process_exec)
 
 RAW_TRACEPOINT_PROBE(sched_process_exit)
 {
-	u64 task = ctx->args[0], ids = bpf_get_current_pid_tgid();
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 ids = bpf_get_current_pid_tgid();
 	u32 pid = ids >> 32;
-	if (pid != (u32)ids || !is_traced(pid))
+	u8 ended = ENDED;
+	if (pid != (u32)ids || !is_traced(task))
 		return 0;
 	struct scratch *scratch = take_scratch(NAME_EXIT, bpf_ktime_get_ns());
 	if (scratch) {
@@ -475,7 +480,8 @@ RAW_TRACEPOINT_PROBE(sched_process_exit)
 		bpf_get_current_comm(scratch->bytes, 16);
 		send_name(scratch);
 	}
-	if (!TARGET_CGROUP || ENTERED_BY_EXEC)
-		tree.delete(&pid);
+	leave_by_exit(task);
+	if (follows_job && strays.lookup(&pid))
+		strays.update(&pid, &ended);
 	return 0;
 }

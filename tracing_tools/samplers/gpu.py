@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 
 _UTILISATIONS = {"sm_percent": "smUtil", "mem_percent": "memUtil", "enc_percent": "encUtil", "dec_percent": "decUtil"}
 

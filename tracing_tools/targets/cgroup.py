@@ -5,10 +5,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tracing_tools.backends.base import Scope
+from common.errors import IotwinError, UsageError
+from tracing_tools.protocols import Scope
 from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts
 from tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
-from tracing_tools.trace.errors import IotwinError, UsageError
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
 _PREFIX = "iotwin-"

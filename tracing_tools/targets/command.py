@@ -2,39 +2,24 @@
 
 import contextlib
 import os
-import pwd
+import resource
 import shutil
 import signal
-from dataclasses import dataclass
+import time
+from dataclasses import replace
 from pathlib import Path
 
-from tracing_tools.backends.base import Backend, Scope
+from common.errors import IotwinError, UsageError
+from common.signals import REQUESTS
+from tracing_tools.protocols import Backend, Scope
 from tracing_tools.targets.cgroup import JobCgroup
-from tracing_tools.targets.processes import open_files
-from tracing_tools.trace.errors import IotwinError, UsageError
+from tracing_tools.targets.job_output import JobOutput
+from tracing_tools.targets.processes import open_files, process_tree
+from tracing_tools.targets.user import User, invoking_user
 from tracing_tools.trace.manifest import Target
+from tracing_tools.trace.raw.file_table import readable
 
-
-@dataclass(frozen=True)
-class User:
-    """Who the command runs as."""
-
-    user_id: int
-    group_id: int
-    name: str
-    home: str
-
-
-def invoking_user() -> User | None:
-    """Return who called sudo, or None when nobody did: the command then runs as the caller."""
-    if os.geteuid() != 0 or not os.environ.get("SUDO_UID", "").isdecimal():
-        return None
-    user_id = int(os.environ["SUDO_UID"])
-    try:
-        entry = pwd.getpwuid(user_id)
-    except KeyError:
-        raise UsageError(f"SUDO_UID is {user_id}, which is no user of this machine") from None
-    return User(user_id, entry.pw_gid, entry.pw_name, entry.pw_dir)
+_AT_GATE = b"\0"  # what the child says when nothing but the exec is left to do
 
 
 class CommandTarget:
@@ -45,36 +30,51 @@ class CommandTarget:
     def __init__(self, command: list[str]) -> None:
         self._command, self._user = command, invoking_user()
         self._cgroup = JobCgroup.create() if os.geteuid() == 0 else "it needs root"
-        self.scope = Scope() if isinstance(self._cgroup, str) else self._cgroup.scope
+        self.scope = Scope() if isinstance(self._cgroup, str) else replace(self._cgroup.scope, follows_job=True)
         self.notes: list[str] = []
         if isinstance(self._cgroup, str):
             self.notes.append(f"filtering by process tree instead of a cgroup: {self._cgroup}")
+        self._file_size_limit = _lift_file_size_limit()
         self.exit_status: int | None = None
         self.root_pid: int | None = None
         self.containers: dict[str, str] = {}
         self._started: StartedCommand | None = None
+        self._backend: Backend | None = None
 
     def describe(self) -> Target:
         """Return the command, where it runs and as whom."""
         path = self.cgroup_path()
         user_id = self._user.user_id if self._user else None
-        return Target(self._command, str(Path.cwd()), self.root_pid, cgroup=str(path) if path else None, user_id=user_id)
+        # As the kernel has it: a directory that was removed, or whose name is no text, is no reason not to run the command.
+        directory = readable(os.fsencode(Path("/proc/self/cwd").readlink()))
+        command = [readable(os.fsencode(word)) for word in self._command]
+        return Target(command, directory, self.root_pid, cgroup=str(path) if path else None, user_id=user_id)
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
         """Start the command, stopped before its first instruction."""
-        self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user)
+        self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user, self._file_size_limit)
         self.root_pid = self._started.pid
 
     def attach(self, backend: Backend) -> None:
         """Put the process where it is seen."""
-        if self.root_pid is not None:
+        self._backend = backend
+        if self._started is not None and self.root_pid is not None:
+            self._started.wait_at_gate()
             if not isinstance(self._cgroup, str):
                 self._cgroup.add(self.root_pid)
             backend.follow(self.root_pid)
 
     def names(self) -> bytes:
         """Name the files that the command finds open: its standard streams."""
-        return open_files(self.root_pid, (0, 1, 2)) if self.root_pid is not None else b""
+        if self._started is None:
+            return b""
+        return open_files(self._started.pid, (0, 1, 2), dict(zip((1, 2), self._started.output.paths, strict=True)))
+
+    def show_output(self) -> bool:
+        """Have its output shown on our own streams as it comes."""
+        if self._started:
+            self._started.output.show()
+        return True
 
     def release(self) -> None:
         """Let the command run."""
@@ -92,17 +92,22 @@ class CommandTarget:
             pid, status = os.waitpid(self.root_pid, os.WNOHANG)
             if pid:
                 self.exit_status = os.waitstatus_to_exitcode(status)
+        if self._started:
+            self._started.output.mend()
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
         """Return the job's processes; without a cgroup only the command's own is known."""
         if not isinstance(self._cgroup, str):
-            return self._cgroup.pids()
+            return self._cgroup.pids() + [pid for pid, runs in self._strays().items() if runs]
         return [self.root_pid] if self.root_pid is not None and self.exit_status is None else []
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process of the job."""
-        for pid in self.remaining():
+        """Send a signal to every process of the job, or to none that has it already: with our whole process group."""
+        pids = process_tree(self.remaining()) if isinstance(self._cgroup, str) else self.remaining()
+        if number != signal.SIGKILL and self._started and self._started.output.was_told(number):
+            pids = [pid for pid in pids if pid == self.root_pid and os.getpgid(pid) != os.getpgrp()]
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -114,37 +119,72 @@ class CommandTarget:
         """Return the job's cgroup."""
         return None if isinstance(self._cgroup, str) else self._cgroup.path
 
+    def _strays(self) -> dict[int, bool]:
+        return self._backend.strays() if self._backend is not None else {}
+
     def closing_notes(self) -> list[str]:
-        """Its exit status says it all."""
-        return []
+        """Say what left the cgroup, and what its logs lack, once they have the last of its output."""
+        strays = self._strays()
+        notes = []
+        if strays:
+            notes.append(
+                f"{len(strays)} of the job's processes left its cgroup (the first: {min(strays)}): their calls are recorded, but"
+                " the job's CPU time and block requests are those of its cgroup"
+            )
+        if self._started is None:
+            return notes
+        output = self._started.output
+        if not output.drain() or output.was_mended:
+            notes.append("some of the job's output may be missing in logs: the process that kept it was held or killed")
+        missing = zip(output.missing_bytes, ("stdout", "stderr"), strict=True)
+        return notes + [f"logs/{name} lacks {size} bytes that the disk had no room for" for size, name in missing if size]
+
+    def has_shown_output(self, wait_s: float) -> bool:
+        """Whether our own streams have taken all of its output; waits so long for it."""
+        return self._started is None or self._started.output.is_shown(wait_s)
 
     def close(self) -> None:
-        """Remove the cgroup."""
+        """Let go of its output, and remove the cgroup."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._file_size_limit)
+        if self._started:
+            self._started.output.close()
         if not isinstance(self._cgroup, str):
             self._cgroup.remove()
+
+
+def _lift_file_size_limit() -> tuple[int, int]:
+    """Let us write files of any size, as far as we may, and return the limit that the command is to have."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for lifted in (resource.RLIM_INFINITY, limit[1]):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (lifted, lifted))
+            break
+    return limit
 
 
 class StartedCommand:
     """A child process that waits for `release` before it executes `command`.
 
-    Its standard output and error go to files, not to a pipe: the job then survives the recorder, and nothing is lost with it.
+    Its standard output and error go where `output` has them go.
     """
 
-    def __init__(self, command: list[str], logs: Path, user: User | None) -> None:
+    def __init__(self, command: list[str], logs: Path, user: User | None, file_size_limit: tuple[int, int] | None = None) -> None:
         program = shutil.which(command[0])
         if program is None:
             raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
-        self.command = command
+        self.command, self._file_size_limit = command, file_size_limit
+        self._told = b""
+        self.output = JobOutput(logs, user.user_id if user else None)
         gate_read, self._gate = os.pipe()
         self._failure, failure_write = os.pipe()
-        outputs = [os.open(logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for name in ("stdout", "stderr")]
         # Held back meanwhile: Python drops a Ctrl-C that arrives in the hooks it runs around a fork.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
         self.pid = os.fork()
         if self.pid == 0:
-            self._become(program, gate_read, failure_write, outputs, user, held)
-        for descriptor in (gate_read, failure_write, *outputs):
+            self._become(program, gate_read, failure_write, self.output.ends, user, held)
+        for descriptor in (gate_read, failure_write):
             os.close(descriptor)
+        self.output.close_ends()
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         except KeyboardInterrupt:
@@ -161,16 +201,20 @@ class StartedCommand:
             for target, descriptor in zip((1, 2), outputs, strict=True):
                 os.dup2(descriptor, target)
                 os.close(descriptor)
+            if self._file_size_limit is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, self._file_size_limit)
             environment = dict(os.environ)
             if user is not None:
                 os.initgroups(user.name, user.group_id)
                 os.setgid(user.group_id)
                 os.setuid(user.user_id)
                 environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
-            # Python ignores SIGPIPE and handles SIGINT its own way; the command gets the defaults.
-            for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
+            # Python ignores two signals for itself. What our caller had ignored, as nohup does, the command ignores as well.
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, *REQUESTS):
+                if number not in REQUESTS or signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.write(failure, _AT_GATE)
             if os.read(gate, 1):
                 os.execve(program, self.command, environment)  # noqa: S606 - the user's own command, as given
         except OSError as error:
@@ -178,19 +222,32 @@ class StartedCommand:
         finally:
             os._exit(127)
 
+    def wait_at_gate(self) -> None:
+        """Wait until the child waits, too: what it does before is no part of the command."""
+        self._told = os.read(self._failure, 4096)
+        stat = Path(f"/proc/{self.pid}/stat")
+        while self._told == _AT_GATE and stat.read_bytes().rpartition(b")")[2].split()[0] not in (b"S", b"Z"):
+            time.sleep(0.0005)
+
     def release(self) -> None:
         """Let the command run; IotwinError when it cannot be executed."""
         with contextlib.suppress(BrokenPipeError):  # killed while it waited; its exit status will say so
             os.write(self._gate, b"\1")
         os.close(self._gate)
-        reason = os.read(self._failure, 4096).decode(errors="replace")  # ends at the exec, which closes the other end
+        self._gate = -1
+        told = self._told + os.read(self._failure, 4096)  # ends at the exec, which closes the other end
+        reason = told.removeprefix(_AT_GATE).decode(errors="replace")
         os.close(self._failure)
         if reason:
             os.waitpid(self.pid, 0)
             raise IotwinError(f"cannot run '{self.command[0]}': {reason}")
 
     def abandon(self) -> None:
-        """End the child without running the command."""
+        """End the child without running the command, unless it runs."""
+        if self._gate < 0:
+            return
         os.close(self._gate)
         os.close(self._failure)
+        self._gate = -1
         os.waitpid(self.pid, 0)
+        self.output.close()

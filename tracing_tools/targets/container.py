@@ -7,7 +7,6 @@ What the container runtime does in there to set it up is not traced: a process c
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,16 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tracing_tools.backends.base import Backend
+from common.errors import IotwinError, UsageError, nearest
+from tracing_tools.protocols import Backend
 from tracing_tools.targets.cgroup import Cgroup, JobCgroup
 from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.targets.processes import cgroup_of
 from tracing_tools.targets.running import RunningTarget
-from tracing_tools.trace.errors import IotwinError, UsageError, nearest
 from tracing_tools.trace.manifest import Target
 
 _LOG_END_S = 5.0
 _STATUS_S = 2.0
+_OOM_S = 1.0  # for the engine to learn why a container was killed
 
 
 @dataclass
@@ -36,7 +36,7 @@ class ContainerOptions:
 
     def check(self) -> None:
         """Raise UsageError for a parameter that the SDK does not have, or that is ours to set."""
-        models = _docker().models.containers
+        models = docker_sdk().models.containers
         ours = {"cgroup_parent", "command", "image", "detach", "auto_remove", "remove", "tty"}
         known = sorted({*models.RUN_CREATE_KWARGS, *models.RUN_HOST_CONFIG_KWARGS, "name", "volumes", "ports", "network"} - ours)
         for name in self.parameters:
@@ -48,7 +48,8 @@ class ContainerOptions:
                 )
 
 
-def _docker() -> Any:
+def docker_sdk() -> Any:
+    """Return the docker SDK; IotwinError when it is not installed."""
     try:
         import docker
         import docker.models.containers
@@ -59,20 +60,24 @@ def _docker() -> Any:
 
 def connect() -> Any:
     """Return a client of the Docker Engine (DOCKER_HOST is heeded); IotwinError when there is none."""
-    docker = _docker()
-    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    docker = docker_sdk()
     try:
         client = docker.from_env()
         client.ping()
     except docker.errors.DockerException:
-        raise IotwinError(f"no Docker Engine answers at {address}; start it, or set DOCKER_HOST to its address") from None
+        raise IotwinError(f"no Docker Engine answers at {address()}; start it, or set DOCKER_HOST to its address") from None
     return client
 
 
+def address() -> str:
+    """Return where the Docker Engine is looked for."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
 @contextlib.contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
+def in_one_line(what: str) -> Iterator[None]:
     """Turn what the engine says into an IotwinError."""
-    docker = _docker()
+    docker = docker_sdk()
     try:
         yield
     except docker.errors.ImageNotFound:
@@ -85,7 +90,7 @@ def _in_one_line(what: str) -> Iterator[None]:
         raise IotwinError(f"{what}: the Docker Engine does not answer any more: {str(error).splitlines()[0]}") from None
 
 
-class _Watch:
+class Watch:
     """Follows one container in the background: copies its output to the log files and waits for its end."""
 
     def __init__(self, identity: str, logs: Path, from_start: bool = False) -> None:
@@ -126,7 +131,7 @@ class ContainerTarget(RunningTarget):
     """A container that runs already."""
 
     def __init__(self, name: str) -> None:
-        with _in_one_line(f"container {name}"):
+        with in_one_line(f"container {name}"):
             self._container = connect().containers.get(name)
         state = self._container.attrs["State"]
         if not state["Running"]:
@@ -140,7 +145,7 @@ class ContainerTarget(RunningTarget):
         self._cgroup = cgroup
         super().__init__(replace(cgroup.scope, entered_by_exec=True), root_pid)
         self.containers = {self._container.id: self._container.name}
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._gone_since: float | None = None
 
     def describe(self) -> Target:
@@ -154,8 +159,8 @@ class ContainerTarget(RunningTarget):
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
         """Copy its output from now on."""
-        with _in_one_line(f"container {self._container.name}"):
-            self._watch = _Watch(self._container.id, logs)
+        with in_one_line(f"container {self._container.name}"):
+            self._watch = Watch(self._container.id, logs)
             self._watch.begin()
 
     def remaining(self) -> list[int]:
@@ -175,6 +180,24 @@ class ContainerTarget(RunningTarget):
         # A shell and Docker both tell a signal's end as 128 + its number.
         self.exit_status = 128 - status if 128 < status < 128 + signal.NSIG else status
 
+    def _ask_to_end(self, number: int) -> None:
+        """Send a signal to the container's main process.
+
+        The kernel drops what the first process of a container neither handles nor blocks; outside of one it would be the end of
+        it, so it is here, too.
+        """
+        number = number if self._is_noticed(number) else signal.SIGKILL
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # it has ended
+            self._container.kill(signal=int(number))
+
+    def _is_noticed(self, number: int) -> bool:
+        try:
+            lines = Path(f"/proc/{self.root_pid}/status").read_text().splitlines()
+        except OSError:
+            return True
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+        return any(mask >> (number - 1) & 1 for mask in masks)
+
     def cpu_ns(self) -> int | None:
         """Return the CPU time of the container."""
         return self._cgroup.cpu_ns()
@@ -188,13 +211,21 @@ class ContainerTarget(RunningTarget):
         if self._watch and self.exit_status is not None:
             self._watch.finish()
         notes, before = [], self._container.name
-        with contextlib.suppress(IotwinError), _in_one_line("container"):  # it may be gone
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # it may be gone
             self._container.reload()
             if self._container.name != before:
                 notes.append(f"the container was renamed from {before} to {self._container.name}")
-            if self._container.attrs["State"]["OOMKilled"]:
+            if self._was_out_of_memory():
                 notes.append("the container ran out of memory (OOM)")
         return notes
+
+    def _was_out_of_memory(self) -> bool:
+        """Whether the engine says so, which it may learn a moment after the end of a container that was killed."""
+        until = time.monotonic() + (_OOM_S if self.exit_status == -signal.SIGKILL else 0)
+        while not self._container.attrs["State"]["OOMKilled"] and time.monotonic() < until:
+            time.sleep(_OOM_S / 20)
+            self._container.reload()
+        return bool(self._container.attrs["State"]["OOMKilled"])
 
 
 class ImageTarget(ContainerTarget):
@@ -205,7 +236,7 @@ class ImageTarget(ContainerTarget):
     def __init__(self, image: str, command: list[str], options: ContainerOptions) -> None:
         options.check()
         client = connect()
-        docker = _docker()
+        docker = docker_sdk()
         parameters = dict(options.parameters)
         if options.gpus:
             ids = {"count": -1} if options.gpus == "all" else {"device_ids": options.gpus.split(",")}
@@ -216,7 +247,7 @@ class ImageTarget(ContainerTarget):
             self._parent.path.name if self._parent.path.suffix == ".slice" else f"/{self._parent.path.relative_to(str(mount))}"
         )
         try:
-            with _in_one_line(f"image {image}"):
+            with in_one_line(f"image {image}"):
                 self._container = client.containers.create(image, command or None, cgroup_parent=parent, **parameters)
         except (TypeError, ValueError) as error:
             self._parent.remove()
@@ -231,8 +262,8 @@ class ImageTarget(ContainerTarget):
         """Listen to the container, which is created but does not run yet; its own cgroup is made, so that it is known by then."""
         slice_ = self._parent.path.suffix == ".slice"
         (self._parent.path / (f"docker-{self._container.id}.scope" if slice_ else self._container.id)).mkdir()
-        with _in_one_line(f"container {self._container.name}"):
-            self._watch = _Watch(self._container.id, logs)
+        with in_one_line(f"container {self._container.name}"):
+            self._watch = Watch(self._container.id, logs)
 
     def names(self) -> bytes:
         """Nothing of it runs yet."""
@@ -240,7 +271,7 @@ class ImageTarget(ContainerTarget):
 
     def release(self) -> None:
         """Start the container."""
-        with _in_one_line(f"container {self._container.name}"):
+        with in_one_line(f"container {self._container.name}"):
             self._container.start()
             if self._watch:
                 self._watch.begin()
@@ -255,110 +286,16 @@ class ImageTarget(ContainerTarget):
 
     def signal(self, number: int) -> None:
         """Send a signal to the container's main process; SIGKILL ends all of it."""
-        with contextlib.suppress(IotwinError), _in_one_line("container"):
-            self._container.kill(signal=number)
+        self._ask_to_end(number)
 
     def close(self) -> None:
         """Remove the container, and with it all that it still runs."""
-        with contextlib.suppress(IotwinError), _in_one_line("container"):
+        with contextlib.suppress(IotwinError), in_one_line("container"):
             self._container.remove(force=True)
         self._parent.remove()
 
 
-class LaunchedContainer(ContainerTarget):
-    """A container that a command of the user's starts (docker run --name NAME ...), held at its start until we watch.
-
-    The engine tells that it has created the container before it starts it. Its cgroup is then made beforehand, frozen. While
-    it starts a container, an engine answers no question about it.
-    """
-
-    def __init__(self, name: str, launcher: list[str]) -> None:
-        client = connect()
-        with contextlib.suppress(_docker().errors.NotFound):
-            client.containers.get(name)
-            raise UsageError(f"there is a container {name} already; remove it, or trace it without a command")
-        systemd = client.info().get("CgroupDriver") == "systemd"
-        self._container, self._launcher = _launch(client, name, launcher)
-        try:
-            cgroup, self._is_early = _future_cgroup(self._container, systemd)
-            self._follow(cgroup, None)
-            if self._is_early:
-                self._set_frozen(True)
-            else:
-                self.notes.append("the container ran before it could be watched: its first moments may be missing")
-        except BaseException:
-            self._launcher.terminate()
-            raise
-
-    def _set_frozen(self, frozen: bool) -> None:
-        with contextlib.suppress(OSError):  # it is gone, or has no freezer: then it is not held
-            (self._cgroup.path / "cgroup.freeze").write_text(str(int(frozen)))
-
-    def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Remember where its output goes."""
-        self._logs = logs
-
-    def attach(self, backend: Backend) -> None:
-        """Follow what runs in it already, if we came too late."""
-        if not self._is_early:
-            super().attach(backend)
-
-    def names(self) -> bytes:
-        """What runs in it so far belongs to the engine."""
-        return b""
-
-    def release(self) -> None:
-        """Let it start, and wait until it has."""
-        self._set_frozen(False)
-        with contextlib.suppress(IotwinError), _in_one_line("container"):  # gone already: its launcher removes it at its end
-            while self._container.status == "created" and self._launcher.poll() is None:
-                time.sleep(0.02)
-                self._container.reload()
-            self.root_pid = self._container.attrs["State"]["Pid"] or None
-            self._watch = _Watch(self._container.id, self._logs, from_start=True)
-            self._watch.begin()
-
-    def has_ended(self) -> bool:
-        """Whether container and launcher have ended; the exit status is the launcher's, as it is the command."""
-        if self._launcher.poll() is None or (self.remaining() and not super().has_ended()):
-            return False
-        self.exit_status = self._launcher.returncode
-        return True
-
-    def close(self) -> None:
-        """Let it go on, whatever happened."""
-        self._set_frozen(False)
-
-
-def _launch(client: Any, name: str, launcher: list[str]) -> tuple[Any, "subprocess.Popen[bytes]"]:
-    """Run the launcher and return the container called `name` as soon as it is created, and the launcher's process."""
-    events = client.events(decode=True, filters={"type": "container", "event": "create"})
-    created = threading.Event()
-
-    def listen() -> None:
-        with contextlib.suppress(Exception):  # the stream is closed
-            if any(event["Actor"]["Attributes"].get("name") == name for event in events):
-                created.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        # Its output would be the container's a second time.
-        process = subprocess.Popen(launcher, stdout=subprocess.DEVNULL)
-    except OSError as error:
-        raise IotwinError(f"cannot run '{launcher[0]}': {error.strerror}") from None
-    try:
-        while not created.wait(0.1):
-            if process.poll() is not None and not created.wait(1):
-                raise IotwinError(f"{launcher[0]} ended (status {process.returncode}) and made no container {name}")
-        with _in_one_line(f"container {name}"):
-            return client.containers.get(name), process
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-
-
-def _future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
+def future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
     """Return the cgroup that the engine puts a created container into, and whether it was not there yet and is made by us."""
     mount = cgroup2_mount()
     if mount is None:

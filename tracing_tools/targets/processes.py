@@ -3,11 +3,11 @@
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tracing_tools.targets.mounts import cgroup2_mount
-from tracing_tools.trace.records import NAME_EXEC, NAME_FORK, NAME_INHERITED, NameRecord, pack_name
+from tracing_tools.trace.raw.records import NAME_EXEC, NAME_FORK, NAME_INHERITED, NameRecord, pack_name
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # docker, podman, containerd and Kubernetes all put it into the cgroup's path
 _DELETED = b" (deleted)"
@@ -93,8 +93,8 @@ def _cgroup_id(pid: int) -> int:
         return 0
 
 
-def open_files(pid: int, descriptors: Iterable[int] | None = None) -> bytes:
-    """Return name records of the files that a process has open (only `descriptors`, if given)."""
+def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mapping[int, bytes] | None = None) -> bytes:
+    """Return name records of the files that a process has open (only `descriptors`, if given); `called` names some otherwise."""
     folder = Path(f"/proc/{pid}/fd")
     numbers = descriptors if descriptors is not None else sorted(int(entry.name) for entry in folder.iterdir())
     content = b""
@@ -106,7 +106,7 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None) -> bytes:
             continue  # closed
         device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
         identity = {"inode": status.st_ino, "device": device, "generation": 0, "mode": status.st_mode, "size": status.st_size}
-        text = path.removesuffix(_DELETED)
+        text = (called or {}).get(number, path.removesuffix(_DELETED))
         content += pack_name(NameRecord(_BEFORE, NAME_INHERITED, pid, pid, parent=0, result=0, text=text, **identity))
     return content
 

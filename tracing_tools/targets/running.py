@@ -4,11 +4,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tracing_tools.backends.base import Backend, Scope
+from common.errors import IotwinError
+from tracing_tools.protocols import Backend, Scope
 from tracing_tools.targets.cgroup import Cgroup
 from tracing_tools.targets.command import CommandTarget
 from tracing_tools.targets.processes import process_tree, running_processes
-from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.manifest import Target
 
 _TREE_EVERY_S = 0.25
@@ -42,6 +42,14 @@ class RunningTarget:
     def names(self) -> bytes:
         """Name the processes and the files that they have open."""
         return running_processes(self.remaining())
+
+    def show_output(self) -> bool:
+        """Its output, if any, is in its logs."""
+        return False
+
+    def has_shown_output(self, wait_s: float) -> bool:
+        """There is none."""
+        return True
 
     def release(self) -> None:
         """It runs."""

@@ -1,22 +1,31 @@
 """What a file is to the job (data set, checkpoint, library, ...) and what a process is (rank, loader, helper)."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracing_tools.trace.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_PIPE, TYPE_SOCKET
+from tracing_tools.trace.raw.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_PIPE, TYPE_SOCKET
 
 _TYPES = {TYPE_PIPE: "pipe", TYPE_SOCKET: "socket", TYPE_CHARACTER: "device", TYPE_BLOCK: "device", TYPE_DIRECTORY: "directory"}
 _SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
 _TEMPORARY = ("/dev/shm/", "/memfd:")  # noqa: S108 - names to recognise, not files to make
 _LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
-_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/")
-_LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".pth", ".egg-link", ".sh"}
-_PROGRAM_FOLDERS = {"bin", "sbin"}  # a file without a suffix in one is a program: its interpreter reads it like any other file
+_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/")
+# .recording: what a recorded twin replays; it is the twin's program, as a script is the job's.
+_LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
+# A file without a suffix (3.11 is none) in one is a program: its interpreter reads it like any other file.
+_PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
 _LOG_SUFFIXES = {".log", ".out", ".err"}
-_CHECKPOINT_SUFFIXES = {".pt", ".ckpt", ".safetensors", ".pkl", ".meta", ".index"}
+_CHECKPOINT_SUFFIXES = {".pt", ".pth", ".ckpt", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
+_CHECKPOINT_NAMES = {".metadata"}  # what torch's distributed checkpoints call their index
+# What holds states as well as samples: only its use tells which.
+_EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
+_AGAIN = 1.5  # times its size that was read, from which a file was read again
+_FEWEST_SAMPLES = 8  # files of a checkpoint's suffix, read once and in the course of training, that are samples
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
 _SETTINGS_LIMIT_BYTES = 1 << 20  # a text file larger than this is data, whatever its name
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16
@@ -38,9 +47,9 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
         return "system"
     suffix, folder = PurePosixPath(path).suffix, PurePosixPath(path).parent.name
     if written_bytes:
-        return _kind_of_written(suffix, written_bytes)
+        return _kind_of_written(PurePosixPath(path).name, suffix, written_bytes)
     in_library = path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS)
-    is_program = folder in _PROGRAM_FOLDERS and not suffix
+    is_program = folder in _PROGRAM_FOLDERS and (not suffix or suffix[1:].isdigit())
     if in_library or is_program or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg"):
         return "library"
     if file_type == 0:
@@ -52,13 +61,58 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
     return "dataset"
 
 
-def _kind_of_written(suffix: str, written_bytes: int) -> str:
+@dataclass(frozen=True)
+class Reading:
+    """How a file was read that the job never wrote."""
+
+    path: str
+    kind: str  # as file_kind has it
+    size_bytes: int | None
+    read_bytes: int
+    first_ns: int
+    last_ns: int
+
+
+def kinds_by_use(files: Sequence[Reading]) -> list[str]:
+    """Return the kinds of read files, those that may be samples or a state (.pt, .h5, ...) by how they were read.
+
+    Files of a folder and suffix go together. What is read again and again is data; so are many files that are read while no
+    other data is. What is read once, before more data is, is a state that the job starts from (checkpoint). Else the suffix says.
+    """
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, file in enumerate(files):
+        if file.kind in ("dataset", "checkpoint") and file.read_bytes:
+            path = PurePosixPath(file.path)
+            groups[str(path.parent), "" if path.suffix[1:].isdigit() else path.suffix].append(index)
+    begun = {key: min(files[i].first_ns for i in group) for key, group in groups.items()}
+    read = {key: sum(files[i].read_bytes for i in group) for key, group in groups.items()}
+    again = {
+        key: _AGAIN * sum(files[i].size_bytes or files[i].read_bytes for i in group) <= read[key] for key, group in groups.items()
+    }
+    kinds = [file.kind for file in files]
+    for (folder, suffix), group in groups.items():
+        if suffix not in _EITHER_SUFFIXES:
+            continue
+        key, ended = (folder, suffix), max(files[i].last_ns for i in group)
+        others = [other for other in groups if other != key and (again[other] or read[other] > read[key])]
+        first = any(begun[other] > ended for other in others)
+        if again[key] or (len(group) >= _FEWEST_SAMPLES and not first):
+            kind = "dataset"
+        else:
+            kind = "checkpoint" if first or suffix in _CHECKPOINT_SUFFIXES else "dataset"
+        for i in group:
+            kinds[i] = kind
+    return kinds
+
+
+def _kind_of_written(name: str, suffix: str, written_bytes: int) -> str:
     if suffix in _LOG_SUFFIXES:
         return "log"
     if suffix == ".pyc":
         return "library"
     large = written_bytes >= _CHECKPOINT_MINIMUM_BYTES and suffix not in _RESULT_SUFFIXES
-    return "checkpoint" if suffix in _CHECKPOINT_SUFFIXES or large else "other"
+    named = suffix in _CHECKPOINT_SUFFIXES or name in _CHECKPOINT_NAMES
+    return "checkpoint" if named or large else "other"
 
 
 def process_roles(

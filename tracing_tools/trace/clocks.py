@@ -1,15 +1,58 @@
-"""What a trace's readings of its two clocks tell: their drift, how sure a wall time is, and whether the wall clock was set."""
+"""A trace's readings of its two clocks: times put from one onto the other, drift, how sure a wall time is, whether it was set.
 
+Between readings the clocks are taken to drift evenly, before and after them not at all.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from common.units import format_duration
 from tracing_tools.trace.manifest import ClockPair
-from tracing_tools.trace.units import format_duration
 
 # adjtimex(2) slews a clock by at most this much (MAX_TICKADJ and the NTP limit, 500 ppm); what goes beyond has been set.
 _SLEW = 500e-6
 _NOISE_NS = 1_000_000  # a reading that was interrupted on a busy machine is no step
+
+
+Times = NDArray[np.int64]
+
+
+def realtime_to_monotonic(clock: list[ClockPair]) -> Callable[[Times], Times]:
+    """Return the function from UNIX times to CLOCK_MONOTONIC, ns, by one reading or more."""
+    monotonic, real = _readings(clock)
+    return lambda times: times + _offset(times, real, monotonic - real)
+
+
+def monotonic_to_realtime(clock: list[ClockPair]) -> Callable[[Times], Times]:
+    """Return the function from CLOCK_MONOTONIC to UNIX times, ns, by one reading or more."""
+    monotonic, real = _readings(clock)
+    return lambda times: times + _offset(times, monotonic, real - monotonic)
+
+
+def between_hosts(clock: list[ClockPair], reference: list[ClockPair]) -> Callable[[Times], Times]:
+    """Return the function from one host's CLOCK_MONOTONIC to the reference's, by way of the wall time of both."""
+    to_realtime, to_reference = monotonic_to_realtime(clock), realtime_to_monotonic(reference)
+    return lambda times: to_reference(to_realtime(times))
+
+
+def one_by_one(mapping: Callable[[Times], Times]) -> Callable[[int], int]:
+    """Return the same function of a single time."""
+    return lambda time_ns: int(mapping(np.array([time_ns], np.int64))[0])
+
+
+def _readings(clock: list[ClockPair]) -> tuple[Times, Times]:
+    monotonic = np.array([pair.monotonic_ns for pair in clock], np.int64)
+    return monotonic, np.array([pair.realtime_ns for pair in clock], np.int64)
+
+
+def _offset(times: Times, at: Times, offsets: Times) -> Times:
+    # Interpolating the small drift, not the times themselves, keeps the precision of nanoseconds in float64.
+    drift = np.interp(times - at[0], at - at[0], offsets - offsets[0])
+    whole: Times = offsets[0] + np.rint(drift).astype(np.int64)
+    return whole
 
 
 @dataclass(frozen=True)
@@ -30,8 +73,8 @@ def summarise_clock(clock: list[ClockPair]) -> ClockSummary:
     """Summarise the readings of one trace."""
     if not clock:
         return ClockSummary(0, None, None, [])
-    monotonic = np.array([pair.monotonic_ns for pair in clock], np.int64)
-    offset = np.array([pair.realtime_ns - pair.monotonic_ns for pair in clock], np.int64)
+    monotonic, real = _readings(clock)
+    offset = real - monotonic
     width = np.array([pair.uncertainty_ns for pair in clock], np.int64)
     elapsed, moved = np.diff(monotonic), np.diff(offset)
     is_step = np.abs(moved) > _NOISE_NS + elapsed * _SLEW + width[1:] + width[:-1]

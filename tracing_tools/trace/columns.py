@@ -29,6 +29,12 @@ def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any
     return np.where(bits[array.offset : array.offset + len(array)], found, kind.type(missing))
 
 
+def integers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[np.int64]:
+    """Return the numbers of a column, shape (n,), as int64, `missing` for null."""
+    found: NDArray[np.int64] = numbers(values, missing).astype(np.int64, copy=False)
+    return found
+
+
 def texts(values: Sequence[str | None]) -> pa.StringArray:
     """Return the column of the texts; null where one is None."""
     content = [b"" if value is None else value.encode() for value in values]

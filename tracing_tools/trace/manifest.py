@@ -1,21 +1,32 @@
 """The trace's manifest.json: what was traced, how, on which machine, and what was lost."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
+from common.foreign_files import read_foreign
 from tracing_tools.trace.schema import SCHEMA_VERSION
 
 MANIFEST_NAME = "manifest.json"
+KIND = "iotwin trace"
+_MOST_BYTES = 1 << 26  # of a manifest
+
+# Sums of a few of them fit in 64 bits, and so do a time and a duration.
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Status = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+State = Literal["recording", "complete", "recovered"]
 
 
 class ClockPair(msgspec.Struct):
     """One reading of both clocks: CLOCK_REALTIME read between two CLOCK_MONOTONIC readings."""
 
-    monotonic_ns: int
-    realtime_ns: int
-    uncertainty_ns: int  # half the width of the two monotonic readings
+    monotonic_ns: Nanoseconds
+    realtime_ns: Nanoseconds
+    uncertainty_ns: Nanoseconds  # half the width of the two monotonic readings
 
 
 class Host(msgspec.Struct):
@@ -23,8 +34,8 @@ class Host(msgspec.Struct):
 
     hostname: str
     kernel: str
-    cpus: int
-    memory_bytes: int
+    cpus: Count
+    memory_bytes: Count
     architecture: str
     file_system: str = ""  # of the directory the trace is written to
 
@@ -34,7 +45,7 @@ class Target(msgspec.Struct):
 
     command: list[str] = []
     working_directory: str = ""
-    root_pid: int | None = None
+    root_pid: Pid | None = None
     cgroup: str | None = None
     container: str | None = None
     image: str | None = None
@@ -44,11 +55,11 @@ class Target(msgspec.Struct):
 class Cost(msgspec.Struct):
     """What tracing cost the job and the machine."""
 
-    wall_ns: int = 0
-    tracer_cpu_ns: int = 0
-    job_cpu_ns: int | None = None
+    wall_ns: Nanoseconds = 0
+    tracer_cpu_ns: Nanoseconds = 0
+    job_cpu_ns: Nanoseconds | None = None
     events_per_s: float = 0.0
-    probe_run_ns: int | None = None  # time inside the eBPF programs, when the kernel counts it
+    probe_run_ns: Nanoseconds | None = None  # time inside the eBPF programs, when the kernel counts it
 
 
 class MergedHost(msgspec.Struct):
@@ -57,31 +68,32 @@ class MergedHost(msgspec.Struct):
     name: str  # as in the `host` columns: the host's own, told apart where it occurs twice
     source: str  # the trace that was merged
     host: Host
-    shift_ns: int  # at its start: what was added to its times
-    uncertainty_ns: int  # of the readings of both clocks; how well the hosts' wall clocks agree comes on top
-    events: int
-    lost: int
+    shift_ns: Nanoseconds  # at its start: what was added to its times
+    uncertainty_ns: Nanoseconds  # of the readings of both clocks; how well the hosts' wall clocks agree comes on top
+    events: Count
+    lost: Count
 
 
 class Manifest(msgspec.Struct, omit_defaults=False):
     """Everything about a trace that is not in its tables."""
 
-    status: str  # recording | complete | recovered
+    status: State
     backend: str
     host: Host
     target: Target
+    kind: str = KIND  # tells it from the manifests of others, our data sets among them
     schema_version: int = SCHEMA_VERSION
     tool_version: str = ""
     probes: list[str] = []
     notes: list[str] = []  # why a better backend was not used, what is missing, and so on
     clock: list[ClockPair] = []
-    start_ns: int = 0
-    end_ns: int = 0
-    events: int = 0
-    counts: dict[str, int] = {}  # events by operation
-    lost: dict[str, int] = {}  # events lost by source; empty or all zero when nothing was
-    seen: int | None = None  # counted in the kernel: seen = events + lost
-    exit_status: int | None = None  # the command's
+    start_ns: Nanoseconds = 0
+    end_ns: Nanoseconds = 0
+    events: Count = 0
+    counts: dict[str, Count] = {}  # events by operation
+    lost: dict[str, Count] = {}  # events lost by source; empty or all zero when nothing was
+    seen: Count | None = None  # counted in the kernel: seen = events + lost
+    exit_status: Status | None = None  # the command's
     workload: str | None = None
     parameters: dict[str, str] = {}
     cost: Cost = msgspec.field(default_factory=Cost)
@@ -106,17 +118,22 @@ def read_manifest(directory: Path) -> Manifest:
     if not directory.exists():
         raise IotwinError(f"{directory}: no such trace; check the path")
     try:
-        content = path.read_bytes()
+        content = read_foreign(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise IotwinError(f"{directory} is not an iotwin trace: it has no {MANIFEST_NAME}") from None
-    except OSError as error:
-        raise IotwinError(f"{path} cannot be read: {error.strerror}") from None
     if not content.strip(b"\0 \n"):
-        raise IotwinError(f"{path} is empty: the recording died at once or the disk was full; record again")
+        raise IotwinError(f"{path} is empty: the machine went down or the disk was full; try: iotwin recover {directory}")
+    return decode_manifest(content, path)
+
+
+def decode_manifest(content: bytes, path: Path) -> Manifest:
+    """Return the manifest that `content`, found at `path`, is; IotwinError when it is none that this iotwin reads."""
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IotwinError(f"{path} is not an iotwin manifest: {error}") from None
+    if manifest.kind != KIND:
+        raise IotwinError(f"{path} is not an iotwin manifest: it says that it is of the kind '{manifest.kind}'")
     if manifest.schema_version > SCHEMA_VERSION:
         raise IotwinError(
             f"{path} has schema version {manifest.schema_version}, this iotwin reads up to {SCHEMA_VERSION}; upgrade iotwin"

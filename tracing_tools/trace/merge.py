@@ -5,6 +5,7 @@ one row per host. What is sampled once per interval stays apart, under hosts/NAM
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,15 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from common.errors import IotwinError, UsageError
 from tracing_tools.trace import schema
-from tracing_tools.trace.clocks import summarise_clock
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.manifest import ClockPair, Cost, Manifest, MergedHost, write_manifest
+from tracing_tools.trace.clocks import between_hosts, summarise_clock
+from tracing_tools.trace.manifest import Cost, Manifest, MergedHost, write_manifest
+from tracing_tools.trace.raw.recording import refuse_unusable
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.recording import refuse_unusable
+from tracing_tools.trace.trace_directory import put_in_place
 from tracing_tools.trace.writer import write_events, write_table
 
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 MAX_HOSTS = (1 << 31) // PIDS_PER_HOST
 
 Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -39,52 +42,24 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
         raise UsageError(f"{len(traces)} traces cannot be merged; give 2 to {MAX_HOSTS - 1}")
     refuse_unusable(directory, force)
     names = _unique([trace.manifest.host.hostname for trace in traces])
-    shifts = [shift_between(trace.manifest.clock, traces[0].manifest.clock, trace.path) for trace in traces]
+    if unread := next((trace for trace in traces if not trace.manifest.clock), None):
+        raise IotwinError(f"{unread.path} holds no reading of the clocks, so the traces cannot be aligned; record again")
+    shifts = [between_hosts(trace.manifest.clock, traces[0].manifest.clock) for trace in traces]
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
         rows = write_events(partial / "events.parquet", _events(traces, shifts))
         _write_tables(partial, traces, names, shifts)
-        for trace, name, shift in zip(traces, names, shifts, strict=True):
-            _write_samples(partial / "hosts" / name / "samples", trace, shift)
-            _copy_logs(trace.path / "logs", partial / "logs", name)
+        for number, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
+            own = _file_name(name, number)
+            _write_samples(partial / "hosts" / own / "samples", trace, shift)
+            _copy_logs(trace.path / "logs", partial / "logs", own)
         manifest = _manifest(traces, names, shifts, rows)
         write_manifest(partial, manifest)
-        if directory.exists():
-            shutil.rmtree(directory)
-        partial.rename(directory)
+        put_in_place(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return manifest
-
-
-def shift_between(clock: list[ClockPair], reference: list[ClockPair], where: Path) -> Shift:
-    """Return the function from CLOCK_MONOTONIC times of one host to those of another, by way of the wall time of both.
-
-    Between readings the clocks are taken to drift evenly, before and after them not at all.
-    """
-    if not clock or not reference:
-        raise IotwinError(f"{where} or the first trace holds no reading of the clocks, so they cannot be aligned; record again")
-    own, other = _readings(clock), _readings(reference)
-
-    def shift(times: NDArray[np.int64]) -> NDArray[np.int64]:
-        real = times + _offset(times, own[0], own[1] - own[0])
-        moved: NDArray[np.int64] = real + _offset(real, other[1], other[0] - other[1])
-        return moved
-
-    return shift
-
-
-def _readings(clock: list[ClockPair]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    monotonic = np.array([pair.monotonic_ns for pair in clock], np.int64)
-    return monotonic, np.array([pair.realtime_ns for pair in clock], np.int64)
-
-
-def _offset(times: NDArray[np.int64], at: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Interpolating the small drift, not the times themselves, keeps the precision of nanoseconds in float64.
-    drift = np.interp(times - at[0], at - at[0], offsets - offsets[0])
-    whole: NDArray[np.int64] = offsets[0] + np.rint(drift).astype(np.int64)
-    return whole
 
 
 def _unique(names: list[str]) -> list[str]:
@@ -94,6 +69,11 @@ def _unique(names: list[str]) -> list[str]:
         taken = sum(other == name or other.startswith(f"{name}-") for other in unique)
         unique.append(f"{name}-{taken + 1}" if taken else name)
     return unique
+
+
+def _file_name(host: str, number: int) -> str:
+    """Return the host's name if it can be a file's, as those of hosts usually can; else one that no host has."""
+    return host if _HOST_NAME.fullmatch(host) else f"host_{number}"
 
 
 def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Table]:

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from common.errors import IotwinError, UsageError
 from tracing_tools.trace import schema
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.importers.chrome import GPU_CATEGORIES, Event, gpu_row
-from tracing_tools.trace.json_objects import object_pieces
-from tracing_tools.trace.manifest import ClockPair, write_manifest
+from tracing_tools.trace.clocks import realtime_to_monotonic
+from tracing_tools.trace.importers.chrome import GPU_CATEGORIES, Event, gpu_row, is_possible
+from tracing_tools.trace.importers.json_objects import object_pieces
+from tracing_tools.trace.manifest import write_manifest
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.writer import write_table
 
@@ -84,7 +84,7 @@ def _read(path: Path) -> _Reading:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise IotwinError(f"{path} cannot be read ({reason}); give a profile written by PyTorch or TensorFlow") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IotwinError(f"{path} is not a profile that can be read: {error}") from None
 
 
@@ -115,7 +115,7 @@ def _row(event: Event, reading: _Reading) -> dict[str, Any] | None:
         if device:
             reading.devices[str(event.pid)] = int(device[1])
         return None
-    if event.ph != "X":
+    if event.ph != "X" or not is_possible(event):
         return None
     if category in GPU_CATEGORIES:
         row = gpu_row(event, category)
@@ -132,7 +132,9 @@ def _tensorflow_row(event: Event, device: int) -> dict[str, Any]:
     name = str(event.name)
     kind = next((kind for word, kind in _MEMORY_NAMES if word in name.lower()), "kernel")
     return gpu_row(event, "kernel") | {
-        "kind": kind, "device": device, "stream": event.tid if isinstance(event.tid, int) else None, "pid": None, "tid": None,
+        "kind": kind, "device": device,
+        "stream": event.tid if isinstance(event.tid, int) and abs(event.tid) < 1 << 62 else None,
+        "pid": None, "tid": None,
         "direction": gpu_row(event, "gpu_memcpy")["direction"] if kind == "copy" else None, "source": "tensorflow",
     }  # fmt: skip
 
@@ -140,23 +142,16 @@ def _tensorflow_row(event: Event, device: int) -> dict[str, Any]:
 def _on_the_trace_s_clock(reading: _Reading, path: Path, trace: Trace) -> pa.Table:
     table = pa.concat_tables(reading.tables)
     times = table["start_ns"].to_numpy()
+    if reading.base_ns > 1 << 62:
+        raise IotwinError(f"{path} says that it began {reading.base_ns} ns after 1970, which cannot be")
     if not reading.base_ns and times.min() < _EPOCH_US * 1000:
         raise IotwinError(
             f"{path} does not say when it began (its times count from its own start), so it cannot be placed in the trace"
         )
     if not trace.manifest.clock:
         raise IotwinError(f"{trace.path} holds no reading of the clocks, so a profile cannot be placed in it")
-    placed = _monotonic(times + reading.base_ns, trace.manifest.clock)
+    placed = realtime_to_monotonic(trace.manifest.clock)(times + reading.base_ns)
     if placed.max() < trace.manifest.start_ns or placed.min() > trace.manifest.end_ns:
         apart_s = (placed.min() - trace.manifest.start_ns) / 1e9
         raise IotwinError(f"{path} is of another run: it begins {apart_s:+.1f} s from the trace's start")
     return table.set_column(0, "start_ns", pa.array(placed))
-
-
-def _monotonic(real_ns: "np.ndarray[Any, np.dtype[np.int64]]", clock: list[ClockPair]) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return UNIX times as CLOCK_MONOTONIC, by the drift between the clocks' readings."""
-    real = np.array([pair.realtime_ns for pair in clock], np.int64)
-    offset = np.array([pair.monotonic_ns - pair.realtime_ns for pair in clock], np.int64)
-    drift = np.interp(real_ns - real[0], real - real[0], offset - offset[0])
-    placed: np.ndarray[Any, np.dtype[np.int64]] = real_ns + offset[0] + drift.round().astype(np.int64)
-    return placed

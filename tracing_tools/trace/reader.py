@@ -1,5 +1,6 @@
 """Reading a finished trace: streaming Arrow batches or pandas frames, filters pushed down to Parquet."""
 
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.compute import Expression
 
+from common.errors import IotwinError
 from tracing_tools.trace import schema
-from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.manifest import Manifest, read_manifest
+from tracing_tools.trace.validity import check_columns, check_rows
 
 _BATCH_ROWS = 1 << 17
 
@@ -29,6 +31,8 @@ class Trace:
         self.manifest: Manifest = read_manifest(self.path)
         if self.manifest.status == "recording":
             raise IotwinError(f"{self.path} is still recording or was cut off; finish it: iotwin recover {self.path}")
+        files = self.path / "files.parquet"
+        self._number_of_files = _footer(files, schema.FILES).num_rows if files.exists() else 0
         self._events = self._open_events()
 
     @property
@@ -50,7 +54,7 @@ class Trace:
         parts = sorted(directory.glob("*.parquet"))
         rows = 0
         for part in parts:
-            rows += _footer(part).num_rows
+            rows += _footer(part, schema.EVENTS).num_rows
         if rows != self.manifest.events:
             raise IotwinError(
                 f"{directory} holds {rows} events but the manifest says {self.manifest.events}: parts are missing; "
@@ -85,6 +89,7 @@ class Trace:
                 batch = next(batches, None)
             if batch is None:
                 return
+            check_rows(batch, "events", self.path / "events.parquet", self._number_of_files)
             yield batch
 
     def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
@@ -92,6 +97,7 @@ class Trace:
         wanted = list(columns) if columns is not None else None
         with _damage_in_one_line(self.path / "events.parquet"):
             table: pa.Table = self._events.to_table(columns=wanted, filter=where)
+        check_rows(table, "events", self.path / "events.parquet", self._number_of_files)
         frame: pd.DataFrame = table.unify_dictionaries().to_pandas()
         return frame
 
@@ -126,7 +132,7 @@ class Trace:
         found: dict[str, ds.Dataset] = {"events": self._events}
         for name, (path, columns) in places.items():
             if path.exists():
-                _footer(path)
+                _footer(path, columns)
                 found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())
         return found
 
@@ -140,13 +146,15 @@ class Trace:
     def _table(self, name: str, expected: pa.Schema) -> pd.DataFrame:
         path = self.path / name
         if path.exists():
-            _footer(path)
+            _footer(path, expected)
         with _damage_in_one_line(path):
             table: pa.Table = (
                 pq.read_table(path, schema=expected, partitioning=None, page_checksum_verification=True)
                 if path.exists()
                 else expected.empty_table()
             )
+        kind = "gpu_samples" if name == "samples/gpu.parquet" else path.stem
+        check_rows(table, kind, path, self._number_of_files)
         frame: pd.DataFrame = table.to_pandas()
         return frame
 
@@ -165,13 +173,19 @@ def _damage_in_one_line(path: Path) -> Iterator[None]:
         raise IotwinError(f"{path} cannot be read ({str(error).splitlines()[0]}): the trace is damaged; copy it again") from None
 
 
-def _footer(path: Path) -> pq.FileMetaData:
-    """Return the Parquet footer, or fail with the one line that says what is wrong with the file."""
+def _footer(path: Path, expected: pa.Schema | None = None) -> pq.FileMetaData:
+    """Return the Parquet footer of a table with the columns `expected`, or fail with the one line that says what is wrong."""
     try:
-        if path.stat().st_size == 0:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_size == 0:
             raise IotwinError(f"{path} is empty (zero bytes): the trace is damaged; copy it again or run: iotwin recover")
-        return pq.read_metadata(path)
-    except pa.ArrowInvalid:
+        if not stat.S_ISREG(found.st_mode):
+            raise IotwinError(f"{path} is not a regular file: the trace is damaged; copy it again")
+        footer = pq.read_metadata(path)
+        if expected is not None:
+            check_columns(footer.schema.to_arrow_schema(), expected, path)
+        return footer
+    except (pa.ArrowException, UnicodeDecodeError):
         raise IotwinError(f"{path} is truncated or not a Parquet file: the trace is damaged; copy it again") from None
     except OSError as error:
-        raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise IotwinError(f"{path} cannot be read: {error.strerror or str(error).splitlines()[0]}") from None

@@ -11,7 +11,7 @@ _LINE = re.compile(
     rb"(?P<result>\?|0x[0-9a-f]+|-?\d+)(?:<(?P<path>[^>]*)>(?:\(deleted\))?)?"
     rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{6,9})>)?$"
 )
-_EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{6,9}) \+\+\+ (?:exited with (?P<status>\d+)|killed by (?P<signal>SIG\w+))")
+_EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{6,9}) \+\+\+ (?:exited with (?P<status>\d{1,3})\b|killed by (?P<signal>SIG\w+))")
 _DESCRIPTOR = re.compile(rb"(?P<fd>AT_FDCWD|-?\d+)(?:<(?P<path>[^>]*)>)?")
 _STRING = re.compile(rb'"(?P<text>(?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-f]{2}|.)")
@@ -56,7 +56,7 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
                 yield call
         elif ended := _EXITED.match(line):
             signal_number = _signal_number(ended["signal"]) if ended["signal"] else 0
-            status = signal_number or int(ended["status"]) << 8
+            status = signal_number or int(ended["status"] or 0) << 8
             yield Call(tid, _nanoseconds(ended["s"], ended["ns"]), 0, "exit", b"", status, None)
 
 
@@ -67,9 +67,11 @@ def _call(tid: int, match: re.Match[bytes]) -> Call | None:
     elif match["result"] == b"?":
         return None  # the process ended within the call
     else:
-        result = int(match["result"], 0)
+        result = int(match["result"], 16 if match["result"].startswith(b"0x") else 10)
     start_ns = _nanoseconds(match["s"], match["ns"])
     duration_ns = _nanoseconds(match["took_s"], match["took_ns"]) if match["took_s"] else 0
+    if not (-(1 << 63) <= result < 1 << 64 and start_ns < 1 << 62 and duration_ns < 1 << 62):
+        return None
     path = None if match["path"] is None else unescape(match["path"])
     return Call(tid, start_ns, duration_ns, match["name"].decode(), match["arguments"], result, path)
 

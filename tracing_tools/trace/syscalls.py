@@ -8,11 +8,11 @@ what is no system call by itself: page faults, requests through io_uring and lib
 from collections.abc import Collection
 from enum import IntEnum
 
-from tracing_tools.trace.errors import UsageError, nearest
+from common.errors import UsageError, nearest
 
 
 class Kind(IntEnum):
-    """How a call's arguments read; mirrors `enum kind` in tracing_tools/probes/syscalls.bpf.c."""
+    """How a call's arguments read; mirrors `enum kind` in tracing_tools/probes/call_kinds.h."""
 
     NOT_TRACED = 0
     READ_WRITE = 1  # (fd, buffer, size), at the file's position
@@ -106,7 +106,7 @@ CALLS: dict[str, tuple[int, Kind]] = {
     "faccessat2": (439, Kind.NAME_AT),
 }
 
-# Mirrored in tracing_tools/probes/: the program gives these numbers to what is no call by itself.
+# Mirrored in tracing_tools/probes/call_kinds.h: the program gives these numbers to what is no call by itself.
 OTHER_OPS = {
     "page_fault": 512,
     "sendfile_to": 513, "splice_to": 514, "copy_file_range_to": 515,  # the file written to; the call's own row has the one read

@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.progress import note
+from common.errors import IotwinError
+from common.parallel import in_order
+from common.progress import note
+from common.safe_path import safe_path
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.threads import in_order
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,7 +41,12 @@ def _processes() -> Iterator[Workers]:
     """Yield a worker for each processor of this machine: fresh processes, not forks, as this one may hold threads of Arrow's."""
     number = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(number, get_context("spawn")) as pool:
-        yield lambda function, items: in_order(lambda item: pool.submit(function, item), items, 2 * number)
+
+        def submit(call: Callable[[], Any]) -> Any:
+            with safe_path():  # a worker is started with the work that it is needed for
+                return pool.submit(call)
+
+        yield lambda function, items: in_order(lambda item: submit(partial(function, item)), items, 2 * number)
 
 
 @contextmanager

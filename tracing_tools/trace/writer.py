@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from common.parallel import in_threads
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import Manifest, write_manifest
-from tracing_tools.trace.threads import in_threads
 
 # Times and offsets mostly grow by little: deltas pack them into a byte or two. Labels and ids repeat: dictionaries do.
 _DICTIONARY_COLUMNS = ["op", "pid", "tid", "file_id", "fd", "requested", "result", "flags", "cpu"]

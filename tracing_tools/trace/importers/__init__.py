@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tracing_tools.trace.errors import UsageError, nearest
+from common.errors import UsageError, nearest
 from tracing_tools.trace.importers.assemble import Imported, write_imported
 from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.recording import refuse_unusable
+from tracing_tools.trace.raw.recording import refuse_unusable
 
 # In the order in which a source is tried; a DFTracer file is Chrome's events, one a line.
 FORMATS = {
@@ -18,6 +18,7 @@ FORMATS = {
     "darshan": "darshan",
     "dftracer": "chrome",
     "chrome": "chrome",
+    "chakra": "chakra",
     "strace": "strace",
 }
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from tracing_tools.trace.dliolog import parse_edge
-from tracing_tools.trace.errors import IotwinError, UsageError
+from common.errors import IotwinError, UsageError
+from tracing_tools.trace.clocks import one_by_one, realtime_to_monotonic
 from tracing_tools.trace.importers import artifact_samples as samples
 from tracing_tools.trace.importers.artifact_calls import read_block, read_calls
 from tracing_tools.trace.importers.assemble import Imported
 from tracing_tools.trace.importers.text import read_lines
+from tracing_tools.trace.logs.dlio_log import parse_edge
+from tracing_tools.trace.logs.mllog import read_phases
 from tracing_tools.trace.manifest import ClockPair
-from tracing_tools.trace.mllog import read_phases
 
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
@@ -78,10 +79,7 @@ def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zon
     imported.clock = [ClockPair(monotonic_ns, realtime_ns, clock.uncertainty_ns)]
     _check_zone(imported, unix, monotonic_ns - realtime_ns, zone)
 
-    def to_monotonic_ns(time_ns: int) -> int:
-        return time_ns - realtime_ns + monotonic_ns
-
-    imported.phases, imported.torn["MLLOG"] = read_phases(logs, to_monotonic_ns)
+    imported.phases, imported.torn["MLLOG"] = read_phases(logs, one_by_one(realtime_to_monotonic(imported.clock)))
 
 
 def _log_times_ns(logs: list[Path]) -> list[int]:

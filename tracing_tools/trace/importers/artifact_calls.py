@@ -39,16 +39,44 @@ _UNSIGNED = 1 << 64
 
 def read_calls(directory: Path, torn: dict[str, int], runs: Runs) -> None:
     """Add the calls of the directory's files to `runs`; `torn` is told of torn lines by file."""
+    paths = _Paths()
     readers: dict[str, Callable[[Path], Iterator[Columns]]] = {
-        "trace_read.out": lambda path: _transfers(path, "read"), "trace_write.out": lambda path: _transfers(path, "write"),
-        "trace_openat.out": _opens, "trace_close.out": _closes, "trace_create_del.out": _creations,
-    }  # fmt: skip
+        "trace_openat.out": _opens,  # first: it tells the paths
+        "trace_read.out": lambda path: _transfers(path, "read", paths),
+        "trace_write.out": lambda path: _transfers(path, "write", paths),
+        "trace_close.out": lambda path: _closes(path, paths),
+        "trace_create_del.out": _creations,
+    }
     for name, reader in readers.items():
         if (directory / name).exists():
             torn[name] = 0
             for found in reader(directory / name):
                 torn[name] += found.torn
                 runs.add(found.table)
+                if name == "trace_openat.out":
+                    paths.learn(found.table["path"])
+
+
+class _Paths:
+    """The paths of files by their last parts: only opens are recorded with whole paths."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, str | None] = {}  # None: files of several folders have this name
+
+    def learn(self, opened: pa.ChunkedArray) -> None:
+        """Take in the paths of a label column."""
+        for path in opened.unify_dictionaries().combine_chunks().dictionary.to_pylist():
+            if path.startswith("/"):
+                name = path.rpartition("/")[2]
+                self._whole[name] = path if self._whole.get(name, path) == path else None
+
+    def of(self, named: pa.ChunkedArray) -> pa.Array:
+        """Return the label column with whole paths where they are known, and null for no name."""
+        array = named.combine_chunks()
+        names = array.dictionary.to_pylist()
+        codes = numbers(array.indices)
+        missing = codes == names.index("") if "" in names else None
+        return labels(codes, [self._whole.get(name) or name for name in names], missing)
 
 
 def _number(text: str) -> int:
@@ -75,21 +103,13 @@ def transfer_line(line: str) -> tuple[Any, ...] | None:
     return None if pid >= 1 << 31 else (end, pid, offset, result % _UNSIGNED, took, name)
 
 
-def _transfers(path: Path, op: str) -> Iterator[Columns]:
+def _transfers(path: Path, op: str, paths: _Paths) -> Iterator[Columns]:
     def calls(table: pa.Table) -> pa.Table:
         offset = numbers(table["offset"])
         more = {"offset": column(offset, pa.int64(), offset < 0), "result": numbers(table["result"]).view(np.int64)}
-        return _timed(table, op, _named(table["path"]), **more)
+        return _timed(table, op, paths.of(table["path"]), **more)
 
     return column_blocks(path, _TRANSFER, transfer_line, calls)
-
-
-def _named(paths: pa.ChunkedArray) -> pa.Array:
-    """Return the label column with null for no name."""
-    array = paths.combine_chunks()
-    names = array.dictionary.to_pylist()
-    codes = numbers(array.indices)
-    return labels(codes, names, codes == names.index("")) if "" in names else array
 
 
 def _opens(path: Path) -> Iterator[Columns]:
@@ -101,19 +121,20 @@ def _opens(path: Path) -> Iterator[Columns]:
 
     def calls(table: pa.Table) -> pa.Table:
         whole, name = (table[key].cast(pa.string()) for key in ("path", "name"))
-        return _timed(table, "openat", _named(pc.if_else(pc.starts_with(whole, "/"), whole, name).dictionary_encode()))
+        named = pc.if_else(pc.starts_with(whole, "/"), whole, name).dictionary_encode()
+        return _timed(table, "openat", _Paths().of(named))
 
     return column_blocks(path, _OPEN, parse, calls)
 
 
-def _closes(path: Path) -> Iterator[Columns]:
+def _closes(path: Path, paths: _Paths) -> Iterator[Columns]:
     def parse(line: str) -> tuple[Any, ...] | None:
         parts = line.split(None, 4)
         if len(parts) < 4 or not all(part.isdecimal() for part in parts[:4]):
             return None
         return *map(int, parts[:4]), parts[4].strip() if len(parts) == 5 else ""
 
-    return column_blocks(path, _CLOSE, parse, lambda table: _timed(table, "close", _named(table["path"]), fd=table["fd"]))
+    return column_blocks(path, _CLOSE, parse, lambda table: _timed(table, "close", paths.of(table["path"]), fd=table["fd"]))
 
 
 def _timed(table: pa.Table, op: str, path: Any, **more: Any) -> pa.Table:
@@ -135,7 +156,8 @@ def _creations(path: Path) -> Iterator[Columns]:
             rows.append((int(match["end"]) - int(match["took"]), int(match["took"]), match["op"], int(match["pid"]), name, 0))
         elif line[:1].isdigit():
             torn += 1
-    yield Columns(sorted_by_start(calls_of(rows, ("start_ns", "duration_ns", "op", "pid", "path", "result"))), torn)
+    calls, impossible = calls_of(rows, ("start_ns", "duration_ns", "op", "pid", "path", "result"))
+    yield Columns(sorted_by_start(calls), torn + impossible)
 
 
 def read_block(path: Path, torn: dict[str, int]) -> pa.Table:
@@ -190,7 +212,7 @@ def _bio_columns(path: Path) -> list[str]:
             if line[:1].isdigit():
                 break
             names = line.split()
-            if set(_BIO_HEADER.split()) <= set(names):
+            if set(_BIO_HEADER.split()) <= set(names) and len(set(names)) == len(names):
                 return names
     return _BIO_HEADER.split()
 

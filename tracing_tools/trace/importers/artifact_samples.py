@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 from tracing_tools.trace.importers.text import read_lines
 
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
 _TIME = re.compile(r"(?P<h>\d{1,2}):(?P<m>\d\d):(?P<s>\d\d)(?: *(?P<half>[AaPp][Mm]))?")
 _MIB = 1 << 20
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def seconds_of_day(text: str) -> int | None:
@@ -87,7 +88,9 @@ def cpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
         if "all" not in fields or line.startswith("Average") or (second := seconds_of_day(line)) is None:
             continue
         values = fields[fields.index("all") + 1 :]
-        if len(values) != len(names) or not all(re.fullmatch(r"\d+[.,]\d+", value) for value in values):
+        if len(values) != len(names) or not all(re.fullmatch(r"[0-9]{1,4}[.,][0-9]{1,9}", value) for value in values):
+            continue
+        if "%usr" not in names:
             continue
         share = {name: float(value.replace(",", ".")) / 100 for name, value in zip(names, values, strict=True)}
         seconds.append(second)
@@ -103,14 +106,16 @@ def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
     for line in read_lines(path):
         fields = line.split(None, 10)
         second = seconds_of_day(line)
-        if line.startswith("#") or len(fields) < 10 or second is None or not fields[2].isdecimal():
+        if line.startswith("#") or len(fields) < 10 or second is None or not _NUMBER.fullmatch(fields[2]):
+            continue
+        if not all(text == "-" or re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) for text in fields[5:10]):
             continue
         percents = [None if text == "-" else float(text) for text in fields[5:10]]
         names = ("sm_percent", "mem_percent", "enc_percent", "dec_percent")
         used = None if percents[4] is None else int(percents[4] * _MIB)
         seconds.append(second)
         rows.append({
-            "device": int(fields[2]), "pid": int(fields[3]) if fields[3].isdecimal() else None, "memory_used_bytes": used,
+            "device": int(fields[2]), "pid": int(fields[3]) if _NUMBER.fullmatch(fields[3]) else None, "memory_used_bytes": used,
             "command": fields[10].strip() if len(fields) > 10 else "", **dict(zip(names, percents, strict=False)),
         })  # fmt: skip
     return _placed(rows, seconds, clock)
@@ -135,16 +140,24 @@ def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
     rows, seconds = [], []
     for statistics in _iostat_documents(path):
         second = seconds_of_day(str(statistics.get("timestamp", "")))
-        for disk in statistics.get("disk", []) if second is not None else []:
-            reads, writes = float(disk.get("r/s", 0)), float(disk.get("w/s", 0))
+        disks = statistics.get("disk")
+        for disk in disks if second is not None and isinstance(disks, list) else []:
+            if not isinstance(disk, dict):
+                continue
+            reads, writes, read_mib, written_mib, util = (_rate(disk.get(k, 0)) for k in ("r/s", "w/s", "rMB/s", "wMB/s", "util"))
             seconds.append(second)
             rows.append({
                 "interval_ns": _SECOND, "device": str(disk.get("disk_device", "")), "reads": round(reads),
-                "writes": round(writes), "read_bytes": round(float(disk.get("rMB/s", 0)) * _MIB),
-                "written_bytes": round(float(disk.get("wMB/s", 0)) * _MIB),
-                "busy": min(float(disk.get("util", 0)) / 100, 1.0),
+                "writes": round(writes), "read_bytes": round(read_mib * _MIB),
+                "written_bytes": round(written_mib * _MIB),
+                "busy": min(util / 100, 1.0),
             })  # fmt: skip
     return _placed(rows, [second for second in seconds if second is not None], clock)
+
+
+def _rate(value: Any) -> float:
+    """Return a rate; 0 for what is none, or more than any disk has."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
 
 
 def _iostat_documents(path: Path) -> list[dict[str, Any]]:
@@ -156,7 +169,7 @@ def _iostat_documents(path: Path) -> list[dict[str, Any]]:
         at = text.find("{", at)
         try:
             document, at = decoder.raw_decode(text, at) if at >= 0 else (None, -1)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if isinstance(document, dict):
             found.append(document)
@@ -174,7 +187,7 @@ def container_processes(paths: list[Path]) -> list[dict[str, Any]]:
     for path in paths:
         for line in read_lines(path):
             fields = line.split(None, 8)
-            if len(fields) == 9 and fields[1].isdecimal() and fields[3].isdecimal():
+            if len(fields) == 9 and _NUMBER.fullmatch(fields[1]) and _NUMBER.fullmatch(fields[3]):
                 pid, command = int(fields[1]), fields[8].strip()
                 row = {"pid": pid, "ppid": int(fields[3]), "comm": Path(command.split()[0]).name[:15], "command_line": command}
                 found.setdefault(pid, row)

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from common.errors import IotwinError
 from tracing_tools.trace import schema
 from tracing_tools.trace.classify import process_roles
 from tracing_tools.trace.columns import rows_table
-from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.importers.runs import Runs
 from tracing_tools.trace.importers.use import Use
 from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
+from tracing_tools.trace.trace_directory import put_in_place
 from tracing_tools.trace.writer import write_event_parts, write_tables
 
 
@@ -48,6 +49,8 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
         status="complete", backend=f"import {format_name}", host=imported.host, target=Target(command=imported.command),
         notes=[*imported.notes, *_torn_notes(imported.torn), f"imported from {source.name}"], clock=imported.clock,
     )  # fmt: skip
+    if imported.calls.impossible:
+        manifest.notes.append(f"{imported.calls.impossible} calls with impossible times or sizes were left out")
     phases = sorted(imported.phases, key=lambda row: (row["start_ns"], -row["end_ns"]))
     samples = {kind: rows_table(rows, schema.SAMPLES[kind]) for kind, rows in imported.samples.items() if rows}
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
@@ -62,9 +65,7 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
             partial, manifest, files, rows_table(processes, schema.PROCESSES), rows_table(phases, schema.PHASES), samples,
             imported.block, imported.gpu,
         )  # fmt: skip
-        if directory.exists():
-            shutil.rmtree(directory)
-        partial.replace(directory)
+        put_in_place(partial, directory)
     except OSError as error:
         raise IotwinError(f"{directory} cannot be written: {error.strerror or error}") from None
     finally:

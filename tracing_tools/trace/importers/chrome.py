@@ -4,13 +4,13 @@ import gzip
 import re
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import pyarrow as pa
 
+from common.errors import IotwinError
 from tracing_tools.trace import schema
-from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.importers.assemble import Imported
 from tracing_tools.trace.importers.runs import Runs, calls_of
 
@@ -35,6 +35,8 @@ _OPS = {"open64": "open", "pread": "pread64", "pwrite": "pwrite64", "creat64": "
         "fread": "read", "fwrite": "write", "fclose": "close"}  # fmt: skip
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "offset", "requested", "result")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
+_PIECE_BYTES = 1 << 24
+_LAST_NS, _INT32 = 1 << 62, (1 << 31) - 1
 _MOST_BYTES = 1 << 33  # of a decompressed file: what a small bomb may become
 
 
@@ -58,6 +60,7 @@ class _Document(msgspec.Struct):
 
 
 _LINE = msgspec.json.Decoder(Event)
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def recognises(source: Path) -> bool:
@@ -78,7 +81,7 @@ def read(source: Path, timezone: str | None) -> Imported:
     torn = {source.name: 0}
     try:
         events = _whole(content)
-    except msgspec.DecodeError:
+    except _NO_JSON:
         events, torn[source.name] = _by_line(content)
     return _imported(_paired(events), torn)
 
@@ -86,12 +89,21 @@ def read(source: Path, timezone: str | None) -> Imported:
 def _content(source: Path) -> bytes:
     try:
         with gzip.open(source) if source.suffix == ".gz" else source.open("rb") as file:
-            content: bytes = file.read(_MOST_BYTES + 1)
+            content = _at_most(cast(BinaryIO, file), _MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise IotwinError(f"{source} cannot be read ({error}): it is cut off or damaged; copy it again") from None
     if len(content) > _MOST_BYTES:
         raise IotwinError(f"{source} holds more than {_MOST_BYTES >> 30} GiB; split it")
     return content
+
+
+def _at_most(file: BinaryIO, most_bytes: int) -> bytes:
+    """Return what the file holds, up to a limit; in pieces, as one read of it would take that much memory at once."""
+    pieces, left = [], most_bytes
+    while left and (piece := file.read(min(left, _PIECE_BYTES))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def _whole(content: bytes) -> list[Event]:
@@ -112,7 +124,7 @@ def _by_line(content: bytes) -> tuple[list[Event], int]:
             continue
         try:
             events.append(_LINE.decode(line.removeprefix(b"[")))
-        except msgspec.DecodeError:
+        except _NO_JSON:
             torn += 1
     return events, torn
 
@@ -142,30 +154,48 @@ def _imported(events: list[Event], torn: dict[str, int]) -> Imported:
         category = str(event.cat).lower()
         if event.ph == "M":
             continue
-        if category in _CALL_CATEGORIES:
+        if not is_possible(event):
+            torn[next(iter(torn))] += 1
+        elif category in _CALL_CATEGORIES:
             calls.append(_call(event, names))
         elif category in GPU_CATEGORIES:
             gpu.append(gpu_row(event, category))
         elif step := _STEP.fullmatch(str(event.name)):
             start_ns = _ns(event.ts)
             phases.append(
-                {"phase": "step", "start_ns": start_ns, "end_ns": start_ns + _ns(event.dur), "rank": 0, "step": int(step[1])}
+                {
+                    "phase": "step",
+                    "start_ns": start_ns,
+                    "end_ns": start_ns + _ns(event.dur),
+                    "rank": 0,
+                    "step": _integer(step[1], None, _INT32),
+                }
             )
         else:
             others += 1
     notes = [f"{others} events that are neither calls on files nor accelerator work were left out"] if others else []
-    return Imported(Runs.of(calls_of(calls, _CALL_COLUMNS)), torn, notes, phases=phases, gpu=_gpu_table(gpu) if gpu else None)
+    table, impossible = calls_of(calls, _CALL_COLUMNS)
+    torn[next(iter(torn))] += impossible
+    return Imported(Runs.of(table), torn, notes, phases=phases, gpu=_gpu_table(gpu) if gpu else None)
+
+
+def is_possible(event: Event) -> bool:
+    """Whether the event's times are such that they can be added up in 64 bits, as nanoseconds."""
+    most = _LAST_NS / 2 / _NANOSECONDS
+    return abs(event.ts) <= most and abs(event.dur) <= most
 
 
 def _ns(microseconds: float) -> int:
     return round(microseconds * _NANOSECONDS)
 
 
-def _integer(value: Any, missing: int | None = None) -> int | None:
+def _integer(value: Any, missing: int | None = None, most: int = _LAST_NS) -> int | None:
+    """Return the value as a whole number; `missing` when it is none, or one that its column could not hold."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
         return missing
+    return number if abs(number) <= most else missing
 
 
 def _as_int32(number: int) -> int:
@@ -196,9 +226,10 @@ def gpu_row(event: Event, category: str) -> dict[str, Any]:
         )
     direction = next((full for short, full in _DIRECTIONS.items() if short in name), None) if kind == "copy" else None
     return {
-        "start_ns": _ns(event.ts), "duration_ns": max(_ns(event.dur), 0), "kind": kind, "device": _integer(args.get("device")),
+        "start_ns": _ns(event.ts), "duration_ns": max(_ns(event.dur), 0), "kind": kind,
+        "device": _integer(args.get("device"), None, _INT32),
         "stream": _integer(args.get("stream")), "size_bytes": _integer(args.get("bytes")), "direction": direction,
-        "pid": _integer(event.pid, 0), "tid": _integer(event.tid, 0), "name": name, "source": "kineto",
+        "pid": _integer(event.pid, 0, _INT32), "tid": _integer(event.tid, 0, _INT32), "name": name, "source": "kineto",
     }  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from tracing_tools.trace.importers.runs import Runs, calls_table
 from tracing_tools.trace.importers.text import read_lines
 
 _FILE = re.compile(r"# DXT, file_id: \d+, file_name: (?P<path>.*)")
+_HEADER = "# DXT, file_id:"
+_LONG = re.compile(r"\d{18}|X_\w+\s+\d{10}|\d{9}\.")
 _COMMAND = re.compile(r"# exe: (?P<command>.*)")
 _ROW = (
     r"^\s*(?P<module>X_\w+)\s+(?P<rank>\d+)\s+(?P<op>read|write)\s+\d+\s+(?P<offset>\d+)\s+(?P<length>\d+)"
@@ -36,13 +38,13 @@ def read(source: Path, timezone: str | None) -> Imported:
     path_of_line, command = _paths(lines)
     rows = pc.extract_regex(pa.array(lines, pa.string()), _ROW)
     data = np.array([line.lstrip().startswith("X_") for line in lines], bool)
-    whole = pc.is_valid(rows).to_numpy(zero_copy_only=False)
+    whole = pc.is_valid(rows).to_numpy(zero_copy_only=False) & _fits(lines)
     kept = np.flatnonzero(whole & (path_of_line >= 0))
     torn = {source.name: int((data & ~whole).sum())}
     table = pa.Table.from_struct_array(pc.take(rows, pa.array(kept)))
     if not table.num_rows:
         return Imported(torn=torn)
-    paths = np.array([match["path"] for line in lines if (match := _FILE.match(line))], dtype=object)
+    paths = np.array([_path(line) for line in lines if line.startswith(_HEADER)], dtype=object)
     path = path_of_line[kept]
     posix = table["module"].to_numpy() == "X_POSIX"
     shown = posix | ~np.isin(path, path[posix])
@@ -58,8 +60,18 @@ def read(source: Path, timezone: str | None) -> Imported:
     return Imported(Runs.of(calls), torn, notes, processes=processes, command=command)
 
 
+def _fits(lines: list[str]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Whether each line's numbers fit in 64 bits: none of them has more than 18 digits, nor a rank more than 9."""
+    return np.array([_LONG.search(line) is None for line in lines], bool)
+
+
+def _path(header: str) -> str:
+    match = _FILE.match(header)
+    return match["path"] if match else "unknown"
+
+
 def _paths(lines: list[str]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
     """Return for each line the number of the file header above it (-1: none), and the command of the job."""
-    starts = np.array([line.startswith("# DXT, file_id:") for line in lines], bool)
+    starts = np.array([line.startswith(_HEADER) for line in lines], bool)
     command = next((match["command"].split() for line in lines if (match := _COMMAND.match(line))), [])
     return np.cumsum(starts) - 1, command

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tracing_tools.trace.errors import UsageError
+from common.errors import UsageError
 from tracing_tools.trace.importers.assemble import Imported
 from tracing_tools.trace.importers.runs import Runs, calls_of
 from tracing_tools.trace.importers.text import read_lines
@@ -53,4 +53,5 @@ def read(source: Path, timezone: str | None) -> Imported:
             rows.append((now_ns, 0, op, 1, fields[0], None if moved is None else offset, moved, moved or 0))
     notes = ["fio logs no durations and no processes: calls take 0 ns, all by pid 1"]
     names = ("start_ns", "duration_ns", "op", "pid", "path", "offset", "requested", "result")
-    return Imported(Runs.of(calls_of(rows, names)), {source.name: torn}, notes)
+    calls, impossible = calls_of(rows, names)
+    return Imported(Runs.of(calls), {source.name: torn + impossible}, notes)

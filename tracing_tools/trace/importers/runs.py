@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from common.errors import IotwinError
 from tracing_tools.trace.columns import column, labels, numbers
-from tracing_tools.trace.errors import IotwinError
 
 _MOST_HELD_BYTES = 1 << 29
 _CHUNK_ROWS = 1 << 18
@@ -39,15 +39,30 @@ def calls_table(**columns: Any) -> pa.Table:
     return pa.table(arrays, schema=CALLS)
 
 
-def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> pa.Table:
-    """Return the CALLS table of rows that hold the columns `names`; the others are as in `calls_table`."""
+def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> tuple[pa.Table, int]:
+    """Return the CALLS table of rows that hold the columns `names`, and how many rows had a number that no call has.
+
+    The other columns are as in `calls_table`.
+    """
+    limits = [_LIMITS.get(str(CALLS.field(name).type)) for name in names]
+    found, rows = len(rows), [row for row in rows if _is_possible(row, limits)]
     if not rows:
-        return CALLS.empty_table()
+        return CALLS.empty_table(), found
     columns = {
         name: pa.array(values, pa.string() if CALLS.field(name).type == _LABEL else CALLS.field(name).type)
         for name, values in zip(names, zip(*rows, strict=True), strict=True)
     }  # fmt: skip
-    return calls_table(**columns)
+    return calls_table(**columns), found - len(rows)
+
+
+# Two times or sizes together fit in 64 bits.
+_LIMITS = {"int32": (1 << 31) - 1, "int64": 1 << 62}
+
+
+def _is_possible(row: tuple[Any, ...], limits: list[int | None]) -> bool:
+    return all(
+        limit is None or value is None or -limit <= value <= limit for value, limit in zip(row, limits, strict=True)
+    )  # fmt: skip
 
 
 def same_label(text: str, rows: int) -> pa.DictionaryArray:
@@ -83,6 +98,15 @@ class _Numbers:
         return number
 
 
+def possible_rows(table: pa.Table, names: tuple[str, ...]) -> pa.Table:
+    """Return the rows whose columns `names` (times and sizes) can be added up in 64 bits."""
+    good = np.ones(table.num_rows, np.bool_)
+    for name in names:
+        values = numbers(table[name])
+        good &= (values <= 1 << 62) & (values >= -(1 << 62))
+    return table if good.all() else table.filter(pa.array(good))
+
+
 def sorted_by_start(calls: pa.Table) -> pa.Table:
     """Return the table in order of `start_ns`; equal times keep their order."""
     start = numbers(calls["start_ns"])
@@ -100,7 +124,7 @@ class Runs:
         self._held: list[pa.RecordBatch] = []
         self._filed: list[pa.RecordBatch] = []
         self._held_bytes = 0
-        self.rows = 0
+        self.rows = self.impossible = 0
 
     @property
     def ops(self) -> list[str]:
@@ -120,7 +144,13 @@ class Runs:
         return runs
 
     def add(self, calls: pa.Table) -> None:
-        """Add a CALLS table in order of start. Raises IotwinError when the scratch directory is full."""
+        """Add a CALLS table in order of start; what has an impossible time or size is left out, and counted in `impossible`.
+
+        Raises IotwinError when the scratch directory is full.
+        """
+        possible = possible_rows(calls, ("start_ns", "duration_ns", "offset", "requested", "result"))
+        self.impossible += calls.num_rows - possible.num_rows
+        calls = possible
         if not calls.num_rows:
             return
         numbered = calls.set_column(2, NUMBERED.field("op"), self._ops.of(calls["op"]))
@@ -180,7 +210,9 @@ class Runs:
             return sorted_by_start(pa.Table.from_batches(pieces, NUMBERED))
 
         places = range(len(bounds) + 1) if runs else range(0)
-        return [map(gathered, places[first : first + _CHUNKS_PER_PART]) for first in places[::_CHUNKS_PER_PART]]
+        # Many calls of one time lie between the same two bounds, and then none between others.
+        whole = [place for place in places if any(cut[place + 1] > cut[place] for cut in cuts)]
+        return [map(gathered, whole[first : first + _CHUNKS_PER_PART]) for first in range(0, len(whole), _CHUNKS_PER_PART)]
 
 
 def _bounds(starts: list[NDArray[np.int64]], rows: int) -> NDArray[np.int64]:

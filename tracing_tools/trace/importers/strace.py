@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
 from tracing_tools.trace import strace_text as text
-from tracing_tools.trace.errors import UsageError
-from tracing_tools.trace.file_table import readable
 from tracing_tools.trace.importers.assemble import Imported
 from tracing_tools.trace.importers.runs import Runs, calls_of
 from tracing_tools.trace.importers.text import read_lines
+from tracing_tools.trace.raw.file_table import readable
+from tracing_tools.trace.strace_replay import FORKS, Replay, command_line, mapped
 from tracing_tools.trace.syscalls import CALLS as TRACED
 from tracing_tools.trace.syscalls import OPEN_KINDS, Kind
 
@@ -20,7 +21,6 @@ _UNFINISHED = re.compile(r"(?P<begun>.*?)\s*<unfinished \.\.\.>$")
 _RESUMED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
 _CALL_OR_NOTE = re.compile(r"\w+\(|[+-]{3} ")
 _OTHER_FILE_CALLS = {"mkdir", "mkdirat", "rmdir", "ftruncate", "truncate", "stat", "newfstatat", "statx", "fstat"}
-_FORKS = ("clone", "clone3", "fork", "vfork")
 _DAY_NS = 86_400 * 10**9
 
 
@@ -43,14 +43,26 @@ def read(source: Path, timezone: str | None) -> Imported:
     if not source.is_file():
         raise UsageError(f"{source} is not a file: give the text that strace -o wrote; of strace -ff, one file")
     torn = {source.name: 0}
-    replay = _Replay()
+    replay = _Rows()
     for call in sorted(_calls(source, torn), key=lambda call: call.start_ns):
-        replay.apply(call)
+        try:
+            replay.apply(call)
+        except (ValueError, IndexError):  # arguments that are none of such a call
+            replay.torn += 1
     rows = replay.rows
     notes = ["durations are 0: strace ran without -T"] if rows and not any(row[1] for row in rows) else []
     notes += ["times are of the day: strace ran with -tt, not -ttt"] if replay.of_the_day else []
     names = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result")
-    return Imported(Runs.of(calls_of(rows, names)), torn, notes, processes=list(replay.processes.values()))
+    calls, impossible = calls_of(rows, names)
+    torn[source.name] += impossible + replay.torn
+    return Imported(Runs.of(calls), torn, notes, processes=[row for row in replay.processes.values() if _is_process(row)])
+
+
+def _is_process(row: dict[str, Any]) -> bool:
+    """Whether what is known of a process has numbers that one can have."""
+    times = [row.get(name) or 0 for name in ("start_ns", "exit_ns")]
+    numbers = [row.get(name) or 0 for name in ("pid", "ppid", "exit_status")]
+    return all(abs(time_ns) <= 1 << 62 for time_ns in times) and all(abs(number) < 1 << 31 for number in numbers)
 
 
 def _calls(source: Path, torn: dict[str, int]) -> Iterator[text.Call]:
@@ -94,23 +106,24 @@ def _time_ns(time: str) -> int:
 
 
 @dataclass
-class _Replay:
-    """Follows descriptors, positions and processes through the calls in order of time."""
+class _Rows:
+    """Makes rows of the calls in order of time, and gathers what they tell of processes."""
 
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
     of_the_day: bool = False
-    _pid_of: dict[int, int] = field(default_factory=dict)
-    _positions: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    torn: int = 0
+    _replay: Replay = field(default_factory=Replay)
 
     def apply(self, call: text.Call) -> None:
-        pid = self._pid_of.setdefault(call.tid, call.tid)
+        pid = self._replay.process_of(call)
         self.of_the_day |= call.start_ns < 2 * _DAY_NS
         process = self.processes.setdefault(pid, {"pid": pid})
-        if call.name in _FORKS:
-            self._fork(call, pid)
+        if call.name in FORKS:
+            if child := self._replay.fork(call):
+                self._add_child(child, pid, call.start_ns)
         elif call.name == "execve" and call.result == 0:
-            words = [readable(word) for word in text.strings(call.arguments.partition(b", [")[2].partition(b"], ")[0])]
+            words = [readable(word) for word in command_line(call)]
             process |= {
                 "command_line": " ".join(words),
                 "comm": Path(words[0]).name[:15] if words else "",
@@ -120,68 +133,35 @@ class _Replay:
             if call.tid == pid:
                 signal = call.result & 127
                 process |= {"exit_ns": call.start_ns, "exit_status": -signal if signal else call.result >> 8}
-        elif call.name == "lseek" and call.result >= 0:
-            self._position(pid, text.descriptor(call.arguments)[0])[0] = call.result
-        elif call.name in ("dup", "dup2", "dup3") and call.result >= 0:
-            self._positions[pid, call.result] = self._position(pid, text.descriptor(call.arguments)[0])
+        else:
+            self._replay.move(call)
         if call.name in TRACED or call.name in _OTHER_FILE_CALLS:
             self._add(call, pid)
 
-    def _fork(self, call: text.Call, pid: int) -> None:
-        if call.result <= 0:
-            return
-        if b"CLONE_THREAD" in call.arguments:
-            self._pid_of[call.result] = pid
-            return
+    def _add_child(self, child: int, pid: int, start_ns: int) -> None:
         parent = self.processes[pid]
-        self.processes[call.result] = {
-            "pid": call.result, "ppid": pid, "start_ns": call.start_ns, "comm": parent.get("comm", ""),
+        self.processes[child] = {
+            "pid": child, "ppid": pid, "start_ns": start_ns, "comm": parent.get("comm", ""),
             "command_line": parent.get("command_line"),
         }  # fmt: skip
-        for (owner, fd), position in list(self._positions.items()):
-            if owner == pid:
-                self._positions[call.result, fd] = position
-
-    def _position(self, pid: int, fd: int) -> list[int]:
-        return self._positions.setdefault((pid, fd), [0])
 
     def _add(self, call: text.Call, pid: int) -> None:
         kind = TRACED[call.name][1] if call.name in TRACED else Kind.NAME
-        fd, path, offset, requested = -1, None, None, None
+        path, use = None, None
         if kind in OPEN_KINDS:
             names = text.strings(call.arguments)
             path = call.result_path or (names[0] if names else None)
-            if call.result >= 0:
-                self._positions[pid, call.result] = [0]
+            self._replay.open(call)
         elif kind in (Kind.NAME, Kind.NAME_AT, Kind.RENAME, Kind.RENAME_AT):
             names = text.strings(call.arguments)
             path = names[0] if names else text.descriptor(call.arguments)[1]
         elif kind is Kind.MAP:
-            match = re.search(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$", call.arguments)
-            if match is None or b"MAP_ANONYMOUS" in call.arguments:
+            if (use := mapped(call)) is None:
                 return
-            (fd, path), offset, requested = text.descriptor(match[1]), int(match[2], 0), int(call.arguments.split(b", ")[1])
         elif kind is not Kind.WAIT:
-            fd, path = text.descriptor(call.arguments)
-            offset, requested = self._transfer(call, kind, pid, fd)
+            use = self._replay.use(call, kind)
+        fd, path, offset, requested = (-1, path, None, None) if use is None else (use.fd, use.path, use.offset, use.requested)
         named = None if path is None else readable(path)
         if offset is not None and named is not None and not named.startswith("/"):
             offset = None  # pipes and sockets have no positions
         self.rows.append((call.start_ns, call.duration_ns, call.name, pid, call.tid, named, fd, offset, requested, call.result))
-
-    def _transfer(self, call: text.Call, kind: Kind, pid: int, fd: int) -> tuple[int | None, int | None]:
-        """Return (offset, bytes asked for) of a call on a descriptor, and move its position."""
-        if kind is Kind.CLOSE:
-            self._positions.pop((pid, fd), None)
-        if kind in (Kind.CLOSE, Kind.DESCRIPTOR):
-            return None, None
-        vector = sum(int(length) for length in re.findall(rb"iov_len=(\d+)", call.arguments))
-        if kind is Kind.POSITIONED:
-            requested, offset = text.numbers_at_end(call.arguments, 2)
-            return offset, requested
-        if kind is Kind.POSITIONED_VECTOR:
-            return text.numbers_at_end(call.arguments, 1 + call.name.endswith("2"))[0], vector
-        position = self._position(pid, fd)
-        offset = position[0]
-        position[0] += max(call.result, 0)
-        return offset, text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else vector

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.threads import in_threads
+from common.errors import IotwinError
+from common.parallel import in_threads
 
 _BLOCK_BYTES = 1 << 23
 # What one line holds, or None when it is torn. Called only for lines that the fast path does not understand.
@@ -123,9 +123,10 @@ def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str
 
 def _csv(block: bytes, schema: pa.Schema, left: _Left) -> pa.Table:
     types = {field_.name: field_.type for field_ in schema}
+    text = _utf8(block)  # longer than the block, where that is no UTF-8
     return pv.read_csv(
-        pa.BufferReader(_utf8(block)),
-        read_options=pv.ReadOptions(column_names=schema.names, block_size=len(block) + 1, use_threads=False),
+        pa.BufferReader(text),
+        read_options=pv.ReadOptions(column_names=schema.names, block_size=len(text) + 1, use_threads=False),
         parse_options=pv.ParseOptions(delimiter=" ", quote_char=False, invalid_row_handler=left.take),
         convert_options=pv.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=[]),
     ).cast(schema)

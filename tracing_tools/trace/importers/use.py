@@ -10,7 +10,7 @@ from tracing_tools.trace import schema
 from tracing_tools.trace.classify import file_kind
 from tracing_tools.trace.columns import column, labels, numbers, rows_table
 from tracing_tools.trace.importers.runs import Runs
-from tracing_tools.trace.records import TYPE_REGULAR
+from tracing_tools.trace.raw.records import TYPE_REGULAR
 
 
 class Use:

@@ -1,0 +1,50 @@
+"""tracefs, where bpftrace looks up tracepoints; mounted for one program alone on a machine where nobody has mounted it.
+
+As a program, ``python tracefs.py COMMAND...`` becomes COMMAND in a mount namespace of its own, with tracefs mounted there.
+The machine's own mounts stay as they are, and nothing is to be cleaned up: the mount ends with COMMAND.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+_CLONE_NEWNS = 0x20000  # include/uapi/linux/sched.h
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000  # include/uapi/linux/mount.h
+
+
+def with_tracefs(command: list[str]) -> list[str]:
+    """Return the command line that runs `command` where tracefs is mounted."""
+    if any((place / "events").is_dir() for place in _PLACES):
+        return command
+    return [sys.executable, "-I", "-S", __file__, *command]
+
+
+def unavailable_reason() -> str | None:
+    """Return why tracefs is not mounted and cannot be, or None; needs root."""
+    command = with_tracefs(["true"])
+    if command == ["true"]:
+        return None
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    return tried.stderr.strip().removeprefix("ERROR: ") if tried.returncode else None
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        sys.exit(f"ERROR: {what}: {os.strerror(ctypes.get_errno())}; mount it: mount -t tracefs tracefs {_PLACES[0]}")
+
+
+def _main(command: list[str]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.unshare(_CLONE_NEWNS), "tracefs is not mounted, and no mount namespace can be made")
+    _check(
+        libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "tracefs is not mounted, and mounts cannot be made private"
+    )
+    _check(libc.mount(b"tracefs", bytes(_PLACES[0]), b"tracefs", 0, None), "tracefs is not mounted and cannot be")
+    os.execvp(command[0], command)  # noqa: S606 - the same process, so that it is signalled and waited for as COMMAND
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,111 @@
+/* The life of processes: forks, executed programs, exits, and moves out of the job's cgroup. */
+#pragma once
+#include "calls.h"
+#include "kernel_types.h"
+#include "outlets.h"
+#include "paths.h"
+#include "tasks.h"
+
+#define MAX_DEPTH 32
+#define MAX_ARGUMENTS 1024
+
+/* As in_cgroup, of a task that is not the current one. */
+INLINE int is_below_target(struct task_struct *task)
+{
+	struct cgroup_subsys_state *state = &task->cgroups->dfl_cgrp->self;
+	for (int i = 0; i < MAX_DEPTH && state; i++) {
+		if (state->cgroup->kn->id == target_cgroup)
+			return 1;
+		state = state->parent;
+	}
+	return 0;
+}
+
+/* A process that sleeps when it is moved would not be known, nor waited for, before its next call. */
+SEC("tp_btf/cgroup_attach_task")
+int on_move(u64 *context)
+{
+	struct task_struct *task = (void *)context[2];
+	if (follows_job && bpf_task_storage_get(&calls, task, NULL, 0) && !is_below_target(task))
+		note_stray(task->tgid);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int on_fork(u64 *context)
+{
+	struct task_struct *parent = (void *)context[0], *child = (void *)context[1];
+	u32 pid = child->tgid;
+	int is_thread = child->pid != child->tgid;
+	if ((is_thread && !follows_job) || !is_traced(parent))
+		return 0;
+	if (follows_job) { /* it may begin in another cgroup, or be moved there before its first call */
+		bpf_task_storage_get(&calls, child, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		if (!is_below_target(child))
+			note_stray(pid);
+	}
+	if (is_thread)
+		return 0;
+	enter_by_fork(pid);
+	struct scratch *scratch = take_scratch(parent, NAME_FORK, bpf_ktime_get_ns());
+	if (!scratch)
+		return 0;
+	scratch->name.inode = bpf_get_current_cgroup_id();
+	struct pid *numbers = child->thread_pid;
+	u32 level = numbers->level & 31;
+	scratch->name.pid = scratch->name.tid = pid;
+	scratch->name.parent = parent->tgid;
+	bpf_probe_read_kernel(&scratch->name.result, sizeof(s32), (void *)&numbers->numbers[0] + level * 16); /* struct upid: 16 bytes */
+	scratch->name.length = sizeof(child->comm);
+	bpf_probe_read_kernel(scratch->bytes, sizeof(child->comm), child->comm);
+	send_name(scratch);
+	return 0;
+}
+SEC("tp_btf/sched_process_exec")
+int on_exec(u64 *context)
+{
+	struct task_struct *task = (void *)context[0];
+	enter_by_exec(task);
+	if (!is_traced(task))
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	struct scratch *scratch = take_scratch(task, NAME_EXEC, now);
+	if (!scratch)
+		return 0;
+	u64 begin = task->mm->arg_start, length = task->mm->arg_end - begin;
+	if (length > MAX_ARGUMENTS)
+		length = MAX_ARGUMENTS;
+	scratch->name.inode = bpf_get_current_cgroup_id();
+	scratch->name.parent = task->real_parent->tgid;
+	struct pid *numbers = task->thread_pid;
+	u32 level = numbers->level & 31;
+	bpf_probe_read_kernel(&scratch->name.result, sizeof(s32), (void *)&numbers->numbers[0] + level * 16);
+	bpf_probe_read_user(scratch->bytes, length, (void *)begin);
+	scratch->name.length = length;
+	send_name(scratch);
+	send_opened(PROGRAM, now); /* by the kernel, so that no call tells its path */
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int on_process_exit(u64 *context)
+{
+	struct task_struct *task = (void *)context[0];
+	u32 pid = task->tgid;
+	u8 ended = ENDED;
+	if (task->pid != task->tgid || !is_traced(task))
+		return 0;
+	struct scratch *scratch = take_scratch(task, NAME_EXIT, bpf_ktime_get_ns());
+	if (scratch) {
+		scratch->name.parent = task->real_parent->tgid;
+		scratch->name.inode = bpf_get_current_cgroup_id();
+		scratch->name.result = task->exit_code;
+		scratch->name.length = sizeof(task->comm);
+		bpf_probe_read_kernel(scratch->bytes, sizeof(task->comm), task->comm);
+		send_name(scratch);
+	}
+	leave_by_exit(task);
+	if (follows_job && bpf_map_lookup_elem(&strays, &pid))
+		bpf_map_update_elem(&strays, &pid, &ended, 0);
+	return 0;
+}

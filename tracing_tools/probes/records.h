@@ -1,0 +1,66 @@
+/* The records that every probe writes, and that tracing_tools/trace/raw/records.py and backends/lanes.py read: mirrors, which
+ * tests/tracing_tools/probes/test_record_layout.py holds to each other field by field.
+ *
+ * In a ring buffer, a lane and a file alike, 8 bytes lie before each record: its length, and a word of the ring buffer's own.
+ */
+#pragma once
+#include "integers.h"
+
+struct event {
+	u64 start_ns, duration_ns;
+	s64 result;
+	s64 offset;    /* -1: none */
+	u64 requested; /* bytes; open flags for the open family */
+	u64 inode;
+	u32 pid, tid, device, generation;
+	s32 fd;
+	u32 call_flags_cpu; /* see packed_call */
+};
+
+struct slot { u32 header, page; struct event event; };
+
+/* The program writes head and busy, the reader tail; a line of cache for each. */
+struct lane { u64 head, busy, padding[6], tail, more_padding[7]; };
+
+enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
+
+/* What follows it. NAME_OPENED: path components, leaf first, each ending in NUL. NAME_GIVEN: the name as the program gave it
+ * (given_length bytes), then, if that is relative, the components of the directory it is relative to. NAME_FORK, NAME_EXIT:
+ * comm. NAME_EXEC: the arguments, each ending in NUL. */
+struct name {
+	u64 time_ns; /* start of the call that this belongs to */
+	u64 inode; /* of the opened file; of a fork, exec or exit: the id of the process's cgroup */
+	s64 size; /* of the opened file, bytes */
+	u32 type, pid, tid, device, generation, mode;
+	s32 parent, result;
+	u32 given_length, length; /* bytes of the part as given, and of all that follows the struct */
+};
+
+struct block_record {
+	u64 queued_ns, issue_ns, duration_ns; /* duration -1: not completed */
+	u64 sector, cgroup, inode;
+	u32 size_bytes, device, file_device, generation, pid, request_flags, from_kernel, padding;
+	char comm[16];
+};
+
+struct gpu_call {
+	u64 start_ns, duration_ns, size_bytes, stream; /* stream: all ones when the function has none */
+	u32 pid, tid;
+	u16 function, direction;
+	s32 result;
+};
+
+enum { FLAG_DIRECT = 16, FLAG_APPEND = 32, FLAG_WRITABLE = 64 }; /* above the 4 bits of the file type (S_IFMT >> 12) */
+enum { OPEN_DIRECT = 00040000, OPEN_APPEND = 00002000, OPEN_ACCESS_MODE = 3 }; /* flags of open(2), x86-64 */
+
+INLINE u32 flags_of(u16 mode, u32 open_flags)
+{
+	return mode >> 12 | (open_flags & OPEN_DIRECT ? FLAG_DIRECT : 0) | (open_flags & OPEN_APPEND ? FLAG_APPEND : 0)
+		| (open_flags & OPEN_ACCESS_MODE ? FLAG_WRITABLE : 0);
+}
+
+/* Call number: 10 bits, flags: 8 bits, CPU: 14 bits. */
+INLINE u32 packed_call(u32 number, u32 flags, u32 cpu)
+{
+	return number | flags << 10 | cpu << 18;
+}

@@ -1,0 +1,1 @@
+"""Recording one target into one trace."""

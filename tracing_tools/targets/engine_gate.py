@@ -1,0 +1,104 @@
+"""An address of the Docker Engine at which the start of one container waits until it is watched.
+
+A launcher (docker run, a script, the SDK) has it as DOCKER_HOST. The gate copies bytes between launcher and engine, and looks at
+nothing but the first line of what a launcher asks: a request to start the container waits for `open`. So it does not depend on
+the machine's load whether the tracer or the engine comes first.
+"""
+
+import contextlib
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qs
+
+_UNIX = "unix://"
+_PIECE_BYTES = 1 << 16
+_LONGEST_LINE = 1 << 13
+_CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
+_START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
+
+
+class EngineGate:
+    """Listens at `address` until it is closed; `saw_creation` says that it was there that the container was created."""
+
+    def __init__(self, engine: str, name: str, name_of: Callable[[str], str | None]) -> None:
+        """`engine` is the engine's own address (see `can_gate`); `name_of` returns the name of a container given by id."""
+        self._engine, self._name, self._name_of = engine.removeprefix(_UNIX), name, name_of
+        self.saw_creation = False
+        self._may_start = threading.Event()
+        self._is_closed = False
+        self._directory = Path(tempfile.mkdtemp(prefix="iotwin-engine-"))  # nobody else's: who reaches the engine is root
+        self.address = f"{_UNIX}{self._directory}/docker.sock"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address.removeprefix(_UNIX))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def open(self) -> None:
+        """Let the container start."""
+        self._may_start.set()
+
+    def close(self) -> None:
+        """Take no more launchers; a start that still waits is refused."""
+        self._is_closed = not self._may_start.is_set()
+        self._may_start.set()
+        self._listener.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                launcher, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(launcher,), daemon=True).start()
+
+    def _serve(self, launcher: socket.socket) -> None:
+        with launcher, socket.socket(socket.AF_UNIX) as engine, contextlib.suppress(OSError):
+            engine.connect(self._engine)
+            back = threading.Thread(target=_copy, args=(engine, launcher), daemon=True)
+            back.start()
+            while piece := _piece(launcher):
+                if not self._may_pass(piece):
+                    engine.shutdown(socket.SHUT_RDWR)
+                    break
+                engine.sendall(piece)
+            else:
+                engine.shutdown(socket.SHUT_WR)
+            back.join()
+
+    def _may_pass(self, piece: bytes) -> bool:
+        """Wait, if it is for this container to start; whether it may then."""
+        if creation := _CREATE.match(piece):
+            if parse_qs(creation[1].decode(errors="replace")).get("name") == [self._name]:
+                self.saw_creation = True
+        elif (start := _START.match(piece)) and self._name_of(start[1].decode(errors="replace")) == self._name:
+            self._may_start.wait()
+            return not self._is_closed
+        return True
+
+
+def can_gate(engine: str) -> bool:
+    """Whether the engine at that address is on this machine and can have a gate."""
+    return engine.startswith(_UNIX)
+
+
+def _piece(launcher: socket.socket) -> bytes:
+    """Return what comes next, if it is a request with the whole of its first line."""
+    piece = launcher.recv(_PIECE_BYTES)
+    while piece.startswith(b"POST ") and b"\r\n" not in piece and len(piece) < _LONGEST_LINE:
+        more = launcher.recv(_PIECE_BYTES)
+        if not more:
+            break
+        piece += more
+    return piece
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(_PIECE_BYTES):
+            target.sendall(piece)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)

@@ -1,0 +1,209 @@
+"""The keeper of a job's output: the process that empties the pipes that a job prints to into the logs and onto the terminal.
+
+    python -I -S output_keeper.py CONTROL PIPE LOG PIPE LOG
+
+The arguments are descriptors; stdout and stderr are those of the tracer. It stands beside the tracer and outlives it, as the shim
+of a container engine does: without a reader the job's next print would end it. A log that cannot grow loses what does not fit,
+and the job never learns of it. With the tracer's end it lets go of stdout and stderr, so that nobody waits for their end, and
+goes on with the logs; it ends when all writers have closed the pipes.
+
+All signals are blocked in it. It is in the tracer's process group, so that one that waits in it tells that the whole group was
+signalled, and the job with it. It imports little, as it starts with every trace.
+"""
+
+import os
+import select
+import signal
+import stat
+import struct
+import sys
+from collections import deque
+from contextlib import suppress
+from itertools import pairwise
+
+SHOW, DRAIN, END = b"s", b"d", b"e"  # what the tracer asks for; DRAIN and END are answered, the latter when all has been shown
+REPLY = struct.Struct(
+    "<cQQ"
+)  # what was asked, and the bytes of stdout and of stderr that the logs lack; END also at the very end
+
+_CHUNK_BYTES = 1 << 20  # also the most that a pipe holds
+_REST_MS = 10  # between looks at a pipe that little comes from: one wake-up then serves many prints
+_BUSY_BYTES = 1 << 16
+_HELD_BYTES = 64 << 20  # for a terminal that takes nothing; beyond that the job waits for it, as it would without us
+_WITHOUT_BLOCKING_BYTES = select.PIPE_BUF  # what a pipe or terminal that is ready takes at once
+
+
+class _Stream:
+    """One of the job's two streams: the pipe that it prints to, its log, and our own stream of that name."""
+
+    def __init__(self, pipe: int, log: int, shown: int) -> None:
+        self.pipe, self._log, self.shown = pipe, log, shown
+        self.ended = False
+        self.missing_bytes = 0  # in the log
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._is_shown = False
+        self._step = _CHUNK_BYTES if _is_file(shown) else _WITHOUT_BLOCKING_BYTES
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is still to be shown."""
+        return self._waiting_bytes > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be held until some of it has been shown."""
+        return self._waiting_bytes >= _HELD_BYTES
+
+    def show(self) -> None:
+        """Show from now on what comes."""
+        self._is_shown = True
+
+    def hide(self) -> None:
+        """Show nothing any more, and let go of our own stream."""
+        self._is_shown = False
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self.shown)
+        os.close(nothing)
+
+    def take(self) -> int:
+        """Move what the pipe holds, once it is readable or at its end; return the number of bytes."""
+        try:
+            content = memoryview(os.read(self.pipe, _CHUNK_BYTES))
+        except BlockingIOError:
+            return 0  # it was drained meanwhile
+        self.ended = not content
+        self._write_log(content)
+        if self._is_shown and content:
+            self._waiting.append(content)
+            self._waiting_bytes += len(content)
+        return len(content)
+
+    def _write_log(self, content: memoryview) -> None:
+        while content:
+            try:
+                content = content[os.write(self._log, content) :]
+            except OSError:
+                self.missing_bytes += len(content)
+                return
+
+    def show_some(self) -> None:
+        """Hand our own stream, which is ready, what it takes."""
+        first = self._waiting[0]
+        piece = bytes(first[: self._step])
+        if len(piece) < len(first):
+            piece = piece[: piece.rfind(b"\n") + 1] or piece  # what others print in between leaves lines whole
+        try:
+            shown = os.write(self.shown, piece)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self.hide()  # whoever read it has gone; the job is not theirs to end
+            return
+        except OSError:
+            shown = len(first)
+        self._waiting_bytes -= shown
+        if shown < len(first):
+            self._waiting[0] = first[shown:]
+        else:
+            self._waiting.popleft()
+
+
+def _is_file(descriptor: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False  # closed: nothing can be shown there
+
+
+class _Keeper:
+    def __init__(self, control: int, streams: list[_Stream]) -> None:
+        self._control, self._streams = control, streams
+        self._is_ending = self._is_alone = False
+
+    def run(self) -> None:
+        """Keep the output until nobody can print any more."""
+        rests = False
+        while not all(stream.ended and not stream.is_waiting for stream in self._streams):
+            moved = self._turn(rests)
+            rests = 0 < moved < _BUSY_BYTES
+            if self._is_ending and not any(stream.is_waiting for stream in self._streams):
+                self._is_ending = False
+                for stream in self._streams:
+                    stream.hide()
+                self._reply(END)
+        self._reply(END)
+
+    def _turn(self, rests: bool) -> int:
+        """Wait for one thing or several and do them; at rest the end of a pipe wakes, but not what is printed."""
+        poll, control = select.poll(), select.poll()
+        if not self._is_alone:
+            poll.register(self._control, select.POLLIN)
+            control.register(self._control, select.POLLIN)
+        for stream in self._streams:
+            if not stream.ended and not stream.is_full:
+                poll.register(stream.pipe, 0 if rests else select.POLLIN)
+            if stream.is_waiting:
+                poll.register(stream.shown, select.POLLOUT)
+        ready = dict(poll.poll(_REST_MS if rests else None))
+        if control.poll(0):  # before what was printed after it
+            self._obey()
+        moved = 0
+        for stream in self._streams:
+            if stream.pipe in ready:
+                moved += stream.take()
+            if stream.shown in ready and stream.is_waiting:
+                stream.show_some()
+        return moved
+
+    def _obey(self) -> None:
+        try:
+            command = os.read(self._control, 1)
+        except OSError:
+            command = b""
+        if command == SHOW:
+            for stream in self._streams:
+                stream.show()
+        elif command == DRAIN:
+            self._drain()
+            while signal.sigtimedwait(signal.valid_signals(), 0):
+                pass  # told, and forgotten
+            self._reply(DRAIN)
+        elif command == END:
+            self._is_ending = True
+        else:
+            self._is_alone = True
+            for stream in self._streams:
+                stream.hide()
+
+    def _drain(self) -> None:
+        """Take what the pipes hold by now, and no more: somebody may print without end."""
+        for stream in self._streams:
+            poll, left = select.poll(), _CHUNK_BYTES
+            poll.register(stream.pipe, select.POLLIN)
+            while left > 0 and not stream.ended and poll.poll(0):
+                left -= stream.take()
+
+    def _reply(self, command: bytes) -> None:
+        with suppress(OSError):  # the tracer has gone
+            os.write(self._control, REPLY.pack(command, *(stream.missing_bytes for stream in self._streams)))
+
+
+def main(control: int, pipe: int, log: int, second_pipe: int, second_log: int) -> None:
+    """Keep the output of both streams until their end."""
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)
+    kept = sorted((2, control, pipe, log, second_pipe, second_log, 1 << 20))
+    for before, after in pairwise(kept):
+        os.closerange(before + 1, after)
+    with suppress(OSError):  # only root may
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"-1000")  # whoever needs memory must not get it from the one whose death ends the job
+        os.close(score)
+    _Keeper(control, [_Stream(pipe, log, 1), _Stream(second_pipe, second_log, 2)]).run()
+
+
+if __name__ == "__main__":
+    main(*(int(word) for word in sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Figures about one trace: statistics, summary, page cache, SQL."""

@@ -1,0 +1,28 @@
+"""Data that a job maps into memory instead of reading it, as the calls of mmap alone tell."""
+
+import pyarrow.compute as pc
+
+from common.units import format_size
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.schema import MAP_OPS
+
+
+def mapped_data_note(trace: Trace) -> str | None:
+    """Return what to add to see reads through memory maps; None when no file of the data set is mapped, or they are recorded."""
+    counts = trace.manifest.counts
+    if counts.get("page_fault") or not any(counts.get(op) for op in MAP_OPS):
+        return None
+    files = trace.files()
+    data = files.loc[files["kind"] == "dataset", "file_id"].tolist()
+    chosen = pc.field("op").isin(list(MAP_OPS)) & pc.field("file_id").isin(data) & (pc.field("result") > 0)
+    largest: dict[int, int] = {}
+    for batch in trace.events(["file_id", "requested"], where=chosen):
+        for file, size in zip(batch.column("file_id").to_pylist(), batch.column("requested").to_pylist(), strict=True):
+            largest[file] = max(size or 0, largest.get(file, 0))
+    if not largest:
+        return None
+    number = f"{len(largest)} file{'s' if len(largest) > 1 else ''}"
+    return (
+        f"{format_size(sum(largest.values()))} of the data set ({number}) are mapped into memory, and reads through maps "
+        "are not recorded; to see them, trace again with --detail data,mmap"
+    )

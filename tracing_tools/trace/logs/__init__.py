@@ -1,0 +1,1 @@
+"""The phases that a job's log tells."""

@@ -1,0 +1,171 @@
+"""Phases from the MLLOG lines that training jobs print (`:::MLLOG {json}`, mlcommons/logging), or from those of DLIO's log.
+
+Our own workloads and emulator add `time_ns` (UNIX nanoseconds) beside the standard `time_ms`, which is coarse for short phases.
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common.errors import IotwinError
+from common.foreign_files import open_foreign
+from common.mllog import PHASE_OF_KEY
+from tracing_tools.trace.logs.dlio_log import Edge, parse_edge, zone_of
+
+_LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
+
+_LAST_NS = 1 << 62  # of UNIX time: in the year 2116
+_MOST_LINE_BYTES = 1 << 20  # what a longer line says is not looked at
+
+PhaseRow = dict[str, Any]
+
+
+def log_lines(log: Path) -> Iterator[str]:
+    """Yield the lines of a file that a job wrote, without the rest of those that are longer than a line can sensibly be.
+
+    Bytes that are not UTF-8 are replaced. What is no regular file has no lines.
+    """
+    try:
+        file = open_foreign(log)
+    except (IotwinError, OSError):
+        return
+    with file:
+        is_rest = False
+        while line := file.readline(_MOST_LINE_BYTES):
+            if not is_rest:
+                yield line.decode("utf-8", "replace")
+            is_rest = not line.endswith(b"\n")
+
+
+def read_phases(
+    logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None
+) -> tuple[list[PhaseRow], int]:
+    """Return the phases (rows of schema.PHASES, sorted by start) that the log files tell, and how many MLLOG lines were torn.
+
+    Lines of DLIO's log count where there is no MLLOG line. They name no time zone: it is UTC, or this machine's if the lines then
+    lie within `span_ns` (UNIX ns).
+    """
+    rows: list[PhaseRow] = []
+    dlio_rows: list[PhaseRow] = []
+    torn = 0
+    for log in logs:
+        open_phases: dict[tuple[str, int], PhaseRow] = {}
+        dlio: list[str] = []
+        for line in log_lines(log):
+            if ":::MLLOG" not in line:
+                if parse_edge(line):
+                    dlio.append(line)
+                continue
+            event = _parse(line)
+            if event is None:
+                torn += 1
+            else:
+                _apply(event, open_phases, rows, to_monotonic_ns)
+        dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone_of(dlio, *span_ns) if span_ns else datetime.UTC)
+    rows = rows or dlio_rows
+    rows.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
+    return rows, torn
+
+
+def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
+    """Return (phase, whether it starts, rank, number of epoch or step) of a line of MLLOG's or DLIO's, or None for any other."""
+    if ":::MLLOG" not in line:
+        begun = parse_edge(line)
+        return None if begun is None else (begun.phase, begun.starts, 0, begun.number)
+    event = _parse(line)
+    edge = None if event is None else _edge(event)
+    if event is None or edge is None:
+        return None
+    return *edge, event["_rank"], event["_epoch"] if event["_step"] is None else event["_step"]
+
+
+def read_values(logs: Iterable[Path]) -> dict[str, Any]:
+    """Return what the MLLOG lines of the first rank say beside phases: each key's first value, and `step_count` of all blocks."""
+    values: dict[str, Any] = {}
+    for log in logs:
+        events = [event for line in log_lines(log) if ":::MLLOG" in line and (event := _parse(line)) and not event["_rank"]]
+        for event in events:
+            if event.get("value") is not None:
+                values.setdefault(event["_key"], event["value"])
+            steps = (event.get("metadata") or {}).get("step_count")
+            if isinstance(steps, int) and (_edge(event) or ("", False))[1]:
+                values["step_count"] = values.get("step_count", 0) + steps
+    return values
+
+
+def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
+    begun: dict[str, Edge] = {}
+    for edge in filter(None, (parse_edge(line, zone) for line in lines)):
+        if edge.starts:
+            begun[edge.phase] = edge
+        elif edge.phase in begun:
+            first = begun.pop(edge.phase)
+            start_ns = to_monotonic_ns(first.time_ns)
+            end_ns = max(to_monotonic_ns(edge.time_ns), start_ns)
+            yield {"phase": edge.phase, "start_ns": start_ns, "end_ns": end_ns, "rank": 0, "epoch": first.number, "step": None}
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    try:
+        event = json.loads(match["json"])
+        event["_rank"] = _int32(match["rank"] or event.get("metadata", {}).get("rank") or 0)
+        event["_time_ns"] = int(event["time_ns"]) if "time_ns" in event else int(event["time_ms"]) * 1_000_000
+        if not 0 <= event["_time_ns"] <= _LAST_NS:
+            return None
+        event["_key"] = str(event["key"]).lower()
+        event["_epoch"], event["_step"] = _numbers(event.get("metadata") or {})
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
+    """The phase that the event starts (True) or ends (False), by event type or by the key's ending."""
+    key: str = event["_key"]
+    base, _, ending = key.rpartition("_")
+    kind = event.get("event_type")
+    if ending in ("start", "stop", "end") and base in PHASE_OF_KEY:
+        return PHASE_OF_KEY[base], ending == "start"
+    if key in PHASE_OF_KEY and kind in ("INTERVAL_START", "INTERVAL_END"):
+        return PHASE_OF_KEY[key], kind == "INTERVAL_START"
+    return None
+
+
+def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The numbers of epoch and step that the metadata name."""
+    epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
+    return None if epoch is None else _int32(epoch), None if step is None else _int32(step)
+
+
+def _int32(value: Any) -> int:
+    """Return the value as a whole number; ValueError where its column could not hold it."""
+    number = int(value)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(value)
+    return number
+
+
+def _apply(
+    event: dict[str, Any], open_phases: dict[tuple[str, int], PhaseRow], rows: list[PhaseRow], clock: Callable[[int], int]
+) -> None:
+    edge = _edge(event)
+    if edge is None:
+        return
+    phase, starts = edge
+    time_ns = clock(event["_time_ns"])
+    where = (phase, event["_rank"])
+    if starts:
+        open_phases[where] = {
+            "phase": phase, "start_ns": time_ns, "end_ns": time_ns, "rank": event["_rank"], "epoch": event["_epoch"],
+            "step": event["_step"],
+        }  # fmt: skip
+    elif where in open_phases:
+        row = open_phases.pop(where)
+        row["end_ns"] = max(time_ns, row["start_ns"])
+        rows.append(row)

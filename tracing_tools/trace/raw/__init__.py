@@ -1,0 +1,1 @@
+"""From a recording's binary records to the tables of a trace."""
