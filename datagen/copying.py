@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from common.beneath import open_beneath
+from common.errors import IotwinError
 from datagen.files import PARTIAL_SUFFIX, Piece, read_piece
-from tracing_tools.trace.errors import IotwinError
 
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK_BYTES = 64 << 20  # between two reports
@@ -25,9 +26,10 @@ def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written
     Raises IotwinError when the disk refuses or the source no longer has its size.
     """
     target = directory / (name + PARTIAL_SUFFIX)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+        opened = open_beneath(directory, name + PARTIAL_SUFFIX, flags, make_folders=True)
+        with os.fdopen(opened, "wb", buffering=0) as writer, source.open("rb", buffering=0) as reader:
             if not _clone(reader.fileno(), writer.fileno()):
                 _copy(reader.fileno(), writer.fileno(), size_bytes, written)
             else:

@@ -8,7 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-_WORKLOADS = {"unet3d": "unet3d", "imseg": "unet3d", "bert": "bert", "dlrm": "dlrm"}
+_ROOT = str(Path(__file__).resolve().parent.parent)
+sys.path.insert(0, _ROOT)
+
+from common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
@@ -16,12 +19,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Generate a data set; see also: iotwin generate --help")
     parser.add_argument("-o", "--output", "--output_path", dest="output", required=True, help="directory to write")
     parser.add_argument("-s", "--size", "--desired_size", dest="size", required=True, help="bytes, or a size such as 512MiB")
-    parser.add_argument("-w", "--workload", required=True, choices=list(_WORKLOADS), help="whose data set")
+    parser.add_argument("-w", "--workload", required=True, choices=list(NAMES), help="whose data set")
+    parser.add_argument("--scale", help="unet3d: multiply every volume extent, for small data sets")
     args = parser.parse_args()
     environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    command = ["-m", "iotwin.main", "generate", _WORKLOADS[args.workload], "-o", args.output, "--size", args.size]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
+    command = ["-P", "-m", "iotwin.main", "generate", NAMES[args.workload], "-o", args.output, "--size", args.size]
+    command += ["--scale", args.scale] if args.scale else []
     os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - exit status and signals become its own
 
 

@@ -8,7 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-_WORKLOADS = {"unet3d": "unet3d", "imseg": "unet3d", "bert": "bert", "dlrm": "dlrm"}
+_ROOT = str(Path(__file__).resolve().parent.parent)
+sys.path.insert(0, _ROOT)
+
+from common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
@@ -17,12 +20,11 @@ def main() -> None:
     parser.add_argument("--input_path", required=True, help="directory of the data set to grow")
     parser.add_argument("--output_path", required=True, help="directory to write")
     parser.add_argument("--desired_size", required=True, help="bytes, or a size such as 500GB")
-    parser.add_argument("--workload", required=True, choices=list(_WORKLOADS), help="whose data set")
+    parser.add_argument("--workload", required=True, choices=list(NAMES), help="whose data set")
     args = parser.parse_args()
     environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    command = ["-m", "iotwin.main", "scale", _WORKLOADS[args.workload], args.input_path]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
+    command = ["-P", "-m", "iotwin.main", "scale", NAMES[args.workload], args.input_path]
     command += ["-o", args.output_path, "--size", args.desired_size]
     os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - exit status and signals become its own
 

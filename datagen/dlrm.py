@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import Piece, PieceWriter, Stream
+from datagen.files import Piece, PieceWriter, WriteStream
 from datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
 from datagen.randomness import NOISE, bulk_stream
 
@@ -107,7 +107,7 @@ def _write_arrays(file: PieceWriter, seed: int, unit: int, count: int) -> None:
     """Write the day's arrays one after the other, drawing the samples anew for each instead of keeping them."""
     dense = 1 + DlrmLayout.DENSE
     members = (("X_int", slice(1, dense), (count, 13)), ("X_cat", slice(dense, None), (count, 26)), ("y", 0, (count,)))
-    with zipfile.ZipFile(Stream(file), "w") as archive:
+    with zipfile.ZipFile(WriteStream(file), "w") as archive:
         for name, columns, shape in members:
             # A ZipInfo of its own is dated 1980, so that the same request gives the same bytes.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:

@@ -16,7 +16,8 @@ from typing import BinaryIO, Self
 import msgspec
 import xxhash
 
-from tracing_tools.trace.errors import IotwinError
+from common.beneath import open_beneath, rename_beneath, size_beneath
+from common.errors import IotwinError
 
 PARTIAL_SUFFIX = ".iotwin-partial"
 _READ_BYTES = 1 << 20
@@ -39,8 +40,7 @@ class PieceWriter:
 
     def __init__(self, directory: Path, name: str, written: Callable[[int], None], offset: int = 0) -> None:
         self.path = directory / (name + PARTIAL_SUFFIX)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = open_beneath(directory, name + PARTIAL_SUFFIX, os.O_WRONLY | os.O_CREAT, make_folders=True)
         self._name, self._offset, self._size_bytes, self._written = name, offset, 0, written
         self._flushed_bytes = 0
         self._hash = xxhash.xxh3_128()
@@ -86,7 +86,7 @@ class PieceWriter:
             os.close(self._fd)
 
 
-class Stream(io.RawIOBase):
+class WriteStream(io.RawIOBase):
     """What libraries that write front to back take for a file."""
 
     def __init__(self, sink: PieceWriter) -> None:
@@ -122,38 +122,38 @@ class Publisher:
             self._pending_bytes[piece.name] = done_bytes
             if done_bytes < file_bytes:
                 return
-        partial = self._directory / (piece.name + PARTIAL_SUFFIX)
-        if partial.exists():  # not so when an earlier, interrupted call has published it
-            self.publish(partial, piece.name)
+        if self._partial_bytes(piece.name) is not None:  # None when an earlier, interrupted call has published it
+            self.publish(self._directory / (piece.name + PARTIAL_SUFFIX), piece.name)
 
     def publish(self, partial: Path, name: str) -> None:
-        """Give the whole file at `partial` the final name `name`."""
-        partial.replace(self._directory / name)
+        """Give the whole file at `partial`, beside it, the final name `name`."""
+        rename_beneath(self._directory, name + PARTIAL_SUFFIX, name)
 
     def final_bytes(self, name: str) -> int | None:
         """Return the size of the file that has the final name `name`, None when there is none."""
-        path = self._directory / name
-        return path.stat().st_size if path.exists() else None
+        return size_beneath(self._directory, name)
+
+    def _partial_bytes(self, name: str) -> int | None:
+        return size_beneath(self._directory, name + PARTIAL_SUFFIX)
 
     def has(self, piece: Piece) -> bool:
         """Return whether the piece's file, under its final or temporary name, is long enough to hold it."""
         size_bytes = self.final_bytes(piece.name)
-        partial = self._directory / (piece.name + PARTIAL_SUFFIX)
-        if size_bytes is None and partial.exists():
-            size_bytes = partial.stat().st_size
+        if size_bytes is None:
+            size_bytes = self._partial_bytes(piece.name)
         return size_bytes is not None and size_bytes >= piece.offset + piece.size_bytes
-
-
-def flush(path: Path) -> None:
-    """Wait until the file that a library wrote is on disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def read_piece(path: Path, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
     """Return the piece of the file `name`, now at `path`, that is found on disk; shorter where the file ends early."""
     with path.open("rb", buffering=0) as file:
         return read_open_piece(file, name, offset, size_bytes, read)
+
+
+def read_piece_beneath(directory: Path, piece: Piece, read: Callable[[int], None]) -> Piece:
+    """Return `piece` of the data set in `directory` as it is found on disk; IotwinError when its name leads out."""
+    with os.fdopen(open_beneath(directory, piece.name, os.O_RDONLY), "rb", buffering=0) as file:
+        return read_open_piece(file, piece.name, piece.offset, piece.size_bytes, read)
 
 
 def read_open_piece(file: BinaryIO | FileIO, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:

@@ -3,6 +3,7 @@
 import bz2
 import lzma
 import math
+import os
 import struct
 import zipfile
 import zlib
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from common.beneath import open_beneath
+from common.errors import IotwinError
 from datagen import jpeg
 from datagen.content import Content, as_numbers
-from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, Stream, flush, read_piece
+from datagen.files import PARTIAL_SUFFIX, Piece, PieceWriter, WriteStream, read_open_piece
 from datagen.layouts import FormatLayout, npy_header
 from datagen.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, Column, TableWriter
 from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from datagen.varint import varint
-from tracing_tools.trace.errors import IotwinError
 
 if TYPE_CHECKING:
     import h5py
@@ -131,7 +133,7 @@ def _write_npz(file: File) -> list[Piece]:
     method = zipfile.ZIP_DEFLATED if file.layout.compression == "zip" else zipfile.ZIP_STORED
     labels = np.zeros(file.records, np.int64)
     with file.open(file.name) as sink:
-        with zipfile.ZipFile(Stream(sink), "w", method, compresslevel=file.layout.compression_level) as archive:
+        with zipfile.ZipFile(WriteStream(sink), "w", method, compresslevel=file.layout.compression_level) as archive:
             for name, header, blocks in (
                 ("x.npy", npy_header(file.dtype.str, _stored(file)), file.blocks()),
                 ("y.npy", npy_header("<i8", labels.shape), iter([labels.view(np.uint8)])),
@@ -152,21 +154,31 @@ def _write_hdf5(file: File) -> list[Piece]:
         raise IotwinError("writing hdf5 needs h5py; install it with: pip install h5py") from None
     layout = file.layout
     if layout.compression == "none" and not layout.chunk_dims and not layout.max_shape and layout.datasets == 1:
-        before, after = _hdf5_frame((file.records, *file.shape), file.dtype.str)
+        before, after = _hdf5_frame((file.records, *_dataset_shape(file)), file.dtype.str)
         with file.open(file.name) as sink:
             sink.write(before)
             for block in file.blocks():
                 sink.write(block.data)
             sink.write(after)
             return [sink.piece()]
-    path = file.directory / (file.name + PARTIAL_SUFFIX)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as target:
-        target.create_dataset("labels", data=np.zeros(file.records, np.int64))
-        for number in range(layout.datasets):
-            _fill_dataset(file, target, f"records_{number}")
-    flush(path)
-    return [read_piece(path, file.name, 0, path.stat().st_size, file.written)]
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_beneath(file.directory, file.name + PARTIAL_SUFFIX, flags, make_folders=True), "r+b") as opened:
+        path = Path(f"/proc/self/fd/{opened.fileno()}")  # for a library that takes names only: this file and no other
+        with h5py.File(path, "w") as target:
+            target.create_dataset("labels", data=np.zeros(file.records, np.int64))
+            for number in range(layout.datasets):
+                _fill_dataset(file, target, f"records_{number}")
+        os.fsync(opened.fileno())
+        return [read_open_piece(opened, file.name, 0, path.stat().st_size, file.written)]
+
+
+def _dataset_shape(file: File) -> tuple[int, ...]:
+    """Return the shape of a record in each of the file's datasets; a first dimension of 1 is left out, as DLIO does."""
+    layout = file.layout
+    lines, *others = file.shape
+    lines //= layout.datasets
+    dropped = lines == 1 and others and layout.record_dims and not (layout.chunk_dims or layout.max_shape)
+    return tuple(others) if dropped else (lines, *others)
 
 
 @lru_cache(maxsize=16)
@@ -192,7 +204,7 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
 def _fill_dataset(file: File, target: "h5py.File", name: str) -> None:
     """Write the records, or their part where a record has several datasets, a block of short ones or of a long one at a time."""
     layout = file.layout
-    shape = (file.shape[0] // layout.datasets, *file.shape[1:])
+    shape = _dataset_shape(file)
     settings: dict[str, object] = {} if layout.compression == "none" else {"compression": layout.compression}
     if layout.compression == "gzip":
         settings["compression_opts"] = layout.compression_level

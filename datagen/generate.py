@@ -11,6 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from common.beneath import open_beneath, unlink_beneath
+from common.errors import IotwinError, UsageError
+from common.progress import note, progress
+from common.units import format_size
 from datagen.files import PARTIAL_SUFFIX, Piece, Publisher
 from datagen.layouts import (
     BertLayout,
@@ -36,11 +40,11 @@ from datagen.manifest import (
 )
 from datagen.pool import UnitWriter, run_units
 from datagen.scale import ScaledFiles, ScaledRows, write_copy, write_rows
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.progress import note, progress
-from tracing_tools.trace.units import format_size
 
 _SEED_LIMIT = 1 << 63
+_MOST_SAMPLES = 1 << 50
+_MOST_FILES = 1 << 27
+_LARGEST_BYTES = float(1 << 60)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -53,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole data set; an estimate unless layout.exact."""
-        return int(self.unit_bytes.sum())
+        return int(self.unit_bytes.sum())  # `plan` has seen that it fits
 
     @property
     def files(self) -> int:
@@ -73,16 +77,23 @@ def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None =
         samples = layout.samples_within(size_bytes, seed)
         if samples == 0:
             one = format_size(int(layout.unit_bytes(layout.samples_per_file, seed).sum()))
+            shrink = ", or shrink its volumes with --scale" if layout.workload == "unet3d" else ""
             raise UsageError(
-                f"size {format_size(size_bytes)} is too small for one {layout.workload} sample of {one}; ask for more"
+                f"size {format_size(size_bytes)} is too small for one {layout.workload} sample of {one}; ask for more{shrink}"
             )
     elif samples is None or size_bytes is not None:
         raise UsageError("give either a size or a number of samples, for example --size 512MiB")
-    if samples < 1:
-        raise UsageError(f"{samples} samples make no data set; ask for at least 1")
+    if not 1 <= samples <= _MOST_SAMPLES:
+        raise UsageError(f"{samples} samples make no data set; ask for at least 1 and at most {_MOST_SAMPLES}")
+    if (files := layout.file_count(samples)) > _MOST_FILES:
+        raise UsageError(f"{files} files are more than a data set may have ({_MOST_FILES}); ask for fewer samples")
     # As the manifest will say it: tuples become lists, so that a journal's request compares equal.
     request = Request(layout.workload, msgspec.json.decode(msgspec.json.encode(layout)), samples, seed)
-    return Plan(layout, request, layout.unit_bytes(samples, seed))
+    unit_bytes = layout.unit_bytes(samples, seed)
+    # Summed as numbers that do not overflow: a wrong total would pass as one that fits the disk.
+    if (total := unit_bytes.sum(dtype=np.float64)) > _LARGEST_BYTES or unit_bytes.min() < 0:
+        raise UsageError(f"a data set of {total:.3g} bytes is no request that a disk could hold; ask for less")
+    return Plan(layout, request, unit_bytes)
 
 
 def generate(
@@ -105,7 +116,7 @@ def generate(
     if finished := prepare(directory, planned.request, force):
         return finished
     publisher = Publisher(directory)
-    done = finished_units(directory, publisher)
+    done = finished_units(planned, directory, publisher)
     try:
         check_space(directory, planned.size_bytes - sum(piece.size_bytes for unit in done.values() for piece in unit))
     except IotwinError:
@@ -124,7 +135,7 @@ def prepare(directory: Path, request: Request, force: bool) -> DataSetManifest |
     if directory.exists() and not directory.is_dir():
         raise IotwinError(f"{directory} is a file; name a directory to write the data set to")
     directory.mkdir(parents=True, exist_ok=True)
-    if (directory / MANIFEST_NAME).exists() and not force:
+    if os.path.lexists(directory / MANIFEST_NAME) and not force:
         manifest = read_manifest(directory)
         if manifest.request == request:
             note(f"{directory} already holds this data set; check it with --verify")
@@ -142,23 +153,36 @@ def prepare(directory: Path, request: Request, force: bool) -> DataSetManifest |
 
 
 def remove_ours(directory: Path) -> None:
-    """Remove a finished or unfinished data set of ours, and nothing else."""
-    _, done = read_journal(directory)
+    """Remove a finished or unfinished data set of ours, and nothing else: files of its list, below its directory, by no link."""
+    unfinished, done = read_journal(directory)
     pieces = [piece for unit in done.values() for piece in unit]
-    if (directory / MANIFEST_NAME).exists():
+    if os.path.lexists(directory / MANIFEST_NAME):
         pieces += read_manifest(directory).pieces
-    for name in {piece.name for piece in pieces}:
-        (directory / name).unlink(missing_ok=True)
-    for path in directory.rglob("*" + PARTIAL_SUFFIX):
-        path.unlink()
-    (directory / MANIFEST_NAME).unlink(missing_ok=True)
+    names = {piece.name for piece in pieces}
+    if unfinished:
+        names |= {str(path.relative_to(directory)) for path in directory.rglob("*" + PARTIAL_SUFFIX)}
+    for name in (*names, MANIFEST_NAME):
+        unlink_beneath(directory, name)
     remove_journals(directory)
 
 
-def finished_units(directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
-    """Return the units that an interrupted call finished, by the journal in `directory`, and whose bytes are still there."""
+def finished_units(planned: Plan, directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
+    """Return the units that an interrupted call finished, by the journal in `directory`, and whose bytes are still there.
+
+    A journal is a file that anybody may have written: what it says beside the plan is left out, and so written again.
+    """
     _, done = read_journal(directory)
-    return {unit: pieces for unit, pieces in done.items() if all(publisher.has(piece) for piece in pieces)}
+    return {
+        unit: pieces
+        for unit, pieces in done.items()
+        if _is_planned(planned, unit, pieces) and all(publisher.has(piece) for piece in pieces)
+    }
+
+
+def _is_planned(planned: Plan, unit: int, pieces: list[Piece]) -> bool:
+    if not 0 <= unit < len(planned.unit_bytes):
+        return False
+    return [(piece.name, piece.offset) for piece in pieces] == [(piece.name, piece.offset) for piece in planned.pieces(unit)]
 
 
 def check_space(directory: Path, needed_bytes: int) -> None:
@@ -184,11 +208,12 @@ def write_units(
     if done:
         note(f"going on after {len(done)} of {len(planned.unit_bytes)} finished parts in {directory}")
     ours = range(len(planned.unit_bytes))[share]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     # Longest first, so that no worker is left alone with a big one at the end.
     todo = [unit for unit in np.argsort(-planned.unit_bytes, kind="stable").tolist() if unit in ours and unit not in done]
     with (
         progress(f"generating {planned.request.workload}", int(planned.unit_bytes[share].sum())) as advance,
-        (directory / journal_name).open("ab", buffering=0) as journal,
+        os.fdopen(open_beneath(directory, journal_name, flags), "ab", buffering=0) as journal,
     ):
         _lock(journal, directory)
         publish_done(planned, publisher, done)

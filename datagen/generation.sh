@@ -1,5 +1,6 @@
 #!/bin/sh
 # Generate the three workloads' data sets side by side: generation.sh DIR SIZE, for example generation.sh data 16GB
+# For sizes below unet3d's volumes SCALE shrinks these: SCALE=0.2 generation.sh data 30MB
 set -eu
 if [ $# -ne 2 ]; then
     echo "usage: $0 DIR SIZE, for example: $0 data 16GB" >&2
@@ -7,5 +8,7 @@ if [ $# -ne 2 ]; then
 fi
 here=$(dirname "$(readlink -f "$0")")
 for workload in unet3d bert dlrm; do
-    "${PYTHON:-python3}" "$here/data_generation.py" -w "$workload" -o "$1/$workload" -s "$2"
+    scale=
+    if [ "$workload" = unet3d ]; then scale=${SCALE:-}; fi
+    "${PYTHON:-python3}" "$here/data_generation.py" -w "$workload" -o "$1/$workload" -s "$2" ${scale:+--scale "$scale"}
 done

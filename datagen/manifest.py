@@ -10,12 +10,17 @@ from typing import Any
 
 import msgspec
 
+from common.beneath import open_beneath, read_beneath, rename_beneath, stays_within, unlink_beneath
+from common.errors import IotwinError
 from datagen.files import Piece
-from tracing_tools.trace.errors import IotwinError
+from datagen.layouts import LARGEST_FILE_BYTES
 
 MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = ".iotwin-generate.jsonl"
 NODE_JOURNAL_PATTERN = ".iotwin-generate-of-*.jsonl"
+KIND = "iotwin data set"
+_LARGEST_LIST_BYTES = 1 << 30  # of a manifest or journal: some five million files
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 GENERATOR = 2  # raised whenever the same request would give other bytes or checksums
 
 
@@ -35,7 +40,7 @@ class DataSetManifest(msgspec.Struct, frozen=True):
     request: Request
     size_bytes: int
     pieces: list[Piece]  # by file name and offset
-    kind: str = "iotwin data set"
+    kind: str = KIND
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
@@ -53,29 +58,36 @@ def encode_manifest(manifest: DataSetManifest) -> bytes:
 def decode_manifest(content: bytes, place: object) -> DataSetManifest:
     """Return what `content`, found at `place`, says; IotwinError when it is not one of our manifests."""
     try:
-        return msgspec.json.decode(content, type=DataSetManifest)
-    except msgspec.DecodeError as error:
+        manifest = msgspec.json.decode(content, type=DataSetManifest)
+    except _UNDECODABLE as error:
         raise IotwinError(f"{place} is not the manifest of an iotwin data set: {error}") from None
+    if manifest.kind != KIND:
+        raise IotwinError(f"{place} is not the manifest of an iotwin data set: it is of the kind {manifest.kind!r}")
+    for piece in manifest.pieces:
+        if not _is_possible(piece):
+            raise IotwinError(
+                f"{place} names {piece.name!r}, which is no file of a data set in its own directory; do not trust it"
+            )
+    return manifest
+
+
+def _is_possible(piece: Piece) -> bool:
+    """Whether a piece is one that we could have written: below the directory, and within what a file can hold."""
+    return stays_within(piece.name) and 0 <= piece.offset <= LARGEST_FILE_BYTES and 0 <= piece.size_bytes <= LARGEST_FILE_BYTES
 
 
 def write_manifest(directory: Path, manifest: DataSetManifest) -> None:
     """Write the manifest so that a reader sees the old one or the new one, never half of either."""
-    temporary = directory / (MANIFEST_NAME + ".partial")
-    with temporary.open("wb") as file:
-        file.write(encode_manifest(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / MANIFEST_NAME)
+    _write(directory, MANIFEST_NAME, encode_manifest(manifest))
 
 
 def read_manifest(directory: Path) -> DataSetManifest:
     """Return the manifest of the data set in `directory`; IotwinError when there is none or it is not one of ours."""
-    path = directory / MANIFEST_NAME
     try:
-        content = path.read_bytes()
+        content = read_beneath(directory, MANIFEST_NAME, _LARGEST_LIST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise IotwinError(f"{directory} is not a finished iotwin data set: it has no {MANIFEST_NAME}") from None
-    return decode_manifest(content, path)
+    return decode_manifest(content, directory / MANIFEST_NAME)
 
 
 def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
@@ -84,33 +96,43 @@ def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]
     The journals of all nodes count. A line torn by a kill, to which a later call may have added its first one, is dropped: its
     units are written again.
     """
-    request, done = _read_lines(directory / JOURNAL_NAME)
+    request, done = _read_lines(directory, JOURNAL_NAME)
     for path in sorted(directory.glob(NODE_JOURNAL_PATTERN)):
-        same, entries = _read_lines(path)
+        same, entries = _read_lines(directory, path.name)
         if same == request:
             done |= entries
     return request, done
 
 
-def _read_lines(path: Path) -> tuple[Request | None, dict[int, list[Piece]]]:
+def _read_lines(directory: Path, name: str) -> tuple[Request | None, dict[int, list[Piece]]]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_beneath(directory, name, _LARGEST_LIST_BYTES).split(b"\n")
         request = msgspec.json.decode(lines[0], type=Request)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, *_UNDECODABLE):
         return None, {}
     done = {}
     for line in lines[1:-1]:
-        with suppress(msgspec.DecodeError):
+        with suppress(*_UNDECODABLE):
             entry = msgspec.json.decode(line, type=JournalEntry)
-            done[entry.unit] = entry.pieces
+            if all(map(_is_possible, entry.pieces)):
+                done[entry.unit] = entry.pieces
     return request, done
 
 
 def start_journal(directory: Path, request: Request, name: str = JOURNAL_NAME) -> None:
     """Begin the journal of `request`, replacing any other of that name."""
-    temporary = directory / (name + ".partial")
-    temporary.write_bytes(msgspec.json.encode(request) + b"\n")
-    temporary.replace(directory / name)
+    _write(directory, name, msgspec.json.encode(request) + b"\n")
+
+
+def _write(directory: Path, name: str, content: bytes) -> None:
+    """Write the file `name` of ours whole, never through a link that somebody has put in its place."""
+    temporary = name + ".partial"
+    unlink_beneath(directory, temporary)
+    with os.fdopen(open_beneath(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    rename_beneath(directory, temporary, name)
 
 
 def remove_journals(directory: Path) -> None:

@@ -5,12 +5,14 @@ directory alone: the first prepares it, gathers the journals, publishes the file
 manifest. A node that was killed is started again with the same command; the others wait.
 """
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import IotwinError, UsageError
+from common.progress import note
+from common.ranks import launched_by_mpi
 from datagen.files import Piece, Publisher
 from datagen.generate import Plan, check_space, finished_units, plan, prepare, publish_done, whole, write_units
 from datagen.layouts import Layout
@@ -24,11 +26,8 @@ from datagen.manifest import (
     start_journal,
     write_manifest,
 )
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.progress import note
 
 _LOOK_EVERY_S = 0.2
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI; MPICH and its kin
 
 
 class Node(NamedTuple):
@@ -53,8 +52,8 @@ def parse_node(text: str) -> Node:
 
 
 def mpi_node() -> Node | None:
-    """Return this process's place if mpirun started it beside others, else None; IotwinError when mpi4py is missing."""
-    if max(int(os.environ.get(name, "1")) for name in _SIZE_VARIABLES) < 2:
+    """Return this process's place if mpirun or srun started it beside others, else None; IotwinError when mpi4py is missing."""
+    if launched_by_mpi().size < 2:
         return None
     try:
         from mpi4py import MPI
@@ -84,7 +83,7 @@ def generate(
     if finished := _begin(planned, directory, node, force):
         return finished
     publisher = Publisher(directory)
-    done = finished_units(directory, publisher)
+    done = finished_units(planned, directory, publisher)
     if not (directory / node.journal_name).exists():
         start_journal(directory, planned.request, node.journal_name)
     write_units(planned, directory, publisher, done, workers, slice(node.rank, None, node.size), node.journal_name)
@@ -97,7 +96,7 @@ def _begin(planned: Plan, directory: Path, node: Node, force: bool) -> DataSetMa
     if node.rank == 0:
         finished = prepare(directory, planned.request, force)
         if not finished:
-            done_bytes = sum(piece.size_bytes for pieces in _all_done(directory).values() for piece in pieces)
+            done_bytes = sum(piece.size_bytes for pieces in _all_done(planned, directory).values() for piece in pieces)
             check_space(directory, planned.size_bytes - done_bytes)
     if node.barrier is not None:
         node.barrier()
@@ -120,14 +119,14 @@ def _finished(request: Request, directory: Path) -> DataSetManifest | None:
     return manifest
 
 
-def _all_done(directory: Path) -> dict[int, list[Piece]]:
-    return finished_units(directory, Publisher(directory))
+def _all_done(planned: Plan, directory: Path) -> dict[int, list[Piece]]:
+    return finished_units(planned, directory, Publisher(directory))
 
 
 def _finish(planned: Plan, directory: Path) -> DataSetManifest:
     """Wait until the journals have every unit, publish what several nodes wrote, and write the manifest."""
     note("waiting for the other nodes")
-    while len(done := _all_done(directory)) < len(planned.unit_bytes):
+    while len(done := _all_done(planned, directory)) < len(planned.unit_bytes):
         time.sleep(_LOOK_EVERY_S)
     publish_done(planned, Publisher(directory), done)
     manifest = whole(planned, done)

@@ -13,10 +13,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import cast
 
+from common.errors import IotwinError
+from common.safe_path import safe_path
+from common.signals import interrupts_held
 from datagen.files import Piece
-from tracing_tools.trace.errors import IotwinError
 
-_REPORT_EVERY_BYTES = 1 << 20  # how soon a worker notices that nobody listens any more
+_REPORT_EVERY_BYTES = 1 << 20  # how soon a worker notices that the main process is gone
 
 # Writes one unit; the second argument is called with every write's bytes.
 UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
@@ -44,12 +46,10 @@ def run_units(
             ours, theirs = context.Pipe()
             process = context.Process(target=_work_alone, args=(writer, theirs), daemon=True)
             # A Ctrl-C while Python still starts there would end in a traceback; the mask is inherited, the tracker would lift it.
-            resource_tracker.ensure_running()
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            try:
-                process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            with safe_path():
+                resource_tracker.ensure_running()
+                with interrupts_held((signal.SIGINT,)):
+                    process.start()
             theirs.close()
             team[ours] = process
         yield from _dispatch(list(team), units, advance)
@@ -65,7 +65,7 @@ def run_units(
 def _dispatch(
     pipes: list[Connection], units: Sequence[int], advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Give a unit to every worker that says it is ready, until all are written; nobody waits for one that is still starting."""
+    """Give a unit to every worker that says it is ready, until all are written, without waiting for workers that still start."""
     left, unanswered = iter(units), len(units)
     while unanswered:
         for pipe in cast(list[Connection], wait(pipes)):
@@ -112,7 +112,7 @@ def _work(writer: UnitWriter, pipe: Connection) -> None:
             pipe.send(float(pending))
             pending = 0
             pipe.send((unit, pieces))
-    except (EOFError, ConnectionError):  # nobody listens any more
+    except (EOFError, ConnectionError):  # the main process is gone
         return
     except (OSError, IotwinError) as error:
         pipe.send(_one_line(error))

@@ -7,25 +7,32 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
+from common.errors import UsageError
+from common.files import write_whole
 from datagen.content import Content
 from datagen.files import Piece, PieceWriter
 from datagen.layouts import RecordedLayout, npy_header
-from tracing_tools.trace.errors import UsageError
-from tracing_tools.trace.output import write_whole
 
 _BLOCK_BYTES = 1 << 20
+_LARGEST_BYTES = 256 << 20
+_MOST_FILES = 4_000_000
 
 
 def read_recipe(path: Path) -> RecordedLayout:
     """Return the data set that the CSV file at `path` (columns name, size_bytes) lists; UsageError when it lists none."""
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise UsageError(f"{path}: is larger than the {_LARGEST_BYTES >> 20} MiB that a list of files may have")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give the dataset.csv that iotwin twin wrote") from None
     types = csv.ConvertOptions(column_types={"name": pa.string(), "size_bytes": pa.int64()}, strings_can_be_null=False)
     try:
         table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=types)
+        if table.num_rows > _MOST_FILES:
+            raise UsageError(f"{path}: lists {table.num_rows} files; a data set may have {_MOST_FILES}")
         names, sizes = table["name"].to_pylist(), table["size_bytes"].to_pylist()
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; give the dataset.csv that iotwin twin wrote") from None
-    except (pa.ArrowException, KeyError, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except (pa.ArrowException, KeyError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path}: is not a list of files with the columns name, size_bytes ({reason})") from None
     if None in sizes:
         raise UsageError(f"{path}: line {sizes.index(None) + 2} has no size_bytes; give every file's size")

@@ -8,6 +8,7 @@ command goes on. Uploads happen while the workers make the next files.
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from common.errors import IotwinError
+from common.progress import note
 from datagen.files import Piece, Publisher, read_open_piece
 from datagen.generate import Plan, check_space, finished_units, plan, whole, write_units
 from datagen.layouts import Layout
@@ -30,8 +33,6 @@ from datagen.manifest import (
     start_journal,
 )
 from datagen.verify import compare
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.progress import note
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
@@ -124,19 +125,51 @@ def generate(
     """Write the data set at `url` as datagen.generate.generate does in a directory, with the same bytes and the same errors."""
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     store = open_store(url, options)
-    key = hashlib.sha256(store.url.encode()).hexdigest()[:16]
-    staging = Path(tempfile.gettempdir()) / f"iotwin-{os.getuid()}-{key}"
+    staging = _staging(store.url)
     if finished := _prepare(store, staging, planned.request, force):
         return finished
     check_space(staging, _staged_bytes(planned, workers or len(os.sched_getaffinity(0))))
     uploader = _Uploader(staging, store)
-    done = finished_units(staging, uploader)
+    done = finished_units(planned, staging, uploader)
     write_units(planned, staging, uploader, done, workers)
     manifest = whole(planned, done)
     with _one_line(url):
         store.files.pipe_file(store.path(MANIFEST_NAME), encode_manifest(manifest))
     shutil.rmtree(staging)
     return manifest
+
+
+def _staging(url: str) -> Path:
+    """Return where files for `url` are staged: a directory that nobody else can write, as what lies there is gone on from.
+
+    Below $XDG_CACHE_HOME or ~/.cache. Raises IotwinError when what stands there is a link, somebody else's, or open to others.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        base = cache / "iotwin"
+    except OSError:  # a user without a home
+        base = Path(tempfile.gettempdir()) / f"iotwin-{os.geteuid()}"
+    staging = base / f"upload-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    for directory in (base, staging):
+        try:
+            if directory == base:
+                directory.mkdir(mode=0o700, exist_ok=True)
+            found = directory.lstat()
+        except FileNotFoundError:  # nothing is staged
+            return staging
+        except OSError as error:
+            raise IotwinError(
+                f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory for unfinished uploads"
+            ) from None
+        # Other things of ours are cached in the base, which others may look into, but not write.
+        forbidden = 0o022 if directory == base else 0o077
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & forbidden:
+            raise IotwinError(
+                f"{directory} must be a directory of yours that nobody else can write, as files are staged there; remove it, or "
+                "set XDG_CACHE_HOME to another place"
+            )
+    return staging
 
 
 def _staged_bytes(planned: Plan, workers: int) -> int:
@@ -169,7 +202,7 @@ def _prepare(store: Store, staging: Path, request: Request, force: bool) -> Data
         for name in sorted(ours & names.keys()):
             store.files.rm_file(store.path(name))
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(mode=0o700)
+    staging.mkdir(mode=0o700)  # refused if anything is left there
     start_journal(staging, request)
     return None
 

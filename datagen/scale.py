@@ -13,15 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import IotwinError, UsageError
+from common.units import format_size
 from datagen.augment import changed_planes, line_blocks, moved_words, shuffled_lines, shuffled_rows, volume_change
 from datagen.copying import copy_file
 from datagen.files import Piece, PieceWriter
 from datagen.layouts import BertLayout, DlrmLayout, PlannedPiece, Unet3dLayout, npy_header
 from datagen.randomness import AUGMENT, bulk_stream
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.units import format_size
 
-WORKLOADS = ("unet3d", "bert", "dlrm")
 _BLOCK_ROWS = 1 << 14
 
 

@@ -2,41 +2,47 @@
 
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datagen.randomness import SIZES, uniforms, words
 
-if TYPE_CHECKING:
-    from datagen.layouts import FormatLayout
-
 _FIT_ROUNDS = 40
 _GRID = 1 << 14
 
 
+class SizeDistribution(NamedTuple):
+    """How the sizes of records are distributed over files: normal or lognormal, or the histogram's (size in bytes, weight)."""
+
+    mean_bytes: int
+    stdev_bytes: int = 0
+    distribution: str = "normal"
+    histogram: tuple[tuple[int, float], ...] = ()
+
+
 @lru_cache(maxsize=4)
-def record_sizes(layout: "FormatLayout", files: int, seed: int) -> NDArray[np.int64]:
+def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.int64]:
     """Return the bytes of a record of every file, shape (files,), at least 1 each.
 
     Every file draws from its own 1/files of the distribution, in keyed random order (stratified sampling), so that the sample's
     mean and deviation lie far closer to the distribution's than those of independent draws.
     """
-    if not layout.record_stdev_bytes and not layout.histogram:
-        return np.full(files, layout.record_bytes, np.int64)
+    if not sizes.stdev_bytes and not sizes.histogram:
+        return np.full(files, sizes.mean_bytes, np.int64)
     order = np.argsort(words(seed, 0, SIZES, files), kind="stable")
     quantiles = (order + uniforms(seed, 1, SIZES, files)) / files
-    if layout.histogram:
-        sizes, weights = np.array(layout.histogram, np.float64).T
+    if sizes.histogram:
+        drawn_from, weights = np.array(sizes.histogram, np.float64).T
         steps = np.cumsum(weights) / weights.sum()
-        place = np.minimum(np.searchsorted(steps, quantiles, side="right"), len(sizes) - 1)
-        return np.asarray(sizes[place], np.int64)
+        place = np.minimum(np.searchsorted(steps, quantiles, side="right"), len(drawn_from) - 1)
+        return np.asarray(drawn_from[place], np.int64)
     normal = _normal_quantiles(quantiles)
-    if layout.distribution == "lognormal":
-        drawn = _lognormal(normal, layout.record_bytes, layout.record_stdev_bytes)
+    if sizes.distribution == "lognormal":
+        drawn = _lognormal(normal, sizes.mean_bytes, sizes.stdev_bytes)
     else:
-        centre, width = _clipped_normal(layout.record_bytes, layout.record_stdev_bytes)
+        centre, width = _clipped_normal(sizes.mean_bytes, sizes.stdev_bytes)
         drawn = centre + width * normal
     return np.asarray(np.maximum(1, np.rint(drawn)), np.int64)
 

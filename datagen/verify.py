@@ -5,20 +5,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from datagen.files import Piece, read_piece
+from common.beneath import size_beneath
+from common.errors import IotwinError
+from common.progress import progress
+from datagen.files import Piece, read_piece_beneath
 from datagen.manifest import GENERATOR, DataSetManifest, read_manifest
 from datagen.pool import UnitWriter, run_units
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.progress import progress
 
 
 def verify(directory: Path, workers: int | None = None) -> DataSetManifest:
     """Return the manifest of the data set in `directory` after reading all of it; IotwinError if any byte differs."""
 
-    def size_bytes(name: str) -> int | None:
-        path = directory / name
-        return path.stat().st_size if path.exists() else None
-
+    size_bytes = partial(size_beneath, directory)
     return compare(str(directory), read_manifest(directory), size_bytes, partial(_read_piece, directory), workers)
 
 
@@ -70,5 +68,4 @@ def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | No
 
 def _read_piece(directory: Path, pieces: list[Piece], index: int, read: Callable[[int], None]) -> list[Piece]:
     """Return piece `index` with the checksum of what is on disk."""
-    piece = pieces[index]
-    return [read_piece(directory / piece.name, piece.name, piece.offset, piece.size_bytes, read)]
+    return [read_piece_beneath(directory, pieces[index], read)]

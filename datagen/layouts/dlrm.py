@@ -1,0 +1,126 @@
+"""Criteo Terabyte as DLRM reads it: after its preprocessing, and by days before and halfway through it."""
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UsageError, nearest
+from datagen.layouts.base import PlannedPiece
+
+
+class DlrmLayout(msgspec.Struct, frozen=True):
+    """Criteo Terabyte after the workload's preprocessing: one row of 40 little-endian int32 per sample, label first.
+
+    `terabyte_processed_train.bin` holds the samples, `terabyte_processed_test.bin` a further 1 for every 47 of them (as in the
+    original: half of its last day), `day_fea_count.npz` the number of categories of each categorical feature.
+    """
+
+    workload: ClassVar[str] = "dlrm"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = True
+    DTYPE: ClassVar[str] = "<i4"
+    COLUMNS: ClassVar[int] = 40  # label, DENSE, CATEGORIES
+    DENSE: ClassVar[int] = 13
+    # Distinct values of each categorical feature of Criteo Terabyte, before the workload's own modulus.
+    CATEGORIES: ClassVar[tuple[int, ...]] = (
+        227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
+        2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
+    )  # fmt: skip
+    SAMPLE_BYTES: ClassVar[int] = 4 * 40
+    TRAIN_NAME: ClassVar[str] = "terabyte_processed_train.bin"
+    TEST_NAME: ClassVar[str] = "terabyte_processed_test.bin"
+    COUNTS_NAME: ClassVar[str] = "day_fea_count.npz"
+    COUNTS_BYTES: ClassVar[int] = 474  # one stored int64 array 'counts' of 26
+    UNIT_SAMPLES: ClassVar[int] = 1 << 18  # 40 MiB; several workers write the one big file
+
+    @staticmethod
+    def test_samples(samples: int) -> int:
+        """Return the samples of the test file beside `samples` training samples."""
+        return -(-samples // 47)
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the run of samples of unit `unit`: those of the training file first, then the test file's, then the counts."""
+        for name, rows in ((self.TRAIN_NAME, samples), (self.TEST_NAME, self.test_samples(samples))):
+            units = -(-rows // self.UNIT_SAMPLES)
+            if unit < units:
+                first = unit * self.UNIT_SAMPLES
+                count = min(self.UNIT_SAMPLES, rows - first)
+                return [PlannedPiece(name, count * self.SAMPLE_BYTES, first * self.SAMPLE_BYTES, rows * self.SAMPLE_BYTES)]
+            unit -= units
+        return [PlannedPiece(self.COUNTS_NAME, self.COUNTS_BYTES)]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of each unit."""
+        parts: list[NDArray[np.int64]] = []
+        for rows in (samples, self.test_samples(samples)):
+            firsts = np.arange(0, rows, self.UNIT_SAMPLES, dtype=np.int64)
+            parts.append(np.minimum(rows - firsts, self.UNIT_SAMPLES) * self.SAMPLE_BYTES)
+        return np.concatenate([*parts, np.array([self.COUNTS_BYTES])])
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files: training, test and counts."""
+        return 3
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many training samples fit into `size_bytes` beside their test samples and the counts."""
+        rows = (size_bytes - self.COUNTS_BYTES) // self.SAMPLE_BYTES
+        return max(0, rows * 47 // 48)
+
+
+class DlrmDaysLayout(msgspec.Struct, frozen=True):
+    """Criteo Terabyte by days, before and halfway through the workload's preprocessing; samples spread evenly over the days.
+
+    `text`: `day_N`, the download's lines of label, 13 numbers and 26 categories as 8 hexadecimal digits, tab-separated. `npz`:
+    `day_N_reordered.npz` with X_int (n, 13), X_cat (n, 26) and y (n,), all int32, `day_day_count.npz` with the samples of each
+    day, and `day_fea_count.npz`; as facebookresearch/dlrm's data_utils.py leaves them for its memory-mapped loader, which takes
+    the last day for testing.
+    """
+
+    form: str = "text"
+
+    workload: ClassVar[str] = "dlrm"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = False
+    FORMS: ClassVar[tuple[str, ...]] = ("text", "npz")
+    DAYS: ClassVar[int] = 24
+    LINE_BYTES: ClassVar[int] = 284  # mean of generated lines; a category with its separator takes 9
+    DAY_COUNTS_NAME: ClassVar[str] = "day_day_count.npz"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown form."""
+        if self.form not in self.FORMS:
+            raise UsageError(
+                f"unknown form '{self.form}'{nearest(self.form, ['binary', 'text', 'npz'])}; known: binary, text, npz"
+            )
+
+    def day_samples(self, samples: int) -> NDArray[np.int64]:
+        """Return the samples of each day; small data sets have as many days as samples."""
+        days = min(self.DAYS, samples)
+        return np.asarray(samples // days + (np.arange(days) < samples % days), np.int64)
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the file of day `unit`; the counts are the units after the last day."""
+        days = self.day_samples(samples)
+        if unit < len(days):
+            name = f"day_{unit}" if self.form == "text" else f"day_{unit}_reordered.npz"
+            return [PlannedPiece(name, int(self.unit_bytes(samples, seed)[unit]))]
+        return [PlannedPiece((self.DAY_COUNTS_NAME, DlrmLayout.COUNTS_NAME)[unit - len(days)], DlrmLayout.COUNTS_BYTES)]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return about the bytes of each day and of the counts."""
+        days = self.day_samples(samples)
+        if self.form == "text":
+            return days * self.LINE_BYTES
+        return np.concatenate([days * DlrmLayout.SAMPLE_BYTES + 800, np.full(2, DlrmLayout.COUNTS_BYTES)])
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return len(self.unit_bytes(samples, 0))
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return about how many samples fit into `size_bytes`."""
+        if self.form == "text":
+            return size_bytes // self.LINE_BYTES
+        return max(0, (size_bytes - 800 * self.DAYS - 2 * DlrmLayout.COUNTS_BYTES) // DlrmLayout.SAMPLE_BYTES)

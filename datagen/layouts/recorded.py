@@ -1,0 +1,63 @@
+"""Files of given names and sizes."""
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.beneath import normal, stays_within
+from common.errors import UsageError
+from datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
+
+# Names that the data set's own bookkeeping has in its directory (datagen.manifest), and unfinished files everywhere.
+_RESERVED_STARTS = (".iotwin-generate", "manifest.json")
+_RESERVED_ENDS = (".iotwin-partial",)
+
+
+class RecordedLayout(msgspec.Struct, frozen=True):
+    """Files of given names and sizes: the stand-in for a data set that a trace saw. Each file is one sample."""
+
+    files: tuple[tuple[str, int], ...] = ()  # (name relative to the directory, bytes)
+
+    workload: ClassVar[str] = "recorded"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse names that lead out of the directory or stand twice, and empty files."""
+        if not self.files:
+            raise UsageError("a recorded data set without files has nothing to generate")
+        names: set[str] = set()
+        folders: set[str] = set()
+        for name, size_bytes in self.files:
+            if not stays_within(name):
+                raise UsageError(f"file name {name!r} does not stay within the data set's directory; give relative names")
+            name = normal(name)
+            if name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS):
+                raise UsageError(f"a recorded file is called {name!r}, as a list of the data set's own is; leave it out")
+            if not 1 <= size_bytes <= LARGEST_FILE_BYTES:
+                raise UsageError(f"file {name!r} has {size_bytes} bytes; give 1 to {LARGEST_FILE_BYTES} (8 PiB)")
+            if name in names:
+                raise UsageError(f"the file name {name!r} stands twice in the recorded data set; each must be its own")
+            names.add(name)
+            while (name := name.rpartition("/")[0]) and name not in folders:
+                folders.add(name)
+        if both := names & folders:
+            raise UsageError(f"{min(both)!r} is a file and a folder of others in the recorded data set; it can be one of them")
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return file `unit`: one unit is one file."""
+        return [PlannedPiece(*self.files[unit])]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of each file."""
+        return np.array([size_bytes for _, size_bytes in self.files[:samples]], np.int64)
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return samples
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many files, from the first on, fit whole into `size_bytes`."""
+        return int(np.searchsorted(np.cumsum(self.unit_bytes(len(self.files), seed)), size_bytes, side="right"))

@@ -1,0 +1,133 @@
+"""KiTS19 after the preprocessing of unet3d: pairs of .npy files."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import IotwinError, UsageError
+from datagen.layouts.base import PlannedPiece, npy_header
+from datagen.randomness import SHAPE, uniforms
+
+_CASE_IMAGE = re.compile(r"case_(\d{5,})_x\.npy")
+_CASE_MASK = re.compile(r"case_(\d{5,})_y\.npy")
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One unet3d sample on disk: an image volume and its mask."""
+
+    index: int
+    image: Path
+    mask: Path
+
+
+class Unet3dLayout(msgspec.Struct, frozen=True):
+    """KiTS19 after the workload's preprocessing: pairs `case_NNNNN_x.npy` (image) and `case_NNNNN_y.npy` (mask).
+
+    Both have shape (1, D, H, W) with D uniform in [128, 471) and H = W uniform in [186, 444) voxels, each then
+    multiplied by `scale` (never below MINIMUM_EXTENT). Images are float32 in [IMAGE_LOW, IMAGE_HIGH], masks uint8 with
+    the classes of MASK_CLASSES. The ranges are those of the emulation of KiTS19 published with the paper artifact.
+    `entropy` is the share of an image's voxels that are noise, which no compressor can save; the others are IMAGE_LOW, air.
+    """
+
+    scale: float = 1.0
+    entropy: float = 1.0
+
+    workload: ClassVar[str] = "unet3d"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = True
+    IMAGE_DTYPE: ClassVar[str] = "<f4"
+    MASK_DTYPE: ClassVar[str] = "|u1"
+    IMAGE_LOW: ClassVar[float] = -2.340702
+    IMAGE_HIGH: ClassVar[float] = 2.639792
+    MASK_CLASSES: ClassVar[tuple[int, ...]] = (0, 1, 2)  # background, kidney, tumour
+    DEPTHS: ClassVar[tuple[int, int]] = (128, 471)
+    WIDTHS: ClassVar[tuple[int, int]] = (186, 444)
+    MINIMUM_EXTENT: ClassVar[int] = 16
+    EVALUATION_EVERY: ClassVar[int] = 5  # 42 of KiTS19's 210 cases are for evaluation
+
+    def __post_init__(self) -> None:
+        """Refuse a scale or an entropy no volume can have."""
+        if not 0 < self.scale <= 16:
+            raise UsageError(f"scale {self.scale} is out of range; give a factor above 0 and at most 16, for example 0.25")
+        if not 0 <= self.entropy <= 1:
+            raise UsageError(f"entropy {self.entropy} is a share; give a number from 0 to 1")
+
+    def shape(self, seed: int, index: int) -> tuple[int, int, int, int]:
+        """Return the (1, D, H, W) of case `index` of the data set made with `seed`."""
+        depth, width = (
+            max(self.MINIMUM_EXTENT, round((low + int(draw * (high - low))) * self.scale))
+            for draw, (low, high) in zip(uniforms(seed, index, SHAPE, 2), (self.DEPTHS, self.WIDTHS), strict=True)
+        )
+        return 1, depth, width, width
+
+    @staticmethod
+    def case_names(index: int) -> tuple[str, str]:
+        """Return the names of the image and the mask of case `index`."""
+        return f"case_{index:05d}_x.npy", f"case_{index:05d}_y.npy"
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the files of case `unit`: one unit is one case."""
+        shape = self.shape(seed, unit)
+        voxels = shape[1] * shape[2] * shape[3]
+        image, mask = self.case_names(unit)
+        return [
+            PlannedPiece(image, len(npy_header(self.IMAGE_DTYPE, shape)) + 4 * voxels),
+            PlannedPiece(mask, len(npy_header(self.MASK_DTYPE, shape)) + voxels),
+        ]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of each of the first `samples` cases, image and mask together."""
+        pairs = (self.unit_pieces(samples, seed, index) for index in range(samples))
+        return np.fromiter((image.size_bytes + mask.size_bytes for image, mask in pairs), np.int64, samples)
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files: an image and a mask per case."""
+        return 2 * samples
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many cases, from index 0 on, fit whole into `size_bytes`."""
+        samples = used_bytes = 0
+        while True:
+            used_bytes += sum(piece.size_bytes for piece in self.unit_pieces(samples + 1, seed, samples))
+            if used_bytes > size_bytes:
+                return samples
+            samples += 1
+
+    @staticmethod
+    def discover(directory: Path) -> list[Case]:
+        """Return the cases in `directory` by rising index; IotwinError when there are none or one lacks its other half."""
+        if not directory.is_dir():
+            raise IotwinError(f"{directory}: no such directory; make a data set with: iotwin generate unet3d -o {directory} ...")
+        halves: list[dict[int, Path]] = [{}, {}]
+        for path in directory.iterdir():
+            for found, pattern in zip(halves, (_CASE_IMAGE, _CASE_MASK), strict=True):
+                if match := pattern.fullmatch(path.name):
+                    found[int(match[1])] = path
+        images, masks = halves
+        if unpaired := images.keys() ^ masks.keys():
+            index = min(unpaired)
+            path, missing = (images[index], "mask _y.npy") if index in images else (masks[index], "image _x.npy")
+            raise IotwinError(f"{path} has no {missing} beside it; generate the data set again or remove the file")
+        if not images:
+            raise IotwinError(
+                f"{directory} holds no case_NNNNN_x.npy; make a data set with: iotwin generate unet3d -o {directory} ..."
+            )
+        return [Case(index, images[index], masks[index]) for index in sorted(images)]
+
+    @classmethod
+    def split(cls, cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+        """Return (training, evaluation) cases: by rising index, the first of every five is for evaluation.
+
+        Of 210 cases that is 42 for evaluation and 168 for training, as published. A lone case is for training.
+        """
+        ordered = sorted(cases)
+        if len(ordered) == 1:
+            return ordered, []
+        return [case for index, case in enumerate(ordered) if index % cls.EVALUATION_EVERY], ordered[:: cls.EVALUATION_EVERY]
