@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmark.config.schema import Config
-from tracing_tools.trace.errors import UsageError
+from common.errors import UsageError
 
 SELF = "_self_"
 _PACKAGE_LINE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.M)

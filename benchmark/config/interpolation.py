@@ -10,26 +10,60 @@ import msgspec
 
 from benchmark.config.schema import Config
 from benchmark.config.spelling import known_name
-from tracing_tools.trace.errors import UsageError, nearest
+from common.errors import UsageError, nearest
 
+_LONGEST_TEXT = 1 << 16  # of a value with interpolations
+_MOST_REPLACED = 10_000
+_MOST_VALUES = 1_000_000  # looked at in one workload
+_LOCAL = ("local_fs", "parallel_fs", "direct_fs")
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolate(raw: dict[str, Any], where: str) -> None:
     """Replace every interpolation in the values of `raw`; a value that is nothing else takes on the type of what it names.
 
-    Keys that `raw` does not say have their defaults. Raises UsageError, naming the key, for what is not there.
+    Keys that `raw` does not say have their defaults. Raises UsageError, naming the key, for what is not there, for what comes to
+    more than a workload can need, and for a variable of the environment in a workload that would carry it to another machine.
     """
-    _Interpolation(raw, where).replace(raw, "")
+    interpolation = _Interpolation(raw, where)
+    interpolation.replace(raw, "")
+    if interpolation.from_environment and (remote := _remote(raw)):
+        raise UsageError(
+            f"{where}: {interpolation.from_environment[0]}: takes a variable of the environment into a workload that speaks to "
+            f"another machine ({remote}); write the value out, or give it on the command line"
+        )
+
+
+def _remote(raw: dict[str, Any]) -> str:
+    """Return the key that has the workload's data come over a network; '' when all of it is in a file system."""
+    storage_type = _looked_up(raw, "storage.storage_type")
+    if storage_type is not None and storage_type not in _LOCAL:
+        return "storage.storage_type"
+    for key in ("dataset.data_folder", "storage.storage_root"):
+        if "://" in str(_looked_up(raw, key) or "") or "::" in str(_looked_up(raw, key) or ""):
+            return key
+    return ""
+
+
+def _now(form: str, where: str) -> str:
+    try:
+        return time.strftime(form)
+    except (ValueError, UnicodeError):
+        raise UsageError(f"{where}: ${{now:}} does not know the form {form!r}; write for example ${{now:%Y-%m-%d}}") from None
 
 
 class _Interpolation:
     def __init__(self, raw: dict[str, Any], where: str) -> None:
         self._raw, self._where = raw, where
         self._under_way: list[str] = []
+        self._looked_at = self._replaced = 0
+        self.from_environment: list[str] = []  # where values took one of the environment's variables
 
     def replace(self, value: Any, at: str) -> Any:
         """Return `value` with what it names; mappings and lists are changed in place."""
+        self._looked_at += 1
+        if self._looked_at > _MOST_VALUES:
+            raise UsageError(f"{self._where}: {at}: its ${{...}} stand for more than {_MOST_VALUES} values; write fewer out")
         match value:
             case dict():
                 value.update({key: self.replace(item, f"{at}.{key}".lstrip(".")) for key, item in value.items()})
@@ -47,19 +81,25 @@ class _Interpolation:
             if isinstance(named, dict | list):
                 raise UsageError(f"{self._where}: {at}: {found[0]} is a section or a list, which cannot be part of a text")
             text = f"{text[: found.start()]}{named}{text[found.end() :]}"
+            if len(text) > _LONGEST_TEXT:
+                raise UsageError(f"{self._where}: {at}: comes to over {_LONGEST_TEXT} characters by its ${{...}}; write it out")
         return text
 
     def _value(self, name: str, at: str) -> Any:
+        self._replaced += 1
+        if self._replaced > _MOST_REPLACED:
+            raise UsageError(f"{self._where}: {at}: has more than {_MOST_REPLACED} ${{...}} to replace; write values out")
         resolver, colon, argument = name.partition(":")
         if not colon:
             return self._key(_absolute(name, at), at)
         if resolver == "now":
-            return time.strftime(argument)
+            return _now(argument, f"{self._where}: {at}")
         if resolver != "oc.env":
             raise UsageError(f"{self._where}: {at}: '${{{name}}}' is not supported; use a key, oc.env: or now:")
         variable, comma, default = argument.partition(",")
         if variable.strip() not in os.environ and not comma:
             raise UsageError(f"{self._where}: {at}: the environment variable {variable.strip()} is not set")
+        self.from_environment.append(at)
         return os.environ.get(variable.strip(), default.strip())
 
     def _key(self, key: str, at: str) -> Any:

@@ -1,29 +1,24 @@
 """The sections and keys of a workload YAML as typed structs: DLIO's under DLIO's names and defaults, ours under ``twin:``.
 
 Keys that DLIO reads and nothing depends on here are fields too, marked "of no effect", so that its files load as they stand.
-Where DLIO has two spellings of a key, `benchmark.config.spelling` turns the other into the one here.
+The section `dataset` is that of `datagen.dlio.dataset`. Where DLIO has two spellings of a key, `benchmark.config.spelling` turns
+the other into the one here.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from benchmark.config.durations import Duration, Seconds, StepTime
+from benchmark.config.step_times import StepTime
+from common.durations import Duration, Seconds
+from datagen.dlio.dataset import Count, Dataset, Positive, Section, Size
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-OrNone = Annotated[int, msgspec.Meta(ge=-1)]  # DLIO's way of saying none: -1
+OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # DLIO's way of saying none: -1
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 # An explicit maximum keeps one typing error (a size in the place of a count) from becoming a fork bomb.
 Processes = Annotated[int, msgspec.Meta(ge=0, le=1024)]
-Size = (
-    Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-)  # bytes; DLIO has means such as 114660.07
 Datatype = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
 Shuffle = Literal["off", "seed", "random"]  # random: a fresh order in each epoch even where seed_change_epoch is false
-
-
-class Section(msgspec.Struct, forbid_unknown_fields=True):
-    """What every section of the YAML is: known fields and nothing else."""
 
 
 class Parallelism(Section):
@@ -83,71 +78,6 @@ class Storage(Section):
     storage_library: str | None = None  # of no effect: fsspec speaks to every store
 
 
-class Hdf5(Section):
-    """What only hdf5 files have."""
-
-    chunk_dims: list[Positive] = []
-    num_dset_per_record: Positive = 1
-    max_shape: list[Positive] = []
-
-
-class ParquetColumn(Section):
-    """A column of parquet files; one that is not read costs no reading."""
-
-    name: str
-    dtype: str = "float32"
-    size: Positive = 1  # elements in each row
-    read: bool = True
-
-
-class Parquet(Section):
-    """What only parquet files have."""
-
-    columns: list[ParquetColumn] = []
-    row_group_size: Positive | None = None  # rows
-    read_mode: Literal["default", "row_group"] = "default"
-    generation_batch_size: Positive | None = None  # of no effect
-
-
-class Dataset(Section):
-    """The files read, and how they are generated."""
-
-    data_folder: str = "./data/"
-    format: str = "tfrecord"  # of datagen's FormatLayout, `synthetic` for no files at all, or a reader's plug-in
-    num_files_train: Count | None = None  # all there are when not given (a unet3d pair counts once)
-    num_files_eval: Count | None = None
-    num_samples_per_file: Positive = 1
-    eval_num_samples_per_file: Positive | None = None  # None: as in training
-    record_length_bytes: Size | None = None  # mean sample size (of a pair: both files); None: DLIO's 65536 where it is needed
-    record_length_bytes_stdev: Size | None = None
-    record_length_bytes_resize: Size | None = None  # of the sample that the loader hands over; None: the sample as it is stored
-    record_dims: list[Positive] = []  # instead of a length
-    record_element_type: str = "uint8"
-    num_subfolders_train: Count = 0
-    num_subfolders_eval: Count = 0
-    file_prefix: str = "img"
-    compression: str = "none"
-    compression_level: Count = 4
-    interleave: bool = False  # samples of several files in turn, as tf.data's interleave
-    hdf5: Hdf5 = msgspec.field(default_factory=Hdf5)
-    parquet: Parquet = msgspec.field(default_factory=Parquet)
-    enable_chunking: bool = False
-    chunk_size: Count = 0
-    keep_files: bool = True  # false: the files that this run generated are removed at its end
-    generation_buffer_size: Size = 2 << 30  # of no effect: generation streams
-    # Of the MLCommons fork, of no effect: files are named by number, not listed, and generated ones appear when they are whole.
-    data_gen_method: str | None = None
-    write_threads: Positive | None = None
-    skip_listing: bool = False
-    listing_validation_interval: Count = 0
-    post_generation_settle_seconds: Seconds = 0.0
-    # Beyond DLIO: as in `iotwin generate --config`.
-    record_length_distribution: Literal["normal", "lognormal"] = "normal"
-    record_length_histogram: list[tuple[int, float]] = []
-    entropy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
-    dedup: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-
-
 class Reader(Section):
     """How samples are read: the loader of one rank."""
 
@@ -185,7 +115,7 @@ class Train(Section):
     computation_time: StepTime = 0.0  # per step
     # At most this many steps in each epoch, as DLIO has it; -1: all.
     total_training_steps: OrNone = -1
-    seed: Count = 123  # of order, drawn times and checkpoint content
+    seed: Seed = 123  # of order, drawn times and checkpoint content
     seed_change_epoch: bool = True  # a fresh order each epoch; False: the same order in all
 
 
@@ -323,6 +253,35 @@ class TwinReader(Section):
     pinned_copies: bool = False  # each batch is copied to the main process, as pinned memory is
 
 
+class PipelineStage(Section):
+    """One stage of a pipeline: its ranks, and the seconds and bytes of a minibatch on one of them."""
+
+    ranks: Annotated[list[Count], msgspec.Meta(min_length=1)]
+    forward_s: Seconds
+    backward_s: Seconds
+    all_reduce_s: Seconds = 0.0  # that averaging gradients adds to a backward pass
+    receive_s: Seconds = 0.0  # of its input's way over the link and the gradient's back
+    checkpoint_bytes: Count = 0  # of its file at the end of each epoch, which its first rank writes
+
+
+class Pipeline(Section):
+    """Ranks as stages of a pipeline, as `iotwin pipedream twin` writes it: only stage 0 reads."""
+
+    stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1)]
+    schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] = "1f1b"
+    depth: dict[str, Count] = {}  # warm-up of stages by their number, instead of the formula's
+    minibatches: Positive | None = None  # at most so many in each epoch; None: all that the data set has
+
+
+class TwinRecorded(Section):
+    """A recording that is replayed, and how; nothing but twin.ranks, the folders and this then counts."""
+
+    file: str  # written by `iotwin fit` beside the YAML, and looked for there
+    loop: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1  # times it is replayed, one after another
+    cut_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # only the calls of the job's first seconds; None: all
+    think_scale: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0  # times what the job computed between its calls
+
+
 class Twin(Section):
     """What iotwin adds to DLIO's keys."""
 
@@ -344,9 +303,11 @@ class Twin(Section):
     instrument: bool = False  # every part of every step goes into the log of rank 0; as --instrument
     busy_wait: bool = False  # computing keeps a CPU busy instead of sleeping
     persistent_workers: bool = False  # worker processes live through all epochs; False: fresh ones for each
+    pipeline: Pipeline | None = None  # None: every rank reads and computes the same
     reader: TwinReader = msgspec.field(default_factory=TwinReader)
     evaluation: TwinEvaluation = msgspec.field(default_factory=TwinEvaluation)
     checkpoint: TwinCheckpoint = msgspec.field(default_factory=TwinCheckpoint)
+    recorded: TwinRecorded | None = None  # replay a recording instead of reading samples
 
 
 class Config(Section, kw_only=True):

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from tracing_tools.trace.errors import UsageError
+from common.errors import UsageError
+from datagen.dlio.dataset import OTHER_NAMES, known_columns
 
 # Other name to the one of benchmark.config.schema, as paths from the top.
 _OTHER_NAMES = {
     "data_reader": "reader",
-    "dataset.record_length": "dataset.record_length_bytes",
-    "dataset.record_length_stdev": "dataset.record_length_bytes_stdev",
-    "dataset.record_length_resize": "dataset.record_length_bytes_resize",
+    **{f"dataset.{other}": f"dataset.{name}" for other, name in OTHER_NAMES.items()},
     "model.model_size": "model.model_size_bytes",
     "checkpoint.model_size": "model.model_size_bytes",
     "reader.seed": "train.seed",
@@ -17,7 +16,7 @@ _OTHER_NAMES = {
 }
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
 # Keys where DLIO has a number that stands for "none".
-_NONE_VALUES = {"reader.prefetch_size": 0, "checkpoint.time_between_checkpoints": -1}
+_NONE_VALUES = {"reader.prefetch_size": 0, "checkpoint.time_between_checkpoints": -1, "evaluation.epochs_between_evals": 0}
 # A time, and the key beside it that makes a normal distribution of it.
 _STDEV_KEYS = {
     "train.computation_time": "computation_time_stdev",
@@ -41,7 +40,7 @@ def known_value(path: str, value: Any) -> Any:
     if path in _SHUFFLES and value is False:  # `off` to a YAML 1.1 reader that wrote it out again
         return "off"
     if path == "dataset.parquet.columns" and isinstance(value, list):
-        return [{"name": column} if isinstance(column, str) else column for column in value]
+        return known_columns(value)
     return None if path in _NONE_VALUES and value == _NONE_VALUES[path] else value
 
 

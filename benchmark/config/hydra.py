@@ -1,0 +1,157 @@
+"""What DLIO's command line has from Hydra: the primary config that chooses a workload, and the notes a run leaves of itself.
+
+dlio_benchmark workload=unet3d_a100 --config-dir DIR ++workload.reader.batch_size=4 ++hydra.output_subdir=dlio_config
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from benchmark.config.compose import SHIPPED, Workload, finished, named, own_settings, settings_of
+from benchmark.config.defaults import bases
+from benchmark.config.overrides import IGNORED, Override, Settings, apply, parse_override
+from benchmark.config.schema import Config
+from benchmark.config.text import plain, read
+from common.errors import UsageError, nearest
+from datagen.dlio.convert import without_unknown_keys
+
+# DLIO's own config.yaml.
+_PRIMARY = {
+    "defaults": ["_self_", {"workload": "default"}],
+    "hydra": {"run": {"dir": "./hydra_log/${model.name}/${now:%Y-%m-%d}-${now:%H-%M-%S}"}},
+}
+_GROUP = "workload"
+_SUBFOLDER = ".hydra"  # Hydra's, where hydra.output_subdir does not say another
+
+
+class Place(NamedTuple):
+    """Where Hydra looks: --config-dir before --config-path, and --config-name without .yaml."""
+
+    folder: Path | None = None
+    path: Path | None = None
+    name: str | None = None
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that are given, in order; UsageError for one that is not there."""
+        given = [folder for folder in (self.folder, self.path) if folder is not None]
+        for folder in given:
+            if not folder.is_dir():
+                raise UsageError(f"{folder}: no such directory; give the one that has config.yaml or workload/NAME.yaml in it")
+        return given
+
+
+class Job(NamedTuple):
+    """A workload as DLIO's command line chose it, with what is known of the choice."""
+
+    workload: Workload
+    choice: str
+    overrides: list[str]
+    subfolder: str | None  # of the output folder, for Hydra's notes; None for no notes
+    passed_over: list[str]  # keys that nobody knows
+
+
+def compose_job(words: Sequence[str], place: Place) -> Job:
+    """Return the job that the command line's `words` ask for: ``workload=NAME`` where config.yaml's is not wanted, and overrides.
+
+    Unlike `benchmark.config.select` it takes keys that nobody knows, as DLIO does, and says which. Raises UsageError for a
+    workload that is not there, an override that Hydra would refuse, and values that are wrong.
+    """
+    choices = [word for word in words if word.lstrip("+").startswith(f"{_GROUP}=")]
+    overrides = [word for word in words if word not in choices]
+    parsed = [parse_override(text) for text in overrides]
+    primary, path = _primary(place)
+    choice = choices[-1].partition("=")[2] if choices else _choice(primary, path)
+    settings = Settings()
+    for name, value, origin in _composed(primary, path, choice, place):
+        settings.put(name, value, origin)
+    for override in parsed:
+        apply(settings, override, strict=True)
+    passed_over = without_unknown_keys(settings.raw, Config)
+    return Job(finished(settings, path, overrides), choice, list(words), _subfolder(primary, parsed), passed_over)
+
+
+def _primary(place: Place) -> tuple[dict[Any, Any], Path]:
+    """Return the content of the primary config and its path: the first of its name in the folders given, else DLIO's own."""
+    name = (place.name or "config").removesuffix(".yaml")
+    for folder in place.folders:
+        if (path := folder / f"{name}.yaml").is_file():
+            return read(path)[0], path
+    if place.name is not None:
+        known = [path.stem for folder in place.folders for path in sorted(folder.glob("*.yaml"))]
+        raise UsageError(f"--config-name {place.name}: no such YAML in the folders given{nearest(name, known)}")
+    return _PRIMARY, SHIPPED / "config.yaml"
+
+
+def _choice(primary: dict[Any, Any], path: Path) -> str:
+    """Return the workload that the primary config's defaults name; UsageError when they leave it open."""
+    for entry in primary.get("defaults") or []:
+        if isinstance(entry, dict) and isinstance(name := entry.get(_GROUP), str) and name != "???":
+            return name
+    raise UsageError(f"{path}: names no workload in its defaults; add workload=NAME such as workload=unet3d_a100")
+
+
+def _composed(primary: dict[Any, Any], path: Path, choice: str, place: Place) -> Iterator[tuple[str, Any, str]]:
+    """Yield what primary config and workload say; the later counts, the primary's own where its defaults have _self_ last."""
+    folders = [*(folder / _GROUP for folder in place.folders), *place.folders, SHIPPED]
+    entries = primary.get("defaults") or []
+    own = {key: value for key, value in primary.items() if key in (_GROUP, "hydra")}
+    others = [entry for entry in entries if not (isinstance(entry, dict) and _GROUP in entry)]
+    before, after = bases(others, path)
+    is_last = bool(entries) and entries[-1] == "_self_"
+    if not is_last:
+        yield from own_settings(path.name, own)
+    for base in (*before, *after):
+        found = next((folder / f"{base.name}.yaml" for folder in base.folders if (folder / f"{base.name}.yaml").is_file()), None)
+        if found is None and not base.optional:
+            raise UsageError(f"{path}: defaults: {base.name}.yaml: not in {base.folders[-1]}")
+        if found is not None:
+            yield from settings_of(found, folders, section=base.section)
+    yield from settings_of(named(choice, folders), folders)
+    if is_last:
+        yield from own_settings(path.name, own)
+
+
+def _subfolder(primary: dict[Any, Any], overrides: Sequence[Override]) -> str | None:
+    section = primary.get("hydra")
+    said = section.get("output_subdir", _SUBFOLDER) if isinstance(section, dict) else _SUBFOLDER
+    for override in overrides:
+        if override.path == "hydra.output_subdir":
+            said = None if override.kind == "delete" else override.value
+    if said is not None and (Path(str(said)).is_absolute() or ".." in Path(str(said)).parts):
+        raise UsageError(f"hydra.output_subdir: '{said}' leads out of the output folder")
+    return None if said is None else str(said)
+
+
+def job_text(job: Job) -> str:
+    """Return the composed config as YAML, as ``--cfg job`` prints it and config.yaml keeps it: all keys, below ``workload``."""
+    values = plain(msgspec.to_builtins(job.workload.config))
+    # DLIO's postprocessor and MLPerf's first checkers look for the older spelling.
+    values["dataset"]["record_length"] = values["dataset"].get("record_length_bytes", 65536)
+    return yaml.safe_dump({_GROUP: values}, sort_keys=False, width=130, allow_unicode=True)
+
+
+def job_files(job: Job) -> dict[str, str]:
+    """Return what Hydra leaves of a job, by name within the output folder; nothing where hydra.output_subdir is null."""
+    if job.subfolder is None:
+        return {}
+    task = [text for text in job.overrides if not parse_override(text).path.startswith(IGNORED)]
+    own = [text for text in job.overrides if text not in task]
+    hydra = {
+        "run": {"dir": job.workload.config.output.folder},
+        "mode": "RUN",
+        "output_subdir": job.subfolder,
+        "overrides": {"hydra": own, "task": task},
+        "job": {"name": "dlio_benchmark", "override_dirname": ",".join(task), "config_name": "config"},
+        "runtime": {
+            "cwd": str(Path.cwd()),
+            "output_dir": str(Path(job.workload.config.output.folder).absolute()),
+            "choices": {_GROUP: job.choice},
+        },
+    }
+    notes = yaml.safe_dump({"hydra": hydra}, sort_keys=False)
+    texts = {"config": job_text(job), "hydra": notes, "overrides": yaml.safe_dump(task, width=100_000)}
+    return {f"{job.subfolder}/{name}.yaml": text for name, text in texts.items()}

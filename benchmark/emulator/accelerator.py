@@ -1,0 +1,56 @@
+"""The accelerator of one rank, as time: how long it computes, step by step, and where ranks wait for one another."""
+
+import time
+
+from benchmark.config import Config
+from benchmark.config.step_time_models import step_time
+from benchmark.emulator.ranks import Rank
+from common.draws import DrawnTime
+from common.keyed import Purpose
+from common.sleeper import Sleeper
+
+
+class ComputeTime:
+    """How long the accelerator computes, step by step: the seam at which other models of it come in."""
+
+    def __init__(self, config: Config, rank: Rank) -> None:
+        seed, first = config.train.seed, config.twin.first_step_time
+        computation = step_time(config.train.computation_time, config.num_gpus or rank.count, config.reader.batch_size)
+        self._rank = rank.number
+        self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP)
+        self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
+        self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP)
+
+    def seconds(self, phase: str, epoch: int, step: int) -> float:
+        """Return the seconds of step `step` (from 1) of epoch `epoch` (from 1); `phase` is train or evaluation."""
+        if phase == "evaluation":
+            return self._evaluation.seconds(self._rank, epoch, step - 1)
+        if self._first is not None and (epoch, step) == (1, 1):
+            return self._first.seconds(self._rank, epoch, 0)
+        return self._train.seconds(self._rank, epoch, step - 1)
+
+
+class Accelerator:
+    """Computes for the drawn time, then meets the other ranks and exchanges gradients with them, as an all-reduce does."""
+
+    def __init__(self, config: Config, rank: Rank, sleeper: Sleeper) -> None:
+        self._time, self._rank, self._sleeper = ComputeTime(config, rank), rank, sleeper
+        self._meets = config.twin.barrier
+        # Drawn as rank 0's on every rank: an exchange ends for all at once.
+        self._all_reduce = DrawnTime(config.twin.all_reduce_time, config.train.seed, Purpose.ALL_REDUCE)
+
+    def step(self, phase: str, epoch: int, step: int, flags: int) -> tuple[int, int, int]:
+        """Compute one step; return the nanoseconds asked for, those spent waiting for other ranks, and the flags of all."""
+        seconds = self._time.seconds(phase, epoch, step)
+        self._sleeper.sleep(seconds)
+        waited_ns = 0
+        if self._meets and self._rank.count > 1:
+            begin_ns = time.monotonic_ns()
+            flags, due_ns = self._rank.exchange(flags, self._sleeper.due_ns())
+            self._sleeper.set_due(due_ns)
+            waited_ns = time.monotonic_ns() - begin_ns
+        if phase == "train":
+            exchange_s = self._all_reduce.seconds(0, epoch, step - 1)
+            self._sleeper.sleep(exchange_s)
+            seconds += exchange_s
+        return int(seconds * 1e9), waited_ns, flags

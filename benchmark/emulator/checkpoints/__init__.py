@@ -1,0 +1,1 @@
+"""What a workload writes: its checkpoints."""

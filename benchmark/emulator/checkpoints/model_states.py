@@ -1,0 +1,170 @@
+"""What the checkpoints of a model weigh, rank by rank: from the shape of a transformer, or as many bytes as the workload says.
+
+Elements of a transformer with L layers, hidden size H, feed-forward size F, vocabulary V, and k key and value heads of h:
+
+    embedding V H, output V H, last norm H; a layer: two norms 2 H, query, key and value H (H + 2 k H / h), attention output H H,
+    gated feed-forward 3 H F
+
+(Touvron et al., LLaMA, 2023; grouped queries: Ainslie et al., GQA, 2023; three feed-forward matrices: Shazeer, GLU Variants
+Improve Transformer, 2020.) The optimizer keeps three numbers for each: master weight, momentum and variance (Rajbhandari et al.,
+ZeRO, 2020, section 3.1). All are divided by tensor parallelism, layers by pipeline parallelism, with the embedding on the first
+stage and output and last norm on the last.
+
+Who writes what, of the rank with data-parallel rank d and model-parallel rank m = rank mod (tensor * pipeline):
+
+| ZeRO stage | model states | optimizer states |
+|---|---|---|
+| 0 | d = 0 | d = 0 |
+| 1, 2 | d = 0 | every rank its share of 1 / data |
+| 3 | every rank its share of 1 / data | every rank its share of 1 / data |
+"""
+
+from typing import NamedTuple
+
+from benchmark.config import Config
+from common.errors import UsageError
+
+DATATYPE_BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+_OPTIMIZER_STATES = 3
+_TENSORFLOW_INDEX_BYTES = 512  # of a handful of variables
+_TENSORFLOW_LIST = "checkpoint"  # names the newest files of its folder
+_TENSORFLOW_LIST_BYTES = 128
+
+
+class State(NamedTuple):
+    """One file of a checkpoint that follows from the model."""
+
+    name: str
+    size_bytes: int
+
+
+class _Place(NamedTuple):
+    """A rank's place among the ranks that the model is spread over."""
+
+    model: int  # rank mod (tensor * pipeline)
+    stage: int  # of the pipeline
+    replica: int  # its data-parallel rank
+    replicas: int
+
+
+def transformer_elements(config: Config) -> int:
+    """Return the elements of the whole model."""
+    embedding, layer, last = _parts(config)
+    return embedding + config.model.num_layers * layer + last
+
+
+def _parts(config: Config) -> tuple[int, int, int]:
+    """Return the elements of the embedding, of one layer, and of what comes after the last layer."""
+    shape = config.model.transformer
+    hidden = shape.hidden_size
+    key_value = hidden // shape.num_attention_heads * shape.num_kv_heads
+    layer = 2 * hidden + hidden * (hidden + 2 * key_value) + hidden * hidden + 3 * hidden * shape.ffn_hidden_size
+    if config.model.layer_parameters:
+        layer = sum(config.model.layer_parameters)
+    return shape.vocab_size * hidden, layer, shape.vocab_size * hidden + hidden
+
+
+def states_written(config: Config, rank: int, ranks: int) -> list[State]:
+    """Return the files that `rank` of `ranks` writes at each checkpoint; UsageError when the model cannot be spread like that."""
+    states = [file for state in _own_states(config, rank, ranks) for file in _files_of(config, state)]
+    if config.framework == "tensorflow" and rank == 0:
+        states.append(State(_TENSORFLOW_LIST, _TENSORFLOW_LIST_BYTES))
+    return states
+
+
+def _own_states(config: Config, rank: int, ranks: int) -> list[State]:
+    if not _spread(config):
+        parallel = config.model.parallelism
+        writes = rank < parallel.tensor * parallel.pipeline or parallel.zero_stage or config.checkpoint.type == "all_ranks"
+        return _flat(config, rank) if writes else []
+    place = _place(config, rank, ranks)
+    model, optimizer = _model_file(config, place), _optimizer_file(config, place)
+    stage = config.model.parallelism.zero_stage
+    return [state for state, least in ((model, 3), (optimizer, 1)) if place.replica == 0 or stage >= least]
+
+
+def states_read(config: Config, rank: int, ranks: int) -> list[State]:
+    """Return the files that `rank` reads to recover: all that it needs, also those that other ranks wrote."""
+    return [file for state in _needed_states(config, rank, ranks) for file in _files_of(config, state)]
+
+
+def _needed_states(config: Config, rank: int, ranks: int) -> list[State]:
+    if not _spread(config):
+        parallel = config.model.parallelism
+        return _flat(config, rank if _own_states(config, rank, ranks) else rank % (parallel.tensor * parallel.pipeline))
+    place = _place(config, rank, ranks)
+    stage = config.model.parallelism.zero_stage
+    first = place._replace(replica=0)
+    return [
+        _model_file(config, place if stage >= 3 else first),
+        _optimizer_file(config, place if stage >= 1 else first),
+    ]
+
+
+def _spread(config: Config) -> bool:
+    return config.model.type == "transformer" and config.model.num_layers > 0
+
+
+def _flat(config: Config, rank: int) -> list[State]:
+    """One file of the size given, one of the layers' tensors and one of the optimizer's, where these are given."""
+    model, parallel = config.model, config.model.parallelism
+    replica, part = divmod(rank, parallel.tensor * parallel.pipeline)
+    shard = f"zero_pp_rank_{replica}_mp_rank_{part}"
+    states = [State(f"model_states-{rank}.pt", int(model.model_size_bytes))]
+    layers = max(0, model.num_layers) * sum(model.layer_parameters) * DATATYPE_BYTES[model.model_datatype]
+    if layers and parallel.zero_stage in (1, 2) and replica == 0:
+        states.append(State(f"model_{part}_model_states.pt", layers))
+    elif layers and parallel.zero_stage in (0, 3):
+        states.append(State(f"{shard}_model_states.pt", layers))
+    if model.optimization_groups:
+        # Each group is written as two tensors and a combined one of both, as DLIO has it.
+        elements = 4 * sum(model.optimization_groups)
+        states.append(State(f"{shard}_optim_states.pt", elements * DATATYPE_BYTES[model.optimizer_datatype]))
+    return states
+
+
+def _files_of(config: Config, state: State) -> list[State]:
+    """Return the files that the framework makes of a state: TensorFlow's Checkpoint.save two."""
+    if config.framework != "tensorflow":
+        return [state]
+    name = f"{state.name.removesuffix('.pt')}.pb-1"
+    return [State(f"{name}.data-00000-of-00001", state.size_bytes), State(f"{name}.index", _TENSORFLOW_INDEX_BYTES)]
+
+
+def _place(config: Config, rank: int, ranks: int) -> _Place:
+    parallel = config.model.parallelism
+    model_ranks = parallel.tensor * parallel.pipeline
+    if parallel.pipeline > config.model.num_layers:
+        raise UsageError(f"model.parallelism.pipeline: {parallel.pipeline} stages are more than {config.model.num_layers} layers")
+    subset = config.checkpoint.mode == "subset"
+    if not subset and ranks % model_ranks:
+        raise UsageError(
+            f"model.parallelism: tensor * pipeline is {model_ranks}, which does not divide {ranks} ranks; "
+            "change either, or set checkpoint.mode to subset"
+        )
+    replicas = parallel.data if subset and parallel.data > 0 else max(1, ranks // model_ranks)
+    model, replica = rank % model_ranks, rank // model_ranks
+    return _Place(model, model // parallel.tensor, replica % replicas, replicas)
+
+
+def _stage_elements(config: Config, place: _Place) -> int:
+    """Return the elements of the rank's stage after division by tensor parallelism; stages differ by one layer at most."""
+    parallel = config.model.parallelism
+    embedding, layer, last = _parts(config)
+    layers, more = divmod(config.model.num_layers, parallel.pipeline)
+    elements = (layers + (place.stage < more)) * layer
+    elements += embedding * (place.stage == 0) + last * (place.stage == parallel.pipeline - 1)
+    return -(-elements // parallel.tensor)
+
+
+def _model_file(config: Config, place: _Place) -> State:
+    size_bytes = _stage_elements(config, place) * DATATYPE_BYTES[config.model.model_datatype]
+    if config.model.parallelism.zero_stage == 3:
+        return State(f"zero_pp_rank_{place.replica}_mp_rank_{place.model}_model_states.pt", -(-size_bytes // place.replicas))
+    return State(f"model_{place.model}_model_states.pt", size_bytes)
+
+
+def _optimizer_file(config: Config, place: _Place) -> State:
+    size_bytes = _OPTIMIZER_STATES * _stage_elements(config, place) * DATATYPE_BYTES[config.model.optimizer_datatype]
+    shares = place.replicas if config.model.parallelism.zero_stage else 1
+    return State(f"zero_pp_rank_{place.replica}_mp_rank_{place.model}_optim_states.pt", -(-size_bytes // shares))

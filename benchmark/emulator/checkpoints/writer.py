@@ -1,0 +1,364 @@
+"""Checkpoints: files really written, synced and renamed, whole under their final name or absent; kept, removed and read back.
+
+A checkpoint whose size follows from the model is a folder `global_epoch{E}_step{S}` with the files of every rank. It is whole
+when every file of every rank has its full size; ranks need not agree on that, as a file has its final name only when it is whole.
+"""
+
+import atexit
+import glob
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from benchmark.config import Config
+from benchmark.emulator.checkpoints.background import Background, Written
+from benchmark.emulator.checkpoints.own_files import OwnFiles
+from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
+from benchmark.emulator.plugins import CHECKPOINTS, load_plugin
+from benchmark.emulator.readers.access import Buffered
+from common.beneath import folder_of, normal, unlink_beneath
+from common.draws import DrawnTime
+from common.errors import IotwinError, UsageError
+from common.files import fsync_directory
+from common.keyed import Purpose, generator
+from common.sleeper import Sleeper
+
+_BUFFER_LIMIT_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 16
+_MAX_VECTORS = 1024  # IOV_MAX of Linux
+_WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
+
+
+class _Place(NamedTuple):
+    """Where a file is: its path, relative to the folder of the descriptor if there is one."""
+
+    folder: int | None
+    path: str
+
+
+class Checkpoints(Protocol):
+    """What writes a rank's checkpoints and reads them back."""
+
+    def save(self, epoch: int, step: int = 0) -> list[Written]:
+        """Write the checkpoint after `epoch` and `step`; return the files that are whole since the last call."""
+
+    def finish(self) -> list[Written]:
+        """Wait for what is still being written and return the files that are whole since the last call."""
+
+    def load(self) -> list[Written]:
+        """Read the newest whole checkpoint and return its files; IotwinError when there is none."""
+
+
+def open_checkpoints(config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1) -> Checkpoints:
+    """Return what writes the checkpoints of `rank`: CheckpointWriter, or the plug-in that the workload names."""
+    name = config.checkpoint.checkpoint_mechanism_classname
+    if name is None:
+        return CheckpointWriter(config, rank, ranks, ranks_per_node)
+    key = "checkpoint.checkpoint_mechanism_classname"
+    checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank, ranks=ranks)
+    return checkpoints
+
+
+class CheckpointWriter:
+    """Writes the files that the workload's checkpoints consist of, as rank `rank` of `ranks`.
+
+    Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
+    derived on the machine of the job names the job's own checkpoints. `ranks_per_node` is how far `load` shifts ranks where
+    `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself.
+    """
+
+    def __init__(self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1) -> None:
+        self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
+        self._folder = Path(config.checkpoint.checkpoint_folder)
+        self._own = self._claim()
+        self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
+        lead, first_lead = config.twin.checkpoint.lead_time, config.twin.checkpoint.first_lead_time
+        self._lead = DrawnTime(lead, config.train.seed, Purpose.LEAD)
+        self._tail = DrawnTime(config.twin.checkpoint.tail_time, config.train.seed, Purpose.TAIL)
+        self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
+        self._buffer = memoryview(self._content())
+        self._sleeper = Sleeper()
+        self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
+        self._under_way: list[Background] = []
+        self._abandoned = False
+        if config.twin.checkpoint.asynchronous:
+            atexit.register(self._abandon)
+
+    def _content(self) -> bytearray:
+        """One buffer serves all writes, so that memory does not grow with the model; random, so that nothing compresses it."""
+        planned = self._planned(1, 0)
+        largest = max((size for file in planned for size, _ in file.write_sizes), default=1)
+        size_bytes = max(1, min(largest, _BUFFER_LIMIT_BYTES))
+        content = bytearray(size_bytes)
+        if self._config.checkpoint.randomize_tensor:
+            draws = generator(self._config.train.seed, Purpose.CHECKPOINT_CONTENT, self._rank)
+            # Piece by piece: a second buffer, freed just before the first checkpoint, would have its pages at hand for it.
+            for begin in range(0, size_bytes, _PIECE_BYTES):
+                content[begin : begin + _PIECE_BYTES] = draws.bytes(min(_PIECE_BYTES, size_bytes - begin))
+        return content
+
+    def _planned(self, epoch: int, step: int) -> list[PlannedFile]:
+        return files_written(self._config, epoch, step, self._rank, self._ranks)
+
+    def _claim(self) -> OwnFiles:
+        """Return the list of what is the emulator's in the folder, if nothing else stands where it would write."""
+        own = OwnFiles(self._folder, self._rank)
+        for name in self._recorded_names() if self._config.twin.checkpoint.files else self._strange_folders(own):
+            if name not in own:
+                raise UsageError(
+                    f"{self._folder / name}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it"
+                )
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            own.begin()
+        except OSError as error:
+            raise IotwinError(
+                f"{self._folder}: cannot be written: {error.strerror}; change checkpoint.checkpoint_folder"
+            ) from None
+        return own
+
+    def _recorded_names(self) -> Iterator[str]:
+        """Yield the names of what stands where recorded files would come to stand, of links that lead nowhere, too."""
+        for file in self._config.twin.checkpoint.files:
+            # As a pattern, since the numbers of epochs and steps that will be due are not known.
+            pattern = glob.escape(file.name).replace("{epoch}", "*").replace("{step}", "*")
+            numbered = re.escape(file.name).replace(r"\{epoch\}", r"\d+").replace(r"\{step\}", r"\d+")
+            for name in glob.iglob(pattern, root_dir=self._folder):  # noqa: PTH207 - pathlib leaves dangling links out
+                if re.fullmatch(numbered, name):
+                    yield name
+
+    def _strange_folders(self, own: OwnFiles) -> Iterator[str]:
+        """Yield the folders of checkpoints that no file of ours is in."""
+        for number in self._on_disk():
+            name = checkpoint_name(*number)
+            if (self._folder / name).is_symlink() or not own.below(name):
+                yield name
+
+    def save(self, epoch: int, step: int = 0) -> list[Written]:
+        """Write the checkpoint after `epoch` and `step`; when asynchronous, take its snapshot and write it in the background.
+
+        Returns the files that are whole since the last call. IotwinError, naming the file, when one cannot be written (the disk
+        is full), this checkpoint's or one's that was under way.
+        """
+        if not self._config.twin.checkpoint.asynchronous:
+            return self._persist(epoch, step)
+        written = self._collect(self._config.twin.checkpoint.in_flight - 1)
+        self._snapshot(epoch, step)
+        self._under_way.append(Background(lambda: self._persist(epoch, step)))
+        return written
+
+    def finish(self) -> list[Written]:
+        """Wait for the checkpoints under way and return their files; IotwinError when one cannot be written."""
+        try:
+            return self._collect(0)
+        finally:
+            self._own.settle()
+
+    def _collect(self, left: int) -> list[Written]:
+        """Return the files of the checkpoints that are done, after waiting until at most `left` are under way."""
+        written: list[Written] = []
+        while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
+            written += self._under_way.pop(0).result()
+        return written
+
+    def _abandon(self) -> None:
+        """End what is under way when the process ends early, so that nothing unfinished stays on disk."""
+        self._abandoned = True
+        for checkpoint in self._under_way:
+            checkpoint.wait()
+
+    def _snapshot(self, epoch: int, step: int) -> None:
+        """Copy as many bytes as the checkpoint has: what training waits for when the rest happens beside it.
+
+        The copy goes through one buffer, so that the snapshot's time is spent but not its memory.
+        """
+        target = memoryview(bytearray(len(self._buffer)))
+        for _ in range(sum(file.size_bytes for file in self._planned(epoch, step)) // len(self._buffer)):
+            target[:] = self._buffer
+
+    def _persist(self, epoch: int, step: int) -> list[Written]:
+        planned = self._planned(epoch, step)
+        self._sleeper.sleep(self._next_lead.seconds(self._rank, epoch, step))
+        self._next_lead = self._lead
+        times_s = self._serialization_s(planned, epoch, step)
+        written = [self._save_file(file, epoch, time_s) for file, time_s in zip(planned, times_s, strict=True)]
+        if self._config.twin.checkpoint.directory_sync:
+            for folder in sorted({(self._folder / file.name).parent for file in planned}):
+                self._sync_folder(folder)
+        self._sleeper.sleep(self._tail.seconds(self._rank, epoch, step))
+        self._saved.append((epoch, step))
+        if self._config.twin.checkpoint.keep is not None:
+            self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
+        return written
+
+    def _serialization_s(self, planned: list[PlannedFile], epoch: int, step: int) -> list[float]:
+        shared_s = sum(self._serialization.seconds(index, epoch, step) for index in range(len(planned)))
+        total_bytes = sum(file.size_bytes for file in planned) or 1
+        seed = self._config.train.seed
+        return [
+            shared_s * file.size_bytes / total_bytes
+            if file.serialization_time is None
+            else DrawnTime(file.serialization_time, seed, Purpose.SERIALIZATION).seconds(index, epoch, step)
+            for index, file in enumerate(planned)
+        ]
+
+    def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float) -> Written:
+        final = self._folder / file.name
+        self._own.add(file.name)
+        start_ns = time.monotonic_ns()
+        try:
+            with self._place(file.name) as place:
+                self._write_whole(place, file, serialization_s)
+            if file.read_back:
+                with Buffered(str(final)) as source:
+                    for offset, size_bytes in file.read_back:
+                        source.read(offset, size_bytes)
+        except OSError as error:
+            raise IotwinError(
+                f"{final}: the checkpoint cannot be written: {error.strerror}; free space or change its folder"
+            ) from None
+        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+
+    @contextmanager
+    def _place(self, name: str) -> Iterator[_Place]:
+        """Yield where the file `name` is written: not by a link, neither its own nor one of the folders that the name has."""
+        if "/" not in normal(name):  # the folder is the user's own choice: by its path, as the job does
+            yield _Place(None, str(self._folder / name))
+            return
+        with folder_of(self._folder, name, make=True) as (folder, last):
+            yield _Place(folder, last)
+
+    def _write_whole(self, place: _Place, file: PlannedFile, serialization_s: float) -> None:
+        """Write the file at `place`, under a temporary name first if it is renamed; leave nothing unfinished."""
+        path = place.path + ".partial" if file.rename else place.path
+        try:
+            self._write(path, place.folder, file, serialization_s)
+            if file.rename:
+                os.replace(path, place.path, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+        except BaseException:
+            _remove(path, place.folder)
+            raise
+
+    def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float) -> None:
+        total_bytes, fsync = file.size_bytes or 1, self._config.checkpoint.fsync
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o666, dir_fd=folder)
+        owed_s = serialization_s * self._config.twin.checkpoint.serialization_ahead
+        after_writes_s = serialization_s - owed_s
+        try:
+            for size in file.sizes():
+                if self._abandoned:
+                    raise IotwinError(f"{path}: the checkpoint was given up, as the run ended")
+                if owed_s >= _WORTH_SLEEPING_S:
+                    self._sleeper.sleep(owed_s)
+                    owed_s = 0.0
+                self._write_once(descriptor, size)
+                owed_s += after_writes_s * size / total_bytes
+            self._sleeper.sleep(owed_s)
+            if file.fsync if fsync is None else fsync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _write_once(self, descriptor: int, size_bytes: int) -> None:
+        """Write `size_bytes` by one system call, the buffer repeated; by more where the kernel takes less at a time."""
+        left = size_bytes
+        while True:
+            whole, rest = divmod(left, len(self._buffer))
+            vectors = [self._buffer] * min(whole, _MAX_VECTORS) + ([self._buffer[:rest]] if rest and whole < _MAX_VECTORS else [])
+            left -= os.writev(descriptor, vectors) if len(vectors) > 1 else os.write(descriptor, vectors[0] if vectors else b"")
+            if left == 0:
+                return
+
+    def _sync_folder(self, folder: Path) -> None:
+        """Make the new names in `folder` last through a loss of power (fsync(2) of a file does not)."""
+        try:
+            fsync_directory(folder)
+        except OSError as error:
+            raise IotwinError(
+                f"{folder}: cannot be synced: {error.strerror}; set twin.checkpoint.directory_sync to false"
+            ) from None
+
+    def _remove_old(self, epoch: int, step: int, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints, once the one after `epoch` and `step` is whole on every rank."""
+        if not self._whole(epoch, step):
+            return
+        if self._config.twin.checkpoint.files:
+            kept = {file.name for saved in self._saved[-keep:] for file in self._planned(*saved)}
+            for saved in self._saved[:-keep]:
+                for file in self._planned(*saved):
+                    if file.name not in kept:
+                        self._remove_own([file.name])
+            return
+        older = [number for number in self._on_disk() if number < (epoch, step) and self._own.below(checkpoint_name(*number))]
+        for number in older[: max(0, len(older) + 1 - keep)]:
+            planned = {
+                file.name for rank in range(self._ranks) for file in files_written(self._config, *number, rank, self._ranks)
+            }
+            self._remove_own(planned.union(self._own.below(checkpoint_name(*number))))
+            with suppress(OSError):  # somebody else's file is in it
+                (self._folder / checkpoint_name(*number)).rmdir()
+
+    def _remove_own(self, names: Iterable[str]) -> None:
+        """Remove files of the emulator's; another rank may be at it too."""
+        for name in names:
+            with suppress(OSError):
+                unlink_beneath(self._folder, name)
+
+    def _on_disk(self) -> list[tuple[int, int]]:
+        """Return the (epoch, step) of the checkpoints whose folders are there, whole or not, oldest first."""
+        return sorted(number for path in self._folder.glob("global_epoch*") if (number := checkpoint_number(path.name)))
+
+    def _whole(self, epoch: int, step: int) -> bool:
+        """Whether every file of every rank is there in full size."""
+        files = [file for rank in range(self._ranks) for file in files_written(self._config, epoch, step, rank, self._ranks)]
+        return bool(files) and all(_size_bytes(self._folder / file.name) == file.size_bytes for file in files)
+
+    def newest(self) -> tuple[int, int] | None:
+        """Return (epoch, step) of the checkpoint to recover from; None when none is whole.
+
+        This is the last one that this writer has saved, or else the latest on disk that is whole.
+        """
+        on_disk = self._on_disk()
+        if self._config.twin.checkpoint.files:
+            on_disk = [(epoch, 0) for epoch in range(1, self._config.train.epochs + 1)]
+        candidates = [*on_disk, *self._saved]
+        return next((number for number in reversed(candidates) if self._whole(*number)), None)
+
+    def load(self) -> list[Written]:
+        """Read what this rank needs of the newest whole checkpoint, as the files were written, or another rank's if shifted.
+
+        Returns the files as they were read; IotwinError, naming the folder or the file, when there is none or it cannot be read.
+        """
+        number = self.newest()
+        if number is None:
+            raise IotwinError(
+                f"{self._folder}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct its folder"
+            )
+        shift = (self._ranks_per_node % self._ranks or 1) if self._config.checkpoint.recovery_rank_shift else 0
+        rank = (self._rank + shift) % self._ranks
+        return [self._load_file(file, number[0]) for file in files_read(self._config, *number, rank, self._ranks)]
+
+    def _load_file(self, file: PlannedFile, epoch: int) -> Written:
+        start_ns = time.monotonic_ns()
+        with Buffered(str(self._folder / file.name)) as source:
+            for offset in range(0, file.size_bytes, _BUFFER_LIMIT_BYTES):
+                source.read(offset, min(_BUFFER_LIMIT_BYTES, file.size_bytes - offset))
+        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+
+
+def _size_bytes(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _remove(path: str, folder: int | None) -> None:
+    """Take away what is not a whole checkpoint; where that fails too, the first failure is the one to report."""
+    with suppress(OSError):
+        os.unlink(path, dir_fd=folder)

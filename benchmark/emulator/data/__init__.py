@@ -1,0 +1,1 @@
+"""What a workload reads: its files, its samples and their order."""

@@ -1,0 +1,317 @@
+"""The samples of a workload: which files each one is in, and reading one as the real job does."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from benchmark.config import Config
+from benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFolder, open_folder
+from benchmark.emulator.data.order import Batch
+from benchmark.emulator.readers import file_format, make_reader
+from benchmark.emulator.readers.access import Buffered, Opener
+from benchmark.emulator.readers.numpy_files import NumpyLoad
+from benchmark.emulator.readers.records import Raw
+from benchmark.emulator.readers.sample import Reader
+from common.errors import IotwinError, nearest
+from common.progress import note
+from common.units import format_size
+from datagen.layouts import BertLayout, Case, DlrmLayout, FormatLayout, Unet3dLayout
+
+_NOTED_SIZE_DIFFERENCE = 0.1  # of the record length the twin was derived with
+_PROBED = 4096  # files looked at before the first epoch; of more, as many spread evenly over all
+_PROBED_REMOTE = 16  # each costs a request
+_BERT_SHARD = re.compile(r"part-\d+-of-\d+")
+_SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}
+
+
+_NUMPY = NumpyLoad()
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Samples by index: `each` in every one of `files`, which are paths, several where a sample is in several files."""
+
+    files: Sequence[Paths]
+    size_bytes: int = 0  # of all files; an estimate where they were too many to look at
+    reader: Reader = _NUMPY
+    each: int = 1
+    shapes: tuple[tuple[int, ...], ...] = ()  # that a sample may have, if it is an array; () for any
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.files) * self.each
+
+    def read(self, index: int) -> int:
+        """Read the sample and return the bytes that came from its files.
+
+        Raises IotwinError, naming the file, when one cannot be read, is not whole or holds something else than expected.
+        """
+        number, inner = divmod(index, self.each)
+        read_bytes = 0
+        for path in self.files[number]:
+            sample = self.reader.read(path, inner, self.each)
+            if self.shapes and isinstance(sample.content, np.ndarray) and sample.content.shape not in self.shapes:
+                found, said = sample.content.shape, list(self.shapes[0])
+                raise IotwinError(
+                    f"{path}: holds samples of shape {found}, but dataset.record_dims says {said}; "
+                    "correct it or generate the data set again"
+                )
+            read_bytes += sample.read_bytes
+        return read_bytes
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether samples that follow one another can be read in one go."""
+        return isinstance(self.reader, Raw)
+
+    def read_runs(self, batch: Batch) -> int:
+        """Read the samples of `batch`, each run of consecutive ones within a file by one read, and return their bytes."""
+        reader = cast(Raw, self.reader)
+        breaks = np.flatnonzero((np.diff(batch) != 1) | (batch[1:] % self.each == 0)) + 1
+        read_bytes = 0
+        for start, stop in pairwise([0, *breaks.tolist(), len(batch)]):
+            if stop > start:
+                number, inner = divmod(int(batch[start]), self.each)
+                for path in self.files[number]:
+                    read_bytes += reader.read_run(path, inner, stop - start, self.each).read_bytes
+        return read_bytes
+
+
+class DataSet(NamedTuple):
+    """The training and the evaluation samples; no evaluation samples when the workload does not evaluate."""
+
+    train: SampleSet
+    evaluation: SampleSet
+
+
+class _Found(NamedTuple):
+    """All files of one kind that are there, and how many samples each has."""
+
+    files: Sequence[Paths]
+    each: int
+
+
+def open_dataset(config: Config, ranks: int = 1) -> DataSet:
+    """Return the data set of the workload, its files (of more than 4096, so many of them) seen to exist and to hold something.
+
+    Raises IotwinError, naming file or folder, when a file is missing or empty, or there are fewer samples than asked for or
+    than `ranks` batches.
+    """
+    dataset = config.dataset
+    if file_format(config) == "synthetic":
+        return _synthetic(config)
+    folder, opener = open_folder(config)
+    if not folder.exists():
+        raise IotwinError(f"{folder.path}: no such data folder; generate the data set, or correct dataset.data_folder")
+    train, evaluation, reader = _find(folder, config, opener)
+    chosen = _first(train, dataset.num_files_train, folder, "training", "dataset.num_files_train")
+    chosen_evaluation = _Found([], 1)
+    if config.workflow.evaluation:
+        chosen_evaluation = _first(evaluation, dataset.num_files_eval, folder, "evaluation", "dataset.num_files_eval")
+    opened = DataSet(*(_samples(found, folder, reader, config) for found in (chosen, chosen_evaluation)))
+    _check_enough(config, opened, folder, ranks)
+    _compare_sizes(config, opened)
+    if config.twin.reader.keep_open and not config.reader.read_threads:
+        for paths in (*chosen.files, *chosen_evaluation.files):
+            for path in paths:
+                opener(path)  # as a job does that reads by itself from files it keeps open
+    return opened
+
+
+def _synthetic(config: Config) -> DataSet:
+    """Return samples without files, as many as the files would have."""
+    dataset = config.dataset
+    reader = make_reader(config, Buffered)
+    evaluation_files = (dataset.num_files_eval or 0) if config.workflow.evaluation else 0
+    return DataSet(
+        SampleSet([("synthetic",)] * (dataset.num_files_train or 0), 0, reader, dataset.num_samples_per_file),
+        SampleSet([("synthetic",)] * evaluation_files, 0, reader, _evaluation_each(config)),
+    )
+
+
+def _evaluation_each(config: Config) -> int:
+    return config.dataset.eval_num_samples_per_file or config.dataset.num_samples_per_file
+
+
+def _find(folder: Folder, config: Config, opener: Opener) -> tuple[_Found, _Found, Reader]:
+    """Return all training files, all evaluation files and their reader."""
+    each, evaluation_each = config.dataset.num_samples_per_file, _evaluation_each(config)
+    layout = config.twin.layout or _recognised(folder, config)
+    if layout == "dlrm":
+        return *_dlrm(folder, config), Raw(opener, DlrmLayout.SAMPLE_BYTES)
+    if layout == "unet3d":
+        train, evaluation = _unet3d(folder, config)
+        return _Found(train, 1), _Found(evaluation, 1), make_reader(config, opener)
+    if layout == "bert":
+        shards = [(f"{folder.path}/{name}",) for name in folder.names(_BERT_SHARD)]
+        evaluation_file = [(f"{folder.path}/{BertLayout.EVALUATION_NAME}",)]
+        return _Found(shards, each), _Found(evaluation_file, evaluation_each), make_reader(config, opener)
+    files, evaluation_files = _given(folder, config) or _by_format(folder, config)
+    return _Found(files, each), _Found(evaluation_files, evaluation_each), make_reader(config, opener)
+
+
+def _recognised(folder: Folder, config: Config) -> str | None:
+    """Return the workload whose files these are, where the format and a name say so."""
+    if config.dataset.format == "bin" and folder.names(re.compile(re.escape(DlrmLayout.TRAIN_NAME))):
+        return "dlrm"
+    if config.dataset.format == "tfrecord" and folder.names(_BERT_SHARD, first_only=True):
+        return "bert"
+    return None
+
+
+def _dlrm(folder: Folder, config: Config) -> tuple[_Found, _Found]:
+    """The one big file of each kind; as many samples as it holds, or fewer where the workload says so.
+
+    A job that does not evaluate may have no file for it.
+    """
+    parts = []
+    for name, wanted in (
+        (DlrmLayout.TRAIN_NAME, config.dataset.num_samples_per_file),
+        (DlrmLayout.TEST_NAME, _evaluation_each(config)),
+    ):
+        if name == DlrmLayout.TEST_NAME and not config.workflow.evaluation:
+            parts.append(_Found([], 1))
+            continue
+        path = f"{folder.path}/{name}"
+        held = folder.size_bytes(path) // DlrmLayout.SAMPLE_BYTES
+        parts.append(_Found([(path,)], min(held, wanted) if wanted > 1 else held))
+    return parts[0], parts[1]
+
+
+def _unet3d(folder: Folder, config: Config) -> tuple[list[Paths], list[Paths]]:
+    cases = Unet3dLayout.discover(Path(folder.path)) if folder.exists() else []
+    pairs: dict[str, Paths] = {_stem(case): (str(case.image), str(case.mask)) for case in cases}
+    train, evaluation = ([_stem(case) for case in part] for part in Unet3dLayout.split(cases))
+    given_train, given_evaluation = config.twin.train_files or [], config.twin.eval_files or []
+    # Where only one of the lists is given, no case serves both.
+    train = given_train or [name for name in train if name not in set(given_evaluation)]
+    evaluation = given_evaluation or [name for name in evaluation if name not in set(given_train)]
+    return _named(train, pairs, folder), _named(evaluation, pairs, folder)
+
+
+def _stem(case: Case) -> str:
+    return case.image.name.removesuffix("_x.npy")
+
+
+def _named(names: list[str], pairs: dict[str, Paths], folder: Folder) -> list[Paths]:
+    for name in names:
+        if name not in pairs:
+            raise IotwinError(
+                f"{folder.path}/{name}_x.npy: no such case{nearest(name, list(pairs))}; generate the data set again"
+            )
+    return [pairs[name] for name in names]
+
+
+def _given(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Paths]] | None:
+    """The files that the twin names, if it does; those it does not name are found as always."""
+    twin = config.twin
+    if not twin.train_files and not twin.eval_files:
+        return None
+    found: list[Sequence[Paths]] = [
+        [(f"{folder.path}/{name}",) for name in names or []] for names in (twin.train_files, twin.eval_files)
+    ]
+    if not all(found):
+        found = [given or others for given, others in zip(found, _by_format(folder, config), strict=True)]
+    return found[0], found[1]
+
+
+def _by_format(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Paths]]:
+    """Files of the format, by DLIO's names where they have these; in its folders train/ and valid/ or all in one for training."""
+    inner = folder.below("train")
+    parts: list[Sequence[Paths]] = []
+    for part, asked in (
+        (inner if inner.exists() else folder, config.dataset.num_files_train),
+        (folder.below("valid"), config.dataset.num_files_eval),
+    ):
+        named = _by_number(folder, part, config, asked) if part is not folder else None
+        parts.append(named or _listed(part, file_format(config)))
+    return parts[0], parts[1]
+
+
+def _by_number(folder: Folder, part: Folder, config: Config, asked: int | None) -> NamedFiles | None:
+    """Return the files of `part` (train/ or valid/) if they have DLIO's names, which need not be listed."""
+    dataset, name = config.dataset, file_format(config)
+    if name not in FormatLayout.FORMATS:
+        return None
+    evaluation = part.path.endswith("/valid")
+    folders = dataset.num_subfolders_eval if evaluation else dataset.num_subfolders_train
+    pattern = re.compile(re.escape(dataset.file_prefix) + r"_\d+_of_(\d+)\." + _suffix(name))
+    names = (part.below("0".zfill(len(str(folders)))) if folders > 1 else part).names(pattern, first_only=True)
+    match = pattern.fullmatch(names[0]) if names else None
+    if match is None:
+        return None
+    count = int(match[1])
+    layout = FormatLayout(
+        format=name, prefix=dataset.file_prefix, train_folders=dataset.num_subfolders_train,
+        evaluation_folders=dataset.num_subfolders_eval, evaluation_files=count if evaluation else 0,
+        compression=dataset.compression if name == "csv" else "none",
+    )  # fmt: skip
+    if evaluation:
+        return NamedFiles(folder.path, layout, 0, 0, count)
+    return NamedFiles(folder.path, layout, count, 0, count)
+
+
+def _suffix(format_name: str) -> str:
+    return _SUFFIXES.get(format_name, re.escape(format_name))
+
+
+def _listed(folder: Folder, format_name: str) -> list[Paths]:
+    names = folder.names(re.compile(rf".*\.{_suffix(format_name)}"))
+    return [(f"{folder.path}/{name}",) for name in names]
+
+
+def _first(found: _Found, count: int | None, folder: Folder, kind: str, key: str) -> _Found:
+    if count is not None and count > len(found.files):
+        remedy = "; generate more or lower it" if len(found.files) else "; generate the data set, or correct dataset.format"
+        raise IotwinError(f"{folder.path}: has {len(found.files)} {kind} samples, but {key} is {count}{remedy}")
+    return found if count is None else found._replace(files=found.files[:count])
+
+
+def _samples(found: _Found, folder: Folder, reader: Reader, config: Config) -> SampleSet:
+    """Return the samples after a look at the files' sizes, at some of them where they are very many."""
+    probed = _PROBED_REMOTE if isinstance(folder, RemoteFolder) else _PROBED
+    count = len(found.files)
+    numbers = sorted({number * (count - 1) // max(1, min(count, probed) - 1) for number in range(min(count, probed))})
+    sizes = [_size(folder, path) for number in numbers for path in found.files[number]]
+    size_bytes = round(math.fsum(sizes) / max(1, len(numbers)) * count)
+    return SampleSet(found.files, size_bytes, reader, found.each, _shapes(config))
+
+
+def _shapes(config: Config) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes that a sample may have; of a file with one sample, npy and npz keep the axis of samples."""
+    dims = tuple(config.dataset.record_dims)
+    return (dims, (*dims, 1)) if dims else ()
+
+
+def _size(folder: Folder, path: str) -> int:
+    size_bytes = folder.size_bytes(path)
+    if size_bytes == 0:
+        raise IotwinError(f"{path}: is empty (zero bytes); generate the data set again")
+    return size_bytes
+
+
+def _check_enough(config: Config, dataset: DataSet, folder: Folder, ranks: int) -> None:
+    samples, batch = len(dataset.train), config.reader.batch_size
+    if config.workflow.train and samples < ranks * batch:
+        wanted = f"a batch of {batch}" if ranks == 1 else f"a batch of {batch} on each of {ranks} ranks"
+        raise IotwinError(
+            f"{folder.path}: has {samples} training samples, fewer than {wanted}; generate more or lower reader.batch_size"
+        )
+    if config.workflow.evaluation and config.dataset.num_files_eval == 0:
+        note("dataset.num_files_eval is 0, so nothing is evaluated")
+    elif config.workflow.evaluation and not len(dataset.evaluation):
+        raise IotwinError(f"{folder.path}: has no evaluation samples; generate more or set workflow.evaluation to false")
+
+
+def _compare_sizes(config: Config, dataset: DataSet) -> None:
+    """Say so when the data set is unlike the one that the twin was derived from: the run is then a what-if."""
+    expected = config.dataset.record_length_bytes
+    found = dataset.train.size_bytes / max(1, len(dataset.train))
+    if expected and abs(found - expected) > _NOTED_SIZE_DIFFERENCE * expected:
+        note(f"the training samples are {format_size(found)} on average, the workload says {format_size(expected)}")

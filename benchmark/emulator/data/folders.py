@@ -1,0 +1,186 @@
+"""Where a data set's files are: in a local file system or in an object store, with names that may be too many to list."""
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+from benchmark.config import Config
+from benchmark.emulator.readers import local_opener
+from benchmark.emulator.readers.access import Opener
+from benchmark.emulator.readers.remote import RemoteOpener, one_line
+from common.errors import IotwinError, UsageError, nearest
+from datagen.layouts import FormatLayout
+
+Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
+
+_PROTOCOLS = {"s3": "s3", "s3dlio": "s3"}
+_S3_OPTIONS = {"access_key_id": "key", "secret_access_key": "secret", "endpoint_url": "endpoint_url"}  # DLIO's names and s3fs's
+_S3_MORE = ("region", "s3_force_path_style", "s3_max_attempts", "storage_library")  # the last of no effect, as in the section
+
+
+class Folder(Protocol):
+    """A folder of a file system."""
+
+    path: str
+    options: Mapping[str, object]  # of fsspec, by which it was opened
+
+    def exists(self) -> bool:
+        """Return whether it is there."""
+
+    def below(self, name: str) -> "Folder":
+        """Return the folder `name` in it."""
+
+    def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
+        """Return the sorted names of the files in it that match whole, or whichever one the system has first."""
+
+    def size_bytes(self, path: str) -> int:
+        """Return the bytes of the file at `path`; IotwinError, naming it, when it is not there."""
+
+    def remove(self) -> None:
+        """Remove it with all that is below."""
+
+
+class LocalFolder:
+    """A directory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.options: Mapping[str, object] = {}
+
+    def exists(self) -> bool:
+        """Return whether it is there."""
+        return Path(self.path).is_dir()
+
+    def below(self, name: str) -> "LocalFolder":
+        """Return the folder `name` in it."""
+        return LocalFolder(f"{self.path}/{name}")
+
+    def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
+        """Return the sorted names of the files in it that match whole, or whichever one the system has first."""
+        found = []
+        if self.exists():
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    if pattern.fullmatch(entry.name) and entry.is_file():
+                        found.append(entry.name)
+                        if first_only:
+                            break
+        return sorted(found)
+
+    def size_bytes(self, path: str) -> int:
+        """Return the bytes of the file at `path`; IotwinError, naming it, when it is not there."""
+        try:
+            return Path(path).stat().st_size
+        except OSError as error:
+            raise IotwinError(f"{path}: {error.strerror}; generate the data set again") from None
+
+    def remove(self) -> None:
+        """Remove it with all that is below, as far as the system lets."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class RemoteFolder:
+    """A prefix in an object store, or a folder of whatever else fsspec reads."""
+
+    def __init__(self, url: str, opener: RemoteOpener) -> None:
+        self.path, self._opener = url, opener
+        self.options: Mapping[str, object] = opener.options
+
+    def exists(self) -> bool:
+        """Return whether anything is below it."""
+        with one_line(self.path):
+            return bool(self._opener.file_system().exists(self.path))
+
+    def below(self, name: str) -> "RemoteFolder":
+        """Return the folder `name` in it."""
+        return RemoteFolder(f"{self.path}/{name}", self._opener)
+
+    def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
+        """Return the sorted names of the objects right below it that match whole."""
+        files = self._opener.file_system()
+        with one_line(self.path):
+            if not files.exists(self.path):
+                return []
+            found: list[dict[str, Any]] = files.ls(self.path, detail=True)
+        names = (entry["name"].rpartition("/")[2] for entry in found if entry["type"] == "file")
+        return sorted(name for name in names if pattern.fullmatch(name))
+
+    def size_bytes(self, path: str) -> int:
+        """Return the bytes of the object at `path`; IotwinError, naming it, when it is not there."""
+        return self._opener(path).size_bytes
+
+    def remove(self) -> None:
+        """Remove all that is below."""
+        with one_line(self.path):
+            self._opener.file_system().rm(self.path, recursive=True)
+
+
+def open_folder(config: Config) -> tuple[Folder, Opener]:
+    """Return the workload's data folder and how its files are opened; UsageError for a storage that nothing here reads."""
+    storage, folder = config.storage, config.dataset.data_folder.rstrip("/") or "/"
+    protocol, separator, _ = folder.partition("://")
+    kind = storage.storage_type
+    if not separator and kind in ("local_fs", "parallel_fs", "direct_fs"):
+        path = str(Path(storage.storage_root) / folder) if storage.storage_root not in ("", "./", ".") else folder
+        return LocalFolder(path), local_opener(config)
+    if not separator:
+        if kind not in _PROTOCOLS:
+            raise UsageError(f"storage.storage_type: '{kind}' is not supported; use local_fs or s3, or a URL in data_folder")
+        protocol = _PROTOCOLS[kind]
+        root = storage.storage_root.removeprefix(f"{protocol}://").strip("/.")
+        folder = f"{protocol}://{'/'.join(filter(None, (root, folder.strip('/'))))}"
+    opener = RemoteOpener(protocol, _options(protocol, storage.storage_options), config.reader.transfer_size)
+    return RemoteFolder(folder, opener), opener
+
+
+def _options(protocol: str, options: Mapping[str, object]) -> dict[str, object]:
+    """Return DLIO's storage options under s3fs's names; of another file system, as they stand."""
+    if protocol != "s3":
+        return dict(options)
+    known = [*_S3_OPTIONS, *_S3_MORE]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"storage.storage_options.{name}: unknown{nearest(name, known)}; known: {', '.join(known)}")
+    found = {ours: options[name] for name, ours in _S3_OPTIONS.items() if options.get(name) is not None}
+    if region := options.get("region"):
+        found["client_kwargs"] = {"region_name": region}
+    configured: dict[str, object] = {}
+    if str(options.get("s3_force_path_style", False)).lower() == "true":  # DLIO has it as text
+        configured["s3"] = {"addressing_style": "path"}
+    if attempts := options.get("s3_max_attempts"):
+        configured["retries"] = {"max_attempts": _whole(attempts, "s3_max_attempts")}
+    return {**found, "config_kwargs": configured} if configured else found
+
+
+def _whole(value: object, name: str) -> int:
+    if not str(value).isdecimal():
+        raise UsageError(f"storage.storage_options.{name}: '{value}' is no number")
+    return int(str(value))
+
+
+class NamedFiles(Sequence[Paths]):
+    """The files of a layout by their numbers: a million of them take no memory."""
+
+    def __init__(self, folder: str, layout: FormatLayout, samples: int, first: int, count: int) -> None:
+        self._folder, self._layout, self._samples, self._first, self._count = folder, layout, samples, first, count
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> Paths: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> "NamedFiles": ...
+
+    def __getitem__(self, number: int | slice) -> "Paths | NamedFiles":
+        """Return the path of file `number`, from 0, or the files of a run of numbers."""
+        if isinstance(number, slice):
+            start, stop, _ = number.indices(self._count)
+            return NamedFiles(self._folder, self._layout, self._samples, self._first + start, max(0, stop - start))
+        number = range(self._count)[number]
+        return (f"{self._folder}/{self._layout.file_name(self._samples, self._first + number)}",)

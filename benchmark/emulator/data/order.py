@@ -1,0 +1,111 @@
+"""The order in which samples are read: computed where it is asked for, so that it takes no memory however many there are.
+
+An order is a bijection from places to samples; a rank takes its share of the places. Whole training data sets are permuted
+(`common.permutation`), afresh each epoch: no sample is repeated, and none is lost but those that do not fill a batch on every
+rank (drop_last).
+
+| shuffled | the sample at place p | the place of the j-th sample of rank r of R |
+|---|---|---|
+| nothing | p | j * R + r, as torch's DistributedSampler |
+| samples | permutation(p) | the same |
+| files of S samples | permutation(p // S) * S + p % S | r * (N // R) + j: a rank reads whole files |
+| batches of B samples | permutation(p // B) * B + p % B | ((j // B) * R + r) * B + j % B |
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.config import Config
+from common.permutation import Permutation
+
+Batch = NDArray[np.int64]  # indices of samples, in the order they are read
+_Mapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+_BLOCK_SAMPLES = 8192  # computed at a time: the cost of numpy's calls is spread, and 64 KiB are kept
+
+
+class Batches(Sequence[Batch]):
+    """The batches of one rank: of the `samples` that `at` yields for 0, 1, 2, ..., `size` to a batch, the last maybe short."""
+
+    def __init__(self, samples: int, size: int, count: int, at: _Mapping) -> None:
+        self._samples, self._size, self._count, self._at = samples, size, count, at
+        # The batches computed last, with the first one's number; replaced as a whole, since threads may ask at once.
+        self._computed = (0, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> Batch: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Batch]: ...
+
+    def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
+        """Return batch `number`, from 0, or from -1 backwards."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(self._count))]
+        number = range(self._count)[number]
+        first, block = self._computed
+        low = (number - first) * self._size
+        if not 0 <= low < len(block):
+            low, begin = 0, number * self._size
+            length = self._size * max(1, _BLOCK_SAMPLES // self._size)
+            block = self._at(np.arange(begin, min(begin + length, self._samples), dtype=np.int64))
+            self._computed = (number, block)
+        return block[low : low + self._size]
+
+
+def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Batches:
+    """Return the batches of `rank` in training epoch `epoch`; every rank has as many, all of them full.
+
+    At most `train.total_training_steps`, where that is given; exactly so many of a twin's stream, which begins its files again.
+    """
+    size, steps = config.reader.batch_size, config.train.total_training_steps
+    if config.twin.reader.streamed and steps > 0:
+        return Batches(steps * size, size, steps, lambda places: places % samples)
+    count = samples // (size * ranks)
+    at = _order(config, samples, epoch, rank, ranks)
+    if steps > 0:
+        count = min(count, steps)
+    return Batches(count * size, size, count, at)
+
+
+def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _Mapping:
+    """Return what maps the places 0, 1, 2, ... of a rank to samples."""
+    reader, each, size = config.reader, config.dataset.num_samples_per_file, config.reader.batch_size
+    shuffles = {reader.sample_shuffle, reader.file_shuffle}
+    seed, epoch = config.train.seed, epoch if config.train.seed_change_epoch or "random" in shuffles else 0
+    if config.twin.reader.random_batches:
+        batches = Permutation(max(1, samples // size), seed, epoch)
+        return lambda places: _within(batches, size, (places // size * ranks + rank) * size + places % size)
+    if reader.sample_shuffle == "off" and reader.file_shuffle != "off" and each > 1:
+        files = Permutation(samples // each, seed, epoch)
+        return lambda places: _within(files, each, places + rank * (samples // ranks))
+    if shuffles == {"off"}:
+        return lambda places: places * ranks + rank
+    order = Permutation(samples, seed, epoch)
+    return lambda places: order(places * ranks + rank)
+
+
+def _within(order: Permutation, each: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the samples at `places` when runs of `each` samples keep their inner order."""
+    run, inner = np.divmod(places, each)
+    return order(run) * each + inner
+
+
+def evaluation_batches(config: Config, samples: int, rank: int = 0, ranks: int = 1) -> Batches:
+    """Return the batches of `rank` in one evaluation: every sample once over all ranks, in order, or the first
+    `evaluation.total_eval_steps` batches of it.
+
+    Every rank has equally many batches, so that none waits for one that has ended; the last may be short or empty.
+    """
+    size = config.reader.batch_size_eval
+    own, most = (math.ceil(max(0, samples - each) / ranks) for each in (rank, 0))
+    count, limit = math.ceil(most / size), config.evaluation.total_eval_steps
+    return Batches(own, size, min(count, limit) if limit > 0 else count, lambda places: places * ranks + rank)

@@ -1,0 +1,150 @@
+"""Loader processes that read as PyTorch's DataLoader does: the same processes, the same share of batches, the same prefetch.
+
+What DataLoader does, and this does too: worker k of W gets the batches k, k + W, k + 2W, ...; each worker starts with
+`prefetch` batches; whenever the main process takes a batch, the next one goes out, before the main process computes; batches
+are taken in order. The samples are not handed over: copying them is no I/O, and its time is part of the preprocessing time.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from typing import Self
+
+from benchmark.emulator.data.order import Batch
+from benchmark.emulator.loaders.base import Fetched, Fetcher
+from common import children
+from common.errors import IotwinError
+
+_fork = multiprocessing.get_context("fork")
+_EXIT_PATIENCE_S = 5.0
+
+
+class _Worker:
+    """One forked process and the two pipes to it."""
+
+    def __init__(self, index: int, fetcher: Fetcher) -> None:
+        inbox, self.tasks = _fork.Pipe(duplex=False)
+        self.results, outbox = _fork.Pipe(duplex=False)
+        self.index = index
+        self.process: ForkProcess = _fork.Process(target=_serve, args=(index, os.getpid(), fetcher, inbox, outbox), daemon=True)
+        children.start(self.process)
+        # Held by the worker alone, so that its death is the end of the stream.
+        inbox.close()
+        outbox.close()
+
+    def finish(self) -> None:
+        """Tell the worker to end and wait until it has."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended before, with nothing left to deliver
+            self.tasks.send(None)
+        self.process.join(_EXIT_PATIENCE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the worker at once, if it still runs, and close the pipes."""
+        children.end(self.process, 0.0, _EXIT_PATIENCE_S)
+        self.tasks.close()
+        self.results.close()
+
+
+def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, outbox: Connection) -> None:
+    """Run a worker: fetch the batches that come in, until None comes or the parent is gone."""
+    children.become_loader(index, parent_pid)
+    children.ready()
+    try:
+        while (task := inbox.recv()) is not None:
+            epoch, batch_index, batch = task
+            try:
+                outbox.send((batch_index, fetcher.fetch(epoch, batch)))
+            except IotwinError as error:
+                outbox.send((batch_index, str(error)))
+    except (EOFError, BrokenPipeError):
+        return  # the main process is gone or has given up, and says why itself
+
+
+class WorkerLoader:
+    """Reads in forked processes: fresh ones for each epoch, or the same ones for all when `persistent`."""
+
+    def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> None:
+        self._fetcher, self._count, self._prefetch, self._persistent = fetcher, workers, prefetch, persistent
+        self._workers: list[_Worker] = []
+        self._by_descriptor: dict[int, _Worker] = {}
+
+    def __enter__(self) -> Self:
+        """Return the loader; workers start with the first epoch."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the workers: at once, as nothing they could still read is wanted."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill()
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""
+        self._start()
+        arrived: dict[int, Fetched] = {}
+        sent = 0
+        for taken in range(len(batches) + 1):
+            while sent < min(len(batches), taken + self._prefetch * self._count):
+                self._send(epoch, sent, batches[sent])
+                sent += 1
+            if taken:
+                yield arrived.pop(taken - 1)
+            while taken < len(batches) and taken not in arrived:
+                self._receive(epoch, arrived)
+        if not self._persistent:
+            self._finish()
+
+    def _start(self) -> None:
+        """Fork the workers that an epoch needs and that are not there."""
+        while len(self._workers) < self._count:
+            self._workers.append(_Worker(len(self._workers), self._fetcher))
+        # Registered once: multiprocessing's own wait() sets up its selector anew for every batch, at several times the cost.
+        self._by_descriptor = {worker.results.fileno(): worker for worker in self._workers}
+        self._poller = select.poll()
+        for descriptor in self._by_descriptor:
+            self._poller.register(descriptor, select.POLLIN)
+
+    def _send(self, epoch: int, index: int, batch: Batch) -> None:
+        worker = self._workers[index % self._count]
+        try:
+            worker.tasks.send((epoch, index, batch))
+        except BrokenPipeError:
+            raise _died(worker, epoch) from None
+
+    def _receive(self, epoch: int, arrived: dict[int, Fetched]) -> None:
+        """Wait for at least one batch, whichever worker has it."""
+        for descriptor, _ in self._poller.poll():
+            worker = self._by_descriptor[descriptor]
+            try:
+                index, outcome = worker.results.recv()
+            except EOFError:
+                raise _died(worker, epoch) from None
+            if isinstance(outcome, str):
+                raise IotwinError(outcome)
+            arrived[index] = outcome
+
+    def _finish(self) -> None:
+        workers, self._workers = self._workers, []
+        try:
+            for worker in workers:
+                worker.finish()
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+
+
+def _died(worker: _Worker, epoch: int) -> IotwinError:
+    worker.process.join(_EXIT_PATIENCE_S)
+    status = worker.process.exitcode
+    how = f"killed by {signal.Signals(-status).name}" if status is not None and status < 0 else f"ended with status {status}"
+    return IotwinError(
+        f"loader worker {worker.index} (process {worker.process.pid}) was {how} in epoch {epoch}; "
+        "look for a lack of memory in the kernel log, then run again"
+    )

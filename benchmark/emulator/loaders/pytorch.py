@@ -1,0 +1,98 @@
+"""Loading by PyTorch's own DataLoader (`reader.data_loader: pytorch`)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from benchmark.config import Config
+from benchmark.emulator.data.order import Batch
+from benchmark.emulator.loaders.base import Fetched, Fetcher
+from common.errors import IotwinError
+from common.safe_path import safe_path
+
+
+class _Keys:
+    """The sampler: the epoch and the indices of every batch, as the data set below takes them."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batches: Sequence[Batch] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        return ((self.epoch, batch) for batch in self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Batches:
+    """The data set: an item is a batch; it returns what was read and, if the workload asks for it, a tensor."""
+
+    def __init__(self, fetcher: Fetcher, handed: np.dtype[np.void] | None) -> None:
+        self._fetcher, self._handed = fetcher, handed
+
+    def __getitem__(self, key: tuple[int, Batch]) -> tuple[str, tuple[int, ...], Any]:
+        import torch
+
+        epoch, batch = key
+        try:
+            fetched = self._fetcher.fetch(epoch, batch)
+        except IotwinError as error:  # as a string: DataLoader would wrap it into a traceback
+            return str(error), (), 0
+        return (
+            "",
+            (*fetched[:4], fetched.start_ns),
+            0 if self._handed is None else torch.from_numpy(np.zeros(len(batch), self._handed)),
+        )
+
+
+class TorchLoader:
+    """A DataLoader over batches; samples are read by the same readers as natively."""
+
+    def __init__(self, fetcher: Fetcher, config: Config, workers: int, prefetch: int, handed: np.dtype[np.void] | None) -> None:
+        try:
+            import torch
+            from torch.utils.data import DataLoader
+        except ImportError:
+            raise IotwinError(
+                "reader.data_loader pytorch needs PyTorch; install it with: pip install 'iotwin[torch]', or use native"
+            ) from None
+        self._keys = _Keys()
+        parallel: dict[str, Any] = {}
+        if workers:
+            parallel = {
+                "prefetch_factor": prefetch,
+                "persistent_workers": config.twin.persistent_workers,
+                "multiprocessing_context": config.reader.multiprocessing_context,
+            }
+        self._loader: Any = DataLoader(
+            _Batches(fetcher, handed),
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=workers,
+            pin_memory=config.reader.pin_memory and torch.cuda.is_available(),
+            **parallel,
+        )
+
+    def __enter__(self) -> Self:
+        """Return the loader; workers start with the first epoch."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the workers."""
+        self._loader = None
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""
+        self._keys.epoch, self._keys.batches = epoch, batches
+        try:
+            with safe_path():  # for those that are spawned
+                loading = iter(self._loader)
+            for problem, numbers, _ in loading:
+                if problem:
+                    raise IotwinError(problem)
+                samples, size_bytes, read_ns, preprocess_ns, start_ns = map(int, numbers)
+                yield Fetched(samples, size_bytes, read_ns, preprocess_ns, start_ns=start_ns)
+        except RuntimeError as error:  # a worker that was killed
+            raise IotwinError(f"PyTorch's DataLoader failed in epoch {epoch}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,381 @@
+"""A stream of files of records as tf.data reads it: files in turn, a shuffle buffer, batches, read ahead by threads.
+
+What tf.data's interleave, TFRecordDataset and shuffle do, and this does too: `cycle` files give a record each in turn; a file
+that ends gives its place to the next one. Each file is read by pread(2) of one buffer after the other, and once more after a
+short read, to see its end. With threads, twice as many files again are opened before their turn comes, and each open file is
+read as far as two records need that have not been taken yet. A record is delivered from a shuffle buffer, which is filled before
+the first one. Records are not handed over and not kept: the buffer holds their sizes.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle, islice, pairwise
+from typing import Protocol, Self, TypeAlias
+
+import numpy as np
+
+from benchmark.emulator.data.dataset import SampleSet
+from benchmark.emulator.data.folders import Paths
+from benchmark.emulator.data.order import Batch
+from benchmark.emulator.loaders.base import Fetched
+from benchmark.emulator.readers.access import check_within, damaged, unreadable
+from common.draws import DrawnTime
+from common.errors import IotwinError
+from common.keyed import Purpose, generator
+from common.permutation import Permutation
+from common.sleeper import Sleeper
+from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES
+
+TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
+_LENGTH_BYTES = 8
+_OPENED_AHEAD = 2  # times the cycle: files that threads open before their turn (tf.data's prefetch_input_elements)
+_RECORDS_AHEAD = 2  # that threads keep ready in each open file (its buffer_output_elements)
+_TURNS = 1 << 32  # tells draws of turns from those of the shuffle buffer
+_DRAWS = 4096  # drawn at a time
+_LOOK_AGAIN_S = 0.1
+_EXIT_PATIENCE_S = 5.0
+
+_Made: TypeAlias = "queue.Queue[Fetched | IotwinError | None]"
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """How the files are streamed."""
+
+    cycle: int  # files that give records in turn
+    buffer_bytes: int  # of one read
+    threads: int  # that open and read ahead; with none or one, files are opened and read when their turn comes
+    prefetch: int  # batches made ahead
+    shuffle_files: bool
+    shuffle_records: int  # size of the shuffle buffer; 0 for none
+    seed: int
+    fresh_each_epoch: bool
+    whole_files: bool  # an epoch reads its files to the end, though the last records fill no batch
+    record_bytes: float | None = None  # files of any content count as records of about this size; None: they are TFRecords
+    in_turn: bool = True  # open files give records in turn; False: in a random order, as threads that wait for none deliver them
+    rank: int = 0
+    ranks: int = 1
+
+
+class StreamLoader:
+    """Delivers batches of a stream; a thread makes them ahead."""
+
+    def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
+        self._files, self._plan, self._preprocess = samples.files, plan, preprocess
+        self._stop = threading.Event()  # of the epoch under way
+        # A job keeps its iterator, and with it the files that it has not read to the end.
+        self._records = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Return the loader; each epoch starts a thread."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the thread of an epoch that is under way, and close what is still open."""
+        self._stop.set()
+        self._records.close()
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        """Yield what was read for each batch; as many and as large as `batches` are, over and over the files if need be.
+
+        Raises IotwinError, naming the file, when one cannot be read or is not whole.
+        """
+        made: _Made = queue.Queue(self._plan.prefetch)
+        sizes = (len(batch) for batch in batches)
+        self._stop = stop = threading.Event()
+        self._records.close()
+        thread = threading.Thread(target=self._make, args=(epoch, sizes, made, stop), daemon=True, name="stream")
+        thread.start()
+        try:
+            while (fetched := made.get()) is not None:
+                if isinstance(fetched, IotwinError):
+                    raise fetched
+                yield fetched
+        finally:
+            stop.set()
+            thread.join(_EXIT_PATIENCE_S)
+
+    def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: threading.Event) -> None:
+        try:
+            records = self._records.enter_context(_Records(self._files, self._plan, epoch))
+            for fetched in self._batches(epoch, sizes, records):
+                if not _put(made, fetched, stop):
+                    return
+            if self._plan.whole_files:
+                records.drain()
+            _put(made, None, stop)
+        except IotwinError as error:
+            _put(made, error, stop)
+
+    def _batches(self, epoch: int, sizes: Iterator[int], records: "_Records") -> Iterator[Fetched]:
+        sleeper, sample = Sleeper(), 0
+        for size in sizes:
+            begin_ns = time.monotonic_ns()
+            size_bytes = sum(next(records) for _ in range(size))
+            read_ns = time.monotonic_ns() - begin_ns
+            seconds = sum(self._preprocess.seconds(self._plan.rank, epoch, number) for number in range(sample, sample + size))
+            sleeper.sleep(seconds)
+            sample += size
+            yield Fetched(size, size_bytes, read_ns, int(seconds * 1e9))
+
+
+def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event) -> bool:
+    """Put the item when there is room; False once `stop` is set."""
+    while not stop.is_set():
+        try:
+            made.put(item, timeout=_LOOK_AGAIN_S)
+            return True
+        except queue.Full:
+            continue
+    return False
+
+
+class _Records:
+    """The framed sizes of a rank's records in the order in which they are delivered, pass after pass."""
+
+    def __init__(self, files: Sequence[Paths], plan: StreamPlan, epoch: int) -> None:
+        self._files, self._plan, self._epoch = files, plan, epoch
+        # One executor a thread: threads take turns at the files, also at those that another opened.
+        self._threads = [ThreadPoolExecutor(1, "read-ahead") for _ in range(plan.threads)] if plan.threads > 1 else []
+        self._turns = cycle(self._threads) if self._threads else None
+        self._open: list[_File | None] = []
+        self._upcoming: deque[_File] = deque()
+        self._passes = 0
+        self._pass: Iterator[int] = iter(())
+        self._sizes = self._forever()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in (*self._open, *self._upcoming):
+            if file is not None:
+                file.close()
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def __next__(self) -> int:
+        return next(self._sizes)
+
+    def drain(self) -> None:
+        """Read the files of the first pass to their ends."""
+        if self._passes == 0:
+            for _ in self._pass:
+                pass
+
+    def _forever(self) -> Iterator[int]:
+        while True:
+            count = 0
+            self._pass = self._shuffle(self._one_pass()) if self._plan.shuffle_records else self._one_pass()
+            for size in self._pass:
+                count += 1
+                yield size
+            if not count:
+                raise IotwinError(f"{self._files[0][0]}: neither it nor another file of rank {self._plan.rank} holds a record")
+            self._passes += 1
+
+    def _shuffle(self, source: Iterator[int]) -> Iterator[int]:
+        draws = generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), 1 + self._passes)
+        kept = list(islice(source, self._plan.shuffle_records))
+        while kept:
+            for fraction in draws.random(_DRAWS).tolist():
+                place = int(fraction * len(kept))
+                yield kept[place]
+                following = next(source, None)
+                if following is not None:
+                    kept[place] = following
+                    continue
+                kept[place] = kept[-1]
+                kept.pop()
+                if not kept:
+                    return
+
+    def _epoch_key(self) -> int:
+        return self._epoch if self._plan.fresh_each_epoch else 0
+
+    def _paths(self) -> Iterator[str]:
+        """Yield the rank's files in their order of this pass: every R-th, or all where there are fewer than ranks."""
+        plan, count = self._plan, len(self._files)
+        if plan.shuffle_files:
+            # Passes of one epoch differ as epochs do.
+            order = Permutation(count, plan.seed + self._passes, self._epoch_key())
+        share = range(plan.rank, count, plan.ranks) if count >= plan.ranks else range(count)
+        for place in share:
+            number = int(order(np.array([place]))[0]) if plan.shuffle_files else place
+            yield from self._files[number]
+
+    def _one_pass(self) -> Iterator[int]:
+        every = 1 if len(self._files) >= self._plan.ranks else self._plan.ranks
+        for index, size in enumerate(self._interleaved(self._paths())):
+            if every == 1 or index % every == self._plan.rank:
+                yield size
+
+    def _following(self, paths: Iterator[str]) -> "_File | None":
+        """Return the file whose turn comes, after opening those that are to be open before theirs."""
+        ahead = _OPENED_AHEAD * self._plan.cycle if self._turns else 0
+        for path in islice(paths, max(0, ahead + 1 - len(self._upcoming))):
+            self._upcoming.append(_File(path, self._plan, self._turns))
+        return self._upcoming.popleft() if self._upcoming else None
+
+    def _interleaved(self, paths: Iterator[str]) -> Iterator[int]:
+        self._open = [None] * self._plan.cycle
+        ended = 0
+        for place in self._places():
+            file = self._open[place]
+            if file is None:
+                file = self._open[place] = self._following(paths)
+            size = None if file is None else file.next_size()
+            if size is not None:
+                ended = 0
+                yield size
+            elif file is not None:
+                file.close()
+                self._open[place] = None
+            else:
+                # Nothing follows on this file; where nothing follows on any, all places in turn say so.
+                ended += 1
+                if ended >= self._plan.cycle and not any(self._open):
+                    return
+
+    def _places(self) -> Iterator[int]:
+        """Yield the places among the open files in the order in which they give records, without end."""
+        if self._plan.in_turn:
+            yield from cycle(range(self._plan.cycle))
+        draws = generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), _TURNS + self._passes)
+        while True:
+            yield from draws.integers(0, self._plan.cycle, _DRAWS).tolist()
+
+
+class _Cutter(Protocol):
+    """Tells where in a file its records end."""
+
+    def take(self, content: bytes, end: int) -> list[int]:
+        """Return the sizes of the records that are whole with `content`, which ends at `end` and follows what was taken."""
+
+    def check_end(self, end: int) -> None:
+        """Raise IotwinError when the file cannot end here."""
+
+
+class _File:
+    """A file being read buffer by buffer; with threads, it is opened and read by the next of them, ahead of what is taken."""
+
+    def __init__(self, path: str, plan: StreamPlan, threads: Iterator[ThreadPoolExecutor] | None) -> None:
+        self._path, self._plan, self._threads = path, plan, threads
+        self._descriptor = -1
+        self._cutter: _Cutter | None = None
+        self._ready: deque[int] = deque()  # sizes of the records that are in memory whole
+        self._end = 0  # of what has been read
+        self._at_end = False
+        self._ahead: Future[None] | None = None
+        self._read_ahead()
+
+    def next_size(self) -> int | None:
+        """Return the bytes of the next record (with its frame, if it has one); None at the end of the file."""
+        if not self._ready:
+            if self._ahead is not None:
+                self._ahead.result()
+            self._fill(1)
+        size = self._ready.popleft() if self._ready else None
+        self._read_ahead()
+        return size
+
+    def _read_ahead(self) -> None:
+        waits = len(self._ready) < _RECORDS_AHEAD and not self._at_end
+        if self._threads is not None and waits and (self._ahead is None or self._ahead.done()):
+            self._ahead = next(self._threads).submit(self._fill, _RECORDS_AHEAD)
+
+    def _fill(self, records: int) -> None:
+        """Read until so many records are ready, or to the end."""
+        while len(self._ready) < records and not self._at_end:
+            cutter = self._cutter or self._opened()
+            content = self._read()
+            self._end += len(content)
+            self._ready.extend(cutter.take(content, self._end))
+            if len(content) < self._plan.buffer_bytes:
+                cutter.check_end(self._end)
+                self._at_end = True
+
+    def _opened(self) -> _Cutter:
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(self._path, error) from None
+        size_bytes, record_bytes = os.fstat(self._descriptor).st_size, self._plan.record_bytes
+        self._cutter = _Frames(self._path, size_bytes) if record_bytes is None else _EqualParts(size_bytes, record_bytes)
+        return self._cutter
+
+    def _read(self) -> bytes:
+        wanted_bytes = self._plan.buffer_bytes
+        try:
+            content = os.pread(self._descriptor, wanted_bytes, self._end)
+            if 0 < len(content) < wanted_bytes:
+                content += os.pread(self._descriptor, wanted_bytes - len(content), self._end + len(content))
+            return content
+        except OSError as error:
+            raise unreadable(self._path, error) from None
+
+    def close(self) -> None:
+        """Close the file, after what is being read ahead."""
+        if self._ahead is not None:
+            self._ahead.exception()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class _Frames:
+    """TFRecords: each begins with its length."""
+
+    def __init__(self, path: str, file_bytes: int) -> None:
+        self._path, self._file_bytes = path, file_bytes
+        self._begun = 0  # framed bytes of the record that is not whole yet
+        self._carried = b""  # the beginning of a length that the last buffer cut through
+        self._place = 0  # of the next frame
+
+    def take(self, content: bytes, end: int) -> list[int]:
+        """Return the framed sizes of the records that are whole now; IotwinError when one would end beyond the file."""
+        sizes = []
+        known, start = self._carried + content, end - len(content) - len(self._carried)
+        if self._begun and end >= self._place:
+            sizes.append(self._begun)
+            self._begun = 0
+        while not self._begun and self._place + HEAD_BYTES <= end:
+            length = int.from_bytes(known[self._place - start : self._place - start + _LENGTH_BYTES], "little")
+            check_within(self._path, self._file_bytes, self._place, length + FRAME_BYTES)
+            self._place += length + FRAME_BYTES
+            if self._place <= end:
+                sizes.append(length + FRAME_BYTES)
+            else:
+                self._begun = length + FRAME_BYTES
+        self._carried = known[self._place - start :] if self._place < end else b""
+        return sizes
+
+    def check_end(self, end: int) -> None:
+        """Raise IotwinError when the file ends here within a record."""
+        if self._begun or self._carried:
+            raise damaged(self._path, f"ends after {end} bytes, in the middle of a record")
+
+
+class _EqualParts:
+    """Records that nothing marks: the file in parts of equal size, each as near to `record_bytes` as that allows."""
+
+    def __init__(self, file_bytes: int, record_bytes: float) -> None:
+        self._count = max(1, round(file_bytes / record_bytes))
+        self._part_bytes = max(1, file_bytes) / self._count
+        self._whole = 0
+
+    def take(self, content: bytes, end: int) -> list[int]:
+        """Return the sizes of the parts that are whole now."""
+        whole = min(int((end + 0.5) / self._part_bytes), self._count)
+        edges = [round(number * self._part_bytes) for number in range(self._whole, whole + 1)]
+        self._whole = whole
+        return [stop - start for start, stop in pairwise(edges)]
+
+    def check_end(self, end: int) -> None:
+        """Accept any end."""

@@ -1,0 +1,44 @@
+"""Loading in threads of the main process."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+from benchmark.emulator.data.order import Batch
+from benchmark.emulator.loaders.base import Fetched, Fetcher
+
+
+class ThreadLoader:
+    """Reads in threads of the calling process, with the shares and the prefetch of worker processes."""
+
+    def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
+        self._fetchers = [fetcher.clone() for _ in range(threads)]
+        self._prefetch = prefetch
+        # One executor a thread, so that thread k reads the batches k, k + W, k + 2W, ... in order.
+        self._threads = [ThreadPoolExecutor(1, f"loader{index}") for index in range(threads)]
+
+    def __enter__(self) -> Self:
+        """Return the loader; threads start with the first epoch."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the threads, after the sample each is reading."""
+        for fetcher in self._fetchers:
+            fetcher.stopped = True
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        """Yield what was read for each batch, in order; IotwinError when reading fails."""
+        count = len(self._threads)
+        under_way: deque[Future[Fetched]] = deque()
+        sent = 0
+        for taken in range(len(batches) + 1):
+            fetched = under_way.popleft().result() if taken else None
+            while sent < min(len(batches), taken + self._prefetch * count):
+                worker = sent % count
+                under_way.append(self._threads[worker].submit(self._fetchers[worker].fetch, epoch, batches[sent]))
+                sent += 1
+            if fetched is not None:
+                yield fetched

@@ -1,0 +1,314 @@
+"""Running a pipeline of ranks: stage 0 reads, every stage sleeps for its passes in schedule order and waits for its neighbours.
+
+The order is that of `workloads.policies.pipeline`, which simulator and runtime use. Neighbours are joined by counters of the
+kernel (eventfd), one for each pair of ranks and direction, so that a slow read holds up stage 0 and, a pass later, those behind
+it.
+"""
+
+import mmap
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TextIO
+
+import msgspec
+import numpy as np
+
+from benchmark.config import Config
+from benchmark.config.schema import CheckpointFile
+from benchmark.config.schema import Pipeline as Section
+from benchmark.emulator.checkpoints.writer import open_checkpoints
+from benchmark.emulator.data.dataset import DataSet, open_dataset
+from benchmark.emulator.loaders import open_loader, sampled_batches
+from benchmark.emulator.loaders.base import Fetched
+from benchmark.emulator.mpi import under_mpi
+from benchmark.emulator.ranks import Rank, run_local
+from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Usage
+from benchmark.emulator.results.steplog import StepParts
+from common.errors import IotwinError, UsageError
+from common.mllog import MlLog
+from common.processes import sharpen_timers
+from common.sleeper import Sleeper
+from workloads.policies.pipeline import Pass, Plan, Stage, order
+
+_WRITE_BYTES = 8 << 20  # of a checkpoint
+_NOTHING = Fetched(0, 0, 0, 0)
+
+
+def plan_of(section: Section) -> Plan:
+    """Return the plan that the workload's section says; UsageError where a rank is in no stage or in two."""
+    listed = [rank for stage in section.stages for rank in stage.ranks]
+    if sorted(listed) != list(range(len(listed))):
+        raise UsageError(
+            f"twin.pipeline.stages: their ranks are {sorted(listed)}; each of 0 to {len(listed) - 1} is in one stage"
+        )
+    stages = tuple(
+        Stage(
+            number,
+            tuple(stage.ranks),
+            stage.forward_s,
+            stage.backward_s,
+            all_reduce_s=stage.all_reduce_s,
+            receive_s=stage.receive_s,
+        )
+        for number, stage in enumerate(section.stages)
+    )
+    unknown = [name for name in section.depth if name not in map(str, range(len(stages)))]
+    if unknown:
+        raise UsageError(f"twin.pipeline.depth: '{unknown[0]}' is no stage; stages are 0 to {len(stages) - 1}")
+    return Plan(stages, section.schedule, {int(stage): warm_up for stage, warm_up in section.depth.items()})
+
+
+def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s: float | None) -> list[Measured]:
+    """Run the workload's pipeline on this machine and return what each rank measured.
+
+    Raises UsageError for what a pipeline cannot do, IotwinError when the data set is too small or a rank fails.
+    """
+    section = config.twin.pipeline
+    assert section is not None  # noqa: S101
+    plan = plan_of(section)
+    if under_mpi() or limit_s is not None or config.workflow.evaluation:
+        raise UsageError(
+            "twin.pipeline runs on one machine, whole and without evaluation; leave out mpirun, --for and workflow.evaluation"
+        )
+    if ranks != plan.ranks:
+        raise UsageError(f"--ranks {ranks}: the pipeline of twin.pipeline has {plan.ranks}; leave --ranks out")
+    minibatches = _minibatches(config, plan, open_dataset(config, plan.stages[0].replicas))
+    channels = _Channels(plan, minibatches)
+    try:
+        return run_local(plan.ranks, partial(_run_rank, config, log_stream, plan, minibatches, channels))
+    finally:
+        channels.close()
+
+
+def _minibatches(config: Config, plan: Plan, dataset: DataSet) -> int:
+    """Return the minibatches of an epoch: as many for each rank of stage 0 as the data set has full batches."""
+    readers = plan.stages[0].replicas
+    held = len(sampled_batches(config, len(dataset.train), 1, 0, readers)) * readers
+    section = config.twin.pipeline
+    asked = held if section is None or section.minibatches is None else section.minibatches
+    if asked > held:
+        raise IotwinError(
+            f"twin.pipeline.minibatches: {asked} are asked for, the data set has {held}; generate more, or ask for fewer"
+        )
+    return asked
+
+
+class _Channels:
+    """What joins neighbouring ranks: counters by direction, sender and receiver, and when each pass's output was sent."""
+
+    def __init__(self, plan: Plan, minibatches: int) -> None:
+        self._counters: dict[tuple[str, int, int], int] = {}
+        for before, after in zip(plan.stages, plan.stages[1:], strict=False):
+            for a in before.ranks:
+                for b in after.ranks:
+                    for key in (("F", a, b), ("B", b, a)):
+                        self._counters[key] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        shape = (2, len(plan.stages), minibatches)  # direction, receiving stage, minibatch
+        self._sent_ns = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * 8), np.int64).reshape(shape)
+
+    def send(self, kind: str, sender: int, receiver: int, stage: int, minibatch: int, due_ns: int) -> None:
+        """Hand a pass's output to `receiver` of `stage`; it was due then (CLOCK_MONOTONIC)."""
+        self._sent_ns["FB".index(kind), stage, minibatch] = due_ns
+        os.eventfd_write(self._counters[kind, sender, receiver], 1)
+
+    def receive(self, kind: str, sender: int, receiver: int, stage: int, minibatch: int) -> int:
+        """Wait for a pass's output and return when it was due."""
+        os.eventfd_read(self._counters[kind, sender, receiver])
+        return int(self._sent_ns["FB".index(kind), stage, minibatch])
+
+    def close(self) -> None:
+        """Give the counters back; for the process that made the ranks."""
+        for counter in self._counters.values():
+            os.close(counter)
+
+
+def _run_rank(
+    config: Config, log_stream: TextIO | None, plan: Plan, minibatches: int, channels: _Channels, rank: Rank
+) -> Measured:
+    """Be one rank of the pipeline for all epochs."""
+    sharpen_timers()
+    log = MlLog(log_stream, **({"rank": rank.number} if rank.count > 1 else {}))
+    measured = Measured(rank.number, rank.node, rank.nodes, time.time())
+    before = Usage.so_far()
+    with ExitStack() as open_things:
+        with log.interval("init"):
+            run = _PipelineRank(config, plan, minibatches, channels, rank.number, measured, open_things)
+        rank.meet()
+        measured.start_s = time.time()
+        with log.interval("run"):
+            for epoch in range(1, config.train.epochs + 1):
+                with log.interval("epoch", epoch_num=epoch):
+                    run.train(epoch)
+                rank.meet()
+                if config.workflow.checkpoint:
+                    with log.interval("checkpoint", epoch_num=epoch):
+                        run.save(epoch)
+                        rank.meet()
+    before.note_end(measured)
+    return measured
+
+
+class _PipelineRank:
+    """One rank: its passes in order, its loader if it is of stage 0, its stage's checkpoint if it is the first of its stage."""
+
+    def __init__(self, config: Config, plan: Plan, minibatches: int, channels: _Channels, rank: int, measured: Measured,
+                 open_things: ExitStack) -> None:  # fmt: skip
+        self._config, self._plan, self._channels, self._rank, self._measured = config, plan, channels, rank, measured
+        self._stage = next(stage for stage in plan.stages if rank in stage.ranks)
+        self._replica = self._stage.ranks.index(rank)
+        self._order = order(plan, self._stage.stage, self._replica, minibatches)
+        self._sleeper = Sleeper(config.twin.busy_wait)
+        self._link_free_ns = 0
+        self._fetching: Iterator[Fetched] = iter(())
+        self._waited_ns = self._read_ns = 0
+        self._fetched: dict[int, Fetched] = defaultdict(lambda: _NOTHING)
+        self._reads = self._stage.stage == 0
+        if self._reads:
+            readers = self._stage.replicas
+            dataset = open_dataset(config, readers)
+            measured.data = DataSetFacts.of(dataset)
+            self._samples = len(dataset.train)
+            self._loader = open_things.enter_context(open_loader(config, dataset.train, self._replica, readers))
+        writes = config.workflow.checkpoint and self._replica == 0
+        self._checkpoints = open_checkpoints(_checkpoint_config(config, self._stage.stage)) if writes else None
+
+    def train(self, epoch: int) -> None:
+        """Do all passes of an epoch; at its end the pipeline is empty."""
+        own = sum(kind == "F" for kind, _ in self._order)
+        if self._reads:
+            batches = sampled_batches(self._config, self._samples, epoch, self._replica, self._stage.replicas)
+            self._fetching = iter(self._loader.epoch(epoch, batches[:own]))
+        step = 0
+        begin_ns = time.monotonic_ns()
+        with self._span("epoch", epoch) as amounts:
+            for done in self._order:
+                self._pass(done)
+                if done[0] == "B":
+                    step += 1
+                    begin_ns = self._log_step(epoch, step, done[1], begin_ns)
+            amounts.append(step)
+        next(self._fetching, None)  # nothing is left; the loader learns that, and ends its workers
+
+    def _pass(self, done: Pass) -> None:
+        """Wait for a pass's input, spend its time, hand its output on."""
+        kind, minibatch = done
+        stage, plan = self._stage.stage, self._plan
+        if kind == "F" and self._reads:
+            self._read(minibatch)
+        else:
+            self._wait(kind, minibatch)
+        # When the job would begin and end: a sleep that starts late is shorter, which is not the pass's doing.
+        begin_ns = self._sleeper.due_ns()
+        self._sleeper.sleep(self._stage.forward_s if kind == "F" else self._stage.backward_s + self._stage.all_reduce_s)
+        self._measured.passes.append((kind == "B", minibatch, begin_ns, self._sleeper.due_ns()))
+        target = stage + (1 if kind == "F" else -1)
+        if 0 <= target < len(plan.stages):
+            due_ns = self._sleeper.due_ns() if kind == "F" else self._over_link(self._sleeper.due_ns())
+            self._channels.send(kind, self._rank, plan.rank_of(target, minibatch), target, minibatch, due_ns)
+
+    def _read(self, minibatch: int) -> None:
+        asked_ns = time.monotonic_ns()
+        fetched = next(self._fetching, None)
+        if fetched is None:
+            raise IotwinError(f"the loader ended before minibatch {minibatch}; the data set has changed meanwhile")
+        self._read_ns += time.monotonic_ns() - asked_ns
+        self._fetched[minibatch] = fetched
+
+    def _wait(self, kind: str, minibatch: int) -> None:
+        """Wait until a neighbour's output has arrived; the last stage has its own."""
+        stage, plan = self._stage.stage, self._plan
+        source = stage + (-1 if kind == "F" else 1)
+        if source == len(plan.stages):
+            return
+        asked_ns, own_due_ns = time.monotonic_ns(), self._sleeper.due_ns()
+        sent_ns = self._channels.receive(kind, plan.rank_of(source, minibatch), self._rank, stage, minibatch)
+        arrived_ns = self._over_link(sent_ns) if kind == "F" else sent_ns
+        due_ns = max(own_due_ns, arrived_ns)
+        left_ns = due_ns - time.monotonic_ns()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+        self._sleeper.set_due(due_ns)
+        self._waited_ns += time.monotonic_ns() - asked_ns
+
+    def _over_link(self, sent_ns: int) -> int:
+        """Return when what is sent has crossed the link to the stage before, which carries one thing at a time."""
+        self._link_free_ns = max(sent_ns, self._link_free_ns) + int(self._stage.receive_s / 2 * 1e9)
+        return self._link_free_ns
+
+    def _log_step(self, epoch: int, step: int, minibatch: int, begin_ns: int) -> int:
+        now_ns = time.monotonic_ns()
+        computed_ns = int(self._stage.busy_s * 1e9)
+        spent_ns = now_ns - begin_ns
+        rest_ns = spent_ns - computed_ns - self._read_ns - self._waited_ns
+        times = StepParts(begin_ns, self._read_ns, computed_ns, self._waited_ns, rest_ns, spent_ns)
+        self._measured.steps.add("train", epoch, 1, step, times, self._fetched.pop(minibatch, _NOTHING))
+        self._read_ns = self._waited_ns = 0
+        return now_ns
+
+    def save(self, epoch: int) -> None:
+        """Write the stage's checkpoint, if this rank does."""
+        if self._checkpoints is None:
+            return
+        with self._span("save_ckpt", epoch) as amounts:
+            saved = self._checkpoints.save(epoch, epoch)
+            amounts.append(sum(file.size_bytes for file in saved))
+        self._measured.saved += saved
+
+    @contextmanager
+    def _span(self, kind: str, epoch: int) -> Iterator[list[float]]:
+        amounts: list[float] = []
+        start_s, start_ns = time.time(), time.monotonic_ns()
+        yield amounts
+        self._measured.spans.append(Span(kind, epoch, 1, start_s, start_s + (time.monotonic_ns() - start_ns) / 1e9, sum(amounts)))
+
+
+def _checkpoint_config(config: Config, stage: int) -> Config:
+    """Return the workload with the checkpoint of one stage, a file of its own, instead of the model's."""
+    section = config.twin.pipeline
+    assert section is not None  # noqa: S101
+    whole, rest = divmod(section.stages[stage].checkpoint_bytes, _WRITE_BYTES)
+    sizes = [(size, count) for size, count in ((_WRITE_BYTES, whole), (rest, 1)) if size and count]
+    files = [CheckpointFile(f"checkpoint.{stage}.epoch.{{epoch}}", sizes)] if sizes else []
+    checkpoint = msgspec.structs.replace(config.twin.checkpoint, files=files)
+    return msgspec.structs.replace(config, twin=msgspec.structs.replace(config.twin, checkpoint=checkpoint))
+
+
+def pipeline_summary(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
+    """Return how the pipeline ran: seconds of its epochs and of a minibatch between fill and drain, and each stage's shares.
+
+    ``{"seconds", "seconds_per_minibatch", "stages": [{"stage", "replicas", "busy_share", "bubble_share", "data_wait_s",
+    "read_bytes", "checkpoint_bytes"}]}``, shares of the epochs' time of all ranks of the stage.
+    """
+    section = config.twin.pipeline
+    assert section is not None  # noqa: S101
+    plan = plan_of(section)
+    epochs = config.train.epochs
+    passes = [np.array(one.passes, np.int64).reshape(epochs, -1, 4) for one in ranks]
+    spans_ns = [max(int(p[e, :, 3].max()) for p in passes if p.size) - min(int(p[e, :, 2].min()) for p in passes if p.size)
+                for e in range(epochs)]  # fmt: skip
+    total_s = sum(spans_ns) / 1e9
+    last = [passes[rank] for rank in plan.stages[-1].ranks if passes[rank].size]
+    steady_s = sum(
+        (max(int(p[e, :, 3].max()) for p in last) - min(int(p[e, :, 2].min()) for p in last)) / 1e9 for e in range(epochs)
+    )
+    minibatches = sum(p[:, :, 0].sum() for p in last)
+    return {
+        "seconds": total_s,
+        "seconds_per_minibatch": steady_s / int(minibatches),
+        "stages": [_stage_summary(stage, [ranks[rank] for rank in stage.ranks], total_s) for stage in plan.stages],
+    }
+
+
+def _stage_summary(stage: Stage, ranks: Sequence[Measured], total_s: float) -> dict[str, Any]:
+    busy_s = sum((end_ns - begin_ns) / 1e9 for one in ranks for _, _, begin_ns, end_ns in one.passes)
+    rows = np.concatenate([one.steps.rows() for one in ranks])
+    share = busy_s / (total_s * stage.replicas)
+    return {
+        "stage": stage.stage, "replicas": stage.replicas, "busy_share": share, "bubble_share": 1 - share,
+        "data_wait_s": float(rows[:, 5].sum()) / 1e9, "read_bytes": int(rows[:, 11].sum()),
+        "checkpoint_bytes": sum(file.size_bytes for one in ranks for file in one.saved),
+    }  # fmt: skip

@@ -1,0 +1,59 @@
+"""Readers, loaders, samplers and checkpoints from other packages, named in the YAML.
+
+A package announces one as an entry point (importlib.metadata) of the group below; the YAML names the entry point, or the class
+itself as `module.Class`. What it must be, called with keyword arguments:
+
+| group | called as | returns |
+|---|---|---|
+| iotwin.readers | factory(config=, opener=) | a benchmark.emulator.readers.sample.Reader |
+| iotwin.loaders | factory(config=, fetcher=) | a benchmark.emulator.loaders.base.Loader |
+| iotwin.samplers | factory(config=, samples=, epoch=, rank=, ranks=) | a Sequence of index arrays, the batches of one epoch |
+| iotwin.checkpoints | factory(config=, rank=, ranks=) | a benchmark.emulator.checkpoints.writer.Checkpoints |
+"""
+
+import importlib
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from common.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from benchmark.config import Config
+
+READERS, LOADERS, SAMPLERS, CHECKPOINTS = (f"iotwin.{kind}" for kind in ("readers", "loaders", "samplers", "checkpoints"))
+
+
+def plugin_names(group: str) -> list[str]:
+    """Return the names of the installed plug-ins of `group`."""
+    return sorted(entry_points(group=group).names)
+
+
+def imported_by_name(config: "Config") -> list[tuple[str, str]]:
+    """Return (key, name) of what the workload has imported as `module.Class`, which no installed package announces."""
+    reader = config.reader
+    named = (
+        (READERS, "dataset.format", config.dataset.format), (READERS, "reader.reader_classname", reader.reader_classname),
+        (LOADERS, "reader.data_loader", reader.data_loader),
+        (LOADERS, "reader.data_loader_classname", reader.data_loader_classname),
+        (SAMPLERS, "reader.data_loader_sampler", reader.data_loader_sampler),
+        (CHECKPOINTS, "checkpoint.checkpoint_mechanism_classname", config.checkpoint.checkpoint_mechanism_classname),
+    )  # fmt: skip
+    return [(key, name) for group, key, name in named if name and "." in name and name not in plugin_names(group)]
+
+
+def load_plugin(group: str, name: str, key: str, known: list[str]) -> Any:
+    """Return what the plug-in `name` of `group` is; `known` are the names that need none.
+
+    Raises UsageError, naming the YAML's `key`, when there is no such plug-in or it cannot be imported.
+    """
+    found = entry_points(group=group, name=name)
+    module, _, attribute = name.rpartition(".")
+    try:
+        if found:
+            return next(iter(found)).load()
+        if module:
+            return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{key}: the plug-in '{name}' cannot be loaded: {error}; is its package installed whole?") from None
+    names = [*known, *plugin_names(group)]
+    raise UsageError(f"{key}: '{name}' is unknown{nearest(name, names)}; known: {', '.join(names)}, or a plug-in of {group}")

@@ -1,0 +1,81 @@
+"""Readers: one sample out of a file, in every format that datagen writes, by every way the kernel has to read."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from benchmark.config import Config, Dataset
+from benchmark.emulator.plugins import READERS, load_plugin
+from benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
+from benchmark.emulator.readers.hdf5 import Hdf5
+from benchmark.emulator.readers.images import Image
+from benchmark.emulator.readers.numpy_files import Npy, Npz, NumpyLoad
+from benchmark.emulator.readers.recorded import RecordedReads
+from benchmark.emulator.readers.records import Indexed, Raw, TfRecord
+from benchmark.emulator.readers.sample import InMemory, Reader
+from benchmark.emulator.readers.synthetic import Synthetic
+from benchmark.emulator.readers.tables import Csv, Parquet
+
+_FORMATS: dict[str, Callable[[Opener], Reader]] = {
+    "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener), "npz": Npz, "tfrecord": TfRecord, "csv": Csv,
+    "jpeg": partial(Image, kind="JPEG"), "png": partial(Image, kind="PNG"), "indexed_binary": Indexed,
+    "mmap_indexed_binary": Indexed, "bin": Raw,
+}  # fmt: skip
+# Those that the data set's own section says more about.
+_CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], Reader]] = {
+    "hdf5": lambda opener, dataset: Hdf5(opener, dataset.hdf5.num_dset_per_record, dataset.record_dims),
+    "parquet": lambda opener, dataset: Parquet(
+        opener,
+        [column.name for column in dataset.parquet.columns if column.read],
+        whole_file=dataset.parquet.read_mode == "default",
+    ),
+}
+DEFAULT_RECORD_BYTES = 65536  # DLIO's
+
+
+# Workloads whose layout says the format.
+_LAYOUT_FORMATS = {"unet3d": "npy", "npy": "npy", "bert": "tfrecord", "dlrm": "bin"}
+
+
+def file_format(config: Config) -> str:
+    """Return the name of the workload's file format."""
+    if config.reader.data_loader == "synthetic":
+        return "synthetic"
+    return _LAYOUT_FORMATS.get(config.twin.layout or "", config.dataset.format)
+
+
+def past_page_cache(config: Config) -> bool:
+    """Return whether the workload reads with O_DIRECT."""
+    return config.reader.odirect or config.storage.storage_type == "direct_fs"
+
+
+def local_opener(config: Config) -> Opener:
+    """Return how files of the workload are read: mapped, past the page cache or through it."""
+    mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
+    way = Direct if past_page_cache(config) else Mapped if mapped else Buffered
+    transfer_bytes = config.reader.transfer_size
+    opener = way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
+    return KeptOpen(opener) if config.twin.reader.keep_open else opener
+
+
+def make_reader(config: Config, opener: Opener) -> Reader:
+    """Return the reader of the workload's format; UsageError names the key when there is none."""
+    name = config.reader.reader_classname or file_format(config)
+    key = "reader.reader_classname" if config.reader.reader_classname else "dataset.format"
+    if name == "synthetic":
+        return Synthetic(int(config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES))
+    if name == "bin" and config.dataset.record_dims:
+        element_bytes = np.dtype(config.dataset.record_element_type).itemsize
+        return Raw(opener, math.prod(config.dataset.record_dims) * element_bytes)
+    if config.twin.reader.read_sizes:
+        return RecordedReads(config.twin.reader.read_sizes, config.twin.reader.read_past_end)
+    if name in _FORMATS:
+        reader = _FORMATS[name](opener)
+    elif name in _CONFIGURED_FORMATS:
+        reader = _CONFIGURED_FORMATS[name](opener, config.dataset)
+    else:
+        reader = load_plugin(READERS, name, key, [*_FORMATS, *_CONFIGURED_FORMATS, "synthetic"])(config=config, opener=opener)
+    return InMemory(reader) if config.reader.read_type == "memory" else reader

@@ -1,0 +1,240 @@
+"""Ways to read a file: through the page cache, through a mapping, or past the cache (O_DIRECT).
+
+Each reads into a buffer that is used again for the next read, as a job's loader settles on a few buffers: what a read returns is
+valid until the next one of the same thread. Nothing is read that was not asked for, but what O_DIRECT's alignment adds.
+"""
+
+import io
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from common.errors import IotwinError
+
+_ALIGNMENT_BYTES = 4096  # of O_DIRECT: no disk in use has larger logical blocks; open(2)
+_LARGEST_READ_BYTES = 0x7FFFF000  # read(2) on Linux transfers at most this many bytes
+
+
+class OpenFile(Protocol):
+    """A file open for reading, a context that closes it."""
+
+    size_bytes: int
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Return these bytes, all of them; IotwinError, naming the file, when it ends before or cannot be read."""
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close it."""
+
+
+Opener = Callable[[str], OpenFile]
+
+
+def _pages(size_bytes: int) -> mmap.mmap:
+    """Return new memory; private, as the default is shared with processes forked later."""
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class _Scratch(threading.local):
+    """Memory that each thread reads into: page-aligned, and grown to the largest read so far."""
+
+    def __init__(self) -> None:
+        self._memory = _pages(_ALIGNMENT_BYTES)
+
+    def take(self, size_bytes: int) -> memoryview:
+        if size_bytes > len(self._memory):
+            self._memory = _pages(aligned_up(size_bytes))
+        return memoryview(self._memory)[:size_bytes]
+
+
+_scratch = _Scratch()
+
+
+def aligned_up(size_bytes: int) -> int:
+    """Return the next multiple of a page."""
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def scratch(size_bytes: int) -> memoryview:
+    """Return `size_bytes` of this thread's reused, page-aligned memory."""
+    return _scratch.take(size_bytes)
+
+
+def unreadable(path: str, error: OSError) -> IotwinError:
+    """Return the error of a file that the system would not read."""
+    return IotwinError(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def damaged(path: str, reason: object) -> IotwinError:
+    """Return the error of a file that is not what its format says."""
+    return IotwinError(f"{path}: {' '.join(str(reason).split())}; generate the data set again")
+
+
+def check_within(path: str, size_bytes: int, offset: int, wanted_bytes: int) -> None:
+    """Raise IotwinError when the file of `size_bytes` ends before the bytes wanted."""
+    if offset + wanted_bytes > size_bytes:
+        raise damaged(path, f"ends after {size_bytes} bytes, before the {wanted_bytes} bytes wanted at {offset}")
+
+
+class _Descriptor:
+    """What the local ways have in common: a file descriptor and its size."""
+
+    def __init__(self, path: str, flags: int = 0) -> None:
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        self.size_bytes = os.fstat(self._descriptor).st_size
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close it."""
+        os.close(self._descriptor)
+
+
+class Buffered(_Descriptor):
+    """pread(2) through the page cache, `transfer_bytes` at a time when given, else as much as is wanted in one call."""
+
+    def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
+        super().__init__(path)
+        self._transfer_bytes = transfer_bytes or _LARGEST_READ_BYTES
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Return these bytes; IotwinError when the file ends before."""
+        check_within(self._path, self.size_bytes, offset, size_bytes)
+        view = scratch(size_bytes)
+        _fill(self._path, self._descriptor, view, offset, self._transfer_bytes)
+        return view
+
+
+class Direct(_Descriptor):
+    """pread(2) with O_DIRECT, past the page cache: whole blocks around what is wanted, straight into aligned memory."""
+
+    def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
+        super().__init__(path, os.O_DIRECT)
+        self._transfer_bytes = min(aligned_up(transfer_bytes or _LARGEST_READ_BYTES), _LARGEST_READ_BYTES)
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Return these bytes; IotwinError when the file ends before or its file system has no O_DIRECT."""
+        check_within(self._path, self.size_bytes, offset, size_bytes)
+        first = offset // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+        view = scratch(aligned_up(offset + size_bytes) - first)
+        _fill(self._path, self._descriptor, view, first, self._transfer_bytes, self.size_bytes)
+        return view[offset - first : offset - first + size_bytes]
+
+
+class Mapped(_Descriptor):
+    """mmap(2): the bytes come in by page faults and are copied once."""
+
+    def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
+        super().__init__(path)
+        self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) if self.size_bytes else None
+        self._step_bytes = transfer_bytes or max(1, self.size_bytes)
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Return these bytes; IotwinError when the file ends before."""
+        check_within(self._path, self.size_bytes, offset, size_bytes)
+        view = scratch(size_bytes)
+        if self._map is not None:
+            with memoryview(self._map) as mapped:
+                for start in range(0, size_bytes, self._step_bytes):
+                    stop = min(start + self._step_bytes, size_bytes)
+                    view[start:stop] = mapped[offset + start : offset + stop]
+        return view
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Unmap and close it."""
+        if self._map is not None:
+            self._map.close()
+        super().__exit__(kind, error, trace)
+
+
+class KeptOpen:
+    """An opener that leaves each file open for the next time, in each process for itself."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
+        self._files: dict[tuple[int, int, str], OpenFile] = {}
+
+    def __call__(self, path: str) -> OpenFile:
+        """Return the file; IotwinError when it cannot be opened."""
+        # A fork shares descriptors, and the reader's buffers are each thread's own.
+        key = (os.getpid(), threading.get_ident(), path)
+        if key not in self._files:
+            self._files[key] = self._opener(path)
+        return _Kept(self._files[key])
+
+
+class _Kept:
+    """A file that outlives its context."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self.size_bytes = file.size_bytes
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        return self._file.read(offset, size_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes: int, end: int | None = None) -> None:
+    """Read into all of `view`, up to the file's `end` where alignment goes beyond it."""
+    done, wanted = 0, len(view) if end is None else min(len(view), end - offset)
+    while done < wanted:
+        try:
+            count = os.preadv(descriptor, [view[done : done + step_bytes]], offset + done)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        if count == 0:
+            raise damaged(path, f"ends after {offset + done} bytes: it has become shorter")
+        done += count
+
+
+class ReadStream(io.RawIOBase):
+    """An open file as the libraries that read for themselves (zip, HDF5, Parquet) take it; counts what they read."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file, self._place = file, 0
+        self.read_bytes = 0
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place of the next read."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place and return it."""
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size_bytes}[whence]
+        return self._place
+
+    def readinto(self, target: "bytearray | memoryview") -> int:  # type: ignore[override]
+        """Read up to as many bytes as `target` holds; fewer at the end of the file."""
+        view = memoryview(target).cast("B")
+        count = max(0, min(len(view), self._file.size_bytes - self._place))
+        if count:
+            view[:count] = self._file.read(self._place, count)
+        self._place += count
+        self.read_bytes += count
+        return count

@@ -1,0 +1,39 @@
+"""Reading a file by the calls that a traced job made: these sizes, one after the other, to the file's end."""
+
+import os
+from itertools import chain, repeat
+
+from benchmark.emulator.readers.access import damaged, scratch, unreadable
+from benchmark.emulator.readers.sample import Sample
+
+
+class RecordedReads:
+    """Whole files, one a sample, by reads of recorded sizes, whatever is in them."""
+
+    def __init__(self, sizes: list[int], past_end: bool) -> None:
+        self._sizes, self._past_end = sizes, past_end
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return the bytes of the file; IotwinError, naming it, when it cannot be read or is empty."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+            view = scratch(size_bytes + self._sizes[-1])
+            done = 0
+            for wanted in chain(self._sizes, repeat(self._sizes[-1])):
+                if done >= size_bytes and not self._past_end:
+                    break
+                count = os.readv(descriptor, [view[done : done + min(wanted, len(view) - done)]])
+                done += count
+                if count == 0:
+                    break
+        except OSError as error:
+            raise unreadable(path, error) from None
+        finally:
+            os.close(descriptor)
+        if done < size_bytes or not done:
+            raise damaged(path, f"ends after {done} bytes: it is empty or has become shorter")
+        return Sample(view[:done], done)

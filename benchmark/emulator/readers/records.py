@@ -1,0 +1,134 @@
+"""Readers of records that lie in a file one after the other: raw binary, indexed binary, TFRecord."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.emulator.readers.access import Opener, check_within, damaged
+from benchmark.emulator.readers.sample import Sample, check_member
+from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES
+
+_INDICES_KEPT = 64  # of files, by each reader; 8 bytes for every record of them
+_SCAN_BYTES = 1 << 18  # TensorFlow's record reader has as large a buffer
+
+
+class Raw:
+    """Records of equal length: as many as the file should hold, or of `record_bytes` each where that is given.
+
+    Those of one run can be had in one read, which is how the DLRM job reads a batch of Criteo's samples.
+    """
+
+    def __init__(self, opener: Opener, record_bytes: int | None = None) -> None:
+        self._open, self._record_bytes = opener, record_bytes
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return record `sample` of the file; IotwinError, naming it, when it ends before."""
+        return self.read_run(path, sample, 1, samples)
+
+    def read_run(self, path: str, first: int, count: int, samples: int) -> Sample:
+        """Return the `count` records from `first` on, in one read."""
+        with self._open(path) as file:
+            record_bytes = self._record_bytes or file.size_bytes // samples
+            if self._record_bytes is None and file.size_bytes != record_bytes * samples:
+                raise damaged(path, f"its {file.size_bytes} bytes are no {samples} samples of equal length")
+            return Sample(file.read(first * record_bytes, count * record_bytes), count * record_bytes)
+
+
+class _Indices:
+    """The offsets and sizes of the records of the files read last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, NDArray[np.int64]] = OrderedDict()
+
+    def of(self, path: str, load: Callable[[str], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return (offset, size) of every record of the file, shape (records, 2), by `load` unless it is kept."""
+        if path not in self._kept:
+            self._kept[path] = load(path)
+            if len(self._kept) > _INDICES_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(path)
+        return self._kept[path]
+
+
+class Indexed:
+    """Megatron's indexed binary files: offsets in `.off.idx`, sizes in `.sz.idx`, both read once, then a read per record."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._open, self._indices = opener, _Indices()
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return record `sample` of the file; IotwinError, naming it or its index, when it is not whole."""
+        index = self._indices.of(path, self._load)
+        check_member(path, sample, len(index))
+        offset, size_bytes = index[sample].tolist()
+        with self._open(path) as file:
+            return Sample(file.read(offset, size_bytes), size_bytes)
+
+    def _load(self, path: str) -> NDArray[np.int64]:
+        columns = []
+        for name in (f"{path}.off.idx", f"{path}.sz.idx"):
+            with self._open(name) as file:
+                if file.size_bytes % 8:
+                    raise damaged(name, f"its {file.size_bytes} bytes are no 8-byte numbers")
+                columns.append(np.frombuffer(file.read(0, file.size_bytes), "<i8").copy())
+        if len(columns[0]) != len(columns[1]):
+            raise damaged(f"{path}.sz.idx", f"has {len(columns[1])} sizes for {len(columns[0])} offsets")
+        if len(columns[0]) and min(column.min() for column in columns) < 0:
+            raise damaged(f"{path}.off.idx", "has negative offsets or sizes")
+        return np.stack(columns, axis=1)
+
+
+class TfRecord:
+    """TFRecord files sample by sample: where the records lie is found once, by their frames, then a read per record.
+
+    A file of one sample is read whole. (A job that streams TFRecords reads them otherwise: `benchmark.emulator.loaders.stream`.)
+    """
+
+    def __init__(self, opener: Opener) -> None:
+        self._open, self._indices = opener, _Indices()
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return the serialised tf.Example `sample` of the file; IotwinError, naming it, when it is not whole."""
+        if samples == 1:
+            with self._open(path) as file:
+                content = file.read(0, file.size_bytes)
+                (first, *_) = frames(path, content, 0, file.size_bytes)[0] or [(0, 0)]
+                check_member(path, sample, int(file.size_bytes > 0))
+                return Sample(content[first[0] : first[0] + first[1]], file.size_bytes)
+        index = self._indices.of(path, self._scan)
+        check_member(path, sample, len(index))
+        offset, size_bytes = index[sample].tolist()
+        with self._open(path) as file:
+            frame = file.read(offset - HEAD_BYTES, size_bytes + FRAME_BYTES)
+            return Sample(frame[HEAD_BYTES : HEAD_BYTES + size_bytes], len(frame))
+
+    def _scan(self, path: str) -> NDArray[np.int64]:
+        """Return where the records lie, by reading the file once from front to back."""
+        found: list[tuple[int, int]] = []
+        place = 0
+        with self._open(path) as file:
+            while place < file.size_bytes:
+                block = file.read(place, min(_SCAN_BYTES, file.size_bytes - place))
+                records, place = frames(path, block, place, file.size_bytes)
+                found += records
+        return np.array(found, np.int64).reshape(-1, 2)
+
+
+def frames(path: str, block: memoryview, start: int, file_bytes: int) -> tuple[list[tuple[int, int]], int]:
+    """Return (offset, size) in the file of the records whose frames begin in `block`, and where the next frame begins.
+
+    `block` holds the bytes of the file at `path` from `start` on, which is the beginning of a frame. IotwinError when a record
+    would end beyond the file, as the lengths of a damaged file say.
+    """
+    records = []
+    place = start
+    while place + HEAD_BYTES <= start + len(block):
+        size_bytes = int.from_bytes(block[place - start : place - start + 8], "little")
+        check_within(path, file_bytes, place, size_bytes + FRAME_BYTES)
+        records.append((place + HEAD_BYTES, size_bytes))
+        place += size_bytes + FRAME_BYTES
+    if not records:
+        raise damaged(path, f"ends in the middle of the record at {place}")
+    return records, place

@@ -1,0 +1,75 @@
+"""Reading from object stores and other file systems that fsspec knows."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from benchmark.emulator.readers.access import check_within, damaged
+from common.errors import IotwinError
+
+if TYPE_CHECKING:
+    from fsspec.spec import AbstractFileSystem
+
+
+@contextmanager
+def one_line(url: str) -> Iterator[None]:
+    """Turn whatever a store's client raises into one line: each has its own exceptions, without a common base."""
+    try:
+        yield
+    except IotwinError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise IotwinError(f"{url}: cannot be read: {reason}; check the name, storage.storage_options and the network") from None
+
+
+class RemoteOpener:
+    """Opens `protocol://path` files; a request for each read, of `transfer_bytes` at most when given."""
+
+    def __init__(self, protocol: str, options: Mapping[str, object], transfer_bytes: int | None = None) -> None:
+        self._protocol, self._transfer_bytes = protocol, transfer_bytes
+        self.options = dict(options)
+
+    def file_system(self) -> "AbstractFileSystem":
+        """Return the file system; made anew in a forked process, as fsspec's own cache sees to."""
+        try:
+            import fsspec
+
+            return fsspec.filesystem(self._protocol, **self.options)
+        except (ImportError, ValueError) as error:
+            raise IotwinError(f"{self._protocol}://: {error}; install it with: pip install 'iotwin[s3]'") from None
+
+    def __call__(self, path: str) -> "RemoteFile":
+        """Return the file at `path`, a URL."""
+        return RemoteFile(self.file_system(), path, self._transfer_bytes)
+
+
+class RemoteFile:
+    """An object; nothing stays open."""
+
+    def __init__(self, files: "AbstractFileSystem", path: str, transfer_bytes: int | None) -> None:
+        self._files, self._path, self._transfer_bytes = files, path, transfer_bytes
+        with one_line(path):
+            self.size_bytes = int(files.size(path))
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Return these bytes; IotwinError when the object ends before or the store refuses."""
+        check_within(self._path, self.size_bytes, offset, size_bytes)
+        step = self._transfer_bytes or max(1, size_bytes)
+        with one_line(self._path):
+            parts = [
+                self._files.cat_file(self._path, start=start, end=min(start + step, offset + size_bytes))
+                for start in range(offset, offset + size_bytes, step)
+            ]
+        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(content) < size_bytes:
+            raise damaged(self._path, f"gave {len(content)} bytes of {size_bytes}")
+        return memoryview(content)
+
+    def __enter__(self) -> Self:
+        """Return the file."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Do nothing: nothing is open."""

@@ -1,0 +1,15 @@
+"""The reader that reads nothing: what the loop costs without storage."""
+
+from benchmark.emulator.readers.access import scratch
+from benchmark.emulator.readers.sample import Sample
+
+
+class Synthetic:
+    """Delivers samples of `record_bytes` bytes from memory."""
+
+    def __init__(self, record_bytes: int) -> None:
+        self._record_bytes = record_bytes
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return as many bytes as a sample has; none of them was read."""
+        return Sample(scratch(self._record_bytes), 0)

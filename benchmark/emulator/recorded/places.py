@@ -1,0 +1,89 @@
+"""Where the files of a recording are: opened beneath the data folder or the output folder, and by no other way."""
+
+import os
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from benchmark.config.recording import File
+from common.beneath import folder_of, open_beneath
+from common.errors import IotwinError
+from tracing_tools.trace.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, FLAG_WRITABLE
+
+_MOST_FOLDERS = 256  # open at a time
+_LONGEST_WAIT_S = 60.0  # for a file that another thread is to make
+_BLOCK = b"\0" * (1 << 20)
+
+
+class Places:
+    """Opens, renames and removes the files of a recording, numbered as there."""
+
+    def __init__(self, files: list[File], data: Path, output: Path) -> None:
+        self._files, self._data, self._output = files, data, output
+        self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
+
+    def prepare(self) -> None:
+        """See that the data set is there, and write what the job found and later changed; IotwinError names what is missing."""
+        self._output.mkdir(parents=True, exist_ok=True)
+        for file in self._files:
+            if file.written:
+                self._make_folders(file)
+            elif not (self._data / file.name).is_file():
+                raise IotwinError(f"{self._data / file.name}: is not there; give the data set by dataset.data_folder")
+
+    def _make_folders(self, file: File) -> None:
+        for name in {file.name, file.renamed_to or file.name}:
+            with folder_of(self._output, name, make=True):
+                pass
+        if not file.made:
+            descriptor = open_beneath(self._output, file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with os.fdopen(descriptor, "wb", buffering=0) as whole:
+                for begin in range(0, file.size_bytes, len(_BLOCK)):
+                    whole.write(_BLOCK[: file.size_bytes - begin])
+
+    def open(self, index: int, renamed: bool, flags: int) -> int:
+        """Return a descriptor of the file, opened as FLAG_* say; waits for one that is yet to be made."""
+        file = self._files[index]
+        wanted = os.O_RDWR if flags & FLAG_WRITABLE and file.written else os.O_RDONLY
+        if file.written:
+            wanted |= (os.O_CREAT if flags & FLAG_CREATE else 0) | (os.O_TRUNC if flags & FLAG_TRUNCATE else 0)
+        folder, last = self._place(file, renamed)
+        tries = [wanted | os.O_DIRECT, wanted] if flags & FLAG_DIRECT else [wanted]
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while True:
+            for each in tries:
+                try:
+                    return os.open(last, each | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+                except FileNotFoundError:
+                    if not file.written or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.001)
+                except OSError:
+                    if each is tries[-1]:
+                        raise
+
+    def rename(self, index: int, renamed: bool) -> None:
+        """Give the file its last name."""
+        file = self._files[index]
+        folder, last = self._place(file, renamed)
+        new_folder, new_name = self._place(file, renamed=True)
+        os.rename(last, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
+
+    def unlink(self, index: int, renamed: bool) -> None:
+        """Remove the file, if it is a written one: the data set is not the twin's to remove."""
+        file = self._files[index]
+        folder, last = self._place(file, renamed)
+        if file.written:
+            os.unlink(last, dir_fd=folder)
+
+    def _place(self, file: File, renamed: bool) -> tuple[int, str]:
+        name = file.renamed_to if renamed and file.renamed_to is not None else file.name
+        above, _, last = name.rpartition("/")
+        key = (self._output if file.written else self._data, above)
+        folder = self._folders.get(key)
+        if folder is None:
+            with folder_of(key[0], name) as (opened, _):
+                folder = self._folders[key] = os.dup(opened)
+            if len(self._folders) > _MOST_FOLDERS:
+                os.close(self._folders.popitem(last=False)[1])
+        return folder, last

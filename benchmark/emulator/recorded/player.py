@@ -1,0 +1,258 @@
+"""One thread of a replay: its rows one after another, each when it is due, counted from the end of the one before.
+
+In closed loop: a call takes what it takes, and what the job computed in between is slept. A read from a pipe waits for the bytes
+that another thread writes, as in the job.
+"""
+
+import mmap
+import os
+import queue
+import select
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from benchmark.config.recording import CALLS, DUPLICATED, RENAMED, Op, Recording
+from benchmark.emulator.recorded.memory import Descriptors, Maps
+from benchmark.emulator.recorded.places import Places
+from benchmark.emulator.recorded.shared import (
+    BUCKETS,
+    DONE,
+    ENDED_NS,
+    FIRST_PIPE,
+    READ_BYTES,
+    ROWS,
+    RUNNING,
+    STATE,
+    STOPPED,
+    WAITING,
+    WRITTEN_BYTES,
+    Board,
+    Shared,
+)
+
+_CHUNK = 4096  # rows that are Python objects at a time
+_BLOCK_BYTES = 1 << 22
+_FRESH_BYTES = (
+    1 << 17
+)  # from here on malloc maps fresh memory, and so do the frameworks' readers; see mallopt(3), M_MMAP_THRESHOLD
+_TICK_S = 0.5
+_LONGEST_DELAY_NS = 50_000_000  # forking a process takes Python some milliseconds
+_INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END})
+_WAITS = frozenset({Op.WAIT, Op.JOIN})
+
+
+class Home(Protocol):
+    """The process that a thread is in, as the thread needs it."""
+
+    shared: Shared
+    places: Places
+    fds: Descriptors
+    channels: list[queue.SimpleQueue[int]]
+
+    def start(self, number: int, begin_ns: int) -> None:
+        """Fork a process of the recording."""
+
+    def join(self, number: int) -> int:
+        """Wait for a process to end; return when its end was due."""
+
+    def start_thread(self, thread: int, begin_ns: int) -> None:
+        """Start a thread of the recording."""
+
+    def wait(self, channel: int, tick_s: float) -> int:
+        """Wait for a post on a channel; return when it was due."""
+
+
+class Player:
+    """Plays one thread in its process. `begin_ns` (CLOCK_MONOTONIC) is what the first row's time counts from."""
+
+    def __init__(self, process: Home, thread: int, begin_ns: int) -> None:
+        self._process, self._thread = process, thread
+        self._board = process.shared.board.of(thread)
+        self._begin_ns = self._due_ns = begin_ns
+        self._maps = Maps(process.fds)
+        self._noise = memoryview(process.shared.noise)
+        self._scratch = memoryview(mmap.mmap(-1, _FRESH_BYTES))
+        self._from: tuple[int, int] = -1, -1  # descriptor and offset of a copy
+        does: dict[Op, Callable[[int, int, int, int, int], int]] = {
+            Op.OPEN: self._open, Op.READ: self._read, Op.WRITE: self._write, Op.SYNC: self._sync, Op.DATASYNC: self._datasync,
+            Op.CLOSE: self._close, Op.RENAME: self._rename, Op.UNLINK: self._unlink, Op.MAP: self._maps.map,
+            Op.TOUCH: self._maps.touch, Op.UNMAP: self._maps.unmap, Op.COPY: self._copy, Op.COPY_TO: self._copy_to,
+            Op.TRUNCATE: self._truncate, Op.PIPE_WRITE: self._pipe_write, Op.PIPE_READ: self._pipe_read, Op.POLL: self._poll,
+            Op.POST: self._post, Op.WAIT: self._wait, Op.START: self._start, Op.JOIN: self._join, Op.THREAD: self._start_thread,
+            Op.MARK: self._mark, Op.END: self._end,
+        }  # fmt: skip
+        self._does = [does[op] for op in Op]
+
+    def play(self) -> None:
+        """Play the thread to its end, or until all are told to stop.
+
+        `due` is when the job would have come to a row; a call that begins late ends late by as much, which comes off the next
+        pauses. Counts are kept here and written to the board when the thread may block for long, and at the end.
+        """
+        shared, board, does = self._process.shared, self._board, self._does
+        word, deadline_ns, scale, now_ns, sleep = (
+            shared.board.word,
+            shared.deadline_ns,
+            shared.think_scale,
+            time.monotonic_ns,
+            time.sleep,
+        )
+        counts, late, moved_bytes = [0] * len(Op), [0] * BUCKETS, [0] * len(Op)
+        logical = self._begin_ns
+        board[STATE] = RUNNING
+        for done, (think, op, subject, fd, offset, size, flags) in enumerate(self._rows()):
+            due = logical + int(think * scale)
+            if due >= deadline_ns or word[0]:
+                word[0] = word[0] or STOPPED
+                break
+            begun = now_ns()
+            if due > begun:
+                sleep((due - begun) / 1e9)
+                begun = now_ns()
+            elif done and begun - due > _LONGEST_DELAY_NS:
+                due = begun - _LONGEST_DELAY_NS
+            self._due_ns = due
+            if op >= Op.PIPE_WRITE:
+                board[ROWS] = done
+            moved = does[op](subject, fd, offset, size, flags)
+            counts[op] += 1
+            if op < CALLS:
+                moved_bytes[op] += moved
+                late[min((begun - due).bit_length(), BUCKETS - 1)] += 1
+            logical = self._after(op, due, begun, now_ns(), moved)
+        self._maps.close()
+        Board.tell(board, counts[:CALLS], late)
+        board[READ_BYTES] = moved_bytes[Op.READ] + moved_bytes[Op.COPY_TO]
+        board[WRITTEN_BYTES] = moved_bytes[Op.WRITE] + moved_bytes[Op.COPY_TO]
+        board[ENDED_NS] = logical
+        board[STATE] = DONE
+
+    @staticmethod
+    def _after(op: int, due: int, begun: int, ended: int, moved: int) -> int:
+        """Return when the job would have been done with a row that was due at `due` and took from `begun` to `ended`."""
+        if op < Op.PIPE_WRITE:
+            return due + ended - begun
+        if op in _WAITS:  # for what was due at `moved`
+            return max(due, moved, ended - _LONGEST_DELAY_NS)
+        if op in _INSTANT:
+            return due  # what it took is the replay's own
+        return ended - max(0, begun - due - (ended - begun))  # whoever has waited is no longer behind by as much
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        """Yield the thread's rows, a chunk of them as Python's numbers at a time."""
+        recording: Recording = self._process.shared.recording
+        first, end = self._process.shared.bounds[self._thread : self._thread + 2].tolist()
+        names = ("think_ns", "op", "subject", "fd", "offset", "size", "flags")
+        for begin in range(first, end, _CHUNK):
+            part = slice(begin, min(begin + _CHUNK, end))
+            yield from zip(*(recording.columns[name][part].tolist() for name in names), strict=True)
+
+    def _open(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        ours = self._process.places.open(file, bool(flags & RENAMED), flags)
+        self._process.fds.opened(fd, file, ours, bool(flags & DUPLICATED))
+        return 0
+
+    def _read(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        actual = self._process.fds.of(fd, file, flags)
+        if size >= _FRESH_BYTES and offset >= 0:
+            return len(os.pread(actual, size, offset))
+        buffer = self._scratch[: min(size, _FRESH_BYTES)]
+        return os.preadv(actual, [buffer], offset) if offset >= 0 else os.readv(actual, [buffer])
+
+    def _write(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        actual = self._process.fds.of(fd, file, flags)
+        if size <= _BLOCK_BYTES:
+            buffers = [self._noise[:size]]
+        else:
+            buffers = [self._noise] * (size // _BLOCK_BYTES) + [self._noise[: size % _BLOCK_BYTES]]
+        return os.pwritev(actual, buffers, offset) if offset >= 0 else os.writev(actual, buffers)
+
+    def _sync(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        os.fsync(self._process.fds.of(fd, file, flags))
+        return 0
+
+    def _datasync(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        os.fdatasync(self._process.fds.of(fd, file, flags))
+        return 0
+
+    def _close(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        os.close(self._process.fds.closed(fd, file, flags))
+        return 0
+
+    def _rename(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.places.rename(file, bool(flags & RENAMED))
+        return 0
+
+    def _unlink(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.places.unlink(file, bool(flags & RENAMED))
+        return 0
+
+    def _truncate(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        os.ftruncate(self._process.fds.of(fd, file, flags), size)
+        return 0
+
+    def _copy(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._from = self._process.fds.of(fd, file, flags), offset
+        return 0
+
+    def _copy_to(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
+        source, begin = self._from
+        target = self._process.fds.of(fd, file, flags)
+        return os.copy_file_range(source, target, size, None if begin < 0 else begin, None if offset < 0 else offset)
+
+    def _pipe_write(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
+        end = self._process.shared.pipes.ends[pipe][1]
+        self._board[STATE] = -1 - pipe
+        while size > 0:
+            size -= os.write(end, self._noise[:size])
+        self._board[STATE] = RUNNING
+        return 0
+
+    def _pipe_read(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
+        end, word = self._process.shared.pipes.ends[pipe][0], self._process.shared.board.word
+        self._board[STATE] = FIRST_PIPE + pipe
+        while size > 0 and not word[0]:
+            size -= len(os.read(end, size))
+        self._board[STATE] = RUNNING
+        return 0
+
+    def _poll(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
+        poll = select.poll()
+        poll.register(self._process.shared.pipes.ends[pipe][0], select.POLLIN)
+        self._board[STATE] = FIRST_PIPE + pipe
+        poll.poll()
+        self._board[STATE] = RUNNING
+        return 0
+
+    def _post(self, channel: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.channels[channel].put(self._due_ns)
+        return 0
+
+    def _wait(self, channel: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._board[STATE] = WAITING
+        posted_ns = self._process.wait(channel, _TICK_S)
+        self._board[STATE] = RUNNING
+        return posted_ns
+
+    def _start(self, number: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.start(number, self._due_ns)
+        return 0
+
+    def _join(self, number: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._board[STATE] = WAITING
+        # What the end itself took is the replay's own: the job's process was gone when it was due.
+        ended_ns = self._process.join(number)
+        self._board[STATE] = RUNNING
+        return ended_ns
+
+    def _start_thread(self, thread: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.start_thread(thread, self._due_ns)
+        return 0
+
+    def _mark(self, mark: int, fd: int, offset: int, size: int, flags: int) -> int:
+        self._process.shared.log_mark(mark)
+        return 0
+
+    def _end(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:
+        return 0

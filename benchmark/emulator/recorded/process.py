@@ -1,0 +1,126 @@
+"""One process of a replay: its threads, the processes that it forks, and the watch over threads that wait for ever."""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+
+from benchmark.config.recording import RENAMED
+from benchmark.emulator.recorded.memory import Descriptors
+from benchmark.emulator.recorded.player import Player
+from benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, RUNNING, STOPPED, WAITING, Shared
+from common.children import become_loader
+from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE
+
+_MAKES = FLAG_CREATE | FLAG_TRUNCATE
+_STUCK_TICKS = 10  # without anything done, from which those that wait are let go
+
+
+class Process:
+    """Process `number` of the recording, which is this process."""
+
+    def __init__(self, shared: Shared, number: int, descriptors: Descriptors | None = None) -> None:
+        self.shared, self.number, self.places = shared, number, shared.places
+        # A forked process has its parent's descriptors.
+        self.fds = descriptors or Descriptors(
+            lambda file, flags: shared.places.open(file, bool(flags & RENAMED), flags & ~_MAKES)
+        )
+        self.channels: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(shared.recording.header.channels)]
+        self._children: dict[int, int] = {}
+        self._threads: list[threading.Thread] = []
+
+    def run(self, begin_ns: int) -> None:
+        """Play the main thread here, which starts the others, and return when all of them and the children are done."""
+        self._play(self.shared.main(self.number), begin_ns)
+        for thread in self._threads:
+            thread.join()
+        for number in list(self._children):
+            self.join(number)
+
+    def _play(self, thread: int, begin_ns: int) -> None:
+        try:
+            Player(self, thread, begin_ns).play()
+        except Exception as error:
+            self.shared.fail(error)
+            self.shared.board.of(thread)[0] = DONE
+
+    def start_thread(self, thread: int, begin_ns: int) -> None:
+        """Start a thread of the recording."""
+        started = threading.Thread(target=self._play, args=(thread, begin_ns), daemon=True)
+        started.start()
+        self._threads.append(started)
+
+    def start(self, number: int, begin_ns: int) -> None:
+        """Fork a process of the recording."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self._children[number] = pid
+            return
+        status = 1
+        try:
+            become_loader(number, parent)
+            Process(self.shared, number, self.fds).run(begin_ns)
+            status = 0
+        except BaseException as error:
+            self.shared.fail(error)
+        finally:
+            os._exit(status)
+
+    def join(self, number: int) -> int:
+        """Wait for a process to end, if it was started and not waited for; return when its end was due."""
+        pid = self._children.pop(number, None)
+        if pid is None:
+            return 0
+        _, status = os.waitpid(pid, 0)
+        if status and self.shared.board.word[0] != FAILED:
+            self.shared.fail(RuntimeError(f"process {pid} of the replay ended with status {os.waitstatus_to_exitcode(status)}"))
+        return self.shared.board.of(self.shared.main(number))[ENDED_NS]
+
+    def wait(self, channel: int, tick_s: float) -> int:
+        """Wait for a post on a channel, or for the end; return when the post was due, 0 at the end."""
+        while self.shared.board.word[0] == GO_ON:
+            with contextlib.suppress(queue.Empty):
+                return self.channels[channel].get(timeout=tick_s)
+        return 0
+
+    def end_children(self) -> None:
+        """Kill the processes that were forked here; what they forked dies with them."""
+        for pid in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+class Watch(threading.Thread):
+    """Lets threads go that wait for a pipe for ever: when all wait for one another, and when all are to stop."""
+
+    def __init__(self, shared: Shared, tick_s: float = 0.5) -> None:
+        super().__init__(daemon=True)
+        self._shared, self._tick_s, self._ended = shared, tick_s, threading.Event()
+        self.freed = 0  # threads that waited for one another
+
+    def run(self) -> None:
+        """Look at the board, tick by tick."""
+        before, quiet = self._shared.board.states(), 0
+        while not self._ended.wait(self._tick_s):
+            if time.monotonic_ns() >= self._shared.deadline_ns and self._shared.board.word[0] == GO_ON:
+                self._shared.board.word[0] = STOPPED
+            now = self._shared.board.states()
+            state = now[:, 0]
+            on_pipes = state[(state < 0) | (state > WAITING)]
+            quiet = quiet + 1 if (now == before).all() and not (state == RUNNING).any() and len(on_pipes) else 0
+            before = now
+            over = self._shared.board.word[0] != GO_ON
+            if over or quiet >= _STUCK_TICKS:
+                self.freed += 0 if over else len(on_pipes)
+                for each in on_pipes.tolist():
+                    self._shared.pipes.free_one(each)
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        self.join()

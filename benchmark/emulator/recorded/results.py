@@ -1,0 +1,46 @@
+"""The summary of a replay: DLIO's keys as far as they mean something, then ours under ``iotwin``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmark.config import Config
+from benchmark.emulator.recorded.run import Replayed, lateness
+from benchmark.emulator.results.dlio_log import local_time
+from benchmark.emulator.results.write import SUMMARY_NAME
+from common.files import write_whole
+
+
+def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
+    """Write what all ranks replayed into the output folder's summary.json and return it."""
+    summary = _summary(config, ranks)
+    content = msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
+    write_whole(Path(config.output.folder) / SUMMARY_NAME, content)
+    return summary
+
+
+def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
+    first = ranks[0]
+    start_s, end_s = min(one.start_s for one in ranks), max(one.end_s for one in ranks)
+    read, storage = sum(one.read_bytes for one in ranks), sum(one.storage_read_bytes for one in ranks)
+    return {
+        "start": local_time(start_s), "end": local_time(end_s), "num_accelerators": len(ranks), "num_hosts": 1,
+        "hostname": first.host.hostname, "host_cpu_count": [first.host.cpus],
+        "host_memory_GB": [first.host.memory_bytes / (1 << 30)], "metric": {},
+        "iotwin": {
+            "kernel": first.host.kernel, "machine": first.host.machine, "elapsed_s": end_s - start_s,
+            "stopped_early": any(one.stopped_early for one in ranks), "bytes_read": read,
+            "bytes_written": sum(one.written_bytes for one in ranks), "storage_bytes_read": storage,
+            "page_cache_hit_ratio": None if not read else max(0.0, 1.0 - storage / read),
+            "cpu_s": sum(one.cpu_s for one in ranks), "peak_memory_bytes": max(one.peak_memory_bytes for one in ranks),
+            "train": None, "evaluation": None, "checkpoint_files": [], "source": config.twin.source,
+            "recorded": {
+                "calls": {name: sum(one.counts[name] for one in ranks) for name in first.counts if first.counts[name]},
+                "timing_error": lateness(np.sum([one.late for one in ranks], axis=0)),
+                "waits_given_up": sum(one.freed_waits for one in ranks),
+            },
+        },
+    }  # fmt: skip

@@ -1,0 +1,134 @@
+"""Replaying a recording as one rank, and what is measured of it."""
+
+import gc
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.config import Config
+from benchmark.config.recording import CALLS, Op, Recording, read_recording
+from benchmark.emulator.ranks import Rank
+from benchmark.emulator.recorded.places import Places
+from benchmark.emulator.recorded.process import Process, Watch
+from benchmark.emulator.recorded.shared import BUCKETS, COUNTS, FAILED, READ_BYTES, STOPPED, WRITTEN_BYTES, Board, Pipes, Shared
+from benchmark.emulator.results.measured import Host, Usage
+from common.errors import IotwinError
+from common.mllog import MlLog
+from common.processes import age_s, sharpen_timers
+
+_NOISE_BYTES = 1 << 22
+_NEVER_NS = 1 << 62
+
+
+@dataclass
+class Replayed:
+    """What one rank replayed; `late` counts calls by the bucket of nanoseconds that they began late."""
+
+    rank: int
+    start_s: float
+    end_s: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    read_bytes: int = 0
+    written_bytes: int = 0
+    late: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
+    freed_waits: int = 0
+    stopped_early: bool = False
+    storage_read_bytes: int = 0
+    peak_memory_bytes: int = 0
+    cpu_s: float = 0.0
+    host: Host = field(default_factory=Host.here)
+
+
+def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Replayed:
+    """Replay the workload's recording as `rank` (its own pipes and output folder; the data set is shared) and measure it.
+
+    Raises IotwinError, naming the file, when the recording is not sound, a file of the data set is missing or a call fails that
+    succeeded in the job. No process outlives the call.
+    """
+    rank, settings = rank or Rank(), config.twin.recorded
+    if settings is None:
+        raise IotwinError("twin.recorded is missing: this workload replays nothing")
+    sharpen_timers()
+    started_ns = time.monotonic_ns() - int(age_s() * 1e9) if rank.count == 1 else time.monotonic_ns()
+    recording = cut(read_recording(Path(settings.file)), settings.cut_s)
+    output = Path(config.checkpoint.checkpoint_folder)
+    places = Places(
+        recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.number}" if rank.count > 1 else output
+    )
+    log = MlLog(log_stream, **({"rank": rank.number} if rank.count > 1 else {}))
+    measured, before = Replayed(rank.number, time.time()), Usage.so_far()
+    places.prepare()
+    rank.meet()
+    begin_ns = time.monotonic_ns() if rank.count > 1 else started_ns
+    deadline_ns = _NEVER_NS if limit_s is None else time.monotonic_ns() + int(limit_s * 1e9)
+    gc.collect()
+    gc.freeze()  # what is forked shares its pages
+    for turn in range(settings.loop):
+        if turn:
+            places.prepare()
+            begin_ns = time.monotonic_ns()
+        _once(recording, places, log, settings.think_scale, deadline_ns, begin_ns, measured)
+        if measured.stopped_early:
+            break
+    gc.unfreeze()
+    before.note_end(measured)
+    return measured
+
+
+def cut(recording: Recording, cut_s: float | None) -> Recording:
+    """Return the recording of the first `cut_s` seconds of the job; None: all of it."""
+    return recording if cut_s is None else recording.where(recording.columns["at_ns"] <= cut_s * 1e9)
+
+
+def _once(
+    recording: Recording, places: Places, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
+) -> None:
+    """Replay the recording once and add what was measured."""
+    board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
+    os.set_blocking(failures[0], False)
+    shared = Shared(
+        recording, recording.starts(), board, pipes, places, log, os.urandom(_NOISE_BYTES), think_scale, deadline_ns, failures
+    )
+    root, watch = Process(shared, 0), Watch(shared)
+    watch.start()
+    try:
+        root.run(begin_ns)
+        if board.word[0] == FAILED:
+            raise IotwinError(f"{_why(failures[0])}; the replay is ended")
+    finally:
+        watch.end()
+        root.end_children()
+        pipes.close()
+        for end in failures:
+            os.close(end)
+    totals = board.totals()
+    for op in list(Op)[:CALLS]:
+        measured.counts[op.name.lower()] = measured.counts.get(op.name.lower(), 0) + int(totals[COUNTS + op])
+    measured.read_bytes += int(totals[READ_BYTES])
+    measured.written_bytes += int(totals[WRITTEN_BYTES])
+    measured.late += Board.histogram(totals)
+    measured.freed_waits += watch.freed
+    measured.stopped_early = measured.stopped_early or board.word[0] == STOPPED
+
+
+def _why(descriptor: int) -> str:
+    try:
+        return os.read(descriptor, 4096).decode("utf-8", "replace").splitlines()[0]
+    except (BlockingIOError, IndexError):
+        return "a process of the replay failed"
+
+
+def lateness(late: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the timing error of calls (began minus due), in seconds: buckets of octaves, quantiles by their upper edges."""
+    total, sums = int(late.sum()), np.cumsum(late)
+
+    def quantile(share: float) -> float | None:
+        return None if not total else float(1 << int(np.searchsorted(sums, share * total))) / 1e9
+
+    buckets = [{"below_s": float(1 << bucket) / 1e9, "calls": int(count)} for bucket, count in enumerate(late) if count]
+    return {"calls": total, "median_s": quantile(0.5), "p99_s": quantile(0.99), "buckets": buckets}

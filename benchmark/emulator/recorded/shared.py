@@ -1,0 +1,120 @@
+"""What the processes of a replay share: pipes, and a board on which each thread says where it is and what it did."""
+
+import mmap
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.config.recording import CALLS, Header, Recording
+from benchmark.emulator.recorded.places import Places
+from common.mllog import MlLog
+
+BUCKETS = 64  # of lateness in ns: 0, then a bucket an octave; see tracing_tools.trace.figures.log_buckets
+RUNNING, DONE, WAITING = 1, 2, 3  # states; below 0: waits to write to pipe -1 - state, from FIRST_PIPE up: to read from one
+FIRST_PIPE = 16
+STATE, ROWS, READ_BYTES, WRITTEN_BYTES, ENDED_NS, COUNTS = 0, 1, 2, 3, 4, 5  # ENDED_NS: when the thread's end was due
+_HISTOGRAM = COUNTS + CALLS
+_WIDTH = _HISTOGRAM + BUCKETS
+GO_ON, STOPPED, FAILED = 0, 1, 2
+
+
+class Board:
+    """A row of numbers for each thread, in memory that forked processes share; and a word for all."""
+
+    def __init__(self, threads: int) -> None:
+        memory = mmap.mmap(-1, (1 + threads * _WIDTH) * 8)
+        self._cells = memoryview(memory).cast("q")
+        self._rows = np.frombuffer(memory, np.int64)[1:].reshape(threads, _WIDTH)
+
+    def of(self, thread: int) -> memoryview:
+        """Return the row of a thread, which it alone writes."""
+        begin = 1 + thread * _WIDTH
+        return self._cells[begin : begin + _WIDTH]
+
+    @property
+    def word(self) -> memoryview:
+        """Return the one cell that says GO_ON, STOPPED or FAILED to all."""
+        return self._cells[:1]
+
+    def states(self) -> NDArray[np.int64]:
+        """Return a copy of (state, rows done) of every thread, shape (threads, 2)."""
+        return self._rows[:, :2].copy()
+
+    def totals(self) -> NDArray[np.int64]:
+        """Return the sums over threads, by column."""
+        total: NDArray[np.int64] = self._rows.sum(axis=0)
+        return total
+
+    @staticmethod
+    def histogram(totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the calls by bucket of lateness."""
+        part: NDArray[np.int64] = totals[_HISTOGRAM:]
+        return part
+
+    @staticmethod
+    def tell(row: memoryview, counts: list[int], late: list[int]) -> None:
+        """Write a thread's calls by operation and by bucket of lateness into its row."""
+        for place, value in enumerate(counts + late, COUNTS):
+            row[place] = value
+
+
+class Pipes:
+    """The pipes of a recording: (read end, write end) of each, inherited by all processes."""
+
+    def __init__(self, header: Header) -> None:
+        self.ends = [os.pipe() for _ in header.pipes]
+        self.in_messages = [pipe.messages for pipe in header.pipes]
+
+    def free_one(self, state: int) -> None:
+        """Let a thread go on that waits for a pipe for ever, as `state` says."""
+        if state < 0:
+            read_end = self.ends[-1 - state][0]
+            os.set_blocking(read_end, False)
+            try:
+                os.read(read_end, 1 << 16)
+            except BlockingIOError:
+                return
+            finally:
+                os.set_blocking(read_end, True)
+        else:
+            os.write(self.ends[state - FIRST_PIPE][1], b"\0")
+
+    def close(self) -> None:
+        """Close both ends of all."""
+        for ends in self.ends:
+            for end in ends:
+                os.close(end)
+
+
+@dataclass
+class Shared:
+    """What all processes of a replay were forked with."""
+
+    recording: Recording
+    bounds: NDArray[np.int64]  # of the threads' rows
+    board: Board
+    pipes: Pipes
+    places: Places
+    log: MlLog
+    noise: bytes  # what is written
+    think_scale: float
+    deadline_ns: int
+    failures: tuple[int, int]  # a pipe: why a process failed
+
+    def main(self, process: int) -> int:
+        """Return the main thread of a process."""
+        return int(np.searchsorted(self.recording.header.threads, process))
+
+    def log_mark(self, number: int) -> None:
+        """Log that a phase begins or ends."""
+        mark = self.recording.header.marks[number]
+        told = {name: value for name, value in (("epoch_num", mark.epoch), ("step_num", mark.step)) if value is not None}
+        (self.log.start if mark.begins else self.log.end)(mark.key, **told)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell all that the replay has failed, and why."""
+        self.board.word[0] = FAILED
+        text = f"{getattr(error, 'filename', None) or ''} {getattr(error, 'strerror', None) or error}".strip()
+        os.write(self.failures[1], (text[:2000] + "\n").encode("utf-8", "replace"))

@@ -1,0 +1,1 @@
+"""What a run measured, and the files that say so."""

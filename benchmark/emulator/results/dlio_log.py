@@ -1,0 +1,113 @@
+"""dlio.log: the lines that scripts written for DLIO look for, and under --instrument one for every part of every step."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from benchmark.config import Config
+from benchmark.emulator.results.measured import Measured, Span
+from benchmark.emulator.results.steplog import StepTable
+from benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+
+
+def local_time(seconds: float) -> str:
+    """DLIO's time stamp: local time to the microsecond, without a zone."""
+    return datetime.fromtimestamp(seconds, tz=datetime.now().astimezone().tzinfo).strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+
+def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summary: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the log as rank 0 saw the run; of an instrumented one also ``[INFO] key nanoseconds``."""
+    first = ranks[0]
+    what = " & ".join(
+        name for name, done in (("Training", config.workflow.train), ("Checkpointing", config.workflow.checkpoint)) if done
+    )
+    yield _line(first.start_s, f"Running DLIO [{what}] with {len(ranks)} process(es)")
+    files, each = first.data.train_files, config.dataset.num_samples_per_file
+    size = config.reader.batch_size
+    steps = max((int(span.amount) for span in first.spans if span.kind == "epoch"), default=0)
+    if steps:
+        yield _line(
+            first.start_s,
+            f"Max steps per epoch: {steps} = {each} * {files} / {size} / {len(ranks)} "
+            "(samples per file * num files / batch size / comm size)",
+        )
+    edges = [(span.start_s, 1, span) for span in first.spans] + [(span.end_s, 0, span) for span in first.spans]
+    for time_s, starts, span in sorted(edges, key=lambda edge: (edge[0], edge[1] == (edge[2].kind == "epoch"))):
+        yield _line(time_s, (_start if starts else _end)(span))
+        if not starts and span.kind == "block":
+            yield from _block(config, table, span)
+    for name, value in summary["metric"].items():
+        if isinstance(value, float | str):
+            yield _line(first.end_s, f"[METRIC] {name}: {value:.4f}" if isinstance(value, float) else f"[METRIC] {name}: {value}")
+    if config.twin.instrument:
+        yield from _parts_of_steps(first)
+
+
+def _line(time_s: float, text: str) -> str:
+    return f"[OUTPUT] {local_time(time_s)} {text}\n"
+
+
+def _start(span: Span) -> str:
+    return {
+        "epoch": f"Starting epoch {span.epoch}: {int(span.amount)} steps expected",
+        "block": f"Starting block {span.number}",
+        "eval": f"Starting eval - {int(span.amount)} steps expected",
+        "save_ckpt": f"Starting saving checkpoint {span.number} after epoch {span.epoch}",
+        "load_ckpt": f"Starting loading checkpoint {span.number} for epoch {span.epoch}",
+    }[span.kind]
+
+
+def _end(span: Span) -> str:
+    rate = f"Throughput: {span.amount / (1 << 30) / max(span.duration_s, 1e-9):.4f} GB/s"
+    if span.kind == "save_ckpt" and not span.amount:
+        rate = "to be written beside training"  # an asynchronous one: this was its snapshot
+    return {
+        "epoch": f"Ending epoch {span.epoch} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
+        "block": f"Ending block {span.number} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
+        "eval": f"Ending eval - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
+        "save_ckpt": f"Finished saving checkpoint {span.number} for epoch {span.epoch} in {span.duration_s:.4f} s; {rate}",
+        "load_ckpt": f"Finished loading checkpoint {span.number} for epoch {span.epoch} in {span.duration_s:.4f} s; {rate}",
+    }[span.kind]
+
+
+def _block(config: Config, table: StepTable, span: Span) -> Iterator[str]:
+    columns = table.of("train", span.epoch)
+    block = {name: column[columns["block"] == span.number] for name, column in columns.items()}
+    counted = counted_steps(block, config.output.metric)
+    compute, elapsed = counted["compute_ns"], counted["step_ns"]
+    head = f"Epoch {span.epoch} - Block {span.number} [Training]"
+    if elapsed.sum():
+        utilisation = accelerator_utilisation(block, config.output.metric)
+        yield _line(span.end_s, f"{head} Accelerator Utilization [AU] (%): {utilisation:.4f}")
+        yield _line(span.end_s, f"{head} Throughput (samples/second): {counted['samples'].sum() / (elapsed.sum() / 1e9):.4f}")
+        yield _line(
+            span.end_s,
+            f"{head} Computation time per step (second): {np.mean(compute) / 1e9:.4f}+/-{np.std(compute) / 1e9:.4f} "
+            f"(set value: {config.train.computation_time})",
+        )
+
+
+def _parts_of_steps(measured: Measured) -> Iterator[str]:
+    """The artifact's instrumentation: nanoseconds of reading, preprocessing, waiting, computing and the whole, step by step.
+
+    Reading and preprocessing are logged by sample, or by batch where the loader takes in whole batches. There is no GPU: what is
+    called load_batch_gpu is the copy into page-locked memory, logged only where one is made. The wait for a batch, all of it the
+    loader's, is logged without that copy, so that waits, copies and computing add up.
+    """
+    columns = StepTable([measured.steps]).of("train")
+    names = ("read_ns", "preprocess_ns", "data_wait_ns", "compute_ns", "step_ns")
+    steps = zip(*(columns[name].tolist() for name in names), strict=True)
+    for (read_ns, preprocess_ns, wait_ns, compute_ns, step_ns), (samples, copy_ns) in zip(
+        steps, measured.instrumented, strict=True
+    ):
+        parts = [part for sample in samples for part in zip(("sample_load", "sample_preproc"), sample, strict=True)]
+        if not samples:
+            parts += [("batch_load", read_ns), ("batch_preproc", preprocess_ns)]
+        loaded_ns = wait_ns - (copy_ns or 0)
+        parts += [("load_batch_inner", loaded_ns), ("load_batch_mem", loaded_ns)]
+        if copy_ns is not None:
+            parts.append(("load_batch_gpu", copy_ns))
+        parts += [("all_compute", compute_ns), ("step_end", step_ns)]
+        yield "".join(f"[INFO] {key} {value}\n" for key, value in parts)

@@ -1,0 +1,143 @@
+"""What a run measured, in figures: with DLIO's names where it has them, ours with confidence intervals.
+
+DLIO's names keep DLIO's units: *_MB_per_second and *_GB_* are MiB and GiB there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmark.config import OutputMetric
+from benchmark.emulator.checkpoints.background import Written
+from benchmark.emulator.results.steplog import Ints, StepTable
+from benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+from common.confidence import Estimate, mean, quantile, ratio
+
+_QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
+_PREFIXES = {"train": "train", "evaluation": "eval"}
+_Columns = dict[str, Ints]
+
+
+def phase_metrics(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
+    """Return DLIO's metrics of one phase: per epoch, their mean and standard deviation.
+
+    Accelerator utilisation is that of `accelerator_utilisation`; an epoch without counted steps has none (null). Throughput
+    counts every step of all ranks, from the wait for the first batch to the end of the last step of the slowest rank.
+    """
+    utilisation: list[float | None] = []
+    throughput: list[float] = []
+    rate: list[float] = []
+    columns = table.of(phase)
+    for epoch in np.unique(columns["epoch"]).tolist():
+        rows = columns["epoch"] == epoch
+        one = {name: column[rows] for name, column in columns.items()}
+        utilisation.append(accelerator_utilisation(one, excluded))
+        elapsed_s = float(np.bincount(one["rank"], weights=one["step_ns"]).max()) / 1e9
+        throughput.append(float(one["samples"].sum()) / elapsed_s)
+        rate.append(float(one["bytes_read"].sum()) / elapsed_s / (1 << 20))
+    known = [value for value in utilisation if value is not None]
+    prefix = _PREFIXES[phase]
+    return {
+        f"{prefix}_au_percentage": utilisation,
+        **_mean_and_stdev(f"{prefix}_au", "percentage", known),
+        f"{prefix}_throughput_samples_per_second": throughput,
+        **_mean_and_stdev(f"{prefix}_throughput", "samples_per_second", throughput),
+        **_mean_and_stdev(f"{prefix}_io", "MB_per_second", rate),
+    }
+
+
+def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
+    """Return the figures of one phase over all its epochs, each with its confidence interval.
+
+    Utilisation leaves out what phase_metrics leaves out; without the harness's overhead it is computation time over the step's
+    time less what the emulator itself took beside waiting for data, computing and waiting for other ranks.
+    """
+    columns = table.of(phase)
+    kept, every = _over_ranks(counted_steps(columns, excluded)), _over_ranks(columns)
+    with_overhead = ratio(kept["compute_ns"], kept["step_ns"])
+    # The overshoot of a step left out may come off the sleeps of those kept; overhead as a whole is never negative.
+    overhead_ns = kept["overhead_ns"] if kept["overhead_ns"].sum() > 0 else np.zeros_like(kept["step_ns"])
+    without = ratio(kept["compute_ns"], kept["step_ns"] - overhead_ns)
+    # Sums over ranks, whose steps run side by side.
+    side_by_side = every["step_ns"] / np.maximum(every["ranks"], 1)
+    return {
+        "au_percentage": _share(with_overhead),
+        "au_without_overhead_percentage": _share(without),
+        "samples_per_second": _document(ratio(every["samples"], side_by_side), 1e9),
+        "bytes_per_second": _document(ratio(every["bytes_read"], side_by_side), 1e9),
+        "data_wait_s": _document(mean(columns["data_wait_ns"]), 1e-9),
+        "step_time_s": _document(mean(columns["step_ns"]), 1e-9),
+        "overhead_s": _document(mean(kept["overhead_ns"] / np.maximum(kept["ranks"], 1)), 1e-9),
+    }
+
+
+def _over_ranks(columns: _Columns) -> _Columns:
+    """Each step's sums over ranks, in the order of steps, and how many `ranks` ran it."""
+    keys = columns["epoch"] * (int(columns["step"].max(initial=0)) + 1) + columns["step"]
+    order, place = np.unique(keys, return_inverse=True)
+    names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read")
+    summed = {name: np.bincount(place, weights=columns[name], minlength=len(order)).astype(np.int64) for name in names}
+    return {**summed, "ranks": np.bincount(place, minlength=len(order)).astype(np.int64)}
+
+
+def _share(estimate: Estimate | None) -> dict[str, float | None] | None:
+    """An estimate of a share, in percent: whatever its interval, none is above all."""
+    return None if estimate is None else estimate.at_most(1.0).scaled(100.0).document()
+
+
+def _document(estimate: Estimate | None, factor: float) -> dict[str, float | None] | None:
+    return None if estimate is None else estimate.scaled(factor).document()
+
+
+def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[str, Any]:
+    """Return DLIO's metrics of saving (or loading) checkpoints from the files of every rank; `kind` is save or load.
+
+    A checkpoint is all files written together. It lasts as long as on its slowest rank; per rank, the rate of all its files. The
+    smallest and the mean rate over ranks are ours: MLPerf Storage's rules ask for the slowest.
+    """
+    by_checkpoint: dict[tuple[int, str, int], dict[int, tuple[int, int]]] = {}
+    for rank, written in enumerate(files):
+        for turn, file in _turns(written):
+            totals = by_checkpoint.setdefault((file.epoch, file.name.rpartition("/")[0], turn), {})
+            size, duration = totals.get(rank, (0, 0))
+            totals[rank] = size + file.size_bytes, duration + file.duration_ns
+    checkpoints = [list(totals.values()) for totals in by_checkpoint.values()]
+    seconds = [max(duration for _, duration in ranks) / 1e9 for ranks in checkpoints]
+    sizes = [sum(size for size, _ in ranks) / (1 << 30) for ranks in checkpoints]
+    slowest = [min(size / duration for size, duration in ranks) * 1e9 / (1 << 30) for ranks in checkpoints]
+    averages = [float(np.mean([size / duration for size, duration in ranks])) * 1e9 / (1 << 30) for ranks in checkpoints]
+    return {
+        **_mean_and_stdev(f"{kind}_checkpoint_io", "GB_per_second", averages),
+        **_mean_and_stdev(f"{kind}_checkpoint_duration", "seconds", seconds),
+        f"{kind}_checkpoint_io_min_GB_per_second": min(slowest),
+        f"{kind}_checkpoint_io_GB_per_second": _document(mean(np.array(averages)), 1.0),
+        "checkpoint_size_GB": float(np.mean(sizes)),
+    }
+
+
+def _turns(written: Sequence[Written]) -> list[tuple[int, Written]]:
+    """Each file with how often its like was seen before: a name that comes again belongs to the next checkpoint (or reading)."""
+    seen: dict[tuple[int, str], int] = {}
+    turns = []
+    for file in written:
+        turn = seen.get((file.epoch, file.name), 0)
+        seen[file.epoch, file.name] = turn + 1
+        turns.append((turn, file))
+    return turns
+
+
+def step_quantiles(columns: _Columns) -> dict[str, dict[str, Any]]:
+    """Return quantiles, in seconds, of the wait for a batch, computing, the wait for ranks and the whole step."""
+    names = {"data_wait_s": "data_wait_ns", "compute_s": "compute_ns", "step_time_s": "step_ns", "barrier_s": "barrier_ns"}
+    found: dict[str, dict[str, Any]] = {}
+    for name, column in names.items():
+        spread = {label: quantile(columns[column], probability).scaled(1e-9) for label, probability in _QUANTILES.items()}
+        found[name] = {label: estimate.value for label, estimate in spread.items()}
+        found[name]["intervals"] = {label: [spread[label].low, spread[label].high] for label in ("median", "p95", "p99")}
+    return found
+
+
+def _mean_and_stdev(name: str, unit: str, values: Sequence[float]) -> dict[str, float | None]:
+    center, stdev = (float(np.mean(values)), float(np.std(values))) if values else (None, None)
+    return {f"{name}_mean_{unit}": center, f"{name}_stdev_{unit}": stdev}

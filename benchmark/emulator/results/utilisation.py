@@ -1,0 +1,40 @@
+"""Accelerator utilisation (AU): the one formula behind summary.json, N_output.json and dlio.log."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmark.config import OutputMetric
+from benchmark.emulator.results.steplog import Ints
+
+
+def counted_steps(columns: Mapping[str, Ints], excluded: OutputMetric) -> dict[str, Ints]:
+    """Return the columns of the steps that figures count: of each rank's every block neither the first ones nor the last.
+
+    A block is what lies between two checkpoints of an epoch; `excluded` says how many steps of its ends do not count. Steps of a
+    block stand in their order.
+    """
+    order = np.lexsort((columns["step"], columns["block"], columns["epoch"], columns["rank"]))
+    keys = np.stack([columns[name][order] for name in ("rank", "epoch", "block")])
+    begins = np.ones(len(order), bool)
+    begins[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(np.append(starts, len(order)))
+    place = np.arange(len(order)) - np.repeat(starts, lengths)
+    keep = (place >= excluded.exclude_start_steps) & (place < np.repeat(lengths, lengths) - excluded.exclude_end_steps)
+    kept = np.sort(order[keep])
+    return {name: column[kept] for name, column in columns.items()}
+
+
+def accelerator_utilisation(columns: Mapping[str, Ints], excluded: OutputMetric) -> float | None:
+    """Return in percent how much of the counted steps' time the accelerators computed, the mean over ranks; None without steps.
+
+    Computation time over elapsed time of the counted steps, as MLPerf Storage defines it, of each rank at most 100 %: the
+    overshoot of a step left out may come off the sleeps of those counted.
+    """
+    counted = counted_steps(columns, excluded)
+    if not len(counted["step"]):
+        return None
+    compute, elapsed = (np.bincount(counted["rank"], weights=counted[name]) for name in ("compute_ns", "step_ns"))
+    ranks = elapsed > 0
+    return 100.0 * float(np.minimum(1.0, compute[ranks] / elapsed[ranks]).mean())

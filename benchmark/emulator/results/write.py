@@ -1,0 +1,153 @@
+"""The files a run leaves in its output folder: DLIO's summary, output of each rank and log, and metrics.parquet, a row a step."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from benchmark.config import Config
+from benchmark.config.rematerialized import facts
+from benchmark.emulator.results.dlio_log import local_time, log_lines
+from benchmark.emulator.results.measured import Measured
+from benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
+from benchmark.emulator.results.rank_files import epoch_stats, rank_output
+from benchmark.emulator.results.steplog import StepTable
+from common.errors import IotwinError
+from common.files import write_whole
+
+SUMMARY_NAME = "summary.json"
+METRICS_NAME = "metrics.parquet"
+
+
+def prepare_output(folder: Path, notes: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Make the output folder with the files `notes` in it, before a long run needs it; IotwinError when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IotwinError(f"{folder}: cannot be made: {error.strerror}; change output.folder") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise IotwinError(f"{folder}: cannot be written to; change output.folder or its permissions")
+    for name, text in notes.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / name, text.encode())
+
+
+def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
+    """Write what all ranks measured into the workload's output folder, all files or none, and return the summary."""
+    folder = Path(config.output.folder)
+    table = StepTable([measured.steps for measured in ranks])
+    summary = summarize(config, ranks, table)
+    host_facts = _host_facts()
+    files = {SUMMARY_NAME: _json(summary)}
+    for measured in ranks:
+        files[f"{measured.rank}_output.json"] = _json(rank_output(config, measured, host_facts))
+        files[f"{measured.rank}_per_epoch_stats.json"] = _json(epoch_stats(measured))
+    files[config.output.log_file] = "".join(log_lines(config, ranks, table, summary)).encode()
+    written: list[Path] = []
+    try:
+        for name, content in files.items():
+            write_whole(folder / name, content)
+            written.append(folder / name)
+        table.write_parquet(folder / METRICS_NAME)
+    except BaseException:
+        for path in written:
+            with suppress(OSError):
+                path.unlink()
+        raise
+    return summary
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
+    """Return the summary of a run: DLIO's keys, then ours under ``iotwin``; see docs/emulate.md."""
+    first = ranks[0]
+    metric: dict[str, Any] = {}
+    for phase in ("train", "evaluation"):
+        if (phase == "train" and config.workflow.train) or len(table.of(phase)["step"]):
+            metric |= phase_metrics(table, phase, config.output.metric)
+    if "train_au_mean_percentage" in metric:
+        reached = metric["train_au_mean_percentage"]
+        met = None if reached is None else ("success" if reached >= 100 * config.metric.au else "fail")
+        metric["train_au_meet_expectation"] = met
+    for kind, files in (("save", [one.saved for one in ranks]), ("load", [one.loaded for one in ranks])):
+        if any(files):
+            metric |= checkpoint_metrics(kind, files)
+    hosts = {measured.node: measured.host for measured in ranks}
+    return {
+        "start": local_time(min(measured.start_s for measured in ranks)),
+        "end": local_time(max(measured.end_s for measured in ranks)),
+        "model": config.model.name,  # which report.py of MLPerf Storage v0.5 and v1.0 looks for
+        "num_accelerators": len(ranks),
+        "num_hosts": first.nodes,
+        "hostname": first.host.hostname,
+        "num_files_train": first.data.train_files,
+        "num_files_eval": first.data.evaluation_files,
+        "num_samples_per_file": config.dataset.num_samples_per_file,
+        "host_cpu_count": [host.cpus for host in hosts.values()],
+        "host_memory_GB": [host.memory_bytes / (1 << 30) for host in hosts.values()],
+        "potential_caching": [first.data.size_bytes / first.nodes <= host.memory_bytes for host in hosts.values()],
+        "data_size_per_host_GB": first.data.size_bytes / first.nodes / (1 << 30),
+        "epochs": config.train.epochs,
+        "metric": metric,
+        "iotwin": _own(config, ranks, table),
+    }
+
+
+def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
+    """What DLIO does not report: bytes really read, quantiles and intervals, every checkpoint file, and the machine."""
+    first = ranks[0]
+    train, evaluation = table.of("train"), table.of("evaluation")
+    bytes_read = int(table.columns["bytes_read"].sum())
+    storage_bytes = sum(measured.storage_read_bytes for measured in ranks)
+    loaded_bytes = sum(file.size_bytes for measured in ranks for file in measured.loaded)
+    return {
+        "kernel": first.host.kernel,
+        "machine": first.host.machine,
+        "elapsed_s": max(measured.end_s for measured in ranks) - min(measured.start_s for measured in ranks),
+        "stopped_early": first.stopped_early,
+        "steps": len(train["step"]) // len(ranks),
+        "evaluation_steps": len(evaluation["step"]) // len(ranks),
+        "bytes_read": bytes_read,
+        "bytes_written": sum(file.size_bytes for measured in ranks for file in measured.saved),
+        "storage_bytes_read": storage_bytes,
+        "page_cache_hit_ratio": _hit_ratio(storage_bytes, bytes_read + loaded_bytes),
+        "cpu_s": sum(measured.cpu_s for measured in ranks),
+        "peak_memory_bytes": max(measured.peak_memory_bytes for measured in ranks),
+        "estimates": {
+            phase: estimates(table, phase, config.output.metric)
+            for phase, columns in (("train", train), ("evaluation", evaluation)) if len(columns["step"])
+        },
+        "train": step_quantiles(train) if len(train["step"]) else None,
+        "evaluation": step_quantiles(evaluation) if len(evaluation["step"]) else None,
+        "checkpoint_files": [
+            {
+                "rank": measured.rank, "epoch": file.epoch, "name": file.name, "size_bytes": file.size_bytes,
+                "duration_s": file.duration_ns / 1e9,
+            }
+            for measured in ranks for file in measured.saved
+        ],
+        "rematerialization": facts(config.train.computation_time),
+        "source": config.twin.source,
+    }  # fmt: skip
+
+
+def _hit_ratio(storage_bytes: int, read_bytes: int) -> float | None:
+    """Share of the bytes read that storage was not asked for; read-ahead can fetch more than is read."""
+    return None if not read_bytes else max(0.0, 1.0 - storage_bytes / read_bytes)
+
+
+def _host_facts() -> dict[str, dict[str, str]]:
+    """The first CPU and the memory of this machine, in the kernel's words."""
+    facts = {}
+    for key, path in (("host_cpuinfo", "/proc/cpuinfo"), ("host_meminfo", "/proc/meminfo")):
+        text = Path(path).read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+        facts[key] = {name.strip(): value.strip() for name, _, value in pairs}
+    return facts

@@ -1,0 +1,271 @@
+"""Running a workload as one rank: the phases of a training job, with real reads by a real loader and the accelerator as time."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TextIO
+
+from benchmark.config import Config
+from benchmark.emulator.accelerator import Accelerator
+from benchmark.emulator.cadences import checkpoint_cadence, evaluation_cadence
+from benchmark.emulator.checkpoints.writer import Checkpoints, open_checkpoints
+from benchmark.emulator.data.dataset import open_dataset
+from benchmark.emulator.data.order import Batch, evaluation_batches
+from benchmark.emulator.loaders import open_loader, sampled_batches
+from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank
+from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Usage
+from benchmark.emulator.results.steplog import StepParts
+from common.draws import DrawnTime
+from common.keyed import Purpose
+from common.mllog import MlLog
+from common.processes import age_s, sharpen_timers
+from common.progress import note
+from common.sleeper import Sleeper
+
+
+def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
+    """Run the workload as `rank` (by default the only one) for at most `limit_s` seconds and return what was measured.
+
+    MLLOG lines go to `log_stream`.
+
+    Raises IotwinError, naming the file, when the data set is missing, short or corrupt or a checkpoint cannot be written, and
+    when a loader process dies. No process outlives the call.
+    """
+    rank = rank or Rank()
+    sharpen_timers()
+    sleeper, log = Sleeper(config.twin.busy_wait), MlLog(log_stream, **({"rank": rank.number} if rank.count > 1 else {}))
+    sleeper.sleep(config.twin.startup_time - age_s())
+    measured = Measured(rank.number, rank.node, rank.nodes, time.time())
+    before = Usage.so_far()
+    with ExitStack() as open_things:
+        with log.interval("init"):
+            begin = time.monotonic()
+            run = _Run(config, rank, log, sleeper, measured, open_things)
+            init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.number, 0, 0)
+            sleeper.sleep(init_s - (time.monotonic() - begin))
+        measured.start_s = time.time()
+        rank.meet(0)
+        run.stop_at(limit_s)
+        with log.interval("run"):
+            run.run()
+    before.note_end(measured)
+    return measured
+
+
+class _Run:
+    """The epochs of one rank, with the evaluations and checkpoints between them or between their steps."""
+
+    def __init__(
+        self, config: Config, rank: Rank, log: MlLog, sleeper: Sleeper, measured: Measured, open_things: ExitStack
+    ) -> None:
+        self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
+        self._accelerator = Accelerator(config, rank, sleeper)
+        self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
+        self._deadline = self._checkpoint_due = float("inf")
+        self._flags = 0
+        self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
+        self._steps = 0  # of training so far
+        self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
+        per_node = rank.count // rank.nodes
+        self._checkpoints = open_checkpoints(config, rank.number, rank.count, per_node) if config.workflow.checkpoint else None
+        if config.workflow.train:
+            self._dataset = open_dataset(config, rank.count)
+            measured.data = DataSetFacts.of(self._dataset)
+            self._loaders = {
+                phase: open_things.enter_context(open_loader(config, samples, rank.number, rank.count, phase == "evaluation"))
+                for phase, samples in (("train", self._dataset.train), ("evaluation", self._dataset.evaluation))
+            }
+            if rank.number == 0:
+                self._log_parameters()
+
+    def _log_parameters(self) -> None:
+        log, config = self._log, self._config
+        log.point("seed", config.train.seed)
+        log.point("global_batch_size", config.reader.batch_size * self._rank.count)
+        log.point("num_workers", config.reader.read_threads)
+        log.point("train_samples", self._measured.data.train_samples)
+        log.point("eval_samples", self._measured.data.evaluation_samples)
+        batches = sampled_batches(config, self._measured.data.train_samples, 1, self._rank.number, self._rank.count)
+        log.point("step_count", len(batches) * config.train.epochs)
+
+    def stop_at(self, limit_s: float | None) -> None:
+        """Let time run: for the whole run, and until the first checkpoint where time decides."""
+        now = time.monotonic()
+        if limit_s is not None:
+            self._deadline = now + limit_s
+        if self._config.twin.checkpoint.seconds_between is not None:
+            self._checkpoint_due = now + self._config.twin.checkpoint.seconds_between
+
+    def run(self) -> None:
+        """Train, or write and read checkpoints alone."""
+        if self._config.workflow.train:
+            self._train()
+        elif self._checkpoints is not None:
+            self._checkpoints_alone(self._checkpoints)
+        if self._checkpoints is not None:
+            self._measured.saved += self._checkpoints.finish()
+            self._load(self._checkpoints)
+
+    def _train(self) -> None:
+        """Run the epochs: the loop position to resume at is an epoch and the steps before it."""
+        config = self._config
+        evaluate_after, _ = evaluation_cadence(config.evaluation)
+        save_after, _ = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0:
+            self._save(self._checkpoints, 0)
+        for epoch in range(1, config.train.epochs + 1):
+            with self._span("epoch", epoch) as amounts:
+                amounts.append(self._train_epoch(epoch))
+            evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(epoch)
+            self._interrupt(epoch, evaluates, save_after is not None and save_after.due(epoch))
+            if self._stopped:
+                self._measured.stopped_early = True
+                return
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._config.workflow.evaluation and self._measured.data.evaluation_samples > 0
+
+    @property
+    def _stopped(self) -> bool:
+        return bool(self._flags & STOP)
+
+    def _train_epoch(self, epoch: int) -> int:
+        """Train the blocks of an epoch: the steps between what interrupts it; return how many steps they had."""
+        config = self._config
+        batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
+        steps = self._passing("train", epoch, batches)
+        _, evaluate_after = evaluation_cadence(config.evaluation)
+        _, save_after = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        in_blocks = (evaluate_after is not None and self._evaluates) or (
+            self._checkpoints is not None and (save_after is not None or self._checkpoint_due < float("inf"))
+        )
+        done = 0
+        begin = time.monotonic()
+        while done < len(batches) and not self._stopped:
+            evaluates = saves = False
+            first = done
+            with self._log.interval("block" if in_blocks else "epoch", epoch_num=epoch), self._span("block", epoch) as amounts:
+                for _ in steps:
+                    done, self._steps = done + 1, self._steps + 1
+                    evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(self._steps)
+                    saves = self._checkpoints is not None and (
+                        bool(self._flags & CHECKPOINT) or (save_after is not None and save_after.due(self._steps))
+                    )
+                    if evaluates or saves or self._stopped:
+                        break
+                amounts.append(done - first)
+            self._interrupt(epoch, evaluates, saves)
+        next(steps, None)  # nothing is left; the loader learns that, and ends its workers
+        self._tell(epoch, "train", done, time.monotonic() - begin)
+        return done
+
+    def _interrupt(self, epoch: int, evaluates: bool, saves: bool) -> None:
+        """Run the checkpoints and evaluations that are due after a step, unless the run is to stop."""
+        due: list[Callable[[int], None]] = [self._evaluate] if evaluates else []
+        if saves and self._checkpoints is not None:
+            due.append(partial(self._save, self._checkpoints))
+        for interruption in reversed(due) if self._config.twin.evaluation.after_checkpoint else due:
+            if not self._stopped:
+                interruption(epoch)
+
+    def _evaluate(self, epoch: int) -> None:
+        batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.number, self._rank.count)
+        begin = time.monotonic()
+        with self._log.interval("eval", epoch_num=epoch), self._span("eval", epoch) as amounts:
+            self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.number, epoch, 0))
+            amounts.append(sum(1 for _ in self._passing("evaluation", epoch, batches)))
+        self._tell(epoch, "evaluation", int(amounts[0]), time.monotonic() - begin)
+
+    def _tell(self, epoch: int, phase: str, steps: int, elapsed_s: float) -> None:
+        of = f"{epoch} of {self._config.train.epochs}"
+        size = self._config.reader.batch_size if phase == "train" else self._config.reader.batch_size_eval
+        rate = steps * size * self._rank.count / max(elapsed_s, 1e-9)
+        note(f"epoch {of}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
+
+    def _passing(self, phase: str, epoch: int, batches: Sequence[Batch]) -> Iterator[int]:
+        """Take every batch in order and compute on it; yield after each step."""
+        steps, accelerator = self._measured.steps, self._accelerator
+        fetching = iter(self._loaders[phase].epoch(epoch, batches))
+        begin_ns = time.monotonic_ns()
+        step = 0
+        while not self._stopped:
+            asked_ns = time.monotonic_ns()
+            fetched = next(fetching, None)
+            if fetched is None:
+                return
+            arrived_ns = time.monotonic_ns()
+            step += 1
+            self._sleeper.add_delay(asked_ns - begin_ns)
+            compute_ns, barrier_ns, self._flags = accelerator.step(phase, epoch, step, self._wishes())
+            done_ns = time.monotonic_ns()
+            wait_ns, step_ns = arrived_ns - asked_ns, done_ns - begin_ns
+            overhead_ns = step_ns - wait_ns - compute_ns - barrier_ns
+            times = StepParts(begin_ns, wait_ns, compute_ns, barrier_ns, overhead_ns, step_ns)
+            steps.add(phase, epoch, self._numbers.get(("block", epoch), 0) + 1, step, times, fetched)
+            if self._config.twin.instrument and phase == "train":
+                self._measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
+            begin_ns = done_ns
+            yield step
+            begin_ns = max(begin_ns, self._interrupted_ns)
+
+    def _wishes(self) -> int:
+        """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""
+        now = time.monotonic()
+        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if now >= self._checkpoint_due else 0)
+
+    def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
+        with self._log.interval("checkpoint", epoch_num=epoch), self._span("save_ckpt", epoch) as amounts:
+            saved = checkpoints.save(epoch, self._steps)
+            if not self._config.twin.checkpoint.asynchronous:  # else these are files of earlier ones, written beside training
+                amounts.append(sum(file.size_bytes for file in saved))
+        self._measured.saved += saved
+        if self._config.checkpoint.rank_sync:
+            self._rank.meet(0)
+        if self._config.twin.checkpoint.seconds_between is not None:
+            self._checkpoint_due = time.monotonic() + self._config.twin.checkpoint.seconds_between
+
+    def _checkpoints_alone(self, checkpoints: Checkpoints) -> None:
+        """Write checkpoint after checkpoint, computing in between."""
+        checkpoint, seed = self._config.checkpoint, self._config.train.seed
+        computing = DrawnTime(checkpoint.time_between_checkpoints, seed, Purpose.TRAIN_STEP)
+        for number in range(1, max(1, checkpoint.num_checkpoints_write) + 1):
+            if checkpoint.num_checkpoints_write == 0 or self._stopped:
+                return
+            self._pause(computing.seconds(self._rank.number, 1, number - 1))
+            self._steps = number
+            self._save(checkpoints, 1)
+            self._flags = self._rank.meet(self._wishes())
+            note(f"checkpoint {number} of {max(1, checkpoint.num_checkpoints_write)} written")
+
+    def _load(self, checkpoints: Checkpoints) -> None:
+        """Read the newest checkpoint back, as often as is asked for; computing in between where only checkpoints run."""
+        checkpoint, seed = self._config.checkpoint, self._config.train.seed
+        computing = DrawnTime(checkpoint.time_between_checkpoints, seed, Purpose.TRAIN_STEP)
+        for number in range(max(0, checkpoint.num_checkpoints_read)):
+            if not self._config.workflow.train:
+                self._pause(computing.seconds(self._rank.number, 1, max(0, checkpoint.num_checkpoints_write) + number))
+            self._rank.meet(0)  # nobody reads what another rank still writes
+            with self._span("load_ckpt", self._config.train.epochs if self._config.workflow.train else 1) as amounts:
+                loaded = checkpoints.load()
+                amounts.append(sum(file.size_bytes for file in loaded))
+            self._measured.loaded += loaded
+
+    def _pause(self, seconds: float) -> None:
+        """Compute between checkpoints."""
+        begin_ns = time.monotonic_ns()
+        self._sleeper.sleep(seconds)
+        self._measured.pauses.append((begin_ns, time.monotonic_ns() - begin_ns))
+
+    @contextmanager
+    def _span(self, kind: str, epoch: int) -> Iterator[list[float]]:
+        """Note when the block of code ran; it puts how much it did into the list."""
+        amounts: list[float] = []
+        start_s, start_ns = time.time(), time.monotonic_ns()
+        yield amounts
+        number = self._numbers[kind, epoch] = self._numbers.get((kind, epoch), 0) + 1
+        end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # the clock may be set meanwhile
+        self._measured.spans.append(Span(kind, epoch, number, start_s, end_s, sum(amounts)))
+        if kind not in ("epoch", "block"):
+            self._interrupted_ns = time.monotonic_ns()

@@ -1,0 +1,62 @@
+"""From a trace to its twin: what the job did to storage, found in the events, as a workload YAML that the emulator runs.
+
+Phases that the job logged sharpen the answer but are not needed for training itself. What the trace cannot tell, the YAML lists
+under ``twin.assumptions``.
+"""
+
+from typing import Literal
+
+from benchmark.fit.coverage import check_coverage
+from benchmark.fit.look import Job, look
+from benchmark.fit.recorded.twin import fit_recorded
+from benchmark.fit.sample_twin import fit_samples
+from benchmark.fit.stream import find_stream
+from benchmark.fit.stream_twin import fit_stream
+from benchmark.fit.twin_parts import Fitted, failure
+from common.errors import IotwinError
+from common.progress import note
+from tracing_tools.trace.reader import Trace
+
+Kind = Literal["auto", "structured", "recorded"]
+KINDS: tuple[Kind, ...] = ("auto", "structured", "recorded")
+
+
+def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
+    """Return the twin of the traced job: structured where that accounts for the job, else recorded, unless `kind` says.
+
+    Raises IotwinError, saying why, when a structured twin is wanted and cannot be had, and when there is nothing to replay.
+    """
+    if failed := failure(trace.manifest):
+        note(f"{trace.path}: {failed}; what follows is of what it did until then")
+    if kind == "recorded":
+        return _told(fit_recorded(trace), "recorded, as asked")
+    try:
+        fitted = fit_structured(trace)
+    except IotwinError as error:
+        if kind == "structured":
+            raise
+        reason = str(error).removeprefix(f"{trace.path}: ")
+        return _told(fit_recorded(trace), f"recorded, as no structure can be told: {reason}")
+    return _told(fitted, "structured: samples, batches and epochs can be edited")
+
+
+def fit_structured(trace: Trace) -> Fitted:
+    """Return the structured twin; IotwinError, saying why, when the trace shows no training that can be emulated.
+
+    Its coverage says how much of the job it accounts for; a twin of less than half is refused.
+    """
+    job = look(trace)
+    fitted = structured(job)
+    check_coverage(job, fitted)
+    return fitted
+
+
+def structured(job: Job) -> Fitted:
+    """Return the structured twin of the job, whatever it accounts for."""
+    stream = find_stream(job)
+    return fit_samples(job) if stream is None else fit_stream(job, stream)
+
+
+def _told(fitted: Fitted, kind: str) -> Fitted:
+    fitted.evidence = {"kind": kind, **fitted.evidence}
+    return fitted

@@ -1,0 +1,102 @@
+"""The checkpoint files of a traced job, each time they were written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.fit.look import Job
+from benchmark.fit.samples import common_folder
+from tracing_tools.trace import schema
+
+
+@dataclass
+class SeenFile:
+    """One checkpoint file as it was written."""
+
+    path: str  # its final path
+    name: str  # that within the folder of all checkpoints
+    start_ns: int
+    end_ns: int
+    whole_ns: int  # its last write, and the calls after that without the pauses between: it may be closed much later
+    pid: int
+    tid: int
+    write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
+    fsync: bool
+    renamed: bool
+    read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
+    serialization_s: float  # from open to close, less the time in system calls
+    ahead_s: float  # of that, what passed before the first write
+    calls_s: float  # in system calls on it
+
+
+def find_files(job: Job) -> list[SeenFile]:
+    """Return every time a checkpoint file was written, in order of time; opened again once closed is written anew."""
+    kept = job.files[job.files["kind"] == "checkpoint"]
+    events = job.calls[job.calls["file_id"].isin(kept["file_id"])]
+    events = events.sort_values(["file_id", "start_ns"], kind="stable")
+    opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
+    open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).groupby(events["file_id"]).cumsum() - opened
+    events["visit"] = ((opened == 1) & (open_before <= 0)).groupby(events["file_id"]).cumsum()
+    seen: list[SeenFile] = []
+    last: dict[Any, SeenFile] = {}
+    for (file_id, _), own in events.groupby(["file_id", "visit"]):
+        writes = own[own["op"].isin(schema.WRITE_OPS) & (own["result"] > 0)]
+        if len(writes):
+            seen.append(_seen_file(kept.loc[kept["file_id"] == file_id].iloc[0], own, writes))
+            last[file_id] = seen[-1]
+        elif file_id in last:
+            reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] > 0)].dropna(subset=["offset"])
+            last[file_id].read_back += zip(reads["offset"].astype(int).tolist(), reads["result"].tolist(), strict=True)
+    folder = common_folder([file.path for file in seen]) if seen else ""
+    for file in seen:
+        file.name = str(PurePosixPath(file.path).relative_to(folder))
+    return sorted(seen, key=lambda file: file.start_ns)
+
+
+def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> SeenFile:
+    renamed = isinstance(row["renamed_to"], str)
+    path = row["renamed_to"] if renamed else row["path"]
+    start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
+    opened_ns, first_write_ns = int(events["end_ns"].iloc[0]), int(writes["start_ns"].min())
+    return SeenFile(
+        path=path,
+        name=PurePosixPath(path).name,
+        start_ns=start_ns,
+        end_ns=int(events["end_ns"].max()),
+        whole_ns=written_ns + int(events.loc[events["start_ns"] >= written_ns, "duration_ns"].sum()),
+        pid=int(writes["pid"].iloc[0]),
+        tid=int(writes["tid"].iloc[0]),
+        write_sizes=_run_lengths(writes["result"].to_numpy()),
+        fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
+        renamed=renamed,
+        read_back=[],
+        serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
+        ahead_s=max(first_write_ns - opened_ns, 0) / 1e9,
+        calls_s=int(events["duration_ns"].sum()) / 1e9,
+    )
+
+
+def _run_lengths(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, int]]:
+    begins = np.flatnonzero(np.append(True, np.diff(sizes) != 0))
+    counts = np.diff(np.append(begins, len(sizes)))
+    return [(int(sizes[i]), int(count)) for i, count in zip(begins, counts, strict=True)]
+
+
+def saved_ns(files: Sequence[SeenFile], rank: int, begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each span how long of it the main thread of `rank` was at writing checkpoint files."""
+    spans = np.array([(file.start_ns, file.end_ns) for file in files if file.pid == file.tid == rank], np.int64).reshape(-1, 2)
+    if not len(spans):
+        return np.zeros(len(begins_ns), np.int64)
+    starts, ends = spans[:, 0], np.maximum.accumulate(spans[:, 1])
+    starts = np.maximum(starts, np.append(starts[0], ends[:-1]))  # files written at once count once
+    edges = np.stack([starts, np.maximum(ends, starts)], axis=1).ravel()
+    done = np.repeat(np.cumsum(edges[1::2] - edges[::2]), 2)
+    done[::2] -= edges[1::2] - edges[::2]
+    until = [np.interp(times - edges[0], edges - edges[0], done) for times in (begins_ns, ends_ns)]
+    saved: NDArray[np.int64] = (until[1] - until[0]).astype(np.int64)
+    return saved

@@ -1,0 +1,123 @@
+"""The checkpoints of a traced job: when, which files, in what writes, how they were made safe, and whether training went on."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.fit.checkpoint_files import SeenFile, find_files
+from benchmark.fit.look import Job
+from benchmark.fit.passes import Pass
+from benchmark.fit.samples import common_folder
+from benchmark.fit.times import taken_ns
+
+_NUMBER = re.compile(r"(\d+)")
+_BESIDE = 0.25  # share of checkpoints beside which training went on, from which they are asynchronous; not all show it
+
+
+@dataclass
+class SeenCheckpoint:
+    """The files written at one time."""
+
+    epoch: int  # training epochs that had ended by then; 0: written before the first
+    steps: int  # training steps done by then
+    beside: bool  # written by another thread or process than the rank's, while training went on
+    files: list[SeenFile]
+
+
+@dataclass
+class SeenCheckpoints:
+    """All of them in order of time, and the folder that holds their files."""
+
+    folder: str
+    each: list[SeenCheckpoint]
+    between_epochs: bool  # all, rather than after some steps
+    lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
+    tail_s: NDArray[np.float64]  # seconds of each besides that, those of serialization and those in calls on its files
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether training goes on while they are written."""
+        return sum(point.beside for point in self.each) > _BESIDE * len(self.each)
+
+
+def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
+    """Return the checkpoints, held against the training passes."""
+    files = find_files(job)
+    if not files:
+        return SeenCheckpoints("", [], True, np.zeros(0), np.zeros(0))
+    times = [taken_ns(job, part) for part in training]
+    taken = np.sort(np.concatenate(times))
+    ends = np.array([part.end_ns if part.logged else int(own.max()) for part, own in zip(training, times, strict=True)])
+    each: list[SeenCheckpoint] = []
+    for file in files:
+        before, after = (int(np.searchsorted(taken, time_ns)) for time_ns in (file.start_ns, file.end_ns))
+        ended = int((ends <= file.start_ns).sum())
+        point = each[-1] if each else None
+        if point is None or _is_new(point, file, ended, before, taken):
+            begun = file.start_ns >= training[0].start_ns
+            point = SeenCheckpoint(max(ended, int(begun)), before, False, [])
+            each.append(point)
+        elsewhere = (file.pid, file.tid) != (training[0].rank, training[0].rank)
+        point.beside |= elsewhere and (after > before or _reads_between(training, file))
+        point.files.append(file)
+    whole = np.cumsum([0, *(len(own) for own in times)])
+    # What is written in the background may begin when the next epoch's first step is done.
+    between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
+    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, *leads_and_tails_s(job.phases, files))
+
+
+def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
+    """Whether a file belongs to another checkpoint: it is written again, or training went on since the last file was whole."""
+    done = int(np.searchsorted(taken, point.files[-1].whole_ns))
+    return any(file.name == other.name for other in point.files) or before > done or ended > max(point.epoch, 1)
+
+
+def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
+    """Whether a rank that reads by itself was at a batch while the file was written."""
+    return any(
+        bool(((part.batches["start_ns"] < file.end_ns) & (part.batches["end_ns"] > file.start_ns)).any())
+        for part in training if not part.workers
+    )  # fmt: skip
+
+
+def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return of each logged checkpoint the seconds before its first file, and those besides them and its files."""
+    logged = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].itertuples(index=False)
+    leads, tails = [], []
+    for start_ns, end_ns in logged:
+        own = [file for file in files if start_ns <= file.start_ns < end_ns]
+        if own:
+            leads.append((min(file.start_ns for file in own) - start_ns) / 1e9)
+            at_files_s = sum(file.serialization_s + file.calls_s for file in own)
+            tails.append(max((end_ns - start_ns) / 1e9 - leads[-1] - at_files_s, 0.0))
+    return np.array(leads, np.float64), np.array(tails, np.float64)
+
+
+def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
+    """Put `number` (such as '{epoch}') in the place of what counts checkpoints in the names of their files.
+
+    Of names alike but for digits, a run of digits counts checkpoints if it is never the same in two of them; what numbers the
+    parts of each checkpoint stays.
+    """
+    shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
+    for place, point in enumerate(each):
+        for file in point.files:
+            parts = _NUMBER.split(file.name)
+            shapes.setdefault(tuple(parts[::2]), {}).setdefault(place, []).append((file, parts))
+    for points in shapes.values():
+        fields = len(next(iter(points.values()))[0][1])
+        counting = [field for field in range(1, fields, 2) if _differs(points.values(), field)]
+        for file, parts in (entry for own in points.values() for entry in own):
+            for field in counting:
+                parts[field] = number
+            file.name = "".join(parts)
+
+
+def _differs(checkpoints: Collection[list[tuple[SeenFile, list[str]]]], field: int) -> bool:
+    values = [{parts[field] for _, parts in files} for files in checkpoints]
+    return len(values) > 1 and all(not one & other for one, other in pairwise(values))

@@ -1,0 +1,142 @@
+"""How much of what a job read, wrote and opened its structured twin accounts for, and where the two contradict one another."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmark.fit.look import Job
+from benchmark.fit.plan import Plan, plan
+from benchmark.fit.step_samples import given_batches
+from benchmark.fit.twin_parts import Fitted
+from common.errors import IotwinError
+from common.units import format_size
+from tracing_tools.trace import schema
+
+_DIRECTIONS = {"read": schema.READ_OPS, "write": schema.WRITE_OPS, "open": schema.OPEN_OPS}
+_KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
+_VERBS = {"read": "read", "write": "written", "open": "opened"}
+_LEAST = 0.5  # share of the bytes read or written, below which a structured twin is refused
+_APART = 2.0  # times as many hand-overs as steps, or steps as hand-overs, from which one of the two is wrong
+_LEAST_AGREE, _ENOUGH = 0.25, 8  # share of so many batches that must have the size that the twin has
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What the job, and what its twin does in one direction to one kind of file."""
+
+    direction: str  # read | write | open
+    kind: str
+    calls: int
+    size_bytes: int  # 0 of opens
+    twin: float  # bytes; of opens calls
+
+    @property
+    def seen(self) -> int:
+        """What `twin` is held against."""
+        return self.calls if self.direction == "open" else self.size_bytes
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the twin accounts for: shares of bytes (of opens: of calls), 0..1. What it has too much counts against it."""
+
+    flows: tuple[Flow, ...]
+    reasons: tuple[str, ...]  # contradictions, and what is not seen at all
+
+    @property
+    def read_share(self) -> float:
+        """Share of the bytes read."""
+        return self._share("read")
+
+    @property
+    def write_share(self) -> float:
+        """Share of the bytes written."""
+        return self._share("write")
+
+    @property
+    def open_share(self) -> float:
+        """Share of the opens."""
+        return self._share("open")
+
+    @property
+    def suffices(self) -> bool:
+        """Whether a structured twin is worth running; small files that a job writes besides its checkpoints are no matter."""
+        return not self.reasons and min(self.read_share, self._share("write", ("checkpoint",))) >= _LEAST
+
+    def _share(self, direction: str, kinds: Collection[str] = tuple(_KINDS)) -> float:
+        own = [(flow.seen, flow.twin) for flow in self.flows if flow.direction == direction and flow.kind in kinds]
+        whole = max(sum(seen for seen, _ in own), sum(twin for _, twin in own))
+        return sum(map(min, own)) / whole if whole else 1.0
+
+    def document(self) -> dict[str, Any]:
+        """Return the shares, what they rest on by direction and kind, and the reasons, as JSON."""
+        shares = {name: round(getattr(self, name), 4) for name in ("read_share", "write_share", "open_share")}
+        flows = [
+            {"direction": flow.direction, "kind": flow.kind, "calls": flow.calls, "seen": flow.seen, "twin": round(flow.twin)}
+            for flow in self.flows
+        ]
+        return {**shares, "flows": flows, "reasons": list(self.reasons)}
+
+
+def account(job: Job, fitted: Fitted) -> Coverage:
+    """Return what the twin accounts for of the calls of ranks and loaders, and of everybody's on data and checkpoints."""
+    planned, flows = plan(fitted), []
+    for direction, ops in _DIRECTIONS.items():
+        for kind in _KINDS:
+            calls = job.calls_on(job.file_ids(kind), ops)
+            calls = calls[calls["result"] >= 0]
+            size_bytes = 0 if direction == "open" else int(calls["result"].sum())
+            twin = planned.bytes_or_opens.get((direction, kind), 0.0)
+            if len(calls) or twin:
+                flows.append(Flow(direction, kind, len(calls), size_bytes, twin))
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)))
+
+
+def check_coverage(job: Job, fitted: Fitted) -> None:
+    """Put the coverage into `fitted`; IotwinError, saying what to do, where it is below half or contradicts the trace."""
+    coverage = account(job, fitted)
+    fitted.coverage = coverage.document()
+    if coverage.suffices:
+        return
+    advice = [] if len(job.phases) else ["log epochs and evaluations (docs/trace.md), which tells passes apart"]
+    why = "; ".join([*coverage.reasons, *advice])
+    raise IotwinError(f"{job.path}: no structured twin: {told(fitted.coverage)}{'; ' + why if why else ''}")
+
+
+def told(document: dict[str, Any]) -> str:
+    """Return a coverage (as of `Coverage.document`) in a line."""
+    said = []
+    for direction, verb in _VERBS.items():
+        flows = [flow for flow in document["flows"] if flow["direction"] == direction and (flow["seen"] or flow["twin"])]
+        amounts = [f"{_amount(flow, 'twin')} of {_amount(flow, 'seen')} {_KINDS[flow['kind']]}" for flow in flows]
+        if flows:
+            said.append(f"{document[f'{direction}_share']:.0%} of what is {verb} ({', '.join(amounts)})")
+    return "the twin accounts for " + ("; ".join(said) or "nothing: nothing is read or written")
+
+
+def _amount(flow: dict[str, Any], name: str) -> str:
+    return str(flow[name]) if flow["direction"] == "open" else format_size(flow[name])
+
+
+def _reasons(job: Job, fitted: Fitted, planned: Plan) -> Iterator[str]:
+    handed = len(given_batches(job))
+    if handed and planned.steps and max(handed / planned.steps, planned.steps / handed) > _APART:
+        yield f"{handed} batches were handed over by loaders, but the twin would make {planned.steps} steps"
+    written = job.calls_on(job.file_ids("checkpoint"), schema.WRITE_OPS)
+    if len(written) and not planned.checkpoints:
+        yield "checkpoints were written, but the twin would end before its first one"
+    batch = fitted.confidence.get("reader.batch_size", {})
+    if batch.get("observations", 0) >= _ENOUGH and batch["agree"] < _LEAST_AGREE:
+        yield f"only {batch['agree']:.0%} of {batch['observations']} batches have the {batch['value']} samples of the twin's"
+    mapped = _mapped_unseen(job)
+    if len(mapped):
+        yield f"{len(mapped)} data files are mapped, and what is read of them was not traced: trace with --detail data,mmap"
+
+
+def _mapped_unseen(job: Job) -> list[int]:
+    """Data files that are mapped and of which neither reads nor page faults were seen."""
+    ids = job.file_ids("dataset")
+    mapped = job.calls_on(ids, schema.MAP_OPS)["file_id"].unique()
+    return [int(file) for file in np.setdiff1d(mapped, job.calls_on(ids, schema.READ_OPS)["file_id"].unique())]

@@ -1,0 +1,62 @@
+"""One look at a trace: everything that a fit asks of it, read once, as frames."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyarrow import compute as pc
+
+from tracing_tools.trace.logs.mllog import read_values
+from tracing_tools.trace.manifest import Manifest
+from tracing_tools.trace.reader import Trace
+
+_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are looked at, whoever made them
+_ROLES = ("rank", "loader")  # of processes all of whose calls are looked at
+_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trace shows of a job. Frames are shared by all who look: nobody writes into them."""
+
+    path: Path
+    manifest: Manifest
+    files: pd.DataFrame  # as Trace.files
+    processes: pd.DataFrame  # as Trace.processes
+    phases: pd.DataFrame  # as Trace.phases
+    logged: dict[str, Any]  # what the job's log says beside phases: read_values
+    # Calls of ranks and loaders, and everybody's on data set, checkpoints, pipes and sockets, in order of start: start_ns,
+    # end_ns, duration_ns, op, pid, tid, file_id (-1: none), offset (NaN: none), requested, result.
+    calls: pd.DataFrame
+
+    def file_ids(self, *kinds: str) -> list[int]:
+        """Return the ids of the files of these kinds, ascending."""
+        ids: list[int] = self.files.loc[self.files["kind"].isin(kinds), "file_id"].tolist()
+        return ids
+
+    def calls_on(self, file_ids: Collection[int], ops: Sequence[str]) -> pd.DataFrame:
+        """Return the calls of `ops` on these files."""
+        wanted = np.zeros(len(self.files) + 1, np.bool_)  # the last one stands for no file
+        wanted[list(file_ids)] = True
+        chosen: pd.DataFrame = self.calls[wanted[self.calls["file_id"].to_numpy()] & self.calls["op"].isin(ops).to_numpy()]
+        return chosen
+
+    def roles(self) -> dict[int, str]:
+        """Return the role of each process by pid."""
+        return dict(zip(self.processes["pid"], self.processes["role"].astype(str), strict=True))
+
+
+def look(trace: Trace) -> Job:
+    """Return what the trace shows of its job."""
+    files, processes = trace.files(), trace.processes()
+    ids = files.loc[files["kind"].isin(_KINDS), "file_id"].tolist()
+    pids = processes.loc[processes["role"].isin(_ROLES), "pid"].tolist()
+    calls = trace.events_frame(_COLUMNS, pc.field("file_id").isin(ids) | pc.field("pid").isin(pids))
+    calls["file_id"] = calls["file_id"].fillna(-1).astype(np.int64)
+    calls.insert(1, "end_ns", calls["start_ns"] + calls["duration_ns"])
+    logs = trace.path / "logs"
+    logged = read_values(sorted(logs.iterdir())) if logs.is_dir() else {}
+    return Job(trace.path, trace.manifest, files, processes, trace.phases(), logged, calls)

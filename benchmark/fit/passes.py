@@ -1,0 +1,202 @@
+"""Passes over the data set (epochs, evaluations) and the batches in them.
+
+A loader process gets its work through a pipe: between two batches it reads the next batch's indices. So the samples between
+two such reads are one batch, whatever the framework's own log says. A rank that reads the data set itself shows batches as runs
+of samples between computations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.fit.bursts import regular_batches
+from benchmark.fit.checkpoint_files import SeenFile, find_files, saved_ns
+from benchmark.fit.look import Job
+from benchmark.fit.samples import Samples
+from benchmark.fit.step_samples import LENGTH_BYTES
+from benchmark.fit.windows import Window, find_windows
+from tracing_tools.trace import schema
+
+_LEAST_SHARE = 0.1  # of what the busiest rank reads: who reads less has only looked
+
+
+@dataclass
+class Pass:
+    """One pass: an epoch's training, or an evaluation."""
+
+    phase: str  # epoch | block (training steps between evaluations, where the job counts no epochs) | evaluation
+    epoch: int  # from 1; of an evaluation the epoch it came after
+    start_ns: int
+    end_ns: int
+    rank: int  # pid of the process that consumes the batches
+    samples: NDArray[np.int64]  # in the order their batches were taken
+    batches: pd.DataFrame  # pid, start_ns, end_ns, first, count: one row per batch, in the order the rank takes them
+    accesses: pd.DataFrame  # of fit_samples, this pass's only, with the column batch
+    pids: tuple[int, ...]  # loader processes
+    batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
+    logged: bool  # by the job itself; False: told from the events
+    ranks: int  # processes that consume batches
+    saved: list[SeenFile]  # checkpoint files of the job; what the rank writes is no computation
+    every: NDArray[np.int64]  # samples that all ranks read, the first of each rank, then the second of each, and so on
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Samples of each batch, in the order the batches were taken."""
+        return [int(count) for count in self.batches["count"]]
+
+    @property
+    def workers(self) -> int:
+        """Loader processes that read in this pass; 0 when the rank reads by itself."""
+        return len(self.pids)
+
+
+def find_passes(job: Job, samples: Samples) -> list[Pass]:
+    """Return the passes over the data set in order of time; those of one rank (the first) when there are several."""
+    unfed = _unfed(job)
+    processes = job.processes.assign(role=job.processes["role"].astype(str).mask(job.processes["pid"].isin(unfed), "rank"))
+    handovers, saved = _handovers(job, processes), find_files(job)
+    passes = []
+    for window in find_windows(job, samples, not unfed):
+        inside = samples.accesses["start_ns"].between(window.start_ns, window.end_ns)
+        if window.pids is not None:
+            inside &= samples.accesses["pid"].isin(window.pids)
+        accesses = samples.accesses[inside]
+        if len(accesses):
+            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, saved, samples.layout == "dlrm"))
+    return passes
+
+
+def _handovers(job: Job, processes: pd.DataFrame) -> pd.DataFrame:
+    """Reads and writes of pipes by ranks and loaders: pid, start_ns, end_ns, file_id, result, is_read."""
+    events = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
+    events = events[events["result"] > 0]
+    roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
+    events = events[events["pid"].map(roles).isin(["rank", "loader"])]
+    events = events.assign(is_read=events["op"].isin(schema.READ_OPS))
+    return events[["pid", "start_ns", "end_ns", "file_id", "result", "is_read"]]
+
+
+def _unfed(job: Job) -> set[int]:
+    """Forked readers that are no loaders: nobody hands them work, in a trace that would show it. Each is a rank of its own."""
+    forks = set(job.processes.loc[job.processes["role"] == "loader", "pid"].tolist())
+    listeners = set(job.calls_on(job.file_ids("pipe", "socket"), schema.READ_OPS)["pid"].tolist())
+    return forks if listeners and not listeners & forks else set()
+
+
+def _pass(
+    window: Window,
+    accesses: pd.DataFrame,
+    processes: pd.DataFrame,
+    handovers: pd.DataFrame,
+    saved: list[SeenFile],
+    batches_read: bool,
+) -> Pass:
+    readers = [int(pid) for pid in pd.unique(accesses["pid"])]
+    parents = dict(zip(processes["pid"], processes["ppid"], strict=True))
+    roles = dict(zip(processes["pid"], processes["role"].astype(str), strict=True))
+    begins = dict(zip(processes["pid"], processes["start_ns"], strict=True))
+    loaders = sorted((pid for pid in readers if roles.get(pid) == "loader"), key=lambda pid: begins[pid])
+    rank = int(parents[loaders[0]]) if loaders else readers[0]
+    own = [pid for pid in loaders if parents[pid] == rank] or [rank]
+    ranks, every = _of_all_ranks(accesses, {pid: parents[pid] if pid in loaders else pid for pid in readers})
+    accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
+    # A rank of DLRM reads a batch at a time.
+    single = batches_read and not loaders
+    accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers, bool(loaders), saved)
+    ahead = _batches_ahead(own, rank, handovers, window) if loaders else None
+    batches = _batches(accesses)
+    # The rank takes batch k from worker k mod n: the k-th batch of each worker, workers in the order they began.
+    batches["turn"] = batches.groupby("pid").cumcount()
+    batches["worker"] = batches["pid"].map({pid: i for i, pid in enumerate(own)})
+    batches = batches.sort_values(["turn", "worker"], kind="stable").reset_index(drop=True)
+    order = np.concatenate([accesses["sample"].to_numpy()[accesses["batch"].to_numpy() == number] for number in batches["batch"]])
+    return Pass(
+        window.phase, window.epoch, window.start_ns, window.end_ns, rank, order, batches, accesses,
+        tuple(own) if loaders else (), ahead, window.logged, ranks, saved, every,
+    )  # fmt: skip
+
+
+def _of_all_ranks(accesses: pd.DataFrame, rank_of: dict[int, int]) -> tuple[int, NDArray[np.int64]]:
+    """Return how many ranks read and what, in turn."""
+    rank = accesses["pid"].map(rank_of)
+    counts = rank.value_counts()
+    busy = counts[counts >= _LEAST_SHARE * counts.max()].index
+    accesses, rank = accesses[rank.isin(busy)], rank[rank.isin(busy)]
+    in_turn = np.lexsort((rank, accesses.groupby(rank).cumcount()))
+    return len(busy), accesses["sample"].to_numpy(np.int64)[in_turn]
+
+
+def _number_batches(
+    accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders: bool, saved: list[SeenFile]
+) -> NDArray[np.int64]:
+    """Number the batch of each access, process by process; numbers are not shared between processes."""
+    number = np.zeros(len(accesses), np.int64)
+    pids, starts, ends = (accesses[name].to_numpy() for name in ("pid", "start_ns", "end_ns"))
+    reads = handovers[handovers["is_read"]]
+    taken = 0
+    for pid in pd.unique(pids):
+        rows = np.flatnonzero(pids == pid)
+        times = np.sort(reads.loc[reads["pid"] == pid, "start_ns"].to_numpy())
+        if by_loaders and len(times):
+            own = _batches_by_handover(starts[rows], times)
+        else:
+            begins, over = starts[rows], ends[rows].copy()
+            over[:-1] += saved_ns(saved, int(pid), over[:-1], begins[1:])
+            own = regular_batches(begins, over, _batches_by_gaps(begins, over))
+        number[rows] = taken + own
+        taken = int(number[rows].max()) + 1
+    return number
+
+
+def _batches_by_handover(starts: NDArray[np.int64], pipe_reads: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A batch begins where the process read from a pipe since its last access."""
+    fresh = np.diff(np.searchsorted(pipe_reads, starts), prepend=-1) > 0
+    number: NDArray[np.int64] = np.cumsum(fresh) - 1
+    return number
+
+
+def _batches_by_gaps(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Batches lie between the long gaps.
+
+    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps
+    in two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group: every sample is a batch.
+    """
+    gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], 1000))
+    logs = np.sort(gap_logs)
+    left = np.arange(1, len(logs))
+    if len(left) == 0:
+        return np.arange(len(starts))
+    sums = np.cumsum(logs)
+    means_left, means_right = sums[:-1] / left, (sums[-1] - sums[:-1]) / (len(logs) - left)
+    between = left * (len(logs) - left) * (means_left - means_right) ** 2
+    cut = int(between.argmax())
+    if means_right[cut] - means_left[cut] < np.log(3):
+        return np.arange(len(starts))
+    number: NDArray[np.int64] = np.append(0, np.cumsum(gap_logs > (logs[cut] + logs[cut + 1]) / 2))
+    return number
+
+
+def _batches(accesses: pd.DataFrame) -> pd.DataFrame:
+    return accesses.groupby("batch", as_index=False).agg(
+        pid=("pid", "first"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), count=("sample", "size")
+    )
+
+
+def _batches_ahead(loaders: Sequence[int], rank: int, handovers: pd.DataFrame, window: Window) -> int | None:
+    """The most batches that were asked for and not yet taken: what the rank keeps in flight.
+
+    The rank asks by one write per batch to the pipes its loaders read from, and takes results from the pipe they write to. On a
+    busy machine the thread that writes may lag behind at first, so that not only the first result counts.
+    """
+    inside = handovers[handovers["start_ns"].between(window.start_ns, window.end_ns)]
+    asked_on = inside.loc[inside["pid"].isin(loaders) & inside["is_read"], "file_id"].unique()
+    given_on = inside.loc[inside["pid"].isin(loaders) & ~inside["is_read"], "file_id"].unique()
+    asked = inside.loc[(inside["pid"] == rank) & ~inside["is_read"] & inside["file_id"].isin(asked_on), "start_ns"]
+    takes = (inside["pid"] == rank) & inside["is_read"] & inside["file_id"].isin(given_on) & (inside["result"] != LENGTH_BYTES)
+    taken = np.sort(inside.loc[takes, "start_ns"].to_numpy())
+    if asked.empty or not len(taken):
+        return None
+    return max(int((np.searchsorted(np.sort(asked.to_numpy()), taken) - np.arange(len(taken))).max()), 1)

@@ -1,0 +1,78 @@
+"""The files of a recording: what they are called in a twin, where they lie and how large they were when the job began."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.config.recording import File, Op
+from benchmark.fit.samples import common_folder
+from common.beneath import normal, stays_within
+from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE
+
+_CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
+
+
+@dataclass(frozen=True)
+class Named:
+    """The files, the number of each file_id among them (-1: none), the data set's folder, and its (name, bytes)."""
+
+    files: list[File]
+    number: NDArray[np.int64]
+    folder: str
+    data: list[tuple[str, int]]
+
+
+def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
+    """Return the files that `calls` (on files alone) name."""
+    ids = np.unique(calls["file"].to_numpy(np.int64))
+    changed = calls["op"].isin(_CHANGES) | (calls["op"] == Op.OPEN) & (calls["flags"] & (FLAG_CREATE | FLAG_TRUNCATE) > 0)
+    first = calls.sort_values("at", kind="stable").drop_duplicates("file")
+    made = set(first.loc[(first["op"] == Op.OPEN) & (first["flags"] & FLAG_CREATE > 0), "file"].tolist())
+    written = np.isin(ids, calls.loc[changed, "file"].to_numpy())
+    moved = calls[calls["op"].isin([Op.READ, Op.COPY, Op.TOUCH])]
+    reached = (moved["offset"].clip(lower=0) + moved["moved"]).groupby(moved["file"]).max()
+    told = table["path"].astype(str)
+    rooted = bool(told.iloc[ids].str.startswith("/").any())  # imported traces may have relative paths alone
+    paths = {int(i): _path(told.iloc[i], int(i), rooted) for i in ids}
+    targets = {int(i): table["renamed_to"].iloc[i] for i in ids}
+    sizes = {int(i): _size(table["size_bytes"].iloc[i]) for i in ids}
+    read_folder = common_folder([paths[i] for i in ids[~written].tolist()] or ["/none"])
+    places = [paths[i] for i in ids[written].tolist()]
+    places += [
+        str(targets[i])
+        for i in ids[written].tolist()
+        if isinstance(targets[i], str) and str(targets[i]).startswith("/") == rooted
+    ]
+    written_folder = common_folder(places or ["/none"])
+    files, number = [], np.full(len(table) + 1, -1, np.int64)
+    for position, (i, is_written) in enumerate(zip(ids.tolist(), written.tolist(), strict=True)):
+        number[i] = position
+        if is_written:
+            target = targets[i]
+            renamed = _below(str(target), written_folder, i) if isinstance(target, str) else None
+            files.append(File(_below(paths[i], written_folder, i), renamed, sizes[i], True, i in made))
+        else:
+            files.append(File(_below(paths[i], read_folder, i), None, max(sizes[i], int(reached.get(i, 0)))))
+    data: dict[str, int] = {}
+    for file in files:
+        if not file.written:
+            data[file.name] = max(data.get(file.name, 0), file.size_bytes)
+    return Named(files, number, read_folder, sorted(data.items()))
+
+
+def _path(path: str, index: int, rooted: bool) -> str:
+    path = f"unnamed/{index}" if path.startswith("unnamed:") else path
+    return path if path.startswith("/") or not rooted else f"/{path}"
+
+
+def _size(value: float) -> int:
+    return 0 if pd.isna(value) else int(value)
+
+
+def _below(path: str, folder: str, index: int) -> str:
+    name = (
+        normal(path.removeprefix(folder.rstrip("/") + "/")) if path.startswith(folder) else f"renamed/{path.rpartition('/')[2]}"
+    )
+    return name if stays_within(name) else f"unnamed/{index}"

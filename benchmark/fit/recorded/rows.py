@@ -1,0 +1,194 @@
+"""From calls to rows of a recording: threads and processes numbered, their starts, ends and hand-overs put in between."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.config.recording import COLUMNS, Mark, Op
+from benchmark.fit.recorded.calls import Seen
+
+_LONGEST_WAKE_NS = 50_000_000  # from a child's end to what its parent does next, if it waited for it
+_KEYS = {"init": "init", "epoch": "epoch", "block": "block", "evaluation": "eval", "checkpoint": "checkpoint", "step": "step"}
+_ZERO_THINK = (Op.JOIN, Op.WAIT)  # asked for at once; the time until it came was waiting
+_ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The processes, those that do something and their parents, by number: `parents` of each and `begin_ns`, `end_ns`; and the
+    threads: `process` and `tid` of each."""
+
+    pids: list[int]
+    parents: list[int]
+    begin_ns: list[int]
+    end_ns: list[int]
+    process: list[int]
+    tid: list[int]
+
+    def main(self, process: int) -> int:
+        """Return the number of a process's main thread."""
+        return int(np.searchsorted(self.process, process))
+
+
+def grow(seen: Seen, calls: pd.DataFrame) -> Tree:
+    """Return the tree of the processes that `calls` are of."""
+    manifest, table = seen.trace.manifest, seen.processes
+    parent = dict(zip(table["pid"].astype(int), table["ppid"].fillna(-1).astype(int), strict=True))
+    begin = dict(zip(table["pid"].astype(int), table["start_ns"].fillna(manifest.start_ns).astype(int), strict=True))
+    end = dict(zip(table["pid"].astype(int), table["exit_ns"].fillna(manifest.end_ns).astype(int), strict=True))
+    wanted = set(calls["pid"].unique().tolist())
+    lines = {pid: _line(pid, parent) for pid in wanted}
+    # The first process of all: the one that was traced, if the others descend from it, else one that does nothing but start them.
+    common = [pid for pid in lines[min(wanted, key=lambda p: len(lines[p]))] if all(pid in line for line in lines.values())]
+    root = common[0] if common else -1
+    kept = {pid for line in lines.values() for pid in (line[: line.index(root)] if root in line else line)} - {root}
+    depth = {pid: len(_line(pid, parent)) for pid in kept}
+    pids = [root, *sorted(kept, key=lambda pid: (depth[pid], begin.get(pid, 0), pid))]
+    number = {pid: i for i, pid in enumerate(pids)}
+    parents = [-1, *(number.get(parent.get(pid, -1), 0) for pid in pids[1:])]
+    tids = calls.groupby("pid")["tid"].unique()
+    process, tid = [], []
+    for pid in pids:
+        others = sorted(set(tids.get(pid, np.zeros(0, np.int64)).tolist()) - {pid})
+        process += [number[pid]] * (1 + len(others))
+        tid += [pid, *others]
+    # The command began when the tracer let it go, whenever its process was made.
+    begins = [manifest.start_ns, *(max(begin.get(pid, manifest.start_ns), manifest.start_ns) for pid in pids[1:])]
+    return Tree(pids, parents, begins, [end.get(pid, manifest.end_ns) for pid in pids], process, tid)
+
+
+def _line(pid: int, parent: dict[int, int]) -> list[int]:
+    """The process and its ancestors that were traced, itself first."""
+    line = [pid]
+    while (above := parent.get(line[-1], -1)) in parent and above not in line:
+        line.append(above)
+    return line
+
+
+def marks_of(seen: Seen) -> tuple[list[Mark], NDArray[np.int64]]:
+    """Return the lines of the log of the first rank, and when each was written."""
+    phases = seen.trace.phases()
+    phases = phases[(phases["rank"] == phases["rank"].min()) & phases["end_ns"].notna() & phases["phase"].isin(list(_KEYS))]
+    marks, times = [], []
+    manifest = seen.trace.manifest  # a log on another clock tells nothing of when
+    phases = phases[(phases["start_ns"] >= manifest.start_ns) & (phases["end_ns"] <= manifest.end_ns)]
+    for phase in phases.itertuples():
+        epoch, step = (None if pd.isna(value) else int(value) for value in (phase.epoch, phase.step))
+        for begins, time_ns in ((True, phase.start_ns), (False, phase.end_ns)):
+            marks.append(Mark(_KEYS[str(phase.phase)], begins, epoch, step))
+            times.append(int(time_ns))
+    return marks, np.array(times, np.int64)
+
+
+def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
+    """Return the columns of the recording's rows and the number of channels; `calls` have `subject` and `thread`."""
+    rows = calls.assign(order=1)
+    added = [*_hand_overs(tree, rows)]
+    channels = len({entry[3] for entry in added})
+    added += _threads(tree, rows)
+    added += _starts(tree, rows)
+    added += [(tree.main(rank), int(time_ns), Op.MARK, mark) for mark, time_ns in enumerate(marks_ns)]
+    rows = _with(rows, added)
+    rows = _with(rows, _joins(tree, rows))
+    ends = rows.groupby("thread")["end"].max()
+    last = [(tree.main(p), max(tree.end_ns[p], int(ends.get(tree.main(p), 0))), Op.END, 0) for p in range(len(tree.pids))]
+    rows = _with(rows, last)
+    return _columns(tree, rows), channels
+
+
+def _with(rows: pd.DataFrame, added: Sequence[tuple[int, int, int, int]]) -> pd.DataFrame:
+    """Add rows of (thread, time, op, subject) and sort: what was added comes before a call that began at the same time."""
+    if added:
+        thread, at, op, subject = (np.array(column, np.int64) for column in zip(*added, strict=True))
+        more = pd.DataFrame({"thread": thread, "at": at, "end": at, "op": op, "subject": subject})
+        more = more.assign(fd=-1, offset=-1, size=0, flags=0, order=np.where(op == Op.END, 2, 0))
+        rows = pd.concat([rows, more], ignore_index=True)
+    return rows.sort_values(["thread", "at", "order"], kind="stable").reset_index(drop=True)
+
+
+def _hand_overs(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Posts and waits of threads that do nothing but write to pipes (as multiprocessing's queues have them): what such a thread
+    writes, another thread of its process has just handed it, by no system call; the one whose call ended last, it is taken."""
+    added: list[tuple[int, int, int, int]] = []
+    channels: dict[tuple[int, int], int] = {}
+    only_writes = (rows["op"] == Op.PIPE_WRITE).groupby(rows["thread"]).all()
+    for thread in only_writes.index[only_writes].tolist():
+        process = tree.process[thread]
+        mains = tree.main(process)
+        if thread == mains:
+            continue
+        own = rows[rows["thread"] == thread]
+        mates = [t for t in range(mains, len(tree.process)) if tree.process[t] == process and not only_writes.get(t, False)]
+        others = rows[rows["thread"].isin(mates)].sort_values("end", kind="stable")
+        ends, threads = others["end"].to_numpy(np.int64), others["thread"].to_numpy(np.int64)
+        last = np.searchsorted(ends, own["at"].to_numpy(np.int64), side="right") - 1
+        before = np.append(np.iinfo(np.int64).min, own["end"].to_numpy(np.int64)[:-1])
+        for index in last[(last >= 0) & (ends[np.maximum(last, 0)] > before)].tolist() if len(ends) else []:
+            source = int(threads[index])
+            channel = channels.setdefault((source, thread), len(channels))
+            added += [(source, int(ends[index]), Op.POST, channel), (thread, int(ends[index]), Op.WAIT, channel)]
+    return added
+
+
+def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Starts of threads: taken to come after the last call of the main thread that ended before the thread's first one."""
+    first = rows.groupby("thread")["at"].min()
+    ends = {thread: np.sort(part["end"].to_numpy(np.int64)) for thread, part in rows.groupby("thread")}
+    added = []
+    for thread, process in enumerate(tree.process):
+        main = tree.main(process)
+        if thread != main:
+            own = ends.get(main, np.zeros(0, np.int64))
+            before = int(np.searchsorted(own, int(first[thread]), side="right"))
+            at = max(int(own[before - 1]) if before else 0, tree.begin_ns[process])
+            added.append((main, min(at, int(first[thread])), int(Op.THREAD), thread))
+    return added
+
+
+def _starts(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Starts of processes, by their parent's main thread; where that waited just then, before it did so."""
+    waits = rows[rows["op"].isin(_ENDS_COUNT)]
+    times = {thread: (part["at"].to_numpy(np.int64), part["end"].to_numpy(np.int64)) for thread, part in waits.groupby("thread")}
+    added = []
+    for process in range(1, len(tree.pids)):
+        main, begun = tree.main(tree.parents[process]), tree.begin_ns[process]
+        at, end = times.get(main, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        last = int(np.searchsorted(at, begun, side="right")) - 1
+        added.append((main, int(at[last]) if last >= 0 and end[last] > begun else begun, int(Op.START), process))
+    return added
+
+
+def _joins(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Waits for processes: a parent that does nothing when its child ends, and something soon after, has waited for it."""
+    added = []
+    times = {thread: (part["at"].to_numpy(np.int64), part["end"].to_numpy(np.int64)) for thread, part in rows.groupby("thread")}
+    for process in range(1, len(tree.pids)):
+        main, ended = tree.main(tree.parents[process]), tree.end_ns[process]
+        at, end = times.get(main, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        following = int(np.searchsorted(at, ended, side="right"))
+        if following and end[following - 1] > ended:  # within a call, which then was the wait
+            ended = int(end[following - 1])
+        if following == len(at) or at[following] - ended < _LONGEST_WAKE_NS:
+            added.append((main, ended, int(Op.JOIN), process))
+    return added
+
+
+def _columns(tree: Tree, rows: pd.DataFrame) -> dict[str, NDArray[Any]]:
+    thread, at, op = (rows[name].to_numpy(np.int64) for name in ("thread", "at", "op"))
+    begins = np.array([tree.begin_ns[process] for process in tree.process], np.int64)
+    for number in np.flatnonzero(op == Op.THREAD):
+        begins[rows["subject"].iloc[number]] = at[number]
+    # Of calls that overlap (asynchronous ones) the latest end counts.
+    ends = rows["end"].groupby(thread).cummax().to_numpy(np.int64)
+    first = np.append(True, thread[1:] != thread[:-1])
+    before = np.where(first, begins[thread], np.append(0, ends[:-1]))
+    think = np.where(np.isin(op, _ZERO_THINK), 0, np.maximum(at - before, 0))
+    told = np.where(np.isin(op, _ENDS_COUNT), rows["end"], at) - tree.begin_ns[0]
+    values = {"thread": thread, "at_ns": told, "think_ns": think, "op": op} | {
+        name: rows[name].to_numpy(np.int64) for name in ("subject", "fd", "offset", "size", "flags")
+    }
+    return {name: values[name].astype(kind) for name, kind in COLUMNS.items()}

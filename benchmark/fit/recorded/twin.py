@@ -1,0 +1,94 @@
+"""The recorded twin of a traced job: its calls as they were, for any program, training or not."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark import config as c
+from benchmark.config.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, Recording
+from benchmark.fit.recorded.calls import see
+from benchmark.fit.recorded.files import name_files
+from benchmark.fit.recorded.pipes import match_pipes
+from benchmark.fit.recorded.rows import assemble, grow, marks_of
+from benchmark.fit.twin_parts import Fitted
+from common.units import format_size
+from tracing_tools.trace.reader import Trace
+
+RECORDING = f"twin{SUFFIX}"
+_OUTPUT = "./twin_checkpoints/"
+
+
+def fit_recorded(trace: Trace) -> Fitted:
+    """Return the recorded twin of the job; IotwinError when it made no call on storage."""
+    seen = see(trace)
+    calls, pipes = match_pipes(seen.calls)
+    on_file = calls["op"] < Op.PIPE_WRITE
+    named = name_files(calls[on_file], seen.files)
+    tree = grow(seen, calls)
+    thread_of = {tid: number for number, tid in enumerate(tree.tid)}
+    subject = np.where(on_file, named.number[np.where(on_file, calls["file"], -1)], calls["file"])
+    calls = calls.assign(
+        subject=subject,
+        thread=calls["tid"].map(thread_of).astype(np.int64),
+        flags=calls["flags"] | _renamed(calls, on_file) | _duplicated(calls, on_file),
+    )
+    marks, marks_ns = marks_of(seen)
+    ranks = seen.processes.loc[seen.processes["role"] == "rank", "pid"].astype(int).tolist()
+    rank = next((number for number, pid in enumerate(tree.pids) if pid in ranks), 0)
+    columns, channels = assemble(tree, calls, marks_ns, rank)
+    header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks)
+    recording = Recording(header, columns)
+    config = c.Config(
+        workflow=c.Workflow(train=True),
+        dataset=c.Dataset(data_folder=named.folder),
+        checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
+        twin=c.Twin(
+            source=trace.path.name, host=trace.manifest.host.hostname, recorded=c.TwinRecorded(file=RECORDING),
+            assumptions=_assumptions(trace, recording),
+        ),
+    )  # fmt: skip
+    return Fitted(config, _evidence(recording, calls), named.data, recording=recording)
+
+
+def _renamed(calls: pd.DataFrame, on_file: pd.Series) -> pd.Series:
+    """The flag RENAMED for calls on a file after its first rename."""
+    renames = calls[on_file & (calls["op"] == Op.RENAME)].groupby("file")["at"].min()
+    since = calls["file"].map(renames)
+    return pd.Series(np.where(on_file & since.notna() & (calls["at"] > since), RENAMED, 0), index=calls.index)
+
+
+def _duplicated(calls: pd.DataFrame, on_file: pd.Series) -> NDArray[np.int64]:
+    """The flag DUPLICATED for opens of files that are used by descriptors which no open gave."""
+    key = pd.MultiIndex.from_frame(calls[["file", "fd"]])
+    opens = (on_file & (calls["op"] == Op.OPEN)).to_numpy(np.bool_)
+    uses = (on_file & ~calls["op"].isin([Op.OPEN, Op.TOUCH]) & (calls["fd"] >= 0)).to_numpy(np.bool_)
+    elsewhere = calls.loc[uses & ~key.isin(key[opens]), "file"].unique()
+    return np.where(opens & calls["file"].isin(elsewhere).to_numpy(np.bool_), DUPLICATED, 0)
+
+
+def _evidence(recording: Recording, calls: pd.DataFrame) -> dict[str, str]:
+    ops, header = recording.columns["op"], recording.header
+
+    def bytes_of(*chosen: Op) -> str:
+        return format_size(float(calls.loc[calls["op"].isin(chosen), "moved"].sum()))
+
+    waits = int(np.isin(ops, [Op.PIPE_READ, Op.POLL, Op.WAIT, Op.JOIN]).sum())
+    return {
+        "calls": f"{int((ops < Op.PIPE_WRITE).sum())} on {len(header.files)} files: "
+        f"{bytes_of(Op.READ, Op.COPY)} read, {bytes_of(Op.WRITE, Op.COPY_TO)} written",
+        "threads": f"{len(header.threads)} in {len(header.parents)} processes",
+        "waits": f"{waits} for {len(header.pipes)} pipes, {header.channels} hand-overs between threads, "
+        f"{int((ops == Op.JOIN).sum())} ends of processes",
+    }
+
+
+def _assumptions(trace: Trace, recording: Recording) -> list[str]:
+    told = [
+        "what threads of a process tell one another without a system call, and what goes over sockets, is kept as time, not as a "
+        "wait; so are calls of other kinds"
+    ]
+    if any(file.written for file in recording.header.files):
+        told.append(f"what the job wrote goes below {_OUTPUT}")
+    if trace.manifest.lost_events:
+        told.append(f"the trace lost {trace.manifest.lost_events} events, which are not replayed")
+    return told

@@ -1,0 +1,344 @@
+"""The twin of a job that reads sample by sample, as PyTorch's loaders do, or batch by batch."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark import config as c
+from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
+from benchmark.fit.confidence import agreement, interval
+from benchmark.fit.find_samples import find_samples
+from benchmark.fit.look import Job
+from benchmark.fit.passes import Pass, find_passes
+from benchmark.fit.refusal import check_is_training
+from benchmark.fit.samples import Samples
+from benchmark.fit.times import Times, pass_times, quantiles, warm_up
+from benchmark.fit.twin_parts import (
+    SAME_ORDER,
+    Fitted,
+    cadence,
+    checkpoint_section,
+    evaluated_after_saving,
+    most_common,
+    order_agreement,
+    phases_in_order,
+    start_times,
+    told_losses,
+    twin_checkpoint,
+)
+from common.errors import IotwinError
+from common.units import format_size
+from datagen.layouts import DlrmLayout
+
+_ALIKE = 0.5  # share of the batches of the most common size, from which that is the batch size
+
+
+def fit_samples(job: Job) -> Fitted:
+    """Return the twin; IotwinError, saying why, when the trace shows no training that can be emulated."""
+    samples = find_samples(job)
+    passes = find_passes(job, samples)
+    training = [part for part in passes if part.phase != "evaluation"]
+    evaluations = [part for part in passes if part.phase == "evaluation"]
+    if not training:
+        reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
+        raise IotwinError(f"{job.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
+    check_is_training(job, training)
+    assumptions, times = told_losses(job), pass_times(job, training)
+    first_step_s, times.compute_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
+    checkpoints = find_checkpoints(job, training)
+    unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
+    config = c.Config(
+        model=c.Model(name=job.manifest.workload or PurePosixPath(samples.folder).name),
+        workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
+        dataset=_dataset(samples, training, evaluations),
+        reader=_reader(times, samples, training, evaluations, assumptions),
+        train=_train(times, samples, training, assumptions),
+        evaluation=_evaluation(job, samples, training, evaluations, assumptions),
+        checkpoint=checkpoint_section(_steps_of_blocks(training), checkpoints, assumptions),
+        twin=_twin(job, samples, training, evaluations, checkpoints, assumptions),
+    )
+    config.twin.first_step_time = first_step_s
+    confidence = _confidence(times, training, evaluations, checkpoints)
+    files = _files(job, samples, training, evaluations)
+    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), files, confidence)
+
+
+def _files(job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> list[tuple[str, int]]:
+    """The data set's files; those of records are whole multiples of as many records as the twin says each holds."""
+    files = job.files
+    files = files[(files["kind"] == "dataset") & (files["size_bytes"] > 0)].sort_values("path")
+    found = zip(map(PurePosixPath, files["path"]), files["size_bytes"].astype(int), strict=True)
+    sizes = {str(path.relative_to(samples.folder)): int(size) for path, size in found if path.is_relative_to(samples.folder)}
+    if samples.layout == "records" and samples.record_bytes is not None:
+        for passes in filter(None, (evaluations, training)):
+            read, whole = _files_of(samples, passes), _record_sizes(samples, passes) * _records_in(samples, passes)
+            sizes |= {samples.names[file]: int(size) for file, size in zip(read, whole, strict=True) if size}
+    return list(sizes.items())
+
+
+def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> c.Dataset:
+    sizes = samples.size_bytes(np.array(_members(training), np.int64))
+    dataset = c.Dataset(
+        data_folder=samples.folder,
+        format="npy" if samples.layout in ("npy", "unet3d") else "bin",
+        num_files_train=len(_files_of(samples, training)),
+        num_files_eval=len(_files_of(samples, evaluations)) if evaluations else None,
+        record_length_bytes=round(float(sizes.mean())),
+        record_length_bytes_stdev=round(float(sizes.std()), 1),
+    )
+    if samples.first_record is not None:
+        dataset.num_samples_per_file = _records_in(samples, training)
+        dataset.eval_num_samples_per_file = _records_in(samples, evaluations) if evaluations else None
+    if samples.layout == "dlrm":
+        # A read is a batch of rows; the emulator knows the rows.
+        dataset.record_length_bytes, dataset.record_length_bytes_stdev = DlrmLayout.SAMPLE_BYTES, 0
+        dataset.num_samples_per_file, dataset.eval_num_samples_per_file = 1, None
+    return dataset
+
+
+def _records_in(samples: Samples, passes: Sequence[Pass]) -> int:
+    """Records of each file that the passes read: the YAML knows one number, so where they differ it is their mean."""
+    return max(round(float(samples.records()[_files_of(samples, passes)].mean())), 1)
+
+
+def _record_sizes(samples: Samples, passes: Sequence[Pass]) -> NDArray[np.int64]:
+    """Bytes of a record of the twin in each file of the passes: the job's, or an equal share where it holds more or fewer."""
+    read, count = _files_of(samples, passes), _records_in(samples, passes)
+    own = samples.file_bytes if samples.record_bytes is None else samples.record_bytes
+    sizes: NDArray[np.int64] = np.where(samples.records()[read] == count, own[read], samples.file_bytes[read] // count)
+    return sizes
+
+
+def _files_of(samples: Samples, passes: Sequence[Pass]) -> list[int]:
+    """The files (by index in samples.names) that the passes read, each once, ascending."""
+    return [int(file) for file in np.unique(samples.file_of(np.array(_members(passes), np.int64)))]
+
+
+def _in_order_read(samples: Samples, training: Sequence[Pass]) -> list[int]:
+    """The files of training by name; where ranks read them by themselves in no random order, in theirs, which the twin keeps."""
+    if _is_shuffled(training) or training[0].workers:
+        return _files_of(samples, training)
+    every = np.concatenate([part.every for part in training])
+    return [int(file) for file in pd.unique(samples.file_of(every))]
+
+
+def _members(passes: Sequence[Pass]) -> list[int]:
+    """The samples that the passes read, each once, ascending."""
+    return np.unique(np.concatenate([part.every for part in passes])).tolist() if passes else []
+
+
+def _reader(
+    times: Times, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]
+) -> c.Reader:
+    if not len(times.preprocess_s):
+        assumptions.append("preprocessing time could not be seen and is taken as zero")
+    workers = most_common([part.workers for part in training])
+    record_bytes = _record_sizes(samples, training) if samples.layout == "records" else None
+    shuffled = _is_shuffled(training)
+    return c.Reader(
+        batch_size=_batch_size(samples, training),
+        batch_size_eval=_batch_size(samples, evaluations) if evaluations else 1,
+        read_threads=workers,
+        prefetch_size=_prefetch(training, workers, assumptions),
+        sample_shuffle="seed" if shuffled and samples.layout != "dlrm" and samples.buffer_bytes is None else "off",
+        file_shuffle="seed" if shuffled and samples.buffer_bytes is not None else "off",
+        # Records that follow one another are read one by one all the same.
+        transfer_size=None if record_bytes is None else samples.buffer_bytes or int(record_bytes.max()),
+        preprocess_time=quantiles(times.preprocess_s),
+    )
+
+
+def _accesses_of_a_batch(passes: Sequence[Pass]) -> int:
+    """The most common number; where few batches have it, the mean, which keeps the bytes."""
+    sizes = [size for part in passes for size in part.batch_sizes]
+    common = most_common(sizes)
+    return common if sizes.count(common) >= _ALIKE * len(sizes) else max(round(float(np.mean(sizes))), 1)
+
+
+def _batch_size(samples: Samples, passes: Sequence[Pass]) -> int:
+    reads = _accesses_of_a_batch(passes)
+    if samples.layout != "dlrm" or samples.record_bytes is None:
+        return reads
+    return reads * most_common(samples.size_bytes(passes[0].samples).tolist()) // DlrmLayout.SAMPLE_BYTES
+
+
+def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) -> int | None:
+    if not workers:
+        return None
+    seen = [(part.batches_ahead, len(part.batch_sizes)) for part in training if part.batches_ahead is not None]
+    # A rank that asks for most batches of an epoch at its beginning does not show how many it would ask for.
+    if depths := [ahead for ahead, batches in seen if 2 * ahead <= batches]:
+        return most_common(depths)
+    assumptions.append("how many batches are loaded ahead could not be seen; two per loader process, as PyTorch does")
+    return max([2 * workers, *(ahead for ahead, _ in seen)])
+
+
+def _is_shuffled(training: Sequence[Pass]) -> bool:
+    """Whether the order of the first epoch is far from that of the names."""
+    return order_agreement(training[0].samples, np.sort(training[0].samples)) < SAME_ORDER
+
+
+def _same_order_each_epoch(training: Sequence[Pass]) -> bool:
+    """Whether the second epoch repeats the order of the first."""
+    return len(training) > 1 and order_agreement(training[0].samples, training[1].samples) >= SAME_ORDER
+
+
+def _train(times: Times, samples: Samples, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
+    if times.waits_unseen:
+        assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
+    if not training[0].logged:
+        assumptions.append("the job logged no epochs: passes are told by who read what; log them (docs/trace.md) to be sure")
+    if len(training) == 1 and not training[0].logged:
+        assumptions.append("one pass and no log of the job's: nothing but the reading of a data set says that this is training")
+    if len(training) == 1 and _is_shuffled(training):
+        assumptions.append("one epoch only: taken to be shuffled anew in each")
+    blocks = training[0].phase == "block"
+    steps = [len(part.batch_sizes) for part in training]
+    train = c.Train(
+        epochs=1 if blocks else len(training),
+        computation_time=quantiles(times.compute_s),
+        seed_change_epoch=not (_is_shuffled(training) and _same_order_each_epoch(training)),
+    )
+    if samples.first_record is not None or blocks:
+        in_one_pass = _steps_in_data(samples, training)
+        train.epochs = max(train.epochs, -(-sum(steps) // in_one_pass)) if blocks else train.epochs
+        train.total_training_steps = round(sum(steps) / train.epochs) if blocks else min(most_common(steps), in_one_pass)
+    return train
+
+
+def _steps_in_data(samples: Samples, training: Sequence[Pass]) -> int:
+    """Steps that go once through the files of records."""
+    records = int(samples.records()[_files_of(samples, training)].sum())
+    batch = _accesses_of_a_batch(training)
+    return max(records // (batch * training[0].ranks), 1)
+
+
+def _evaluation(
+    job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]
+) -> c.Evaluation:
+    if not evaluations:
+        return c.Evaluation()
+    first, between = cadence([part.epoch for part in evaluations])
+    if len(evaluations) == 1:
+        assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
+    evaluation = c.Evaluation(eval_time=quantiles(pass_times(job, evaluations).compute_s))
+    if training[0].phase == "block":
+        steps = most_common([len(part.batch_sizes) for part in training])
+        evaluation.eval_after_step, evaluation.steps_between_evals = first * steps, between * steps
+        evaluation.total_eval_steps = most_common([len(part.batch_sizes) for part in evaluations])
+    else:
+        evaluation.eval_after_epoch, evaluation.epochs_between_evals = first, between
+        steps = most_common([len(part.batch_sizes) for part in evaluations])
+        if samples.first_record is not None and steps < _steps_in_data(samples, evaluations):
+            evaluation.total_eval_steps = steps  # of files that hold more than the evaluation reads
+    return evaluation
+
+
+def _steps_of_blocks(training: Sequence[Pass]) -> int | None:
+    """Steps between evaluations or checkpoints, where the job counts no epochs."""
+    return most_common([len(part.batch_sizes) for part in training]) if training[0].phase == "block" else None
+
+
+def _twin(
+    job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints,
+    assumptions: list[str],
+) -> c.Twin:  # fmt: skip
+    twin = c.Twin(
+        source=job.path.name, host=job.manifest.host.hostname, persistent_workers=_are_persistent(training),
+        ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,
+        reader=c.TwinReader(
+            read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
+            random_batches=samples.layout == "dlrm" and _is_shuffled(training),
+        ),
+    )  # fmt: skip
+    if samples.layout in ("npy", "unet3d", "dlrm"):
+        twin.layout = samples.layout
+    if samples.layout != "dlrm":
+        twin.train_files = [samples.names[i] for i in _in_order_read(samples, training)]
+        twin.eval_files = [samples.names[i] for i in _files_of(samples, evaluations)] or None
+    twin.startup_time, twin.init_time = start_times(job, training[0].start_ns, assumptions)
+    if evaluations:
+        times = pass_times(job, evaluations)
+        workers = most_common([part.workers for part in evaluations])
+        twin.evaluation = c.TwinEvaluation(
+            read_threads=workers,
+            preprocess_time=quantiles(times.preprocess_s),
+            after_checkpoint=evaluated_after_saving(_order_of_phases(job, training, evaluations, checkpoints)),
+        )
+    twin.checkpoint = twin_checkpoint(checkpoints, assumptions)
+    if _is_shuffled(training):
+        assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
+    twin.assumptions = assumptions
+    return twin
+
+
+def _order_of_phases(job: Job, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints) -> list[str]:
+    """The names of passes and checkpoints in order of time: as logged, or as they were seen."""
+    if training[0].logged:
+        return phases_in_order(job)
+    begun = [(part.start_ns, part.phase) for part in (*training, *evaluations)]
+    begun += [(point.files[0].start_ns, "checkpoint") for point in checkpoints.each]
+    return [name for _, name in sorted(begun)]
+
+
+def _are_persistent(training: Sequence[Pass]) -> bool:
+    """Whether loaders live through all epochs, or through the one block of steps that the twin may take several epochs for."""
+    if len(training) == 1:
+        return training[0].workers > 0 and training[0].phase == "block" and not training[0].logged
+    return training[0].workers > 0 and training[0].pids == training[1].pids
+
+
+def _confidence(
+    times: Times, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
+) -> dict[str, dict[str, Any]]:
+    """How many observations agree with each count, and between what the mean of each time lies."""
+    found = {
+        "twin.ranks": agreement([part.ranks for part in training]),
+        "reader.batch_size": agreement([size for part in training for size in part.batch_sizes]),
+        "reader.read_threads": agreement([part.workers for part in training]),
+        "reader.prefetch_size": agreement([part.batches_ahead for part in training if part.batches_ahead is not None]),
+        "train.steps_per_epoch": agreement([len(part.batch_sizes) for part in training]),
+        "train.computation_time": interval(times.compute_s),
+        "reader.preprocess_time": interval(times.preprocess_s),
+    }
+    if evaluations:
+        found["evaluation.epochs_between_evals"] = agreement(np.diff([part.epoch for part in evaluations]).tolist())
+    if checkpoints.each:
+        by_epochs = checkpoints.between_epochs
+        between = np.diff([point.epoch if by_epochs else point.steps for point in checkpoints.each]).tolist()
+        found[f"checkpoint.{'epochs' if by_epochs else 'steps'}_between_checkpoints"] = agreement(between)
+        seconds = [file.serialization_s for point in checkpoints.each for file in point.files]
+        found["twin.checkpoint.files.serialization_time"] = interval(np.array(seconds))
+    return found
+
+
+def _dataset_evidence(samples: Samples) -> str:
+    if samples.record_bytes is None:
+        return f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads"
+    sizes = format_size(float(np.median(samples.record_bytes)))
+    if samples.buffer_bytes is not None:
+        return f"{len(samples.names)} files in {samples.folder}, of which each step uses up {sizes}, by batches handed over"
+    return f"{len(samples.names)} files in {samples.folder}, read {sizes} at a time, each read one batch or record"
+
+
+def _evidence(
+    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
+) -> dict[str, str]:
+    batches = [size for part in training for size in part.batch_sizes]
+    batch = most_common(batches)
+    return {
+        "dataset": _dataset_evidence(samples),
+        "epochs": f"{len(training)} passes over the training samples, "
+        + ("as the job logged them" if training[0].logged else "by samples read again"),
+        "batch_size": f"{batch} samples between hand-overs in {np.mean(np.array(batches) == batch):.0%} "
+        f"of {len(batches)} batches",
+        "ranks": f"{training[0].ranks} processes that take batches",
+        "read_threads": f"{most_common([part.workers for part in training])} loader processes in each epoch",
+        "steps_per_epoch": f"{most_common([len(part.batch_sizes) for part in training])}",
+        "evaluation": f"{len(evaluations)} evaluations",
+        "checkpoint": f"{len(checkpoints.each)} checkpoints" + (", while training goes on" if checkpoints.asynchronous else ""),
+    }

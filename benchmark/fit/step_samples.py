@@ -1,0 +1,102 @@
+"""Samples of jobs whose steps are apart from their reads: shards, tables and buffers that last for several batches.
+
+What is seen of a step there is the hand-over of its batch; a read is what a loader does now and then. So a sample is what a
+hand-over uses up, in the mean, of files that are read on from where the last one stopped.
+"""
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.fit.look import Job
+from benchmark.fit.samples import Samples
+from tracing_tools.trace import schema
+
+LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
+_BEGUN = 0.9  # share of the hand-overs before which a sample was begun, from which each batch is the samples read before it
+
+
+def given_batches(job: Job) -> pd.DataFrame:
+    """Return the hand-overs of batches, pid and start_ns, by process in order of time: what loaders write for ranks to read."""
+    roles = job.roles()
+    moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
+    moved = moved[moved["result"] > 0]
+    role, reads = moved["pid"].map(roles), moved["op"].isin(schema.READ_OPS)
+    taken = moved.loc[(role == "rank") & reads, "file_id"].unique()
+    given = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & (moved["result"] != LENGTH_BYTES)]
+    return given[["pid", "start_ns"]].sort_values(["pid", "start_ns"], kind="stable", ignore_index=True)
+
+
+def by_steps(job: Job, samples: Samples) -> Samples:
+    """Return `samples`, or where many batches were handed over without one begun, one sample for each batch."""
+    given = given_batches(job)
+    reads = _reads(job, samples)
+    reads = reads[reads["pid"].isin(given["pid"])]
+    if reads.empty:
+        return samples
+    begun = np.unique(_batch_of(samples.accesses, given))
+    if (begun < len(given)).sum() >= _BEGUN * len(given):
+        return samples
+    batch = _batch_of(reads, given)
+    known = batch < len(given)
+    record_bytes = reads["result"].sum() / len(given)
+    each = np.maximum(np.round(samples.file_bytes / record_bytes).astype(np.int64), 1)
+    first = np.concatenate(([0], np.cumsum(each)))
+    accesses = _accesses(job, reads[known], batch[known], given)
+    accesses["sample"] = first[accesses.pop("file").to_numpy()]
+    return replace(
+        samples, layout="records", accesses=accesses.sort_values("start_ns", kind="stable", ignore_index=True),
+        record_bytes=samples.file_bytes // each, first_record=first, read_sizes=(), read_past_end=False, keep_open=True,
+        buffer_bytes=_most_used(reads["requested"].to_numpy(np.int64), reads["result"].to_numpy(np.int64)),
+    )  # fmt: skip
+
+
+def _most_used(requested: NDArray[np.int64], result: NDArray[np.int64]) -> int:
+    """The size of read that brought most."""
+    sizes, place = np.unique(requested, return_inverse=True)
+    return int(sizes[np.bincount(place, weights=result).argmax()])
+
+
+def _reads(job: Job, samples: Samples) -> pd.DataFrame:
+    """Reads of the samples' files that brought something, with the file's index in `samples.names`."""
+    paths = {str(PurePosixPath(samples.folder) / name): index for index, name in enumerate(samples.names)}
+    index = job.files["path"].map(paths)
+    ids = job.files.loc[index.notna(), "file_id"].tolist()
+    reads = job.calls_on(ids, schema.READ_OPS)
+    reads = reads[reads["result"] > 0].sort_values(["pid", "start_ns"], kind="stable")
+    return reads.assign(file=index.to_numpy()[reads["file_id"].to_numpy()].astype(np.int64))
+
+
+def _batch_of(reads: pd.DataFrame, given: pd.DataFrame) -> NDArray[np.int64]:
+    """The row of `given` that each read was made for, the next of its process; len(given) where none followed."""
+    batch = np.full(len(reads), len(given), np.int64)
+    pids, starts = reads["pid"].to_numpy(), reads["start_ns"].to_numpy()
+    for pid, own in given.groupby("pid"):
+        rows = np.flatnonzero(pids == pid)
+        place = np.searchsorted(own["start_ns"].to_numpy(), starts[rows])
+        batch[rows] = np.append(own.index.to_numpy(), len(given))[place]
+    return batch
+
+
+def _accesses(job: Job, reads: pd.DataFrame, batch: NDArray[np.int64], given: pd.DataFrame) -> pd.DataFrame:
+    """One access for each batch: its reads, or of one without any the moment after its indices came; its file the last read."""
+    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
+    asked = asked.loc[asked["pid"].isin(given["pid"]) & (asked["result"] > 0), ["pid", "end_ns"]]
+    asked = asked.sort_values("end_ns").rename(columns={"end_ns": "asked_ns"})
+    rows = given.reset_index(names="batch").sort_values("start_ns")
+    rows = pd.merge_asof(rows, asked, left_on="start_ns", right_on="asked_ns", by="pid").set_index("batch").sort_index()
+    of_batch = reads.groupby(batch).agg(
+        start=("start_ns", "min"), end=("end_ns", "max"), busy=("duration_ns", "sum"), file=("file", "last")
+    )
+    rows = rows.join(of_batch)
+    rows["file"] = rows.groupby("pid")["file"].transform(lambda files: files.ffill().bfill())
+    rows = rows.dropna(subset=["file"])
+    moment = rows["asked_ns"].fillna(rows["start_ns"]) + 1
+    start, end = rows["start"].fillna(moment), rows["end"].fillna(moment)
+    return pd.DataFrame({
+        "pid": rows["pid"], "start_ns": start.astype(np.int64), "end_ns": end.astype(np.int64),
+        "idle_ns": (end - start - rows["busy"].fillna(0)).astype(np.int64), "file": rows["file"].astype(np.int64),
+    })  # fmt: skip

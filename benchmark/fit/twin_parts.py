@@ -1,0 +1,164 @@
+"""Parts of a twin that every fitted job has: checkpoints, cadences, times before the first step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark import config as c
+from benchmark.config.recording import Recording
+from benchmark.fit.checkpoint_files import SeenFile
+from benchmark.fit.checkpoints import SeenCheckpoints
+from benchmark.fit.look import Job
+from benchmark.fit.times import quantiles, warm_up
+from tracing_tools.trace.manifest import Manifest
+
+_CHECKPOINT_FOLDER = "./twin_checkpoints/"
+SAME_ORDER = 0.8  # order_agreement from which two orders count as one
+
+
+@dataclass
+class Fitted:
+    """A twin, and for each value that matters where it comes from (for the person who must trust it)."""
+
+    config: c.Config
+    evidence: dict[str, str]
+    files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
+    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see benchmark.fit.confidence
+    coverage: dict[str, Any] = field(default_factory=dict)  # see benchmark.fit.coverage
+    recording: Recording | None = None  # of a recorded twin; goes into a file beside the YAML
+
+
+def failure(manifest: Manifest) -> str | None:
+    """Return how the traced command failed, in words; None if it did not, or if that is not known."""
+    return f"the traced command ended with status {manifest.exit_status}" if manifest.exit_status else None
+
+
+def told_losses(job: Job) -> list[str]:
+    """Return assumptions about what the trace lacks: the rest of a job that failed, and calls that were lost."""
+    failed = failure(job.manifest)
+    said = [f"{failed}, so the twin is one of what it did until then"] if failed else []
+    if not job.manifest.lost_events:
+        return said
+    lost = ", ".join(f"{count} in {source}" for source, count in job.manifest.lost.items())
+    return [*said, f"the trace lost {job.manifest.lost_events} events ({lost}); counts may be too low"]
+
+
+def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
+    """Return the value that comes most often; of several such, the least."""
+    found, counts = np.unique(np.asarray(values, dtype=np.int64), return_counts=True)
+    return int(found[counts.argmax()])
+
+
+def order_agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    """How alike two orders of samples are: Spearman's rank correlation of the places of the samples in both; 1 is the same.
+
+    Loader processes overtake each other, so the order seen is never exactly the order asked for.
+    """
+    common, places, other_places = np.intersect1d(order, other, return_indices=True)
+    if len(common) < 3:
+        return 1.0
+    return float(np.corrcoef(np.argsort(np.argsort(places)), np.argsort(np.argsort(other_places)))[0, 1])
+
+
+def cadence(epochs: Sequence[int]) -> tuple[int, int]:
+    """(first epoch, epochs between): the most common distance stands for the cadence."""
+    distances = np.diff(sorted(set(epochs)))
+    first = min(epochs)
+    return first, most_common(distances.tolist()) if len(distances) else first
+
+
+def checkpoint_section(steps_of_blocks: int | None, checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.Checkpoint:
+    """Return when the twin writes checkpoints; `steps_of_blocks` are those between checkpoints where the job counts no epochs."""
+    if not checkpoints.each:
+        return c.Checkpoint()
+    # Never the job's own folder: the twin writes random bytes.
+    assumptions.append(f"the job kept its checkpoints in {checkpoints.folder}; the twin writes to {_CHECKPOINT_FOLDER}")
+    if not checkpoints.between_epochs:
+        return _checkpoint_by_steps([point.steps for point in checkpoints.each], assumptions)
+    before_training = checkpoints.each[0].epoch == 0
+    first, between = cadence([point.epoch for point in checkpoints.each if point.epoch] or [1])
+    if len(checkpoints.each) == 1:
+        assumptions.append(f"one checkpoint, after epoch {first}: taken to come every {between} epochs")
+    checkpoint = c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_step=0 if before_training else -1)
+    if steps_of_blocks is not None:
+        checkpoint.steps_between_checkpoints = between * steps_of_blocks
+    else:
+        checkpoint.checkpoint_after_epoch, checkpoint.epochs_between_checkpoints = first, between
+    return checkpoint
+
+
+def _checkpoint_by_steps(steps: Sequence[int], assumptions: list[str]) -> c.Checkpoint:
+    """The typical distance is the cadence; a first checkpoint that is out of step with it comes by itself."""
+    between = max(round(float(np.median(np.diff(steps)))) if len(steps) > 1 else steps[0], 1)
+    if len(steps) == 1:
+        assumptions.append(f"one checkpoint, after {steps[0]} steps: taken to come every {between} steps")
+    early = max(steps[0], 1) if steps[0] < between - 1 else -1
+    return c.Checkpoint(
+        checkpoint_folder=_CHECKPOINT_FOLDER, steps_between_checkpoints=between, checkpoint_after_step=early,
+    )  # fmt: skip
+
+
+def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.TwinCheckpoint:
+    """Return what the twin writes at a checkpoint, and how."""
+    if not checkpoints.each:
+        return c.TwinCheckpoint()
+    files = [file for point in checkpoints.each for file in point.files]
+    first_lead_s, lead_s = warm_up(checkpoints.lead_s)
+    return c.TwinCheckpoint(
+        files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
+        serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
+        tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
+    )  # fmt: skip
+
+
+def _ahead(files: Sequence[SeenFile]) -> float:
+    """Share of the files' serialization that passed before their first writes; 0..1."""
+    return min(sum(file.ahead_s for file in files) / max(sum(file.serialization_s for file in files), 1e-9), 1.0)
+
+
+def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> list[c.CheckpointFile]:
+    """One entry per file name; a file that only some checkpoints wrote says at which epochs."""
+    names = dict.fromkeys(file.name for point in checkpoints.each for file in point.files)
+    every = {point.epoch for point in checkpoints.each}
+    found = []
+    for name in names:
+        seen = [(point.epoch, file) for point in checkpoints.each for file in point.files if file.name == name]
+        epochs, last = sorted({epoch for epoch, _ in seen}), seen[-1][1]
+        some = set(epochs) != every
+        if some and not checkpoints.between_epochs:
+            assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
+        found.append(c.CheckpointFile(
+            name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, read_back=last.read_back,
+            epochs=epochs if some and checkpoints.between_epochs else None,
+            serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
+        ))  # fmt: skip
+    return found
+
+
+def start_times(job: Job, first_epoch_ns: int, assumptions: list[str]) -> tuple[float, float]:
+    """Seconds from the job's start to the start of init, and from there to the first epoch."""
+    phases = job.phases
+    init = phases[phases["phase"] == "init"]
+    if len(init):
+        begin, end = int(init["start_ns"].iloc[0]), int(init["end_ns"].iloc[0])
+    else:
+        assumptions.append("the job logged no init phase: all before the first read of the data set counts as init")
+        begin, end = job.manifest.start_ns, first_epoch_ns
+    return round(max(begin - job.manifest.start_ns, 0) / 1e9, 3), round(max(end - begin, 0) / 1e9, 3)
+
+
+def phases_in_order(job: Job) -> list[str]:
+    """Return the names of the passes and checkpoints that the job logged, in order of start."""
+    phases = job.phases
+    named = phases.loc[phases["phase"].isin(["epoch", "block", "evaluation", "checkpoint"])].sort_values("start_ns")["phase"]
+    return [str(name) for name in named]
+
+
+def evaluated_after_saving(names: Sequence[str]) -> bool:
+    """Whether most evaluations that a checkpoint is next to come after it; `names` as of `phases_in_order`."""
+    pairs = list(pairwise(names))
+    return pairs.count(("checkpoint", "evaluation")) > pairs.count(("evaluation", "checkpoint"))
