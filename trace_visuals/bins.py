@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trace_visuals.calls import Bools, Ints
+from trace_visuals.call_columns import Bools, Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -148,8 +148,8 @@ class LaneBins:
 
     def begin_with(self, calls: Intervals, lane: Ints) -> None:
         """Take calls that are in flight at the begin and are counted elsewhere: what they cover is not covered once more."""
-        mine = lane >= 0
-        np.maximum.at(self._covered_to, lane[mine], calls.end_ns[mine])
+        chosen = lane >= 0
+        np.maximum.at(self._covered_to, lane[chosen], calls.end_ns[chosen])
 
     def extend(self, later: "LaneBins") -> None:
         """Take in what another has found in the calls after these."""

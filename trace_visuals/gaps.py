@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trace_visuals.calls import Ints
+from trace_visuals.call_columns import Ints
 
 _INTERVALS = 3  # without a sample for so many usual intervals is a gap
 _FEWEST = 4  # samples from which the usual interval can be told

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Draws all zooms of every trace under a directory; raw recordings of the paper artifact become traces first.
 #   generate_timeline_plots.sh [DATA_DIR [PLOTS_DIR]]       (timeline_data, plots)
+# DATA_DIR may be what iotwin run wrote: its traces are cells/NAME/trace.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 data=${1:-timeline_data}
@@ -23,10 +24,10 @@ done < <(find "$data" -mindepth 2 -maxdepth 4 -name trace_read.out -print0 | sor
 
 count=0
 while IFS= read -r -d '' found; do
-    trace=$(dirname "$found")
+    trace=$(dirname "$found") # a data set has a manifest.json, too, but no events
     name=${trace#"$data"/}
     name=${name%.trace}
     "$python" "$here/plot_timelines.py" "$trace" "$(workload_of "$trace")" "${name//\//_}" -a -o "$plots"
     count=$((count + 1))
-done < <(find "$data" -mindepth 2 -maxdepth 4 -name manifest.json -print0 | sort -z)
+done < <(find "$data" -mindepth 2 -maxdepth 4 -name events.parquet -print0 | sort -z)
 [ "$count" -gt 0 ] || { echo "generate_timeline_plots.sh: $data holds no trace" >&2; exit 1; }

@@ -3,7 +3,8 @@
 import numpy as np
 
 from trace_visuals.bins import Floats
-from trace_visuals.calls import Ints
+from trace_visuals.call_columns import Ints
+from tracing_tools.trace.figures.log_buckets import bucket_from_zero
 
 BUCKETS_PER_OCTAVE = 32
 # A percentile is the mean of the values in its bucket: exact where they are equal, else off by less than the bucket's width.
@@ -24,8 +25,7 @@ class LogHistogram:
         if not len(row):
             return
         self._grow(int(row.max()) + 1)
-        bucket = np.where(value > 0, np.floor(np.log2(np.maximum(value, 1)) * BUCKETS_PER_OCTAVE).astype(np.int64) + 1, 0)
-        cell = row * _BUCKETS + bucket
+        cell = row * _BUCKETS + bucket_from_zero(value, BUCKETS_PER_OCTAVE)
         self.counts += np.bincount(cell, minlength=self.counts.size).reshape(self.counts.shape)
         self._totals += np.bincount(cell, weights=value, minlength=self.counts.size).reshape(self.counts.shape)
         np.maximum.at(self._most, row, value)

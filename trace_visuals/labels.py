@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.units import format_duration, format_size
+from common.units import format_duration, format_size
+from tracing_tools.trace.manifest import Host, Manifest
 
 
 def trace_labels(paths: list[Path]) -> list[str]:
@@ -14,7 +14,7 @@ def trace_labels(paths: list[Path]) -> list[str]:
         names = ["/".join(path.parts[-depth:]) for path in resolved]
         if len(set(names)) == distinct:
             break
-    return [name if name not in names[:place] else f"{name} (again)" for place, name in enumerate(names)]
+    return [name if name not in names[:index] else f"{name} (again)" for index, name in enumerate(names)]
 
 
 def counted(number: int, thing: str) -> str:
@@ -36,10 +36,19 @@ def command_line(manifest: Manifest) -> str:
 
 def machine_line(manifest: Manifest) -> str:
     """Return where and how the trace was taken: host, kernel, CPUs, memory, file system, backend."""
-    host = manifest.host
-    parts = [host.hostname, f"Linux {host.kernel}", f"{host.cpus} CPUs", f"{format_size(host.memory_bytes)} memory",
-             host.file_system, f"backend {manifest.backend}"]  # fmt: skip
-    return ", ".join(part for part in parts if part)
+    return ", ".join([*machine_words(manifest.host), f"backend {manifest.backend}"])
+
+
+def machine_words(host: Host) -> list[str]:
+    """Return what is known of a machine: host, kernel, CPUs, memory, file system. Recordings of other tools may name none."""
+    words = [
+        host.hostname,
+        f"Linux {host.kernel}" if host.kernel else "",
+        f"{host.cpus} CPUs" if host.cpus else "",
+        f"{format_size(host.memory_bytes)} memory" if host.memory_bytes else "",
+        host.file_system,
+    ]
+    return [word for word in words if word]
 
 
 def loss_line(manifest: Manifest) -> str:

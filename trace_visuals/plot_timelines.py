@@ -9,9 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from common.errors import IotwinError, UsageError
+from common.progress import note
+from common.workloads import NAMES
 from trace_visuals.timeline import Form, plot_timeline
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.progress import note
 
 _FEW: dict[str, str | None] = {"whole": None, "epoch": "epoch:1", "block": "block:1"}
 _ALL = _FEW | {
@@ -46,7 +47,7 @@ def main() -> int:
     """Draw, and return the exit status."""
     parser = argparse.ArgumentParser(description="Draw timelines of a trace; see also: iotwin plot timeline --help")
     parser.add_argument("data_dir", type=Path, help="the trace, as preprocess_traces.py or iotwin trace wrote it")
-    parser.add_argument("workload", choices=["unet3d", "imseg", "bert", "dlrm"], help="what was recorded")
+    parser.add_argument("workload", choices=list(NAMES), help="what was recorded")
     parser.add_argument("name", help="name of the pictures' directory")
     parser.add_argument("-po", "--paper-only", action="store_true", help="the form for papers: no titles, no CPU row")
     parser.add_argument("-a", "--all", action="store_true", help="all zooms, not just the whole and the first epoch or block")

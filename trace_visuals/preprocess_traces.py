@@ -8,12 +8,17 @@ import os
 import sys
 from pathlib import Path
 
+_ROOT = str(Path(__file__).resolve().parent.parent)
+sys.path.insert(0, _ROOT)
+
+from common.workloads import NAMES  # noqa: E402
+
 
 def main() -> None:
     """Translate the arguments and become ``iotwin import``."""
     parser = argparse.ArgumentParser(description="Turn raw recordings into a trace; see also: iotwin import --help")
     parser.add_argument("traces_dir", type=Path, help="directory of trace_read.out and the others")
-    parser.add_argument("workload", choices=["unet3d", "imseg", "bert", "dlrm"], help="what was recorded")
+    parser.add_argument("workload", choices=list(NAMES), help="what was recorded")
     parser.add_argument("-o", "--output-dir", type=Path, help="trace to write (default: beside TRACES_DIR, its name with .trace)")
     parser.add_argument("-s", "--step", type=int, help="accepted and not needed: there is one step")
     parser.add_argument("-ml", "--mllog", action="store_true", help="accepted and not needed: the log is always read")
@@ -23,9 +28,8 @@ def main() -> None:
     command = ["import", str(args.traces_dir), "-o", str(output), "--format", "artifact", "--force"]
     command += ["--timezone", args.timezone] if args.timezone else []
     environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    arguments = [sys.executable, "-m", "iotwin.main", *command]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
+    arguments = [sys.executable, "-P", "-m", "iotwin.main", *command]
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - exit status and signals become its own
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.calls import Ints
+from trace_visuals.call_columns import Ints
 from tracing_tools.trace.reader import Trace
 
 BLOCK_LANES = ("read", "write")
@@ -38,8 +38,8 @@ def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
 
 def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> Lanes:
     lane = np.full(len(table), -1, dtype=np.int64)
-    for place, name in enumerate(names):
-        lane[(kind == name).to_numpy()] = place
+    for index, name in enumerate(names):
+        lane[(kind == name).to_numpy()] = index
     begin = table[start].to_numpy(dtype=np.int64)
     # How long a request lasts that the trace's end cut off is not known: it counts as a point.
     duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)

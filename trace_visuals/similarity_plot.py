@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.files import check_type
 from trace_visuals.labels import plain
 from trace_visuals.style import BLUE, FIGURE_RC, VERMILLION
 from tracesim import Curve, Dimension, Similarity
-from tracing_tools.trace.output import check_type
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], 
     with mpl.rc_context(FIGURE_RC):
         figure = Figure((2.2 + _CELL_INCHES * len(columns), 1.6 + _CELL_INCHES * len(rows)), layout="constrained")
         axes = figure.subplots()
-        # Scores of different jobs lie between 0.3 and 0.9; the colours are spent on what is told apart.
+        # Scores of different jobs lie between 0.3 and 0.9; so the colours cover that range.
         image = axes.imshow(values, cmap="cividis", vmin=min(0.5, float(np.nanmin(values, initial=1.0))), vmax=1.0)
         for (row, column), value in np.ndenumerate(values):
             text = "-" if np.isnan(value) else f"{value:.2f}"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.calls import span_ns
-from tracing_tools.trace.errors import UsageError
+from common.errors import UsageError
+from common.units import parse_duration
+from trace_visuals.call_columns import span_ns
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.units import parse_duration
 
 _SECOND = 1_000_000_000
 _PHASE_WORDS = {"init": "init", "epoch": "epoch", "block": "block", "eval": "evaluation", "evaluation": "evaluation",
@@ -18,7 +18,7 @@ _KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, 
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """A stretch of one trace, monotonic ns, with the moment shown as zero."""
 
     begin_ns: int
@@ -34,7 +34,7 @@ class Window:
 class View:
     """The windows of all traces of one picture, and what its time axis says."""
 
-    windows: list[Window]
+    windows: list[TimeWindow]
     axis_label: str
 
     def limits_s(self) -> tuple[float, float]:
@@ -69,14 +69,14 @@ def choose_view(traces: list[Trace], zoom: str | None) -> View:
     zeros = [span_ns(trace)[0] if None in starts or start is None else start for trace, start in zip(traces, starts, strict=True)]
     label = "seconds from the start of " + ("the trace" if None in starts else "training")
     if zoom is None:
-        return View([Window(*span_ns(trace), zero) for trace, zero in zip(traces, zeros, strict=True)], label)
+        return View([TimeWindow(*span_ns(trace), zero) for trace, zero in zip(traces, zeros, strict=True)], label)
     word, _, number = zoom.partition(":")
     if word in _PHASE_WORDS:
         return _phase_view(traces, word, number)
     if word == "last":
         return _last_view(traces, zeros, label, number)
     begin, end = _seconds(zoom)
-    windows = [Window(zero + begin, zero + end, zero) for zero in zeros]
+    windows = [TimeWindow(zero + begin, zero + end, zero) for zero in zeros]
     for trace, window in zip(traces, windows, strict=True):
         first, last = span_ns(trace)
         if window.end_ns <= first or window.begin_ns >= last:
@@ -91,7 +91,7 @@ def _last_view(traces: list[Trace], zeros: list[int], label: str, duration: str)
     if length_ns <= 0:
         raise UsageError(f"--zoom last:{duration} shows nothing; write for example last:30s")
     spans = [span_ns(trace) for trace in traces]
-    windows = [Window(max(begin, end - length_ns), end, zero) for (begin, end), zero in zip(spans, zeros, strict=True)]
+    windows = [TimeWindow(max(begin, end - length_ns), end, zero) for (begin, end), zero in zip(spans, zeros, strict=True)]
     return View(windows, label)
 
 
@@ -102,14 +102,14 @@ def _phase_view(traces: list[Trace], word: str, number: str) -> View:
     windows = []
     for trace in traces:
         phases = leading_phases(trace)
-        mine = phases[phases["phase"] == _PHASE_WORDS[word]]
-        if len(mine) < ordinal:
+        chosen = phases[phases["phase"] == _PHASE_WORDS[word]]
+        if len(chosen) < ordinal:
             raise UsageError(
-                f"{trace.path} has {len(mine)} {_PHASE_WORDS[word]} phases: nothing to show for --zoom {word}:{ordinal}"
+                f"{trace.path} has {len(chosen)} {_PHASE_WORDS[word]} phases: nothing to show for --zoom {word}:{ordinal}"
             )
-        begin, end = int(mine["start_ns"].iloc[ordinal - 1]), int(mine["end_ns"].iloc[ordinal - 1])
+        begin, end = int(chosen["start_ns"].iloc[ordinal - 1]), int(chosen["end_ns"].iloc[ordinal - 1])
         margin = (end - begin) // 50
-        windows.append(Window(begin - margin, end + margin + 1, begin))
+        windows.append(TimeWindow(begin - margin, end + margin + 1, begin))
     what = _PHASE_WORDS[word] + ("" if word == "init" else f" {ordinal}")
     return View(windows, f"seconds from the start of {what}")
 

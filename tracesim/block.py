@@ -15,7 +15,7 @@ def block_bytes(block: pd.DataFrame | None, occurrences: Occurrences) -> NDArray
     n = occurrences.number
     if block is None:
         return np.zeros((n, len(BLOCK_OPS) * BINS))
-    direction = block["op"].map({op: number for number, op in enumerate(BLOCK_OPS)}).to_numpy(np.float64)
+    direction = block["op"].map({op: index for index, op in enumerate(BLOCK_OPS)}).to_numpy(np.float64)
     moving = ~np.isnan(direction)
     size = block["size_bytes"].to_numpy(np.int64)[moving]
     cell = direction[moving].astype(np.int64) * BINS + log_bin(size)

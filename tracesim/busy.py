@@ -57,14 +57,14 @@ class Busy:
     def add(self, calls: Calls) -> None:
         """Add one batch of calls, which starts no earlier than the one before it did."""
         for row, group in enumerate(_GROUPS):
-            mine = (calls.group == group) & (calls.moved_bytes > 0)
-            self._unions[row].add(calls.start_ns[mine], calls.start_ns[mine] + calls.duration_ns[mine])
+            chosen = (calls.group == group) & (calls.moved_bytes > 0)
+            self._unions[row].add(calls.start_ns[chosen], calls.start_ns[chosen] + calls.duration_ns[chosen])
 
     def begin_with(self, in_flight: Calls) -> None:
         """Take these calls, which started earlier, as counted already."""
         for row, group in enumerate(_GROUPS):
-            mine = (in_flight.group == group) & (in_flight.moved_bytes > 0)
-            self._unions[row].cover(in_flight.start_ns[mine] + in_flight.duration_ns[mine])
+            chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
+            self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])
 
     def extend(self, later: "Busy") -> None:
         """Take in what was found in calls after these."""
@@ -75,9 +75,9 @@ class Busy:
         """Add all block requests, in order of issue; those that never completed are left out."""
         block = block[block["duration_ns"].notna()]
         for row, op in enumerate(("read", "write"), start=len(_GROUPS)):
-            mine = block[block["op"] == op]
-            start = mine["issue_ns"].to_numpy(np.int64)
-            self._unions[row].add(start, start + mine["duration_ns"].to_numpy(np.int64))
+            chosen = block[block["op"] == op]
+            start = chosen["issue_ns"].to_numpy(np.int64)
+            self._unions[row].add(start, start + chosen["duration_ns"].to_numpy(np.int64))
 
     def time_ns(self) -> NDArray[np.float64]:
         """Return the busy time of each row in each of the equal parts of each occurrence."""

@@ -24,14 +24,14 @@ def confidence_interval(a: Profile, b: Profile, score: Callable[[Summary, Summar
     scores = []
     for _ in range(_DRAWS):
         places = generator.random(max(a.occurrences.number, b.occurrences.number))
-        scores.append(score(summarise(a, _weights(a, places)), summarise(b, _weights(b, places))))
+        scores.append(score(summarise(a, weights_at(a, places)), summarise(b, weights_at(b, places))))
     tail = (1.0 - _CONFIDENCE) / 2
     low, high = np.quantile(scores, [tail, 1.0 - tail])
     return float(low), float(high)
 
 
-def _weights(profile: Profile, places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How often each occurrence is drawn, when `places` in [0, 1) say where in the sequence of its phase to draw from."""
+def weights_at(profile: Profile, places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how often each occurrence is drawn, when `places` in [0, 1) say where in the sequence of its phase to draw from."""
     phase = profile.occurrences.phase
     weights = np.zeros(len(phase))
     for members in (np.flatnonzero(phase == p) for p in np.unique(phase)):

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from tracing_tools.trace.figures.log_buckets import octaves
+
 BINS_PER_OCTAVE = 4
 BINS = 42 * BINS_PER_OCTAVE + 1
 
@@ -11,7 +13,7 @@ LOWER_EDGES: NDArray[np.float64] = 2.0 ** (np.arange(BINS) / BINS_PER_OCTAVE)
 
 def log_bin(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the bin of each value, same shape; values below 1 count as 1, those beyond the last bin as in it."""
-    bins: NDArray[np.int64] = np.minimum(np.log2(np.maximum(values, 1)) * BINS_PER_OCTAVE, BINS - 1).astype(np.int64)
+    bins: NDArray[np.int64] = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 1).astype(np.int64)
     return bins
 
 
@@ -20,7 +22,7 @@ def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray
 
     So values that hardly differ hardly differ here, even where the edge of a bin lies between them.
     """
-    place = np.minimum(np.log2(np.maximum(values, 1)) * BINS_PER_OCTAVE, BINS - 2)
+    place = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 2)
     low = place.astype(np.int64)
     upper = place - low
     return (np.bincount(low, 1.0 - upper, minlength=BINS) + np.bincount(low + 1, upper, minlength=BINS)).astype(float)

@@ -57,9 +57,9 @@ class Steps:
         slot = _slot(key)
         known = self._key[slot] == key
         step = _step(begin, np.where(known, self._begin[slot], -1), np.where(known, self._end[slot], -1))
-        for mine, others, weight in ((self.calls, later.calls, np.ones(len(key))), (self.bytes, later.bytes, moved)):
+        for chosen, others, weight in ((self.calls, later.calls, np.ones(len(key))), (self.bytes, later.bytes, moved)):
             cells = others.ravel() - np.bincount(place, weight, others.size) + np.bincount(place + step, weight, others.size)
-            mine += cells.reshape(others.shape)
+            chosen += cells.reshape(others.shape)
         still = self._key[slot] < 0
         self._unplaced.append(np.stack([key, begin, place, moved])[:, still])
         touched = later._key >= 0
@@ -171,12 +171,12 @@ def order_of(visits: Sequence[NDArray[np.int64]], phase: NDArray[np.int64], name
     """Return the order statistics of the files in `visits` (one array an occurrence), given each file's rank by name."""
     result = np.full((4, len(visits)), np.nan)
     before: dict[int, NDArray[np.int64]] = {}
-    for number, files in enumerate(visits):
+    for index, files in enumerate(visits):
         if len(files) >= _FEWEST_FILES:
-            result[:2, number] = _scatter(name_rank[files])
-            if phase[number] in before:
-                result[2:, number] = _drift(files, before[phase[number]])
-            before[phase[number]] = files
+            result[:2, index] = _scatter(name_rank[files])
+            if phase[index] in before:
+                result[2:, index] = _drift(files, before[phase[index]])
+            before[phase[index]] = files
     return Order(*result)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from common.errors import IotwinError
+from common.progress import Advance
 from tracesim.block import BLOCK_OPS, block_bytes
 from tracesim.busy import BUSY_BINS, ROWS, Busy
 from tracesim.cadence import Arrivals, Cadence
@@ -18,9 +20,8 @@ from tracesim.order import STEPS, Order, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
 from tracesim.steps import StepTimes
 from tracesim.tallies import Tallies
+from tracing_tools.trace.calls import Collectors, folded
 from tracing_tools.trace.chunks import Chunk, chunks_of
-from tracing_tools.trace.errors import IotwinError
-from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 
@@ -50,6 +51,8 @@ class PerOccurrence:
     gap_ns: Floats  # (n, BINS): between a read and the job's next one, by length
     row_ns: Floats  # (n, rows * BUSY_BINS): busy time of each row of a timeline
     block_bytes: Floats  # (n, 2 * BINS): by direction and size
+    typical_step_ns: Floats  # (n,): median length of its steps, 0 without
+    between_waits_ns: Floats  # (n,): typical time from one wait for data to the next, 0 where no waits are known
     step_ns: Floats  # (n, BINS): time in steps, by their length
     wait_ns: Floats  # (n,): of that in waiting for data
 
@@ -95,6 +98,9 @@ class Summary:
     gap_ns: Floats  # (phases, BINS)
     row_shares: Floats  # (phases, rows, BUSY_BINS): share of the time in which the row is busy
     block_bytes: Floats  # (phases, 2, BINS)
+    quickest_ns: Floats  # (phases,): the shortest occurrence
+    quickest_step_ns: Floats  # (phases,): the shortest typical step of an occurrence
+    quickest_between_ns: Floats  # (phases,): the shortest typical time between waits of an occurrence
     step_ns: Floats  # (phases, BINS)
     wait_ns: Floats  # (phases,)
     scatter: Floats  # (phases,): mean, NaN where the order cannot be told
@@ -110,7 +116,7 @@ def has_phases(trace: Trace) -> bool:
     return not phases_of(trace.phases()).empty
 
 
-class _Collectors:
+class _Collectors(Collectors):
     """What is collected from the calls of a chunk, or of several in a row."""
 
     def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int) -> None:
@@ -126,11 +132,6 @@ class _Collectors:
             collector.add(calls, occurrence)
         self.in_flight.add(calls)
         self.busy.add(calls)
-
-    def extend(self, later: "_Collectors") -> None:
-        """Take in what was collected from the calls after these."""
-        for name, collector in vars(self).items():
-            collector.extend(getattr(later, name))
 
 
 def _collect(task: tuple[Chunk, Occurrences, frozenset[str]]) -> _Collectors:
@@ -156,15 +157,8 @@ def profiles_of(
         for trace, mine in zip(traces, chunks, strict=True)
     ]
     found = each(_collect, [(chunk, when, groups) for mine, when in zip(chunks, whens, strict=True) for chunk in mine])
-    profiles = []
-    for trace, mine, when in zip(traces, chunks, whens, strict=True):
-        collected = next(found)
-        advance(mine[0].rows)
-        for chunk in mine[1:]:
-            collected.extend(next(found))
-            advance(chunk.rows)
-        profiles.append(_profile(trace, when, collected))
-    return profiles
+    each_trace = zip(traces, chunks, whens, strict=True)
+    return [_profile(trace, when, folded(found, mine, advance)) for trace, mine, when in each_trace]
 
 
 def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
@@ -182,8 +176,9 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
         size_bytes=tallies.size_bytes, step_calls=found.steps.calls, step_bytes=found.steps.bytes, activity=tallies.activity,
         busy_ns=found.cadence.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=found.in_flight.time_ns,
         readers=readers_each, windows=windows, written_files=found.visits.written_files(n), gap_ns=found.arrivals.gap_ns,
-        row_ns=found.busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when), step_ns=step_times.step_ns,
-        wait_ns=step_times.wait_ns,
+        row_ns=found.busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when),
+        typical_step_ns=step_times.typical_step_ns,
+        between_waits_ns=step_times.between_waits_ns, step_ns=step_times.step_ns, wait_ns=step_times.wait_ns,
     )  # fmt: skip
     order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files))
     sizes, rereads = _file_figures(files, tallies)
@@ -242,10 +237,18 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
         readers=by_phase @ each.readers / np.maximum(counts, 1), windows=by_phase @ each.windows,
         gap_ns=by_phase @ each.gap_ns, row_shares=_row_shares(by_phase, each.row_ns, when.span_ns),
         block_bytes=(by_phase @ each.block_bytes).reshape(-1, len(BLOCK_OPS), BINS),
+        quickest_ns=_least(by_phase, each.duration_ns), quickest_step_ns=_least(by_phase, each.typical_step_ns),
+        quickest_between_ns=_least(by_phase, each.between_waits_ns),
         step_ns=by_phase @ each.step_ns, wait_ns=by_phase @ each.wait_ns,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
         **_order_by_phase(profile.order, by_phase),
     )  # fmt: skip
+
+
+def _least(by_phase: Floats, values: Floats) -> Floats:
+    """Return the smallest value above 0 of the occurrences of each phase that count, 0 where there is none."""
+    least = np.where((by_phase > 0) & (values > 0), values, np.inf).min(axis=1)
+    return np.where(np.isinf(least), 0.0, least)
 
 
 def _row_shares(by_phase: Floats, row_ns: Floats, span_ns: NDArray[np.int64]) -> Floats:

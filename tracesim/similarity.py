@@ -6,21 +6,22 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from common.progress import progress
 from tracesim.dimensions import DEFINITIONS, Curve
+from tracesim.equivalence import ALIKE, DIFFERENT, Equivalence, equivalence
 from tracesim.interval import confidence_interval
 from tracesim.latency import latency
-from tracesim.measures import weighted_mean
-from tracesim.profile import Profile, Summary, has_phases, profiles_of, summarise
+from tracesim.profile import Profile, has_phases, profiles_of, summarise
+from tracesim.scores import overall_of, scores_of
 from tracesim.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 from tracesim.words import differences
-from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers, workers
 
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
 WORTH_PROCESSES = 4_000_000  # events in all, from which processes save more time than their start takes
-_WORDS_IN_VERDICT = 3  # sentences
+_SENTENCES_IN_VERDICT = 3  # sentences
 _WORTH_WORDS = 0.99  # a dimension that scores this or more is not explained
 
 
@@ -50,6 +51,7 @@ class Similarity:
 
     `overall` is None (withheld) when a trace lost more than 1 % of its events. `storage_independent` is the score without the
     latency-bound dimensions. `noise_floor` is the lowest overall score among A and its repeats, None without repeats.
+    `equivalence` is the test that the verdict rests on, None where the score is withheld.
     """
 
     path_a: str
@@ -61,6 +63,7 @@ class Similarity:
     noise_floor_dimensions: dict[str, float]
     confidence_interval: tuple[float, float] | None
     verdict: str
+    equivalence: Equivalence | None
     differences: tuple[str, ...]
     warnings: tuple[str, ...]
     latency: dict[str, dict[str, Any]]
@@ -72,6 +75,7 @@ class Similarity:
             "a": self.path_a, "b": self.path_b, "overall": self.overall,
             "dimensions": {d.name: d.score for d in self.dimensions},
             "noise_floor": self.noise_floor, "verdict": self.verdict,
+            "equivalence": self.equivalence.to_document() if self.equivalence else None,
             "confidence_interval": list(interval) if interval else None, "storage_independent": self.storage_independent,
             "noise_floor_dimensions": self.noise_floor_dimensions, "weights": {d.name: d.weight for d in self.dimensions},
             "parts": {d.name: d.parts for d in self.dimensions}, "differences": list(self.differences),
@@ -115,7 +119,7 @@ def score_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[floa
     summaries = [summarise(profile) for profile in profiles]
     return [
         [
-            _overall_of(_scores(summaries[row], summaries[column])) if known[row] and known[column] else None
+            overall_of(scores_of(summaries[row], summaries[column])) if known[row] and known[column] else None
             for column in range(len(rows), len(traces))
         ]
         for row in range(len(rows))
@@ -128,7 +132,7 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similar
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)
     dimensions = _dimensions(profiles[0], profiles[1])
-    overall = _overall_of({d.name: d.score for d in dimensions})
+    overall = overall_of({d.name: d.score for d in dimensions})
     floors = _noise_floors([profiles[0], *profiles[2:]])
     floor = floors.pop("overall", None)
     if floor is not None and floor < ALIKE_OVERALL:
@@ -138,12 +142,13 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similar
     lost = max(lost_share(trace) for trace in traces)
     told = tuple(sentence for d in sorted(dimensions, key=lambda d: -d.weight * (1.0 - d.score)) for sentence in d.differences)
     withheld = lost > MOST_LOST
+    test = None if withheld else equivalence([profiles[0], *profiles[2:]], profiles[1], floor, ALIKE_OVERALL, lost)
     return Similarity(
         path_a=str(traces[0].path), path_b=str(traces[1].path), overall=None if withheld else overall,
-        storage_independent=None if withheld else _overall_of({d.name: d.score for d in dimensions if not d.latency_bound}),
+        storage_independent=None if withheld else overall_of({d.name: d.score for d in dimensions if not d.latency_bound}),
         dimensions=dimensions, noise_floor=None if withheld else floor, noise_floor_dimensions=floors,
         confidence_interval=None if withheld else _interval(profiles[0], profiles[1], overall, lost),
-        verdict=_withheld(lost) if withheld else _verdict(overall - lost, floor, dimensions, told),
+        verdict=_withheld(lost) if test is None else _verdict(overall - lost, floor, dimensions, told, test), equivalence=test,
         differences=told, warnings=tuple(warnings), latency=latency(profiles[0], profiles[1]),
     )  # fmt: skip
 
@@ -153,17 +158,6 @@ def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], e
     given = nullcontext(each) if each is not None else workers(None, traces, WORTH_PROCESSES)
     with progress("reading traces", events, "events") as advance, given as works:
         return profiles_of(traces, by_phase, groups, works, advance)
-
-
-def _scores(a: Summary, b: Summary) -> dict[str, float]:
-    scores = {definition.name: definition.score(a, b) for definition in DEFINITIONS}
-    return {name: score.total for name, score in scores.items() if score is not None}
-
-
-def _overall_of(scores: dict[str, float]) -> float:
-    """The weighted mean of the dimensions that are there."""
-    weights = {definition.name: definition.weight for definition in DEFINITIONS}
-    return weighted_mean(list(scores.values()), [weights[name] for name in scores])
 
 
 def _dimensions(a: Profile, b: Profile) -> tuple[Dimension, ...]:
@@ -184,15 +178,15 @@ def _noise_floors(runs: Sequence[Profile]) -> dict[str, float]:
     summaries = [summarise(run) for run in runs]
     floors: dict[str, float] = {}
     for one, other in itertools.combinations(summaries, 2):
-        scores = _scores(one, other)
-        for name, score in {**scores, "overall": _overall_of(scores)}.items():
+        scores = scores_of(one, other)
+        for name, score in {**scores, "overall": overall_of(scores)}.items():
             floors[name] = min(score, floors.get(name, 1.0))
     return floors
 
 
 def _interval(a: Profile, b: Profile, overall: float, lost: float) -> tuple[float, float] | None:
     """The bootstrap interval, widened on either side by the share of events that were lost, which may have been any."""
-    interval = confidence_interval(a, b, lambda one, other: _overall_of(_scores(one, other)))
+    interval = confidence_interval(a, b, lambda one, other: overall_of(scores_of(one, other)))
     if interval is None:
         interval = (overall, overall) if lost else None
     return (max(interval[0] - lost, 0.0), min(interval[1] + lost, 1.0)) if interval else None
@@ -202,10 +196,13 @@ def _withheld(lost: float) -> str:
     return f"withheld: a trace lost {lost * 100:.2g} % of its events, more than {MOST_LOST * 100:.0f} %; record it again"
 
 
-def _verdict(overall: float, floor: float | None, dimensions: Sequence[Dimension], told: Sequence[str]) -> str:
-    if floor is not None and floor >= ALIKE_OVERALL and overall >= floor:
-        return "indistinguishable from a rerun"
+def _verdict(overall: float, floor: float | None, dimensions: Sequence[Dimension], told: Sequence[str], test: Equivalence) -> str:
+    if test.result == ALIKE:
+        return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE
+    if test.result == DIFFERENT:
+        return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *told[: _SENTENCES_IN_VERDICT - 1]])}"
+    # What reruns differ by is not known; but there is much that no rerun would differ by.
     worst = min(dimensions, key=lambda d: d.score)
     if overall >= ALIKE_OVERALL and worst.score >= ALIKE_DIMENSION:
-        return "alike"
-    return f"different: {'; '.join(told[:_WORDS_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"
+        return f"{test.result}: {test.reason}"
+    return f"{DIFFERENT}: {'; '.join(told[:_SENTENCES_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"

@@ -1,15 +1,16 @@
 """Where two traces differ, in sentences with numbers: what B does against what A does, the largest difference first."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from common.units import format_duration, format_size
 from tracesim.calls import FILE_KINDS, GROUPS, MAP, OPEN, READ, SYNC, WRITE
 from tracesim.dimensions import checkpoint_bytes, wait_share
 from tracesim.logbins import quantile
 from tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TIMED, TRAINING
 from tracesim.profile import Summary
-from tracing_tools.trace.units import format_duration, format_size
 
 _LEAST_FACTOR = 1.1  # below it, a difference is not worth a sentence
 _LEAST_ORDER = 0.3  # difference in the order of files that is worth one
@@ -22,6 +23,13 @@ def differences(name: str, a: Summary, b: Summary) -> tuple[str, ...]:
     """Return what dimension `name` has to say, the weightiest difference first; empty when nothing differs by a tenth or more."""
     told = sorted(_TELLERS[name](a, b), key=lambda entry: -entry[0])
     return tuple(sentence for _, sentence in told)
+
+
+def with_names(text: str, a: str, b: str) -> str:
+    """Return sentences about traces A and B with these names instead, such as "the job" and "its twin"."""
+    for letter, name in (("A", a), ("B", b)):
+        text = re.sub(rf"\b{letter}\b", name, text)
+    return text
 
 
 Told = Iterator[tuple[float, str]]  # how far apart, sentence

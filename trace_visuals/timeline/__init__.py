@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from trace_visuals import timeline_rows as draw_row
-from trace_visuals.calls import GROUPS, READ, SYNC, WRITE
+from common.errors import UsageError
+from common.files import check_output, check_type, write_whole
+from common.progress import progress
+from trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
 from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PURPLE, VERMILLION
-from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline, load_timeline
+from trace_visuals.timeline import rows as draw_row
+from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
 from trace_visuals.windows import View, choose_view
-from tracing_tools.trace.errors import UsageError
-from tracing_tools.trace.output import check_output, check_type, write_whole
-from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
 
 FILE_TYPES = (".png", ".svg", ".pdf")
@@ -205,7 +205,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form) -> list[_Row]:
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
         # Apart, a process that never writes needs no empty row; together, rows stay so that traces can be compared by eye.
         lanes = [lane for lane in lanes if not title or block.lanes.calls[lane].any() or block.lanes.busy[lane].any()]
-        rows += [_strip(draw_row.draw_calls, block, lane, title if not place else "") for place, lane in enumerate(lanes)]
+        rows += [_strip(draw_row.draw_calls, block, lane, title if not index else "") for index, lane in enumerate(lanes)]
     if shared.block:
         head = "whole job" if block.groups.titles[0] else ""
         rows += [_strip(draw_row.draw_block, block, lane, head if not lane else "") for lane in range(len(BLOCK_LANES))]
@@ -286,8 +286,8 @@ def _legend_rows(handles: Sequence[Patch | Line2D], width_in: float) -> list[lis
 
 
 def _write_legend(figure: Figure, rows: list[list[Patch | Line2D]], height_in: float, bottom_in: float) -> None:
-    for place, row in enumerate(reversed(rows)):
-        figure.legend(handles=row, loc="lower center", bbox_to_anchor=(0.5, (bottom_in + place * _LEGEND_ROW_IN) / height_in),
+    for index, row in enumerate(reversed(rows)):
+        figure.legend(handles=row, loc="lower center", bbox_to_anchor=(0.5, (bottom_in + index * _LEGEND_ROW_IN) / height_in),
                       ncols=len(row), frameon=False, handlelength=1.1, columnspacing=1.0, handletextpad=0.4, fontsize=6.2,
                       borderpad=0)  # fmt: skip
 

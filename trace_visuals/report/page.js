@@ -110,6 +110,8 @@ function addComparisons(page, comparisons) {
     place.append(element("h3", {}, `A: ${comparison.a}, B: ${comparison.b}`), element("p", { class: "verdict" }, overall + comparison.verdict));
     for (const warning of comparison.warnings) place.append(element("p", { class: "loss" }, warning));
     if (comparison.differences.length) place.append(element("ul", {}, ...comparison.differences.map((text) => element("li", {}, text))));
+    const controls = Object.entries(comparison.controls).map(([name, score]) => `${name} ${score.toFixed(3)}`);
+    if (controls.length) place.append(element("p", {}, `Wrong twins of A, made from its own trace, would score: ${controls.join(", ")}.`));
     const scores = { columns: ["name", "score", "weight", "value"], total: comparison.dimensions.length, rows: comparison.dimensions.map((one) =>
       [words(one.name), one.score, one.weight, Object.entries(one.parts).map(([part, score]) => `${words(part)} ${score.toFixed(3)}`).join(", ")]) };
     if (scores.total) addTable(place, scores);

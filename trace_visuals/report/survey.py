@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trace_visuals.calls import CallReader, Calls, Ints, span_ns
+from common.progress import Advance
+from trace_visuals.call_columns import CallReader, Calls, Ints, span_ns
+from tracing_tools.trace.calls import folded
 from tracing_tools.trace.chunks import Chunk
-from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 
@@ -66,18 +67,10 @@ class _Seen:
 
 
 def surveys(traces: Sequence[Trace], chunks: Sequence[Sequence[Chunk]], each: Workers, advance: Advance) -> list[Survey]:
-    """Read the chunks of the traces once; `each` works on them, `advance` is told of events read."""
+    """Read the chunks of the traces once; `each` works on them, `advance` gets the number of events read."""
     spans = [span_ns(trace) for trace in traces]
-    seen = each(_look, [(chunk, span) for mine, span in zip(chunks, spans, strict=True) for chunk in mine])
-    found = []
-    for mine in chunks:
-        whole = next(seen)
-        advance(mine[0].rows)
-        for chunk in mine[1:]:
-            whole.extend(next(seen))
-            advance(chunk.rows)
-        found.append(whole.survey())
-    return found
+    seen = each(_look, [(chunk, span) for own, span in zip(chunks, spans, strict=True) for chunk in own])
+    return [folded(seen, own, advance).survey() for own in chunks]
 
 
 def _look(task: tuple[Chunk, tuple[int, int]]) -> _Seen:

@@ -1,27 +1,26 @@
 """The steps analysis: instrumented runs in, tables, pictures and compute-time models out."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from trace_visuals.steps_fit import Fit, fit_compute_time
-from trace_visuals.steps_plot import draw_all
-from trace_visuals.steps_read import read_steps
-from trace_visuals.steps_tables import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
-from tracing_tools.trace.errors import IotwinError, UsageError
-from tracing_tools.trace.output import write_whole
+from common.errors import IotwinError, UsageError
+from common.files import write_json, write_whole
+from trace_visuals.steps.distributions import Fit, fit_compute_time
+from trace_visuals.steps.pictures import draw_all
+from trace_visuals.steps.read import read_steps
+from trace_visuals.steps.tables import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
 
 _MODEL_KNOTS = 101
 
 
-def plot_steps(directories: list[Path], output: Path) -> dict[str, Any]:
+def plot_steps(directories: list[Path], output: Path, title: str | None = None) -> dict[str, Any]:
     """Analyse the instrumented runs under `directories` into the directory `output`; return what was found and written.
 
     Written are steps.csv, throughputs.csv, fits.json, regressions.json, a computation_time.json for every configuration under
     computation_times/, and per workload pictures of breakdown, latencies, throughputs and compute times. Raises UsageError for
-    paths that cannot be used and IotwinError when there is nothing to analyse.
+    paths that cannot be used and IotwinError when there is nothing to analyse. `title` stands over every picture.
     """
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file; give a directory for the tables and pictures")
@@ -35,18 +34,14 @@ def plot_steps(directories: list[Path], output: Path) -> dict[str, Any]:
     (output / "computation_times").mkdir(parents=True, exist_ok=True)
     write_whole(output / "steps.csv", table.to_csv(index=False).encode())
     write_whole(output / "throughputs.csv", rates.to_csv(index=False).encode())
-    _write_json(output / "fits.json", [_fit_row(key, found) for key, found in fits.items()])
-    _write_json(output / "regressions.json", [_with_models(fit, table) for fit in fitted])
+    write_json(output / "fits.json", [_fit_row(key, found) for key, found in fits.items()])
+    write_json(output / "regressions.json", [_with_models(fit, table) for fit in fitted])
     models = _write_models(steps, output / "computation_times")
-    pictures = draw_all(table, rates, fits, steps, output)
+    pictures = draw_all(table, rates, fits, steps, output, title)
     return {
         "output": str(output), "runs": int(steps["run"].nunique()), "configurations": len(models),
         "pictures": [str(path) for path in pictures], "models": [str(path) for path in models], "regressions": fitted,
     }  # fmt: skip
-
-
-def _write_json(path: Path, document: Any) -> None:
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _compute(steps: pd.DataFrame) -> Any:
@@ -78,8 +73,8 @@ def _write_models(steps: pd.DataFrame, directory: Path) -> list[Path]:
     paths = []
     for (workload, variant, gpus, batch), seconds in _compute(steps):
         count = min(_MODEL_KNOTS, len(seconds))
-        values = seconds.quantile([number / max(1, count - 1) for number in range(count)]).tolist()
+        values = seconds.quantile([index / max(1, count - 1) for index in range(count)]).tolist()
         name = f"{workload}-{variant}-{gpus}x{batch}.json".replace("/", "_")
-        _write_json(directory / name, {"type": "quantiles", "values": values})
+        write_json(directory / name, {"type": "quantiles", "values": values})
         paths.append(directory / name)
     return paths

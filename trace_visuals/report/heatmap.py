@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Floats, Grid, Spread
-from trace_visuals.calls import Calls, Ints
+from trace_visuals.call_columns import Calls, Ints
 
 _COLUMNS, _ROWS = 1024, 160
 
@@ -26,8 +26,8 @@ class HeatMap:
     """Accumulates the transfers of one kind of file; its files lie end to end on one address axis, in order of path."""
 
     def __init__(self, files: pd.DataFrame, extent_bytes: Ints, kind: str, group: int, begin_ns: int, end_ns: int) -> None:
-        mine = files[files["kind"] == kind].sort_values("path")
-        self._file_ids = mine["file_id"].to_numpy(dtype=np.int64)
+        chosen = files[files["kind"] == kind].sort_values("path")
+        self._file_ids = chosen["file_id"].to_numpy(dtype=np.int64)
         sizes = extent_bytes[self._file_ids]
         self._bases = np.cumsum(sizes) - sizes
         self._base_of = np.full(len(files), -1, dtype=np.int64)
@@ -39,12 +39,12 @@ class HeatMap:
 
     def add(self, calls: Calls) -> None:
         """Add a batch; each transfer counts at its start, over all the addresses it covers."""
-        mine = calls.pick((calls.group == self._group) & calls.storage & (calls.offset >= 0) & (calls.size_bytes > 0))
-        base = self._base_of[mine.file_id]
-        mine, base = mine.pick(base >= 0), base[base >= 0]
-        column = np.clip((mine.start_ns - self._time.origin) // self._time.width, 0, _COLUMNS - 1)
-        start = base + mine.offset
-        self._spread.add(column, start, start + mine.size_bytes, 1.0)
+        chosen = calls.pick((calls.group == self._group) & calls.storage & (calls.offset >= 0) & (calls.size_bytes > 0))
+        base = self._base_of[chosen.file_id]
+        chosen, base = chosen.pick(base >= 0), base[base >= 0]
+        column = np.clip((chosen.start_ns - self._time.origin) // self._time.width, 0, _COLUMNS - 1)
+        start = base + chosen.offset
+        self._spread.add(column, start, start + chosen.size_bytes, 1.0)
 
     def extend(self, later: "HeatMap") -> None:
         """Take in what another has found in the calls after these."""

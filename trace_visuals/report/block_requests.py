@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Floats, Lanes
-from trace_visuals.calls import Ints
-from trace_visuals.lanes import LaneName
+from trace_visuals.call_columns import Ints
+from trace_visuals.report.lanes import LaneName
 from tracing_tools.trace.reader import Trace
 
 _CURVE_POINTS = 400
@@ -35,10 +35,10 @@ class PhaseBytes:
 
     def add(self, start_ns: Ints, way: Ints, size_bytes: Ints) -> None:
         """Add transfers; `way` is 0 for reads, 1 for writes and anything else for what does not count."""
-        for number, sums in enumerate(self._sums):
-            mine = np.flatnonzero(way == number)
-            place = np.searchsorted(self._edges, start_ns[mine], side="right")
-            sums += np.bincount(place, weights=size_bytes[mine], minlength=len(sums))
+        for index, sums in enumerate(self._sums):
+            chosen = np.flatnonzero(way == index)
+            place = np.searchsorted(self._edges, start_ns[chosen], side="right")
+            sums += np.bincount(place, weights=size_bytes[chosen], minlength=len(sums))
 
     def extend(self, later: "PhaseBytes") -> None:
         """Take in what another has found."""
@@ -79,15 +79,16 @@ def _requests(block: pd.DataFrame) -> pd.DataFrame:
     before = block.groupby(["device", "op"], observed=True, dropna=False)["end_sector"].shift()
     block = block.assign(sequential=block["sector"] == before, queue_ns=block["issue_ns"] - block["queued_ns"])
     rows: list[dict[str, Any]] = []
-    for (op, origin), mine in block.groupby(["op", "origin"], observed=True):
-        latency = mine["duration_ns"].dropna()
+    for (op, origin), chosen in block.groupby(["op", "origin"], observed=True):
+        latency = chosen["duration_ns"].dropna()
         times = {name: float(latency.quantile(share)) if len(latency) else None for name, share in _PERCENTILES.items()}
         rows.append({
-            "op": str(op), "origin": str(origin), "requests": len(mine), "size_bytes": int(mine["size_bytes"].sum()),
-            "p50_bytes": float(mine["size_bytes"].median()), "sequential_share": float(mine["sequential"].mean()),
-            "queue_ns": float(mine["queue_ns"].median()), **times,
+            "op": str(op), "origin": str(origin), "requests": len(chosen), "size_bytes": int(chosen["size_bytes"].sum()),
+            "p50_bytes": float(chosen["size_bytes"].median()), "sequential_share": float(chosen["sequential"].mean()),
+            "queue_ns": float(chosen["queue_ns"].median()), **times,
         })  # fmt: skip
-    return pd.DataFrame(rows).sort_values("size_bytes", ascending=False, ignore_index=True)
+    names = ("op", "origin", "requests", "size_bytes", "p50_bytes", "sequential_share", "queue_ns", *_PERCENTILES)
+    return pd.DataFrame(rows, columns=list(names)).sort_values("size_bytes", ascending=False, ignore_index=True)
 
 
 def _by_phase(block: pd.DataFrame, calls: PhaseBytes) -> pd.DataFrame:

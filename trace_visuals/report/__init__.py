@@ -8,15 +8,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from common.errors import UsageError
+from common.files import check_output, check_type, write_whole
+from common.progress import progress
 from trace_visuals import style
-from trace_visuals.analysis import Analysis, Detail, analyse
-from trace_visuals.comparison import comparison_documents
 from trace_visuals.labels import trace_labels
-from trace_visuals.page_data import trace_document
+from trace_visuals.report.analysis import Analysis, Detail, analyse
+from trace_visuals.report.comparison import comparison_documents
+from trace_visuals.report.page_data import trace_document
 from trace_visuals.windows import choose_view
-from tracing_tools.trace.errors import UsageError
-from tracing_tools.trace.output import check_output, check_type, write_whole
-from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers, workers
 
@@ -71,7 +71,7 @@ def report_document(analyses: list[Analysis], axis_label: str, each: Workers | N
 
 def page(document: dict[str, Any], served: bool = False) -> str:
     """Return the whole page around the document; one that is `served` may ask its own server for more."""
-    files = resources.files("trace_visuals")
+    files = resources.files("trace_visuals.report")
     css = (files / "report.css").read_text("utf-8")
     script = '"use strict";\n' + "\n".join(
         (files / name).read_text("utf-8") for name in (_SERVED_SCRIPTS if served else _SCRIPTS)
@@ -85,7 +85,7 @@ def page(document: dict[str, Any], served: bool = False) -> str:
     template = (files / "report.html").read_text("utf-8")
     # One pass over the template: text that is put in is never searched for placeholders.
     pieces = template.split("@@")
-    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
 def _digest(text: str) -> str:

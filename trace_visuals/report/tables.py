@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from trace_visuals.bins import Floats
-from trace_visuals.calls import OPEN, READ, SYNC, WAIT, WRITE, Calls, Ints
+from trace_visuals.call_columns import OPEN, READ, SYNC, WAIT, WRITE, Calls, Ints
 from trace_visuals.histogram import LogHistogram
 
 PERCENTILES = (0.5, 0.9, 0.99, 0.999)
@@ -113,10 +113,10 @@ class FileTable:
         duration = calls.duration_ns
         names = (("reads", "read_bytes", "read_ns"), ("writes", "written_bytes", "write_ns"))
         for group, (count, size, time) in zip((READ, WRITE), names, strict=True):
-            mine = np.flatnonzero(calls.group == group)
-            self._sums.add(count, calls.file_id[mine])
-            self._sums.add(size, calls.file_id[mine], calls.size_bytes[mine])
-            self._sums.add(time, calls.file_id[mine], duration[mine])
+            chosen = np.flatnonzero(calls.group == group)
+            self._sums.add(count, calls.file_id[chosen])
+            self._sums.add(size, calls.file_id[chosen], calls.size_bytes[chosen])
+            self._sums.add(time, calls.file_id[chosen], duration[chosen])
         self._sums.add("opens", calls.file_id[(calls.group == OPEN) & (calls.result >= 0)])
         syncs = calls.group == SYNC
         self._sums.add("syncs", calls.file_id[syncs])
@@ -175,8 +175,8 @@ class ProcessTable:
         self._sums.add("storage_calls", row[calls.storage])
         self._sums.add("storage_ns", row[calls.storage], calls.duration_ns[calls.storage])
         for name, group in (("read_bytes", READ), ("written_bytes", WRITE)):
-            mine = np.flatnonzero(calls.storage & (calls.group == group))
-            self._sums.add(name, row[mine], calls.size_bytes[mine])
+            chosen = np.flatnonzero(calls.storage & (calls.group == group))
+            self._sums.add(name, row[chosen], calls.size_bytes[chosen])
 
     def extend(self, later: "ProcessTable") -> None:
         """Take in what another has found."""

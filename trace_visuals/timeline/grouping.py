@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.calls import Ints
+from trace_visuals.call_columns import Ints
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import PROCESS_ROLES
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trace_visuals.analysis import Analysis
-from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
+from common.units import format_duration, format_size
+from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
 from trace_visuals.gaps import sample_gaps
 from trace_visuals.labels import counted
-from trace_visuals.tables import LARGE_BYTES
-from tracing_tools.trace.units import format_duration, format_size
+from trace_visuals.report.analysis import Analysis
+from trace_visuals.report.tables import LARGE_BYTES
 
 _SECOND = 1e9
 _LONG_TAIL = 10  # a 99th percentile of so many medians is worth a word
@@ -74,9 +74,13 @@ def _dominant(analysis: Analysis) -> tuple[str, str]:
     if used < _IDLE:
         return (
             "What dominates",
-            f"{text}, but storage is in use for about {used:.1%} of the time: it is not what limits this job.",
+            f"{text}, but storage is in use for {_small_share(used)} of the time: it is not what limits this job.",
         )
     return "What dominates", f"{text}: {hint}."
+
+
+def _small_share(share: float) -> str:
+    return f"about {share:.1%}" if share >= 0.001 else "less than 0.1%"
 
 
 def _waits(analysis: Analysis) -> tuple[str, str]:

@@ -57,7 +57,8 @@ def throughputs(table: pd.DataFrame) -> pd.DataFrame:
 def regressions(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return least-squares fits of compute time over GPUs and batch, for every workload and variant with enough configurations.
 
-    `mean` and `stdev` each have constant_s, per_gpu_s, per_sample_s and r2; a term that does not vary is left at 0.
+    `mean` and `stdev` each have constant_s, per_gpu_s, per_sample_s and r2; a term that does not vary is left at 0. r2 is None
+    where there are no more configurations than terms: the fit then goes through every point, whatever the truth is.
     """
     compute = table[table["key"] == "all_compute"]
     fits = []
@@ -73,7 +74,7 @@ def regressions(table: pd.DataFrame) -> list[dict[str, Any]]:
     return fits
 
 
-def _least_squares(gpus: np.ndarray, batch: np.ndarray, seconds: np.ndarray) -> dict[str, float]:
+def _least_squares(gpus: np.ndarray, batch: np.ndarray, seconds: np.ndarray) -> dict[str, float | None]:
     varies = [np.ptp(gpus) > 0, np.ptp(batch) > 0]
     terms = [np.ones_like(gpus), *(term for term, used in zip((gpus, batch), varies, strict=True) if used)]
     design = np.stack(terms, axis=1)
@@ -84,7 +85,7 @@ def _least_squares(gpus: np.ndarray, batch: np.ndarray, seconds: np.ndarray) -> 
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     unexplained = float(((seconds - predicted) ** 2).sum())
     flat = spread <= (1e-9 * np.abs(seconds).max()) ** 2  # nothing to explain but rounding
-    r2 = 1.0 if flat else 1 - unexplained / spread
+    r2 = None if len(seconds) <= len(terms) else 1.0 if flat else 1 - unexplained / spread
     return {"constant_s": constant, "per_gpu_s": slopes[0], "per_sample_s": slopes[1], "r2": r2}
 
 

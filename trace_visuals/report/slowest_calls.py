@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from trace_visuals.calls import Calls, Ints
+from trace_visuals.call_columns import Calls, Ints
 
 _FIELDS = ("start_ns", "end_ns", "op", "group", "pid", "file_id", "offset", "result", "size_bytes", "storage")
 
@@ -24,11 +24,11 @@ class SlowestCalls:
         # Once as many are kept as wanted, only a call longer than the shortest of them can replace one.
         full = self._kept is not None and len(self._kept) == self._most
         limit = int(self._kept.duration_ns.min()) if self._kept is not None and full else -1
-        mine = calls.pick(calls.storage & (calls.duration_ns > limit))
-        mine = mine if self._kept is None else _joined([self._kept, mine])
-        if len(mine) > self._most:
-            mine = mine.pick(np.argpartition(-mine.duration_ns, self._most)[: self._most])
-        self._kept = mine
+        chosen = calls.pick(calls.storage & (calls.duration_ns > limit))
+        chosen = chosen if self._kept is None else _joined([self._kept, chosen])
+        if len(chosen) > self._most:
+            chosen = chosen.pick(np.argpartition(-chosen.duration_ns, self._most)[: self._most])
+        self._kept = chosen
 
     def extend(self, later: "SlowestCalls") -> None:
         """Take in the calls that another kept of those after these."""

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from common.errors import IotwinError
 from tracesim.dimensions import Curve
 from tracesim.similarity import Dimension, compare
-from tracing_tools.trace.errors import IotwinError
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 
@@ -23,10 +23,18 @@ def _document(a: Trace, b: Trace, workers: Workers | None) -> dict[str, Any]:
     try:
         similarity = compare(a, b, each=workers)
     except IotwinError as error:
-        return {"overall": None, "verdict": f"not compared: {error}", "differences": [], "warnings": [], "dimensions": []}
+        return {
+            "overall": None,
+            "verdict": f"not compared: {error}",
+            "differences": [],
+            "warnings": [],
+            "dimensions": [],
+            "controls": {},
+        }
     return {
         "overall": similarity.overall, "verdict": similarity.verdict, "differences": list(similarity.differences),
         "warnings": list(similarity.warnings), "dimensions": [_dimension(dimension) for dimension in similarity.dimensions],
+        "controls": {c.name: c.overall for c in similarity.equivalence.controls} if similarity.equivalence else {},
     }  # fmt: skip
 
 

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from common.files import open_whole
 from trace_visuals.labels import plain
-from trace_visuals.steps_fit import Fit
+from trace_visuals.steps.distributions import Fit
 from trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ _FIT_COLOURS = {"normal": VERMILLION, "lognormal": PURPLE, "gamma": ORANGE, "qua
 _PANEL_INCHES = (2.6, 1.9)
 _COLUMNS = 3
 _MOST_HISTOGRAMS = 60
+_MOST_BATCH_LABELS = 6
+_CONSTANT = 1e-6  # spread over the value, below which steps are equally long
 
 
 def _grid(count: int) -> tuple["Figure", list["Axes"]]:
@@ -35,10 +39,11 @@ def _grid(count: int) -> tuple["Figure", list["Axes"]]:
     return figure, panels[:count]
 
 
-def _save(figure: "Figure", path: Path) -> None:
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(partial, dpi=200)
-    partial.replace(path)
+def _save(figure: "Figure", path: Path, title: str | None) -> None:
+    if title:
+        figure.suptitle(title)
+    with open_whole(path) as file:
+        figure.savefig(file, format=path.suffix.removeprefix("."), dpi=200)
 
 
 def _name(series: tuple[object, ...]) -> str:
@@ -47,30 +52,34 @@ def _name(series: tuple[object, ...]) -> str:
     return f"{plain(str(variant), 24)}, {gpus} rank{'s' if gpus != 1 else ''}"
 
 
-def draw_all(table: pd.DataFrame, rates: pd.DataFrame, fits: dict[tuple[object, ...], list[Fit]], steps: pd.DataFrame,
-             output: Path) -> list[Path]:  # fmt: skip
+def draw_all(
+    table: pd.DataFrame,
+    rates: pd.DataFrame,
+    fits: dict[tuple[object, ...], list[Fit]],
+    steps: pd.DataFrame,
+    output: Path,
+    title: str | None,
+) -> list[Path]:
     """Draw every picture that the tables have something for, as PNG in `output`, and return their paths."""
     import matplotlib as mpl
 
     drawn = []
     with mpl.rc_context(FIGURE_RC):
         for workload, own in table.groupby("workload"):
-            drawn += [_draw_breakdown(own, output / f"{workload}_breakdown.png")]
-            drawn += [
-                _draw_lines(own, "key", _LATENCIES, ("q1", "median", "q3"), "seconds", output / f"{workload}_latencies.png")
-            ]
+            heading = f"{workload} {plain(title, 80)}" if title else None
+            drawn.append(_draw_breakdown(own, output / f"{workload}_breakdown.png", heading))
+            path = output / f"{workload}_latencies.png"
+            drawn.append(_draw_lines(own, "key", _LATENCIES, ("q1", "median", "q3"), "seconds", path, heading))
             own_rates = rates[rates["workload"] == workload]
-            kinds = tuple(own_rates["throughput"].unique())
-            path = output / f"{workload}_throughputs.png"
-            drawn += [_draw_lines(own_rates, "throughput", kinds, ("low", "median", "high"), "samples/s", path)]
-        for workload in table["workload"].unique():
+            kinds, path = tuple(own_rates["throughput"].unique()), output / f"{workload}_throughputs.png"
+            drawn.append(_draw_lines(own_rates, "throughput", kinds, ("low", "median", "high"), "samples/s", path, heading))
             chosen = {key: found for key, found in fits.items() if key[0] == workload and found}
             if chosen:
-                drawn.append(_draw_histograms(chosen, steps, output / f"{workload}_compute_times.png"))
+                drawn.append(_draw_histograms(chosen, steps, output / f"{workload}_compute_times.png", heading))
     return drawn
 
 
-def _draw_breakdown(table: pd.DataFrame, path: Path) -> Path:
+def _draw_breakdown(table: pd.DataFrame, path: Path, title: str | None) -> Path:
     """Stacked bars of a step's mean parts for every configuration."""
     from matplotlib.figure import Figure
 
@@ -92,18 +101,24 @@ def _draw_breakdown(table: pd.DataFrame, path: Path) -> Path:
     axes.invert_yaxis()
     axes.set_xlabel("seconds, mean of a step;  ranks x batch")
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
-    _save(figure, path)
+    _save(figure, path, title)
     return path
 
 
 def _draw_lines(
-    table: pd.DataFrame, column: str, kinds: tuple[str, ...], band: tuple[str, str, str], unit: str, path: Path
+    table: pd.DataFrame,
+    column: str,
+    kinds: tuple[str, ...],
+    band: tuple[str, str, str],
+    unit: str,
+    path: Path,
+    title: str | None,
 ) -> Path:
     """A panel per kind: the median over the batch size with the quartiles' band, a line per variant and number of GPUs."""
     present = [kind for kind in kinds if (table[column] == kind).any()]
     figure, panels = _grid(max(1, len(present)))
     series = list(dict.fromkeys(table[["variant", "gpus"]].itertuples(index=False, name=None)))
-    colours = {each: TRACE_COLOURS[number % len(TRACE_COLOURS)] for number, each in enumerate(series)}
+    colours = {each: TRACE_COLOURS[index % len(TRACE_COLOURS)] for index, each in enumerate(series)}
     for panel, kind in zip(panels, present, strict=False):
         panel.set_title(kind)
         for each, own in table[table[column] == kind].groupby(["variant", "gpus"]):
@@ -112,36 +127,55 @@ def _draw_lines(
             panel.plot(own["batch"], middle, marker="o", markersize=2.5, linewidth=1, color=colours[each], label=_name(each))
             panel.fill_between(own["batch"], low, high, color=colours[each], alpha=0.2, linewidth=0)
         if table["batch"].max() > 64:
-            panel.set_xscale("log", base=2)
+            _logarithmic(panel, sorted(table["batch"].unique()))
         panel.set_ylim(bottom=0)
         panel.set_xlabel("batch size")
         panel.set_ylabel(unit)
     handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False)
-    _save(figure, path)
+    _save(figure, path, title)
     return path
 
 
-def _draw_histograms(fits: dict[tuple[object, ...], list[Fit]], steps: pd.DataFrame, path: Path) -> Path:
+def _logarithmic(panel: "Axes", batches: list[int]) -> None:
+    """Spread the batch sizes evenly; matplotlib's own labels there are TeX, which the pictures do not interpret."""
+    panel.set_xscale("log", base=2)
+    shown = batches[:: -(-len(batches) // _MOST_BATCH_LABELS)]
+    panel.set_xticks(shown, [f"{batch:,}" for batch in shown])
+    panel.minorticks_off()
+
+
+def _draw_spread(panel: "Axes", seconds: NDArray[np.float64], fits: list[Fit]) -> None:
+    """The histogram, the likeliest distribution and the normal one."""
+    panel.hist(seconds, bins=min(60, max(8, len(seconds) // 5)), density=True, color="#D9D9D9")
+    at = np.linspace(max(seconds.min(), 1e-9), seconds.max(), 300)
+    for fit in {each.name: each for each in (fits[0], *fits) if each is fits[0] or each.name == "normal"}.values():
+        panel.plot(at, np.exp(fit.log_density(at)), color=_FIT_COLOURS[fit.name], linewidth=1, label=fit.name)
+
+
+def _draw_constant(panel: "Axes", seconds: float) -> None:
+    """A line in place of a histogram: all steps computed equally long."""
+    panel.axvline(seconds, color=GREY, linewidth=2, label=f"all {seconds:.6g} s")
+    panel.set_xlim(0.5 * seconds, 1.5 * seconds)
+
+
+def _draw_histograms(fits: dict[tuple[object, ...], list[Fit]], steps: pd.DataFrame, path: Path, title: str | None) -> Path:
     """A panel per configuration: the histogram of compute time, the normal curve and the likeliest one."""
     shown = list(fits)[:_MOST_HISTOGRAMS]
     figure, panels = _grid(len(shown))
     groups = steps[steps["key"] == "all_compute"].groupby(["workload", "variant", "gpus", "batch"])["seconds"]
     for panel, key in zip(panels, shown, strict=True):
         seconds = groups.get_group(key).to_numpy()
-        panel.hist(seconds, bins=min(60, max(8, len(seconds) // 5)), density=True, color="#D9D9D9")
-        at = np.linspace(max(seconds.min(), 1e-9), seconds.max(), 300)
-        for fit in {
-            each.name: each for each in (fits[key][0], *fits[key]) if each is fits[key][0] or each.name == "normal"
-        }.values():
-            density = np.exp(fit.log_density(at))
-            panel.plot(at, density, color=_FIT_COLOURS[fit.name], linewidth=1, label=fit.name)
+        if np.ptp(seconds) <= _CONSTANT * seconds.max():
+            _draw_constant(panel, float(seconds.mean()))
+        else:
+            _draw_spread(panel, seconds, fits[key])
         _, variant, gpus, batch = key
         panel.set_title(f"{plain(str(variant), 20)}, {gpus} x {batch}: {len(seconds)} steps")
         panel.set_xlabel("compute, seconds")
         panel.set_yticks([])
         panel.legend(frameon=False, loc="upper right")
     if len(fits) > len(shown):
-        figure.suptitle(f"the first {len(shown)} of {len(fits)} configurations; fits.json has all")
-    _save(figure, path)
+        title = f"{title + ': ' if title else ''}the first {len(shown)} of {len(fits)} configurations; fits.json has all"
+    _save(figure, path, title)
     return path

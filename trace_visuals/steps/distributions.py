@@ -36,7 +36,7 @@ def fit_compute_time(seconds: Values) -> list[Fit]:
     fold = np.arange(len(seconds)) % _FOLDS
     fits = []
     for name, candidate in _CANDIDATES.items():
-        held_out = [candidate(seconds[fold != number])[1](seconds[fold == number]) for number in range(_FOLDS)]
+        held_out = [candidate(seconds[fold != index])[1](seconds[fold == index]) for index in range(_FOLDS)]
         document, log_density = candidate(seconds)
         fits.append(Fit(name, float(np.concatenate(held_out).mean()), document, log_density))
     return sorted(fits, key=lambda fit: -fit.log_likelihood)

@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 
+from common.units import format_duration, format_size
 from trace_visuals.bins import Floats, Lanes
-from trace_visuals.calls import GROUPS, READ, WRITE, Ints
+from trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
 from trace_visuals.labels import counted
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
 from trace_visuals.style import BLACK, BLOCK_COLOURS, CPU_COLOURS, DEVICE_COLOURS, GREEN, GROUP_COLOURS, PHASE_COLOURS, PURPLE
-from trace_visuals.timeline_data import ROW_GROUPS, TraceTimeline
-from tracing_tools.trace.units import format_duration, format_size
+from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
@@ -50,8 +50,8 @@ def disk_rates(block: TraceTimeline) -> tuple[Ints, dict[str, Floats]] | None:
     # A partition's bytes are its disk's too: of names that begin alike, the shortest is the disk.
     names = sorted(block.disk["device"].unique(), key=len)
     disks = [name for i, name in enumerate(names) if not any(name.startswith(other) for other in names[:i])]
-    mine = block.disk[block.disk["device"].isin(disks)]
-    sums = mine.groupby("time_ns").agg({"read_bytes": "sum", "written_bytes": "sum", "interval_ns": "max"})
+    chosen = block.disk[block.disk["device"].isin(disks)]
+    sums = chosen.groupby("time_ns").agg({"read_bytes": "sum", "written_bytes": "sum", "interval_ns": "max"})
     interval_s = sums["interval_ns"].to_numpy() / _SECOND
     rates = {"read": sums["read_bytes"].to_numpy() / interval_s, "write": sums["written_bytes"].to_numpy() / interval_s}
     return sums.index.to_numpy(), rates
@@ -81,13 +81,13 @@ def draw_phases(ax: Axes, block: TraceTimeline, width_in: float) -> None:
     phases = phases[inside]
     steps = phases[phases["phase"] == "step"]
     for name in ("init", "epoch", "block", "evaluation", "checkpoint"):
-        mine = phases[phases["phase"] == name]
-        lefts = np.maximum(_seconds(block, mine["start_ns"].to_numpy()), begin)
-        rights = np.minimum(_seconds(block, mine["end_ns"].to_numpy()), end)
+        chosen = phases[phases["phase"] == name]
+        lefts = np.maximum(_seconds(block, chosen["start_ns"].to_numpy()), begin)
+        rights = np.minimum(_seconds(block, chosen["end_ns"].to_numpy()), end)
         ax.broken_barh(
             list(zip(lefts, rights - lefts, strict=True)), (0, 1), facecolor=PHASE_COLOURS[name], edgecolor="white", linewidth=0.4
         )
-        for left, right, number in zip(lefts, rights, mine["epoch"], strict=True):
+        for left, right, number in zip(lefts, rights, chosen["epoch"], strict=True):
             _label_bar(ax, left, right, name, number, (right - left) / per_inch)
     if len(steps) <= _MOST_STEPS:
         ax.vlines(_seconds(block, steps["start_ns"].to_numpy()), 0, 0.22, colors="#333333", linewidth=0.4)

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from common.progress import Advance
 from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.block import BlockAnalysis, PhaseBytes, analyse_block
-from trace_visuals.calls import READ, STORAGE_KINDS, WRITE, CallReader, Calls, Ints
-from trace_visuals.heatmap import Heat, HeatMap
-from trace_visuals.lanes import LaneName, LanePlan
-from trace_visuals.picks import EveryCall, SlowestCalls
+from trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallReader, Calls, Ints
+from trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
+from trace_visuals.report.heatmap import Heat, HeatMap
+from trace_visuals.report.lanes import LaneName, LanePlan
+from trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
+from trace_visuals.report.survey import Survey, surveys
+from trace_visuals.report.tables import FileTable, OperationTable, ProcessTable
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES, block_lanes, device_lanes
-from trace_visuals.survey import Survey, surveys
-from trace_visuals.tables import FileTable, OperationTable, ProcessTable
 from trace_visuals.windows import leading_phases
+from tracing_tools.trace.calls import Collectors, folded
 from tracing_tools.trace.chunks import Chunk, chunks_of
-from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 
@@ -66,7 +67,7 @@ class Analysis:
         return written.sort_values("first_ns", ignore_index=True)
 
 
-class _Analyses:
+class _Analyses(Collectors):
     """All that is found in the calls of a chunk, or of several in a row."""
 
     def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:
@@ -88,27 +89,17 @@ class _Analyses:
         if keep:
             self.every.add(calls, lane)
 
-    def extend(self, later: "_Analyses") -> None:
-        """Take in what was found in the calls after these."""
-        for name, analysis in vars(self).items():
-            analysis.extend(getattr(later, name))
-
 
 def analyse(
     traces: Sequence[Trace], labels: Sequence[str], zeros_ns: Sequence[int], detail: Detail, each: Workers, advance: Advance
 ) -> list[Analysis]:
-    """Return the analyses of the traces; `each` works on their chunks, `advance` is told twice of each event."""
+    """Return the analyses of the traces; `each` works on their chunks, `advance` gets twice the number of events."""
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
-    found = each(_analyses, [(chunk, survey, detail) for mine, survey in zip(chunks, surveyed, strict=True) for chunk in mine])
+    found = each(_analyses, [(chunk, survey, detail) for own, survey in zip(chunks, surveyed, strict=True) for chunk in own])
     analysed = []
-    for trace, label, zero_ns, mine, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
-        whole = next(found)
-        advance(mine[0].rows)
-        for chunk in mine[1:]:
-            whole.extend(next(found))
-            advance(chunk.rows)
-        analysed.append(_analysis(trace, label, zero_ns, survey, whole, detail))
+    for trace, label, zero_ns, own, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
+        analysed.append(_analysis(trace, label, zero_ns, survey, folded(found, own, advance), detail))
     return analysed
 
 

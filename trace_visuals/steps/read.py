@@ -4,7 +4,6 @@ It reads MLLOG lines whose value is `{"start": NS, "duration": NS}` (our workloa
 `[INFO] key NS` lines, and TensorFlow's timelines, one step a file.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,14 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from tracing_tools.trace.errors import IotwinError, UsageError
+from common.errors import IotwinError, UsageError
+from common.foreign_files import read_foreign_json
+from common.workloads import WORKLOADS
 
 PARTS = (
     "sample_load", "sample_preproc", "batch_load", "batch_preproc", "load_batch_mem", "load_batch_gpu", "all_compute", "step_end",
     "model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step", "cum_loss_fn_calc",
 )  # fmt: skip
 COLUMNS = ("run", "workload", "variant", "gpus", "batch", "key", "rank", "block", "seconds")
-_WORKLOADS = ("unet3d", "bert", "dlrm")
+_MOST_TIMELINE_BYTES = 1 << 30  # of TensorFlow's profile of one step
 _DURATION = r'"key": ?"(?P<key>\w+)".*"duration": ?(?P<ns>\d+)'
 _EMULATOR = r"\[INFO\].*?\b(?P<key>[a-z_]+):? (?P<ns>\d+)\s*$"
 _RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'
@@ -67,7 +68,7 @@ def read_steps(directories: list[Path]) -> pd.DataFrame:
 def _find_runs(directory: Path) -> Iterator[Run]:
     """Yield the runs in `directory`: cells of iotwin run, traces, and folders with logs or timelines."""
     if (directory / "cell.json").is_file():
-        cell = json.loads((directory / "cell.json").read_text(encoding="utf-8"))
+        cell = read_foreign_json(directory / "cell.json")
         logs = [directory / "trace" / "logs" / "stdout", *sorted((directory / "output").glob("*.log"))]
         timelines = sorted((directory / "output").glob("timeline-*.json"))
         known = {"workload": cell["workload"], "variant": cell["variant"], "gpus": cell["ranks"], "batch": cell["batch"]}
@@ -94,7 +95,7 @@ def _read_run(run: Run) -> pd.DataFrame:
     frame = max(frames, key=len)
     text = str(run.directory)
     guesses = {
-        "workload": next((name for name in _WORKLOADS if name in text or any(name in log.name for log in run.logs)), "unknown"),
+        "workload": next((name for name in WORKLOADS if name in text or any(name in log.name for log in run.logs)), "unknown"),
         "variant": run.directory.name,
         "gpus": _number(_GPUS, text),
         "batch": _number(_BATCH, text),
@@ -178,10 +179,10 @@ def _read_timelines(timelines: list[Path]) -> pd.DataFrame:
 
 def _compute_s(path: Path) -> float:
     try:
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = read_foreign_json(path, _MOST_TIMELINE_BYTES)["traceEvents"]
         frame = pd.DataFrame(events)
         timed = frame.loc[frame["ph"] == "X", ["name", "ts", "dur"]]
-    except (ValueError, KeyError, TypeError):
+    except (IotwinError, ValueError, KeyError, TypeError):
         raise IotwinError(f"{path} is no timeline of TensorFlow; remove it or take the profile again") from None
     if timed.empty:
         raise IotwinError(f"{path} holds no timed event; take the profile again")

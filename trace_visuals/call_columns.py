@@ -1,23 +1,22 @@
 """A trace's calls as plain numpy columns, batch by batch: what every picture is computed from."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracing_tools.trace.calls import CallDecoder, DecodedCalls
 from tracing_tools.trace.chunks import Chunk
+from tracing_tools.trace.columns import integers
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.schema import GROUP_OF_OP
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 # What a call does, as the pictures show it; a call's `group` is an index into this.
 GROUPS = ("read", "write", "open", "sync", "wait", "other")
-_GROUP_CODE = {name: code for code, name in enumerate(GROUPS)}
 READ, WRITE, OPEN, SYNC, WAIT, OTHER = range(len(GROUPS))
 
 # Kinds of file that are the job's storage; the rest (libraries, pipes, sockets, ...) is shown apart.
@@ -57,16 +56,12 @@ class Calls:
         return Calls(*(getattr(self, name).take(places) for name in self.__dataclass_fields__))
 
 
-@dataclass
 class CallReader:
     """Streams a trace's calls; `ops` names the operations met so far."""
 
-    trace: Trace
-    ops: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Look up which files are the job's storage."""
-        self._storage = self.trace.files()["kind"].isin(STORAGE_KINDS).to_numpy(dtype=bool)
+    def __init__(self, trace: Trace, ops: list[str] | None = None) -> None:
+        self._decoder = CallDecoder(trace, _COLUMNS, GROUPS, STORAGE_KINDS, OTHER, ops)
+        self.ops = self._decoder.ops
 
     def __iter__(self) -> Iterator[Calls]:
         """Yield every call of the trace."""
@@ -86,38 +81,18 @@ class CallReader:
 
     def in_flight(self, chunk: Chunk) -> Calls:
         """Return the calls of earlier chunks that end after this one begins."""
-        columns = [column.combine_chunks() for column in chunk.in_flight.select(_COLUMNS).columns]
-        return self._decode(pa.RecordBatch.from_arrays(columns, _COLUMNS))
+        return _calls(self._decoder.in_flight(chunk))
 
     def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[Calls]:
-        for batch in self.trace.events(_COLUMNS, where, parts=parts):
-            if batch.num_rows:
-                yield self._decode(batch)
-
-    def _decode(self, batch: pa.RecordBatch) -> Calls:
-        start, duration, pid, result = (_numbers(batch.column(name)) for name in ("start_ns", "duration_ns", "pid", "result"))
-        file_id, offset = (_numbers(batch.column(name)) for name in ("file_id", "offset"))
-        op, group = self._operations(batch.column("op"))
-        moves = (group == READ) | (group == WRITE)
-        storage = np.zeros(len(start), dtype=bool)
-        known = (file_id >= 0) & (file_id < len(self._storage))
-        storage[known] = self._storage[file_id[known]]
-        size = np.where(moves, np.maximum(result, 0), 0)
-        return Calls(start, start + np.maximum(duration, 0), op, group, pid, file_id, offset, result, size, storage)
-
-    def _operations(self, column: pa.DictionaryArray) -> tuple[Ints, Ints]:
-        names = column.dictionary.to_pylist()
-        self.ops.extend(name for name in names if name not in self.ops)
-        codes = _numbers(column.indices)
-        op_of = np.array([self.ops.index(name) for name in names], dtype=np.int64)
-        group_of = np.array([_GROUP_CODE.get(GROUP_OF_OP.get(name, "other"), OTHER) for name in names], dtype=np.int64)
-        return op_of[codes], group_of[codes]
+        return map(_calls, self._decoder.read(where, parts))
 
 
-def _numbers(column: pa.Array) -> Ints:
-    filled = column.fill_null(-1) if column.null_count else column
-    values: Ints = filled.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return values
+def _calls(decoded: DecodedCalls) -> Calls:
+    start_ns, moves = decoded.column("start_ns"), (decoded.group == READ) | (decoded.group == WRITE)
+    return Calls(
+        start_ns, start_ns + decoded.duration_ns(), decoded.op, decoded.group, decoded.column("pid"), decoded.file_id,
+        decoded.column("offset"), decoded.column("result"), decoded.moved_bytes(moves), decoded.kind >= 0,
+    )  # fmt: skip
 
 
 def span_ns(trace: Trace) -> tuple[int, int]:
@@ -128,7 +103,7 @@ def span_ns(trace: Trace) -> tuple[int, int]:
     firsts, lasts = [begin] if begin > 0 else [], [begin + 1]
     for batch in trace.events(("start_ns", "duration_ns")):
         if batch.num_rows:
-            start = _numbers(batch.column("start_ns"))
+            start = integers(batch.column("start_ns"))
             firsts.append(int(start[0]))
-            lasts.append(int((start + _numbers(batch.column("duration_ns"))).max()))
+            lasts.append(int((start + integers(batch.column("duration_ns"))).max()))
     return min(firsts, default=0), max(lasts)

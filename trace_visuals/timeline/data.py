@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from common.progress import Advance
 from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
+from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
 from trace_visuals.gaps import sample_gaps
-from trace_visuals.grouping import Grouping, group_processes
+from trace_visuals.report.survey import surveys
 from trace_visuals.requests import block_lanes, device_lanes
-from trace_visuals.survey import surveys
-from trace_visuals.windows import Window, leading_phases
+from trace_visuals.timeline.grouping import Grouping, group_processes
+from trace_visuals.windows import TimeWindow, leading_phases
 from tracing_tools.trace.chunks import chunks_of
 from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.progress import Advance
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import here
 
@@ -29,7 +29,7 @@ class TraceTimeline:
 
     label: str
     manifest: Manifest
-    window: Window
+    window: TimeWindow
     groups: Grouping
     lanes: Lanes
     phases: pd.DataFrame
@@ -41,8 +41,8 @@ class TraceTimeline:
     device: Lanes | None  # of requests.DEVICE_LANES: what ran on the accelerators
 
 
-def load_timeline(trace: Trace, label: str, window: Window, bins: int, how: str, advance: Advance) -> TraceTimeline:
-    """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` is told of events read."""
+def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:
+    """Return what a timeline of the trace shows within `window`, in `bins` bins; `advance` gets the number of events read."""
     busiest = surveys([trace], [chunks_of(trace, here)], here, lambda calls: None)[0].busiest if how != "all" else []
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     grid = Grid.covering(window.begin_ns, window.end_ns, bins)
@@ -71,7 +71,7 @@ def _row_of_group() -> Ints:
     return rows
 
 
-def _in_window(samples: pd.DataFrame | None, window: Window) -> pd.DataFrame | None:
+def _in_window(samples: pd.DataFrame | None, window: TimeWindow) -> pd.DataFrame | None:
     """Return the samples within the window and the first after it, whose interval may reach into it; None when there are none.
 
     Of several devices, the first of each moment after the window counts.

@@ -14,22 +14,24 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from trace_visuals.analysis import Analysis, Detail, analyse, with_requests
+from common.progress import progress
 from trace_visuals.bins import Grid, LaneBins
-from trace_visuals.calls import CallReader
+from trace_visuals.call_columns import CallReader
 from trace_visuals.labels import trace_labels
-from trace_visuals.lanes import LanePlan
-from trace_visuals.page_data import calls_document, lanes_document, lanes_shown
-from trace_visuals.picks import EveryCall
 from trace_visuals.report import check_number, page, report_document
+from trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
+from trace_visuals.report.lanes import LanePlan
+from trace_visuals.report.page_data import calls_document, lanes_document, lanes_shown
+from trace_visuals.report.slowest_calls import EveryCall
 from trace_visuals.windows import choose_view
-from tracing_tools.trace.progress import progress
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import here
 
 _BINS = 8_192  # of all traces of the page; the server has the finer ones
 _DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
 _SECOND = 1e9
+_MOST_CONNECTIONS = 32  # a browser keeps six
+_IDLE_S = 30  # after which a client that says nothing is left
 
 
 class ReportServer:
@@ -72,7 +74,10 @@ class ReportServer:
 
         The host is checked, so that a page from elsewhere cannot reach this one under a name of its own.
         """
-        parts = urlsplit(target)
+        try:
+            parts = urlsplit(target)
+        except ValueError:  # an address in brackets that is none
+            return HTTPStatus.NOT_FOUND, "text/plain", b"not here\n"
         token, _, name = parts.path.removeprefix("/").partition("/")
         known = hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
         if host not in (f"127.0.0.1:{self._server.server_port}", f"localhost:{self._server.server_port}") or not known:
@@ -93,14 +98,42 @@ class ReportServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """Answers at most _MOST_CONNECTIONS at a time; what comes beyond them is closed."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, or close the connection when all are taken."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, then let the next one in."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that is closed while it loads is no error; anything else is told as usual."""
+        """Ignore a page that is closed while it loads; report anything else as usual."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = _IDLE_S
+
         def do_GET(self) -> None:
             status, content_type, content = server.answer(self.headers.get("Host", ""), self.path)
             self.send_response(status)

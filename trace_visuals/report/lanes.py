@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.calls import GROUPS, OPEN, OTHER, READ, SYNC, WAIT, WRITE, Calls, Ints
+from trace_visuals.call_columns import GROUPS, OPEN, OTHER, READ, SYNC, WAIT, WRITE, Calls, Ints
 
 _STORAGE = (READ, WRITE, OPEN, SYNC)
 _ELSEWHERE = (READ, WRITE, OPEN, OTHER)
@@ -47,13 +47,13 @@ class LanePlan:
     def by_operation(self, calls: Calls) -> Ints:
         """Return the operation lane of each call, -1 for calls in none."""
         lane = np.full(len(calls), -1, dtype=np.int64)
-        for place, group in enumerate(_STORAGE):
-            lane[calls.storage & (calls.group == group)] = place
+        for index, group in enumerate(_STORAGE):
+            lane[calls.storage & (calls.group == group)] = index
         lane[(calls.group == WAIT) & np.isin(calls.pid, self._ranks)] = len(_STORAGE)
         elsewhere = ~calls.storage & (calls.group != WAIT)
-        for place, group in enumerate(_ELSEWHERE):
-            mine = calls.group == group if group != OTHER else ~np.isin(calls.group, _ELSEWHERE[:-1])
-            lane[elsewhere & mine] = len(_STORAGE) + 1 + place
+        for index, group in enumerate(_ELSEWHERE):
+            chosen = calls.group == group if group != OTHER else ~np.isin(calls.group, _ELSEWHERE[:-1])
+            lane[elsewhere & chosen] = len(_STORAGE) + 1 + index
         return lane
 
     def by_process(self, calls: Calls) -> Ints:
@@ -62,5 +62,5 @@ class LanePlan:
             return np.full(len(calls), -1, dtype=np.int64)
         order = np.argsort(self._shown)
         place = np.minimum(np.searchsorted(self._shown[order], calls.pid), len(order) - 1)
-        mine = calls.storage & (self._shown[order][place] == calls.pid)
-        return np.where(mine, self.process_base + order[place], -1)
+        chosen = calls.storage & (self._shown[order][place] == calls.pid)
+        return np.where(chosen, self.process_base + order[place], -1)

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trace_visuals.analysis import Analysis
 from trace_visuals.bins import occupied
-from trace_visuals.calls import GROUPS, OPEN, READ, SYNC, WRITE, Calls, Ints, span_ns
+from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, Calls, Ints, span_ns
 from trace_visuals.gaps import sample_gaps
-from trace_visuals.heatmap import Heat
 from trace_visuals.histogram import LogHistogram
 from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
-from trace_visuals.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from trace_visuals.words import describe
+from trace_visuals.report.analysis import Analysis
+from trace_visuals.report.heatmap import Heat
+from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from trace_visuals.report.texts import describe
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
 _MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
@@ -107,8 +107,8 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
         graphs.append(_graph(analysis, f"CPU ({analysis.trace.manifest.host.cpus})", cpu, ("user", "system", "iowait"), ("job",)))
     disk = analysis.trace.samples("disk")
     if disk is not None:
-        used = ((device, mine) for device, mine in disk.groupby("device") if mine["busy"].any())
-        graphs += [_graph(analysis, f"disk {device}", mine, (), ("busy",)) for device, mine in used]
+        used = ((device, chosen) for device, chosen in disk.groupby("device") if chosen["busy"].any())
+        graphs += [_graph(analysis, f"disk {device}", chosen, (), ("busy",)) for device, chosen in used]
     memory, total = analysis.trace.samples("memory"), analysis.trace.manifest.host.memory_bytes
     if memory is not None and len(memory) and total > 0:
         shares = memory.assign(cached=memory["page_cache_bytes"] / total, dirty=memory["dirty_bytes"] / total)
@@ -116,7 +116,7 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     gpu = analysis.trace.samples("gpu")
     if gpu is not None:
         gpu = gpu.assign(SM=gpu["sm_percent"] / 100, memory=gpu["memory_percent"] / 100)
-        graphs += [_graph(analysis, f"GPU {device}", mine, (), ("SM", "memory")) for device, mine in gpu.groupby("device")]
+        graphs += [_graph(analysis, f"GPU {device}", chosen, (), ("SM", "memory")) for device, chosen in gpu.groupby("device")]
     return graphs
 
 

@@ -1,0 +1,146 @@
+"""Negative controls: twins made wrong on purpose from a trace's own profile, which a test of equivalence must notice.
+
+Each is what a simpler imitation of the job would do: the same amounts in another order, at even times, with sizes drawn from one
+histogram (as a replay of histograms does), or with half the computation. Nothing is run again.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracesim.busy import BUSY_BINS, ROWS
+from tracesim.calls import FILE_KINDS, GROUPS, READ, WRITE
+from tracesim.logbins import BINS, BINS_PER_OCTAVE, LOWER_EDGES
+from tracesim.order import STEPS
+from tracesim.phases import STARTUP
+from tracesim.profile import Profile
+
+Floats = NDArray[np.float64]
+_SEQUENTIAL, _FORWARD, _BACKWARD = (STEPS.index(name) for name in ("sequential", "forward", "backward"))
+_RANDOM = 0.5  # of the scatter of files: from here on an order counts as shuffled
+
+
+def order_shuffled(profile: Profile) -> Profile | None:
+    """Return the run with its files in random order and their bytes too; None where the files are in random order already."""
+    if _is_random(profile):
+        return None
+    each = replace(
+        profile.each,
+        step_calls=_scattered(profile.each.step_calls), step_bytes=_scattered(profile.each.step_bytes),
+    )  # fmt: skip
+    return _with_order(replace(profile, each=each), 1.0)
+
+
+def order_sorted(profile: Profile) -> Profile | None:
+    """Return the run with its files in order of name in every epoch; None where they are nearly so."""
+    return _with_order(profile, 0.0) if _is_random(profile) else None
+
+
+def times_shuffled(profile: Profile) -> Profile | None:
+    """Return the run with its calls at random times of their phase: even activity, and pauses as between independent events."""
+    each, n = profile.each, profile.occurrences.number
+    rows = each.row_ns.reshape(n, len(ROWS), BUSY_BINS)
+    even = np.repeat(rows.mean(axis=2, keepdims=True), BUSY_BINS, axis=2).reshape(n, -1)
+    activity = np.repeat(each.activity.mean(axis=1, keepdims=True), each.activity.shape[1], axis=1)
+    changed = replace(
+        each, activity=activity, row_ns=even, gap_ns=_memoryless(each.gap_ns), pause_ns=_memoryless(each.pause_ns)
+    )  # fmt: skip
+    return replace(profile, each=changed)
+
+
+def sizes_by_marginals(profile: Profile) -> Profile | None:
+    """Return the run with every request's size drawn from one histogram of all; None where all requests are of one size."""
+    each, shape = profile.each, (profile.occurrences.number, len(FILE_KINDS), WRITE + 1, BINS)
+    calls, moved = each.size_calls.reshape(shape), each.size_bytes.reshape(shape)
+    every, every_bytes = calls.sum(axis=(0, 1, 2)), moved.sum(axis=(0, 1, 2))
+    if np.count_nonzero(every) < 2:
+        return None
+    number = calls.sum(axis=3)
+    drawn, drawn_bytes = number[..., None] * every / every.sum(), number[..., None] * every_bytes / every.sum()
+    cells = each.bytes.reshape(shape[0], shape[1], len(GROUPS)).copy()
+    cells[:, :, READ : WRITE + 1] = drawn_bytes.sum(axis=3)
+    changed = replace(
+        each, size_calls=drawn.reshape(each.size_calls.shape), size_bytes=drawn_bytes.reshape(each.size_bytes.shape),
+        bytes=cells.reshape(each.bytes.shape),
+    )  # fmt: skip
+    return replace(profile, each=changed)
+
+
+def computation_halved(profile: Profile) -> Profile | None:
+    """Return the run with half the time in which nothing is read or written, or waited for where the job's waits are known."""
+    each, when = profile.each, profile.occurrences
+    moving = each.row_ns.reshape(when.number, len(ROWS), BUSY_BINS)[:, : WRITE + 1].sum(axis=(1, 2))
+    waiting = each.wait_ns if each.wait_ns.any() else moving
+    computing = np.clip(each.duration_ns - waiting, 0, None) * (when.phase != STARTUP)
+    if not computing.any():
+        return None
+    left = 1 - computing / 2 / np.maximum(each.duration_ns, 1)
+    room_ns = when.span_ns * left / BUSY_BINS
+    changed = replace(
+        each, duration_ns=each.duration_ns * left, typical_step_ns=each.typical_step_ns * left,
+        between_waits_ns=each.between_waits_ns / 2,
+        pause_ns=_shortened(each.pause_ns, left), step_ns=_shortened(each.step_ns, left), gap_ns=_shortened(each.gap_ns, left),
+        row_ns=np.minimum(each.row_ns, room_ns[:, None]),
+    )  # fmt: skip
+    shorter = replace(
+        when, duration_ns=(when.duration_ns * left).astype(np.int64), span_ns=(when.span_ns * left).astype(np.int64)
+    )
+    return replace(profile, each=changed, occurrences=shorter)
+
+
+DECISIVE = "computation halved"  # a test that does not notice it says nothing of a job's time
+CONTROLS: dict[str, Callable[[Profile], Profile | None]] = {
+    "order shuffled": order_shuffled,
+    "order sorted": order_sorted,
+    "times shuffled": times_shuffled,
+    "sizes by marginals alone": sizes_by_marginals,
+    DECISIVE: computation_halved,
+}
+
+
+def _is_random(profile: Profile) -> bool:
+    scatter = profile.order.scatter[~np.isnan(profile.order.scatter)]
+    return bool(len(scatter)) and float(np.median(scatter)) >= _RANDOM
+
+
+def _with_order(profile: Profile, value: float) -> Profile:
+    """Return the run with `value` for every statistic of the order of files that is known."""
+    order = profile.order
+    scatter, drift = (np.where(np.isnan(known), np.nan, value) for known in (order.scatter, order.drift))
+    return replace(profile, order=replace(order, scatter=scatter, drift=drift))
+
+
+def _scattered(steps: Floats) -> Floats:
+    """Return steps within files, (n, 2 * STEPS), with the sequential ones going forward and backward alike."""
+    moved = steps.reshape(-1, WRITE + 1, len(STEPS)).copy()
+    moved[..., [_FORWARD, _BACKWARD]] += moved[..., [_SEQUENTIAL]] / 2
+    moved[..., _SEQUENTIAL] = 0
+    return moved.reshape(steps.shape)
+
+
+def _memoryless(times: Floats) -> Floats:
+    """Return histograms of time by length, (n, BINS), of as many pauses in as much time, of exponentially distributed lengths."""
+    total, number = times.sum(axis=1), (times / LOWER_EDGES).sum(axis=1)
+    mean = np.where(number > 0, total / np.maximum(number, 1e-9), 1.0)
+    # Time in pauses up to a length x: that of the gamma distribution of shape 2.
+    reached = LOWER_EDGES / mean[:, None]
+    share = 1 - np.exp(-reached) * (1 + reached)
+    made: Floats = total[:, None] * np.diff(share, axis=1, append=1.0)
+    return made
+
+
+def _shortened(times: Floats, left: Floats) -> Floats:
+    """Return histograms of time by length, (n, BINS), with every length multiplied by `left` of its row, shape (n,)."""
+    shift = -np.log2(np.maximum(left, 2.0**-20)) * BINS_PER_OCTAVE
+    whole = shift.astype(np.int64)
+    part = (shift - whole)[:, None]
+    bins = np.arange(BINS)
+    rows = np.arange(len(times))[:, None]
+    from_above = [
+        np.where(bins + step < BINS, times[rows, np.minimum(bins + step, BINS - 1)], 0.0)
+        for step in (whole[:, None], whole[:, None] + 1)
+    ]
+    shifted: Floats = ((1 - part) * from_above[0] + part * from_above[1]) * left[:, None]
+    return shifted
