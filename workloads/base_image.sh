@@ -4,7 +4,8 @@
 #   base_image.sh TAG [PYTHON PACKAGE...]      for example: base_image.sh iotwin-base 'torch>=2.2' 'numpy>=1.26' 'msgspec>=0.18'
 #
 # Needs root, debootstrap and docker. The Debian release and mirror are this machine's. Python packages are fetched by this machine's pip
-# (PYTHON, default python3), as a build without a network cannot, so both must have the same Python version. The Debian part is kept in
+# (PYTHON, default python3), as a build without a network cannot, so both must have the same Python version; at the versions of
+# requirements.lock, at which a build for CPUs is taken where one is offered, instead of gigabytes of CUDA. The Debian part is kept in
 # BASE_CACHE (default ~/.cache/iotwin) for the next time.
 set -euo pipefail
 fail() { echo "$0: $1" >&2; exit 1; }
@@ -16,6 +17,7 @@ shift
 for program in debootstrap docker apt-get; do
     command -v "$program" >/dev/null || fail "$program is not installed; install it with: apt-get install $program"
 done
+lock=$(cd "$(dirname "$0")/.." && pwd)/requirements.lock
 python=${PYTHON:-python3}
 cache=${BASE_CACHE:-${HOME:-/root}/.cache/iotwin}
 read -r mirror suite < <(apt-get indextargets --format '$(SITE) $(CODENAME)' 'Created-By: Packages' | head -n 1) || true
@@ -26,6 +28,7 @@ trap 'rm -rf "$work"' EXIT
 
 system=$cache/debian-$suite.tar
 if [ ! -f "$system" ]; then
+    echo "$0: making a minimal Debian $suite, a minute or two; it is kept in $cache" >&2
     debootstrap --variant=minbase --include=python3,python3-pip,python-is-python3,ca-certificates "$suite" "$work/root" "$mirror" \
         >"$work/log" || fail "debootstrap failed: $(tail -n 1 "$work/log")"
     rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/*
@@ -38,9 +41,11 @@ tar -C "$work/root" -xf "$system"
 if [ "$#" -gt 0 ]; then
     version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
     [ -e "$work/root/usr/bin/$version" ] || fail "$suite has no $version, which $python is; set PYTHON to one of its version"
-    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+    echo "$0: fetching $* for $version" >&2
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --constraint "$lock" \
         --target "$work/root/usr/local/lib/$version/dist-packages" "$@"
 fi
+echo "$0: importing the image" >&2
 tar -C "$work/root" -c . | docker import --change 'ENV PIP_BREAK_SYSTEM_PACKAGES=1' \
     --change 'ENV PATH=/usr/local/bin:/usr/bin:/bin' - "$tag" >/dev/null
 echo "$tag"

@@ -5,10 +5,12 @@ For workloads whose framework brings no launcher; PyTorch's is torch.distributed
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+
+from common.children import end_programs
+from common.ranks import free_ports
 
 _POLL_S = 0.05
 _GRACE_S = 10.0
@@ -20,8 +22,10 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m workloads.launch RANKS MODULE [OPTION...]", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    count, command = int(arguments[0]), [sys.executable, "-m", *arguments[1:]]
-    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_ports(count))}
+    # The ranks leave the current directory out of their modules if this process does; in an image the workloads are in it.
+    python = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m"]
+    count, command = int(arguments[0]), [*python, *arguments[1:]]
+    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(count))}
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(count):
@@ -31,20 +35,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        _end(ranks)
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of `count` consecutive ports that are free now."""
-    for first in range(29500, 65000 - count, count):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    return 29500
+        end_programs(ranks, _GRACE_S)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
@@ -55,20 +46,6 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
         if all(status == 0 for status in statuses):
             return 0
         time.sleep(_POLL_S)
-
-
-def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Ask the ranks that still run to end, and end those that do not."""
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.terminate()
-    deadline = time.monotonic() + _GRACE_S
-    for rank in ranks:
-        try:
-            rank.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from workloads.bert.config import parse_config, prepare_parser
-from workloads.program import Result, run_program
+from workloads.common.program import Result, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:

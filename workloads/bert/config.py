@@ -1,13 +1,13 @@
-"""What the job is told on its command line; the defaults are the published job's (BERT-large)."""
+"""The job's command line options; the defaults are the published job's (BERT-large)."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import UsageError
 from datagen.layouts import BertLayout
-from tracing_tools.trace.errors import UsageError
-from workloads.program import require_at_least
-from workloads.variant import INSTRUMENTED, ORIGINAL, PROFILER, SLEEP, add_variant_options, check_variant
+from workloads.common.program import require_at_least
+from workloads.common.variant import INSTRUMENTED, ORIGINAL, PROFILER, SLEEP, add_variant_options, check_variant
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Timelines of single steps: what TensorFlow's profiler saw, as the Chrome trace format that timeline-*.json files have."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from common.files import write_json
 
 # 2 shows the operations that TensorFlow runs, not only its threads' own marks.
 _HOST_LEVEL = 2
@@ -22,9 +23,7 @@ def timeline_of(path: Path) -> Iterator[None]:
         with tf.profiler.experimental.Profile(name, options):
             yield
         events = [event for profile in Path(name).rglob("*.xplane.pb") for event in _events(profile)]
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps({"traceEvents": events}) + "\n")
-    temporary.replace(path)
+    write_json(path, {"traceEvents": events}, indent=None)
 
 
 def _events(profile: Path) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 
 
 def find_shards(directory: Path, world_size: int) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -12,21 +13,21 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0")
 
 import tensorflow as tf
 
+from common.errors import IotwinError
+from common.mllog import MlLog
 from datagen.layouts import BertLayout
-from tracing_tools.trace.errors import IotwinError
 from workloads.bert.config import Config
 from workloads.bert.data import evaluation_batches, training_batches
+from workloads.bert.device_clock import moment_after, wall_offset_ns
 from workloads.bert.model import Bert, Features
-from workloads.bert.moments import moment_after, wall_offset_ns
 from workloads.bert.optimizer import Adam
 from workloads.bert.profile import timeline_of
-from workloads.bert.ranks import Ranks, join_ranks
 from workloads.bert.shards import find_shards
-from workloads.mllog import MlLog
-from workloads.parts import Parts
-from workloads.program import Result, plain_configuration
-from workloads.steptimes import StepTimes
-from workloads.variant import PROFILER, TIMED, SleepModel, Slumber
+from workloads.common.parts import Parts
+from workloads.common.program import Result, plain_configuration
+from workloads.common.steps import StepMeter
+from workloads.common.tf_ranks import Ranks, join_ranks
+from workloads.common.variant import PROFILER, TIMED, SleptSteps, parse_sleep
 
 _PARTS = ("model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step")
 
@@ -43,15 +44,15 @@ class Job:
         )
         self._device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
         self._parts = Parts(config.variant in TIMED, rank=ranks.rank)
-        self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
-        if self._slumber is None:
+        self._slept = SleptSteps(parse_sleep(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
+        if self._slept is None:
             self._model = Bert(config.layers, config.hidden, config.heads, config.sequence)
             self._optimizer = Adam(self._model.trainable_variables, config.learning_rate, config.steps)
             self._compiled_step = tf.function(self._distributed_step)
             self._compiled_evaluation = tf.function(lambda batch: self._model.losses(batch, self._model.encode(batch)))
         config.output.mkdir(parents=True, exist_ok=True)
         self.loss: list[float] = []  # of every step: masked words and next sentence together
-        self.times = StepTimes()
+        self.times = StepMeter()
         log.point("seed", config.seed)
         log.point("global_batch_size", config.batch_size * ranks.world_size)
         log.point("max_sequence_length", config.sequence)
@@ -63,16 +64,16 @@ class Job:
             for step in range(self._config.steps):
                 self._timed_step(step)
         self._checkpoint(self._config.steps)
-        return self._evaluate() if self._config.eval_steps and self._slumber is None and self._ranks.rank == 0 else {}
+        return self._evaluate() if self._config.eval_steps and self._slept is None and self._ranks.rank == 0 else {}
 
     def _timed_step(self, step: int) -> None:
         asked_ns = time.monotonic_ns()
         batch = next(self._batches)
         arrived_ns = time.monotonic_ns()
         self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
-        if self._slumber:
+        if self._slept:
             with self._parts.measure("all_compute", step_num=step):
-                self._slumber.next_step()
+                self._slept.next_step()
         else:
             if self._parts.enabled:  # otherwise the graph fetches its batch
                 batch = self._load_to_device(batch, step)
@@ -94,7 +95,7 @@ class Job:
         offset_ns, begin_ns = wall_offset_ns(), time.monotonic_ns()
         loss, moments = self._compiled_step(batch)
         if moments:
-            if self._device != "CPU:0":  # which has been told what to compute, no more
+            if self._device != "CPU:0":  # a device has only queued the work so far
                 tf.test.experimental.sync_devices()
             done_ns = time.monotonic_ns()
             edges_ns = [begin_ns, *(round(float(moment) * 1e9) - offset_ns for moment in moments), done_ns]
@@ -128,7 +129,7 @@ class Job:
         return mean_loss, [moment_after(tensors) for tensors in timed]
 
     def _checkpoint(self, step: int) -> None:
-        if self._slumber:
+        if self._slept:
             return
         with self._log.interval("checkpoint", step_num=step):
             if self._ranks.rank == 0:
@@ -153,7 +154,7 @@ class Job:
 
     def parameter_count(self) -> int:
         """Return the number of the model's weights; 0 for the variant sleep, which has none."""
-        return 0 if self._slumber else sum(int(tf.size(weight)) for weight in self._model.trainable_variables)
+        return 0 if self._slept else sum(int(tf.size(weight)) for weight in self._model.trainable_variables)
 
 
 def train(config: Config) -> Result | None:
@@ -164,7 +165,7 @@ def train(config: Config) -> Result | None:
     if config.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.threads)
     ranks = join_ranks()
-    log = MlLog(enabled=ranks.rank == 0)
+    log = MlLog(sys.stdout if ranks.rank == 0 else None)
     try:
         with log.interval("init"):
             job = Job(config, ranks, log)

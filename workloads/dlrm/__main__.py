@@ -4,8 +4,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from workloads.common.program import Result, run_program
 from workloads.dlrm.config import parse_config, prepare_parser
-from workloads.program import Result, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def _run(args: Namespace) -> Result | None:
     config = parse_config(args)
     if config.sleep is not None:
         # Reads batches and sleeps: needs no PyTorch.
-        from workloads.dlrm.asleep import sleep_through
+        from workloads.dlrm.sleep import sleep_through
 
         return sleep_through(config)
     from workloads.dlrm.train import train

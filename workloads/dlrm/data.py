@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import IotwinError
 from datagen.layouts import DlrmLayout
-from tracing_tools.trace.errors import IotwinError
-from workloads.parts import Parts
+from workloads.common.parts import Parts
 
 _ORDER = 0xD12A  # what the draws of the order are keyed by, beside the seed and the pass
 

@@ -31,7 +31,7 @@ class Dlrm(nn.Module):
         self, rows: Sequence[int], embedding_size: int, bottom: Sequence[int], top: Sequence[int], devices: Sequence[torch.device]
     ) -> None:
         super().__init__()
-        self._devices = [devices[number % len(devices)] for number in range(len(rows))]
+        self._devices = [devices[index % len(devices)] for index in range(len(rows))]
         self.bottom = _tower([DlrmLayout.DENSE, *bottom, embedding_size], last_is_linear=False).to(devices[0])
         self.tables = nn.ModuleList(
             nn.Embedding(count, embedding_size, sparse=True, device=device)

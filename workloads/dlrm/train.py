@@ -1,6 +1,7 @@
 """The training loop: steps, and after every so many an evaluation and a checkpoint."""
 
 import math
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -8,18 +9,18 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from common.errors import IotwinError
+from common.mllog import MlLog
 from datagen.layouts import DlrmLayout
-from tracing_tools.trace.errors import IotwinError
-from workloads.checkpoint import save
+from workloads.common.parts import Parts
+from workloads.common.program import Result, plain_configuration
+from workloads.common.steps import StepMeter
+from workloads.common.variant import INSTRUMENTED
 from workloads.dlrm.config import Config
 from workloads.dlrm.data import Batch, BatchFile, batch_order, table_rows
 from workloads.dlrm.metrics import roc_auc
 from workloads.dlrm.model import Dlrm
-from workloads.mllog import MlLog
-from workloads.parts import Parts
-from workloads.program import Result, plain_configuration
-from workloads.steptimes import StepTimes
-from workloads.variant import INSTRUMENTED
+from workloads.state.save import save
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -30,7 +31,7 @@ class History:
 
     loss: list[float] = field(default_factory=list)  # of every step
     evaluations: list[dict[str, float]] = field(default_factory=list)  # step, accuracy, roc_auc
-    times: StepTimes = field(default_factory=StepTimes)
+    times: StepMeter = field(default_factory=StepMeter)
 
 
 class Job:
@@ -107,8 +108,8 @@ class Job:
         truth: list[np.ndarray] = []
         with self._log.interval("eval", step_num=step):
             with torch.inference_mode():
-                for number in range(count):
-                    scores, labels = self._evaluate_batch(file, number)
+                for index in range(count):
+                    scores, labels = self._evaluate_batch(file, index)
                     found.append(scores)
                     truth.append(labels)
             with self._parts.measure("eval_metrics_compute", step_num=step):
@@ -147,12 +148,12 @@ class Job:
 
 def _devices() -> list[torch.device]:
     count = torch.cuda.device_count()
-    return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
+    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 
 
 def train(config: Config) -> Result:
     """Run the job that `config` describes and return its result; IotwinError for data and output that cannot be used."""
-    log = MlLog()
+    log = MlLog(sys.stdout)
     with log.interval("init"):
         job = Job(config, log)
     begin = time.perf_counter()

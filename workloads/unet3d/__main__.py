@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from workloads.program import Result, run_program
+from workloads.common.program import Result, run_program
 from workloads.unet3d.config import parse_config, prepare_parser
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from tracing_tools.trace.errors import IotwinError
-from workloads.checkpoint import State
+from common.errors import IotwinError
+from workloads.state.save import State
 
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 

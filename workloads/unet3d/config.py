@@ -1,12 +1,12 @@
-"""What the job is told on its command line; the defaults are the published job's."""
+"""The job's command line options; the defaults are the published job's."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracing_tools.trace.errors import UsageError
-from workloads.program import require_at_least
-from workloads.variant import add_variant_options, check_variant
+from common.errors import UsageError
+from workloads.common.program import require_at_least
+from workloads.common.variant import add_variant_options, check_variant
 
 Size = tuple[int, int, int]  # voxels along D, H, W
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from common.errors import IotwinError
 from datagen.layouts import Case, Unet3dLayout
-from tracing_tools.trace.errors import IotwinError
-from workloads.parts import Parts
-from workloads.ranks import Ranks
+from workloads.common.parts import Parts
+from workloads.common.torch_ranks import Ranks
+from workloads.common.variant import TIMED
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.transforms import Image, Label, augment, pad_to
-from workloads.variant import TIMED
 
 Sample = tuple[Tensor, Tensor]
 

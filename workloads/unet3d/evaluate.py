@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from workloads.parts import Parts
+from workloads.common.parts import Parts
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.loss import dice_score
 from workloads.unet3d.model import CLASSES
@@ -54,8 +54,8 @@ def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap
 def _even_chunks(boxes: list[Box], largest: int) -> Iterator[list[Box]]:
     """Yield `boxes` in the fewest chunks of at most `largest`, of nearly equal length: a lone last window would cost most."""
     chunks = -(-len(boxes) // largest)
-    for number in range(chunks):
-        yield boxes[number * len(boxes) // chunks : (number + 1) * len(boxes) // chunks]
+    for index in range(chunks):
+        yield boxes[index * len(boxes) // chunks : (index + 1) * len(boxes) // chunks]
 
 
 def evaluate(model: nn.Module, cases: DataLoader, config: Config, device: torch.device, parts: Parts) -> tuple[float, int]:

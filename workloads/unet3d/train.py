@@ -1,6 +1,7 @@
 """The training loop: epochs of steps, and after some of them an evaluation and a checkpoint."""
 
 import math
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.errors import IotwinError
+from common.mllog import MlLog, Value
 from datagen.layouts import Unet3dLayout
-from tracing_tools.trace.errors import IotwinError
-from workloads.checkpoint import State, save
-from workloads.mllog import MlLog, Value
-from workloads.parts import Parts
-from workloads.program import plain_configuration
-from workloads.ranks import Ranks, join_ranks
-from workloads.steptimes import StepTimes
+from workloads.common.parts import Parts
+from workloads.common.program import plain_configuration
+from workloads.common.steps import StepMeter
+from workloads.common.torch_ranks import Ranks, join_ranks
+from workloads.common.variant import TIMED, SleptSteps, parse_sleep
+from workloads.state.save import State, save
 from workloads.unet3d import checkpoint
 from workloads.unet3d.config import Config
 from workloads.unet3d.data import evaluation_loader, training_loader
 from workloads.unet3d.evaluate import evaluate
 from workloads.unet3d.loss import dice_cross_entropy
 from workloads.unet3d.model import UNet3d
-from workloads.variant import TIMED, SleepModel, Slumber
 
 _MOMENTUM = 0.9
 
@@ -35,7 +36,7 @@ class History:
 
     train_loss: list[float] = field(default_factory=list)  # mean over the epoch's steps and ranks
     evaluations: list[dict[str, float]] = field(default_factory=list)  # epoch and mean_dice
-    times: StepTimes = field(default_factory=StepTimes)  # of this rank
+    times: StepMeter = field(default_factory=StepMeter)  # of this rank
 
 
 class Job:
@@ -65,7 +66,7 @@ class Job:
             config.output.mkdir(parents=True, exist_ok=True)
         settle = torch.cuda.synchronize if ranks.device.type == "cuda" else None
         self._parts = Parts(config.variant in TIMED, settle, rank=ranks.rank)
-        self._slumber = Slumber(SleepModel.parse(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
+        self._slept = SleptSteps(parse_sleep(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
         self._log_points(len(training), len(evaluation))
 
     def _log_points(self, training: int, evaluation: int) -> None:
@@ -85,7 +86,7 @@ class Job:
             self.epoch = epoch
             self.history.train_loss.append(loss)
             self._log.point("train_loss", loss, epoch_num=epoch)
-            if self._slumber:  # whose network learns nothing: there is nothing to evaluate or to keep
+            if self._slept:  # whose network learns nothing: there is nothing to evaluate or to keep
                 continue
             if self._config.eval_every and epoch % self._config.eval_every == 0:
                 self._evaluate()
@@ -101,9 +102,9 @@ class Job:
             arrived_ns = time.monotonic_ns()
             where: dict[str, Value] = {"epoch_num": epoch, "step_num": step}
             self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, **where)
-            if self._slumber:
+            if self._slept:
                 with self._parts.measure("all_compute", **where):
-                    self._slumber.next_step()
+                    self._slept.next_step()
             else:
                 total += self._step(image, label, where)
             done_ns = time.monotonic_ns()
@@ -193,7 +194,7 @@ def train(config: Config) -> dict[str, Any] | None:
     Raises IotwinError for data, checkpoints and output that cannot be used.
     """
     with join_ranks() as ranks:
-        log = MlLog(enabled=ranks.rank == 0)
+        log = MlLog(sys.stdout if ranks.rank == 0 else None)
         with log.interval("init"):
             job = Job(config, ranks, log)
         first_epoch = job.epoch + 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tracing_tools.trace.errors import UsageError
+from common.ranks import from_environment, launched_by_torchrun
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,13 @@ class Ranks:
 
 def join_ranks() -> Ranks:
     """Join the ranks that RANK and WORLD_SIZE name (none: a single process), on the ports from MASTER_PORT on of MASTER_ADDR."""
-    rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+    rank, world_size = launched_by_torchrun()
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
-        tf.config.set_visible_devices(gpus[_from_environment("LOCAL_RANK", rank) % len(gpus)], "GPU")
+        tf.config.set_visible_devices(gpus[from_environment("LOCAL_RANK", rank) % len(gpus)], "GPU")
     if world_size == 1:
         return Ranks(0, 1, tf.distribute.get_strategy())
-    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _from_environment("MASTER_PORT", 29500)
-    workers = [f"{address}:{port + number}" for number in range(world_size)]
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), from_environment("MASTER_PORT", 29500)
+    workers = [f"{address}:{port + index}" for index in range(world_size)]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
     return Ranks(rank, world_size, tf.distribute.MultiWorkerMirroredStrategy())
-
-
-def _from_environment(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal():
-        raise UsageError(f"the environment's {name} is '{text}', not a number; start several ranks with workloads.launch")
-    return int(text)

@@ -1,17 +1,18 @@
 """How long the parts of a step take, as the instrumented variants log them."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from workloads.mllog import Value, write_line
+from common.mllog import MlLog, Value
 
 
 class Parts:
     """Logs an MLLOG line per part of a step, with its start and duration in nanoseconds; nothing unless `enabled`.
 
     `start` is on CLOCK_MONOTONIC, as times in a trace are. `settle`, given for devices that compute asynchronously, waits until
-    they have done what they were told, so that a part's duration is its own. `metadata` goes into every line.
+    they have finished their work, so that a part's duration is its own. `metadata` goes into every line.
     """
 
     def __init__(self, enabled: bool, settle: Callable[[], None] | None = None, **metadata: Value) -> None:
@@ -32,5 +33,6 @@ class Parts:
     def log(self, key: str, start_ns: int, duration_ns: int, **metadata: Value) -> None:
         """Log a part that was timed elsewhere."""
         if self.enabled:
-            value = {"start": start_ns, "duration": duration_ns}
-            write_line("INTERVAL_END", key, value, self._metadata | metadata)
+            # Loader processes get a pickled copy of these parts, and no stream can be pickled.
+            log = MlLog(sys.stdout, **self._metadata)
+            log.line("INTERVAL_END", key, {"start": start_ns, "duration": duration_ns}, metadata)

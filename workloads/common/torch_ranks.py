@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from tracing_tools.trace.errors import UsageError
+from common.ranks import from_environment, launched_by_torchrun
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Ranks:
 @contextmanager
 def join_ranks() -> Iterator[Ranks]:
     """Join the process group that RANK and WORLD_SIZE name (none: a single process) and leave it when the block ends."""
-    rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+    rank, world_size = launched_by_torchrun()
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", _from_environment("LOCAL_RANK", 0) % torch.cuda.device_count())
+        device = torch.device("cuda", from_environment("LOCAL_RANK", 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if world_size > 1:
         if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
@@ -46,10 +46,3 @@ def join_ranks() -> Iterator[Ranks]:
     finally:
         if world_size > 1:
             distributed.destroy_process_group()
-
-
-def _from_environment(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal():
-        raise UsageError(f"the environment's {name} is '{text}', not a number; start several ranks with torchrun")
-    return int(text)

@@ -3,7 +3,7 @@
 from statistics import fmean, median
 
 
-class StepTimes:
+class StepMeter:
     """Seconds of every step: waiting for its batch, and from having it to updated weights."""
 
     def __init__(self) -> None:

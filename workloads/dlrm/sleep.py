@@ -1,26 +1,27 @@
 """The variant sleep: every batch is read as the original reads it, and a drawn sleep stands for its computation."""
 
+import sys
 import time
 
+from common.mllog import MlLog
 from datagen.layouts import DlrmLayout
+from workloads.common.parts import Parts
+from workloads.common.program import Result, plain_configuration
+from workloads.common.steps import StepMeter
+from workloads.common.variant import SleptSteps, parse_sleep
 from workloads.dlrm.config import Config
 from workloads.dlrm.data import BatchFile, batch_order
-from workloads.mllog import MlLog
-from workloads.parts import Parts
-from workloads.program import Result, plain_configuration
-from workloads.steptimes import StepTimes
-from workloads.variant import SleepModel, Slumber
 
 
 def sleep_through(config: Config) -> Result:
     """Read the training batches of `config`, sleeping after each, without evaluation and checkpoints; return the result."""
-    log = MlLog()
+    log = MlLog(sys.stdout)
     parts = Parts(True)
-    slumber = Slumber(SleepModel.parse(config.sleep or "0"), config.seed, rank=0)
+    slept = SleptSteps(parse_sleep(config.sleep or "0"), config.seed, rank=0)
     with log.interval("init"):
         file = BatchFile(config.data / DlrmLayout.TRAIN_NAME, config.batch_size, parts)
         config.output.mkdir(parents=True, exist_ok=True)
-    times = StepTimes()
+    times = StepMeter()
     steps = enumerate(batch_order(file.batches, config.steps, config.shuffle, config.seed))
     with log.interval("run"), log.interval("training", first_step_num=0):
         begin_ns = asked_ns = time.monotonic_ns()
@@ -29,7 +30,7 @@ def sleep_through(config: Config) -> Result:
             arrived_ns = time.monotonic_ns()
             parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
             with parts.measure("all_compute", step_num=step):
-                slumber.next_step()
+                slept.next_step()
             done_ns = time.monotonic_ns()
             parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
             times.add(asked_ns, arrived_ns, done_ns)

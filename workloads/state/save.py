@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tracing_tools.trace.errors import IotwinError
+from common.errors import IotwinError
 
 State = dict[str, Any]
 

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tracing_tools.trace.errors import IotwinError, UsageError
+from common.errors import IotwinError, UsageError
+from common.files import write_json
 
 # How torch words, in a plain RuntimeError, what the machine did, not the code: no memory or a killed loader.
 _MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
@@ -63,10 +64,7 @@ def run_program(
 
 def write_result(output: Path, result: Result) -> None:
     """Write `result` as result.json in `output`, whole or not at all."""
-    path = output / "result.json"
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
+    write_json(output / "result.json", result)
 
 
 def plain_configuration(config: Any) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""What each program can run as: the original job, the same with its parts timed, or with its computation slept away."""
+
+import json
+import math
+import os
+from argparse import ArgumentParser
+from pathlib import Path
+
+from common.draws import DrawnTime
+from common.durations import Duration, Normal, Quantiles
+from common.errors import IotwinError, UsageError, nearest
+from common.keyed import Purpose
+from common.sleeper import Sleeper
+
+ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
+TIMED = (INSTRUMENTED, SLEEP)  # these log the parts of steps
+_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # set by an image that was built for one variant
+
+
+def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORIGINAL, INSTRUMENTED, SLEEP)) -> None:
+    """Add --variant (one of `variants`; the default is the image's) and --sleep to `parser`."""
+    default = os.environ.get(_FROM_ENVIRONMENT, ORIGINAL)
+    parser.add_argument("--variant", default=default, metavar="NAME", help=f"{', '.join(variants)} (default {default})")
+    parser.add_argument(
+        "--sleep", metavar="MODEL",
+        help="seconds slept for every training batch by the variant sleep: SECONDS, MEAN,STDEV of a normal curve, or a "
+        "computation_time.json of iotwin plot steps",
+    )  # fmt: skip
+    parser.set_defaults(variants=variants)
+
+
+def check_variant(variant: str, sleep: str | None, known: tuple[str, ...]) -> None:
+    """Raise UsageError unless `variant` is one of `known` and has a --sleep model exactly if it sleeps."""
+    if variant not in known:
+        raise UsageError(f"--variant '{variant}' is unknown{nearest(variant, list(known))}; choose {', '.join(known)}")
+    if variant == SLEEP and sleep is None:
+        raise UsageError("--variant sleep needs --sleep: seconds, MEAN,STDEV, or a file that iotwin plot steps wrote")
+    if variant != SLEEP and sleep is not None:
+        raise UsageError(f"--sleep is for --variant sleep, not for {variant}")
+    if sleep is not None:
+        parse_sleep(sleep)
+
+
+def parse_sleep(text: str) -> Duration:
+    """Return the duration that --sleep means: '0.2', '1.36,0.01' or a JSON file with an emulator's computation_time.
+
+    Raises UsageError for numbers that no time can be, IotwinError for a file that is no such model.
+    """
+    parts = text.split(",")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        return _read_sleep(Path(text))
+    if len(numbers) > 2:
+        raise UsageError(f"--sleep '{text}' has {len(numbers)} numbers; write SECONDS or MEAN,STDEV")
+    return _checked(numbers[0] if len(numbers) == 1 else Normal(*numbers))
+
+
+def _read_sleep(path: Path) -> Duration:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and document.get("type") == "quantiles" and document["values"]:
+            return _checked(Quantiles(sorted(float(value) for value in document["values"])))
+        if isinstance(document, dict) and document.get("type") == "normal":
+            return _checked(Normal(float(document["mean"]), float(document.get("stdev", 0.0))))
+        return _checked(float(document))
+    except OSError as error:
+        raise IotwinError(f"--sleep {path}: {error.strerror}; write seconds, MEAN,STDEV, or an existing file") from None
+    except (ValueError, TypeError, KeyError):
+        raise IotwinError(
+            f"{path} is no computation_time of the kinds normal and quantiles; make one with iotwin plot steps"
+        ) from None
+
+
+def _checked(duration: Duration) -> Duration:
+    """Raise UsageError unless all seconds of `duration` are finite and at least 0."""
+    match duration:
+        case Quantiles(values):
+            seconds = values
+        case Normal(mean, stdev):
+            seconds = [mean, stdev]
+        case _:
+            seconds = [float(duration)]  # type: ignore[arg-type]
+    if not all(math.isfinite(value) and value >= 0 for value in seconds):
+        raise UsageError("the seconds of a --sleep model must be finite and at least 0")
+    return duration
+
+
+class SleptSteps:
+    """Sleeps through the computation of one rank's steps, by drawn times."""
+
+    # Each 64 steps of a rank have one in every 64th of the distribution, so that a short run takes its mean time, too.
+    _STRATA = 64
+
+    def __init__(self, duration: Duration, seed: int, rank: int) -> None:
+        self._time, self._rank, self._step = DrawnTime(duration, seed, Purpose.SLEPT_STEP, self._STRATA), rank, 0
+        self._sleeper = Sleeper()
+
+    def next_step(self) -> None:
+        """Sleep as long as this step computes."""
+        self._sleeper.sleep(self._time.seconds(self._rank, 0, self._step))
+        self._step += 1

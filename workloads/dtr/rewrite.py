@@ -1,0 +1,123 @@
+"""Rewrites that make a log's graph one for static planners: no views, one result an operator, no constants."""
+
+from dataclasses import dataclass
+
+from common.errors import IotwinError
+from workloads.dtr.graph import Graph, GraphBuilder, Step
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The new graph; what each old tensor and operator became in it (None: gone); the bytes of eliminated constants."""
+
+    graph: Graph
+    tensors: list[int | None]
+    operators: list[int | None]
+    constant_bytes: int = 0
+
+
+class _Rewriter:
+    """Rebuilds a graph along its schedule; what an operator becomes is the caller's."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.old, self.new = graph, GraphBuilder(output_bytes=graph.output_bytes)
+        self.tensors: list[int | None] = [None] * graph.tensors
+        self.operators: list[int | None] = [None] * graph.operators
+        self.constant_bytes = 0
+
+    def add(self, op: int, results: list[tuple[str, int, int]]) -> range:
+        """Add operator `op` with its arguments as they are now called, those that are gone left out."""
+        args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
+        self.operators[op] = len(self.new.op_names)
+        return self.new.add(
+            self.old.op_names[op], int(self.old.op_cost[op]), args, results,
+            bool(self.old.op_backward[op]), bool(self.old.op_constant[op]),
+        )  # fmt: skip
+
+    def results(self, op: int) -> list[tuple[str, int, int]]:
+        """Return the operator's results as they are."""
+        old = self.old
+        return [(old.tensor_names[t], int(old.tensor_size[t]), int(old.tensor_alias[t])) for t in old.results(op)]
+
+    def follow(self, step: Step, tensor: int) -> None:
+        """Repeat a GET, PIN or RELEASE on what the tensor became."""
+        new = self.tensors[tensor]
+        if new is not None:
+            {Step.GET: self.new.get, Step.PIN: self.new.pin, Step.RELEASE: self.new.release}[step](new)
+
+    def done(self) -> Rewritten:
+        """Return the result."""
+        return Rewritten(self.new.build(), self.tensors, self.operators, self.constant_bytes)
+
+
+def collapse_aliases(graph: Graph) -> Rewritten:
+    """Replace views by what they are views of: their operators go, and each view is one more reference to the base.
+
+    Raises IotwinError for an operator of which some results are views and some are not.
+    """
+    rewriter = _Rewriter(graph)
+    for step, operand in graph.items.tolist():
+        if step != Step.COMPUTE:
+            rewriter.follow(Step(step), operand)
+            continue
+        views = [t for t in graph.results(operand) if graph.tensor_alias[t] >= 0]
+        if not views:
+            for old, new in zip(graph.results(operand), rewriter.add(operand, rewriter.results(operand)), strict=True):
+                rewriter.tensors[old] = new
+            continue
+        if len(views) < len(graph.results(operand)):
+            raise IotwinError(
+                f"operator '{graph.op_names[operand]}' makes views and new tensors at once; its views cannot be collapsed"
+            )
+        for view in views:
+            base = rewriter.tensors[graph.arguments(operand)[int(graph.tensor_alias[view])]]
+            rewriter.tensors[view] = base
+            rewriter.follow(Step.GET, view)
+    return rewriter.done()
+
+
+def merge_tuples(graph: Graph) -> Rewritten:
+    """Make one result of an operator's several, of their summed size; the graph must have no views."""
+    rewriter = _Rewriter(graph)
+    for step, operand in graph.items.tolist():
+        if step != Step.COMPUTE:
+            rewriter.follow(Step(step), operand)
+            continue
+        results = rewriter.results(operand)
+        if any(alias >= 0 for _, _, alias in results):
+            raise IotwinError("collapse aliases before merging the results of operators")
+        merged = ("+".join(name for name, _, _ in results), sum(size for _, size, _ in results), -1)
+        new = rewriter.add(operand, [merged])[0]
+        for place, old in enumerate(graph.results(operand)):
+            rewriter.tensors[old] = new
+            if place:
+                rewriter.new.get(new)
+    return rewriter.done()
+
+
+def eliminate_constants(graph: Graph) -> Rewritten:
+    """Leave constants out of the graph and sum their bytes; the graph must have no views."""
+    if (graph.tensor_alias >= 0).any():
+        raise IotwinError("collapse aliases before eliminating constants")
+    rewriter = _Rewriter(graph)
+    for step, operand in graph.items.tolist():
+        if step != Step.COMPUTE:
+            rewriter.follow(Step(step), operand)
+        elif graph.op_constant[operand]:
+            rewriter.constant_bytes += sum(size for _, size, _ in rewriter.results(operand))
+        else:
+            for old, new in zip(graph.results(operand), rewriter.add(operand, rewriter.results(operand)), strict=True):
+                rewriter.tensors[old] = new
+    return rewriter.done()
+
+
+def rewrite_for_planners(graph: Graph) -> Rewritten:
+    """Apply all three in order and return the whole map from old to new."""
+    whole = Rewritten(graph, list(range(graph.tensors)), list(range(graph.operators)))
+    for rewrite in (collapse_aliases, merge_tuples, eliminate_constants):
+        step = rewrite(whole.graph)
+        whole = Rewritten(
+            step.graph, [None if t is None else step.tensors[t] for t in whole.tensors],
+            [None if op is None else step.operators[op] for op in whole.operators], whole.constant_bytes + step.constant_bytes,
+        )  # fmt: skip
+    return whole

@@ -1,0 +1,1 @@
+"""Static plans: what to recompute when, decided before the step with the whole graph in view (Checkmate, MLSys 2020)."""

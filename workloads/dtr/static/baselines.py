@@ -1,0 +1,116 @@
+"""Checkpointing rules as stages: all, last, Chen's sqrt and greedy rules, Griewank's schedule, and a rounded linear program."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from workloads.dtr.static.graph import Dag
+from workloads.dtr.static.griewank import checkpoints_while_reversing
+from workloads.dtr.static.schedule import Stages
+
+_GREEDY_STEPS = 300
+
+
+def keep_all(dag: Dag) -> Stages:
+    """Keep everything until its last use."""
+    kept = np.zeros((len(dag), len(dag)), dtype=bool)
+    for node in range(len(dag)):
+        kept[node + 1 : dag.last_use(node) + 1, node] = True
+    return kept
+
+
+def keep_last(dag: Dag) -> Stages:
+    """Keep nothing but the newest value."""
+    return np.eye(len(dag), k=-1, dtype=bool)
+
+
+def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
+    """Keep checkpoints for good, gradients until their last use; the backward pass recomputes a segment when it enters it."""
+    kept = np.zeros((len(dag), len(dag)), dtype=bool)
+    for node in range(dag.forward, len(dag)):
+        kept[node + 1 : dag.last_use(node) + 1, node] = True
+    for node in checkpoints:
+        kept[node + 1 :, node] = True
+    for segment in segments(dag, checkpoints):
+        for node in segment:
+            kept[node + 1 : dag.last_use(node, dag.forward) + 1, node] = True
+        entered = min((user for node in segment for user in dag.users[node] if user >= dag.forward), default=len(dag))
+        for node in segment:
+            kept[entered + 1 : dag.last_use(node) + 1, node] = True
+    return kept
+
+
+def segments(dag: Dag, checkpoints: list[int]) -> list[range]:
+    """Return the runs of forward nodes between checkpoints."""
+    ends = sorted({*checkpoints, -1, dag.forward})
+    return [range(low + 1, high) for low, high in pairwise(ends) if high - low > 1]
+
+
+def sqrt_checkpoints(candidates: list[int]) -> list[int]:
+    """Return every k-th candidate, k the root of their number (Chen et al. 2016, algorithm 2)."""
+    step = max(1, math.isqrt(len(candidates)))
+    return candidates[step - 1 :: step]
+
+
+def greedy_checkpoints(dag: Dag, candidates: list[int], threshold: float) -> list[int]:
+    """Return candidates at which the bytes since the last checkpoint exceed `threshold` (Chen et al. 2016, algorithm 3)."""
+    chosen, total, allowed = [], 0, set(candidates)
+    for node in range(dag.forward):
+        total += dag.size[node]
+        if node in allowed and total > threshold:
+            chosen.append(node)
+            total = 0
+    return chosen
+
+
+def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
+    """Yield the plans of 300 thresholds around the activation memory of the sqrt rule, each set of checkpoints once."""
+    chosen = sqrt_checkpoints(candidates)
+    longest = max((sum(dag.size[node] for node in segment) for segment in segments(dag, chosen)), default=0)
+    scale = sum(dag.size[node] for node in chosen) + longest
+    seen = set()
+    for step in range(_GREEDY_STEPS):
+        checkpoints = greedy_checkpoints(dag, candidates, scale * step / 100)
+        if tuple(checkpoints) not in seen:
+            seen.add(tuple(checkpoints))
+            yield keep_checkpoints(dag, checkpoints)
+
+
+def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
+    """Yield the plans of Griewank's schedule with 1, 2, 3 ... slots over the candidates; the first needs least memory."""
+    slots = 1
+    while slots <= len(candidates):
+        yield keep_moving(dag, candidates, slots)
+        slots += 1 if slots < 16 else slots // 4
+
+
+def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
+    """Keep `slots` checkpoints, which move while the backward pass runs from the last candidate to the first."""
+    kept = np.zeros((len(dag), len(dag)), dtype=bool)
+    for node in range(dag.forward, len(dag)):
+        kept[node + 1 : dag.last_use(node) + 1, node] = True
+    for node in range(dag.forward):
+        kept[node + 1 : dag.last_use(node, dag.forward) + 1, node] = True
+    held = checkpoints_while_reversing(len(candidates), slots)
+    for stage in range(dag.forward):
+        for place in held[-1]:
+            kept[stage, candidates[place]] |= candidates[place] < stage
+    for stage in range(dag.forward, len(dag)):
+        needed = max((arg for arg in dag.args[stage] if arg < dag.forward), default=0)
+        place = max((p for p, node in enumerate(candidates) if node <= needed), default=0)
+        for other in held[place]:
+            kept[stage, candidates[other]] = True
+    return kept
+
+
+def rounded_plans(fractions: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", seed: int) -> Iterator[Stages]:
+    """Yield what to keep from a relaxed program's fractions: thresholds 0.1 to 0.9, random thresholds, and coins."""
+    draw = np.random.Generator(np.random.Philox(key=seed))
+    for threshold in [0.5, *(step / 10 for step in range(1, 10))]:
+        yield fractions >= threshold
+    for _ in range(10):
+        yield fractions >= draw.random()
+    for _ in range(10):
+        yield fractions > draw.random(fractions.shape)

@@ -1,0 +1,64 @@
+"""The optimal placing of a fixed number of checkpoints on a chain while it is reversed (Griewank and Walther 2000, revolve)."""
+
+from functools import cache
+
+
+@cache
+def recomputations(length: int, slots: int) -> int:
+    """Return the least forward steps to reverse a chain of `length` steps whose start is stored, with `slots` more to store in.
+
+    The recursion splits where the first slot goes: P(l, s) = min over k of k + P(l - k, s - 1) + P(k, s);
+    P(l, 0) = l (l - 1) / 2.
+    """
+    if length <= 1:
+        return 0
+    if slots == 0:
+        return length * (length - 1) // 2
+    return min(_with_split(length, slots, split) for split in _splits(length, slots))
+
+
+def _with_split(length: int, slots: int, split: int) -> int:
+    return split + recomputations(length - split, slots - 1) + recomputations(split, slots)
+
+
+def _splits(length: int, slots: int) -> range:
+    """Return the splits worth trying: P is convex in the split, and its minimum lies between two binomial coefficients."""
+    repeats, reach = 0, 1
+    while reach < length:  # the longest chain that `repeats` repeats and `slots` slots reverse is C(slots + repeats + 1, repeats)
+        repeats += 1
+        reach = reach * (slots + 1 + repeats) // repeats
+    below = 1
+    for step in range(1, repeats):
+        below = below * (slots + step) // step
+    return range(max(1, min(length - 1, below // 4)), min(length, reach + 1))
+
+
+def first_split(length: int, slots: int) -> int:
+    """Return how far to go before the next checkpoint is stored."""
+    return min(_splits(length, slots), key=lambda split: (_with_split(length, slots, split), split))
+
+
+def checkpoints_while_reversing(length: int, slots: int) -> list[set[int]]:
+    """Return, for each position of a chain, the checkpoints that are stored when the reversal comes to it.
+
+    The last entry is what the forward pass stores. Position 0 takes one of the slots.
+    """
+    held: list[set[int]] = [set() for _ in range(length)]
+    stored: list[int] = []
+
+    def place(low: int, high: int) -> None:
+        """Store checkpoints on the way from `low` (stored) up to `high`."""
+        while high - low > 1 and len(stored) < slots:
+            low += first_split(high - low, slots - len(stored))
+            stored.append(low)
+
+    if length:
+        stored.append(0)
+        place(0, length)
+    for position in range(length - 1, -1, -1):
+        held[position] = set(stored)
+        while stored and stored[-1] >= position:
+            stored.pop()
+        if stored:
+            place(stored[-1], position)
+    return held

@@ -1,0 +1,94 @@
+"""Stages to instructions: R is what a stage computes, S what it keeps from the one before; and the check of the result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.dtr.static.graph import Dag
+
+Stages = NDArray[np.bool_]  # (stage, node); in stage t node t is computed for the first time
+COMPUTE, FREE = "compute", "free"
+Instruction = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What replaying a schedule shows; `fault` is None when it is a schedule of the graph."""
+
+    cost: int
+    peak: int
+    fault: str | None = None
+
+
+def cheapest_stages(dag: Dag, kept: Stages) -> tuple[Stages, Stages]:
+    """Return (R, S): the least recomputation that gives what is kept, and S without what nobody uses before its next making.
+
+    A node is computed in a stage when it is kept after but not before it, or when something computed there needs it.
+    """
+    count = len(dag)
+    kept = np.tril(kept, -1)
+    computed = np.eye(count, dtype=bool)
+    computed[:-1] |= kept[1:] & ~kept[:-1]
+    for stage in range(count):
+        for node in range(stage, -1, -1):
+            if computed[stage, node]:
+                for arg in dag.args[node]:
+                    if not kept[stage, arg]:
+                        computed[stage, arg] = True
+    return computed, _useful(dag, computed, kept)
+
+
+def _useful(dag: Dag, computed: Stages, kept: Stages) -> Stages:
+    kept = kept.copy()
+    needed = np.zeros(len(dag), dtype=bool)
+    for stage in range(len(dag) - 1, -1, -1):
+        needed &= ~computed[stage]
+        for node in np.flatnonzero(computed[stage]):
+            for arg in dag.args[node]:
+                needed[arg] |= not computed[stage, arg]
+        kept[stage] &= needed
+    return kept
+
+
+def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
+    """Return the schedule of stages: a value is freed as soon as neither its stage nor what is kept after it needs it."""
+    made: list[Instruction] = []
+    count = len(dag)
+    for stage in range(count):
+        after = kept[stage + 1] if stage + 1 < count else np.zeros(count, dtype=bool)
+        nodes = [int(node) for node in np.flatnonzero(computed[stage]) if node <= stage and not kept[stage, node]]
+        last = {arg: node for node in nodes for arg in (node, *dag.args[node])}
+        idle = [int(node) for node in np.flatnonzero(kept[stage]) if node not in last and not after[node]]
+        made += [(FREE, node) for node in idle]
+        for node in nodes:
+            made.append((COMPUTE, node))
+            made += [(FREE, arg) for arg in sorted({node, *dag.args[node]}) if last[arg] == node and not after[arg]]
+    return made
+
+
+def verify(dag: Dag, schedule: Sequence[Instruction], budget: int | None = None) -> Verdict:
+    """Replay a schedule, knowing nothing of how it came about: inputs there, no double making, everything made, budget kept."""
+    resident: set[int] = set()
+    seen: set[int] = set()
+    memory = peak = cost = 0
+    for place, (what, node) in enumerate(schedule):
+        if what == FREE:
+            if node not in resident:
+                return Verdict(cost, peak, f"instruction {place} frees node {node}, which is not there")
+            resident.remove(node)
+            memory -= dag.size[node]
+            continue
+        missing = [arg for arg in dag.args[node] if arg not in resident]
+        if missing or node in resident:
+            fault = f"without node {missing[0]}" if missing else "though it is there"
+            return Verdict(cost, peak, f"instruction {place} computes node {node} {fault}")
+        resident.add(node)
+        seen.add(node)
+        memory, cost = memory + dag.size[node], cost + dag.cost[node]
+        peak = max(peak, memory)
+        if budget is not None and memory > budget:
+            return Verdict(cost, peak, f"instruction {place} needs {memory} of {budget}")
+    unmade = set(range(len(dag))) - seen
+    return Verdict(cost, peak, f"node {min(unmade)} is never computed" if unmade else None)

@@ -1,0 +1,182 @@
+"""The planners by name: each gives the cheapest schedule it finds under a budget, verified."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.errors import UsageError, nearest
+from workloads.dtr.heuristics import heuristic_named
+from workloads.dtr.simulator import Settings, simulate
+from workloads.dtr.static import baselines
+from workloads.dtr.static.graph import Dag, to_graph
+from workloads.dtr.static.milp import solve
+from workloads.dtr.static.schedule import COMPUTE, FREE, Instruction, Stages, cheapest_stages, instructions, verify
+
+_ROUNDING_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a planner found; `bound` is a proven lower bound of any plan's cost, `schedule` what `verified` was replayed on."""
+
+    solver: str
+    budget: int
+    status: str
+    cost: int | None = None
+    peak: int | None = None
+    bound: float | None = None
+    seconds: float = 0.0
+    verified: bool = False
+    schedule: tuple[Instruction, ...] = ()
+
+    def document(self, base_cost: int, fixed_bytes: int) -> dict[str, Any]:
+        """Return the result as a document; budgets and peaks include what is always resident."""
+        return {
+            "solver": self.solver, "budget": self.budget + fixed_bytes, "status": self.status, "cost": self.cost,
+            "peak_bytes": None if self.peak is None else self.peak + fixed_bytes,
+            "cost_over_checkpoint_all": None if self.cost is None else self.cost / max(base_cost, 1),
+            "bound": self.bound, "seconds": round(self.seconds, 3), "verified": self.verified,
+        }  # fmt: skip
+
+
+def _plan(dag: Dag, solver: str, budget: int, kept: Stages) -> Plan:
+    schedule = tuple(instructions(dag, *cheapest_stages(dag, kept)))
+    return _checked(dag, Plan(solver, budget, "feasible", schedule=schedule))
+
+
+def _checked(dag: Dag, plan: Plan) -> Plan:
+    verdict = verify(dag, plan.schedule)
+    if verdict.fault is not None:
+        raise RuntimeError(f"{plan.solver} made no schedule: {verdict.fault}")
+    return replace(plan, cost=verdict.cost, peak=verdict.peak, verified=verdict.peak <= plan.budget)
+
+
+def _cheapest(dag: Dag, solver: str, budget: int, candidates: Iterable[Stages]) -> Plan:
+    """Return the cheapest plan within the budget; without one 'infeasible', with the least peak that was found."""
+    best, least = None, None
+    for kept in candidates:
+        plan = _plan(dag, solver, budget, kept)
+        if plan.verified and (best is None or _order(plan) < _order(best)):
+            best = plan
+        least = plan.peak if least is None or plan.peak is None else min(least, plan.peak)
+    return best or Plan(solver, budget, "infeasible", peak=least)
+
+
+def _order(plan: Plan) -> tuple[int, int]:
+    return plan.cost or 0, plan.peak or 0
+
+
+def _integer(dag: Dag, budget: int, time_limit: float, seed: int) -> Plan:
+    found = solve(dag, budget, time_limit)
+    plan = Plan("ilp", budget, found.status, bound=found.bound)
+    if found.kept is None:
+        return plan
+    made = _plan(dag, "ilp", budget, found.kept > 0.5)
+    return replace(made, status=found.status, bound=found.bound)
+
+
+def _bound(dag: Dag, budget: int, time_limit: float, seed: int) -> Plan:
+    found = solve(dag, budget, time_limit, relaxed=True)
+    return Plan("lp-bound", budget, found.status, bound=found.cost)
+
+
+def _rounded(dag: Dag, budget: int, time_limit: float, seed: int) -> Plan:
+    found = solve(dag, int(budget * _ROUNDING_SHARE), time_limit, relaxed=True)
+    if found.kept is None:
+        return Plan("lp-round", budget, found.status)
+    return _cheapest(dag, "lp-round", budget, baselines.rounded_plans(found.kept, seed))
+
+
+def _dynamic(dag: Dag, budget: int, name: str, seed: int) -> Plan:
+    """Run the simulator and write down what it did as a static schedule."""
+    solver, graph = f"dtr:{name}", to_graph(dag)
+    run = simulate(graph, Settings(heuristic_named(name), budget, overhead_limit=float("inf"), seed=seed, events=True))
+    if run.result != "pass" or run.events is None:
+        return Plan(solver, budget, "infeasible")
+    from workloads.dtr.telemetry import KINDS
+
+    words = {"compute": COMPUTE, "recompute": COMPUTE, "evict": FREE, "free": FREE}
+    kinds = [words.get(KINDS[kind]) for kind in run.events.kind.tolist()]
+    schedule = tuple((what, ident) for what, ident in zip(kinds, run.events.ident.tolist(), strict=True) if what)
+    plan = _checked(dag, Plan(solver, budget, "feasible", schedule=schedule))
+    if (plan.peak, plan.cost) != (run.peak, run.clock - 1):
+        raise RuntimeError(
+            f"{solver}: the simulator says {run.peak} and {run.clock - 1}, its schedule {plan.peak} and {plan.cost}"
+        )
+    return plan
+
+
+def _rule(name: str, stages: Callable[[Dag], Iterable[Stages]]) -> Callable[[Dag, int, float, int], Plan]:
+    return lambda dag, budget, time_limit, seed: _cheapest(dag, name, budget, stages(dag))
+
+
+def _all_forward(dag: Dag) -> list[int]:
+    return list(range(dag.forward))
+
+
+def _one(stages: Callable[[Dag], Stages]) -> Callable[[Dag], Iterable[Stages]]:
+    return lambda dag: [stages(dag)]
+
+
+RULES: dict[str, Callable[[Dag], Iterable[Stages]]] = {
+    "chen-sqrt": _one(lambda dag: baselines.keep_checkpoints(dag, baselines.sqrt_checkpoints(dag.separators()))),
+    "chen-sqrt-linear": _one(lambda dag: baselines.keep_checkpoints(dag, baselines.sqrt_checkpoints(_all_forward(dag)))),
+    "chen-greedy": lambda dag: baselines.greedy_plans(dag, dag.separators()),
+    "chen-greedy-linear": lambda dag: baselines.greedy_plans(dag, _all_forward(dag)),
+    "griewank": lambda dag: baselines.griewank_plans(dag, dag.separators()),
+    "checkpoint-all": _one(baselines.keep_all),
+    "checkpoint-all-ap": _one(lambda dag: baselines.keep_checkpoints(dag, dag.separators())),
+    "checkpoint-last": _one(baselines.keep_last),
+}  # fmt: skip
+SOLVERS: dict[str, Callable[[Dag, int, float, int], Plan]] = {
+    "ilp": _integer, "lp-bound": _bound, "lp-round": _rounded, **{name: _rule(name, stages) for name, stages in RULES.items()},
+}  # fmt: skip
+ALL = (*SOLVERS, "dtr:DTR", "dtr:DTREqClass", "dtr:DTRLocal", "dtr:LRU")
+
+
+def check_solver(name: str) -> str:
+    """Return the name; UsageError for one that is no solver."""
+    if name.startswith("dtr:"):
+        heuristic_named(name[4:])
+    elif name not in SOLVERS:
+        raise UsageError(f"unknown solver '{name}'{nearest(name, [*SOLVERS])}; known: {', '.join(SOLVERS)}, dtr:HEURISTIC, all")
+    return name
+
+
+def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int = 0) -> Plan:
+    """Return what `solver` makes of a graph under a budget (bytes beside `dag.fixed_bytes`)."""
+    begin = time.perf_counter()
+    if solver.startswith("dtr:"):
+        found = _dynamic(dag, budget, heuristic_named(solver[4:]).name, seed)
+    else:
+        found = SOLVERS[check_solver(solver)](dag, budget, time_limit, seed)
+    return replace(found, seconds=time.perf_counter() - begin)
+
+
+def lower_bound(dag: Dag) -> int:
+    """Return bytes that no schedule does without: the largest node with its arguments."""
+    return max((dag.size[node] + sum(dag.size[arg] for arg in set(dag.args[node])) for node in range(len(dag))), default=0)
+
+
+def max_batch(dag: Dag, solver: str, memory: int, time_limit: float = 60.0, seed: int = 0) -> int:
+    """Return the most times that all sizes may grow so that `solver` still fits `memory` with at most one more forward pass.
+
+    `dag` is the graph of a batch of one (or of the unit in which batches grow); `fixed_bytes` do not grow.
+    """
+    most_cost = sum(dag.cost) + sum(dag.cost[: dag.forward])
+
+    def fits(batch: int) -> bool:
+        budget = (memory - dag.fixed_bytes) // batch
+        found = plan(dag, solver, budget, time_limit, seed) if budget >= lower_bound(dag) else None
+        return found is not None and found.cost is not None and found.verified and found.cost <= most_cost
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

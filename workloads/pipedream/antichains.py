@@ -1,0 +1,170 @@
+"""States of a pipeline: the sets of layers that can have run, each the frontier (antichain) of what ran, with its ancestors.
+
+Terms and rules after Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019), whose
+optimizer enumerates the same states from the first source of the graph.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.errors import IotwinError
+from workloads.pipedream.graph import Graph, bits
+
+MOST_STATES = 12_000
+
+
+class TooManyStates(IotwinError):
+    """The graph has more states than can be searched."""
+
+
+class Antichains:
+    """The operations on antichains of a graph; an antichain is a set of nodes, an integer of bits."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._open_ancestors: dict[int, int] = {}
+
+    def _open(self, node: int) -> int:
+        """Return the ancestors of `node` with a successor that is neither `node` nor another ancestor of it."""
+        if node not in self._open_ancestors:
+            ran = self.graph.ancestors[node] | 1 << node
+            successors = self.graph.successor_sets
+            self._open_ancestors[node] = sum(1 << p for p in bits(self.graph.ancestors[node]) if successors[p] & ~ran)
+        return self._open_ancestors[node]
+
+    def augment(self, antichain: int) -> int:
+        """Return the antichain and the ancestors whose output a branch that it leaves out needs."""
+        found = antichain
+        for node in bits(antichain):
+            found |= self._open(node)
+        return found
+
+    def deaugment(self, nodes: int) -> int:
+        """Return `nodes` without those that lead to another of them."""
+        return sum(1 << node for node in bits(nodes) if not self.graph.descendants[node] & nodes)
+
+    def next(self, antichain: int) -> list[int]:
+        """Return the antichains one node further: of each open node, each successor that has not run."""
+        augmented = self.augment(antichain)
+        found: dict[int, None] = {}
+        for node in bits(augmented):
+            for target in dict.fromkeys(self.graph.successors[node]):
+                if antichain >> target & 1 or self.graph.descendants[target] & augmented:
+                    continue
+                found[self.deaugment(augmented & ~(1 << node) | 1 << target)] = None
+        return list(found)
+
+
+@dataclass(frozen=True)
+class States:
+    """All states of a graph, in an order in which none comes before one that it contains.
+
+    `antichains[k]` is the frontier of state k, `closures[k]` all that has run, `before[k]` the states that state k contains, as
+    an integer of bits. `complete` says whether these are all states of the graph.
+    """
+
+    antichains: list[int]
+    closures: list[int]
+    before: list[int]
+    complete: bool = True
+
+
+def states_of(graph: Graph, most: int = MOST_STATES) -> States:
+    """Return the states that lead from the first source to the whole graph.
+
+    Where the first source does not lead to the whole graph, other sources are steps of their own. Raises TooManyStates when
+    there are more than `most`.
+    """
+    found = _search(graph, graph.closure(graph.sources()[:1]), 0, most)
+    if graph.everything not in found:
+        found = _search(graph, 0, sum(1 << source for source in graph.sources()), most)
+    found.pop(0, None)
+    discovery = {closure: number for number, closure in enumerate(found)}
+    order = sorted(found, key=lambda closure: (closure.bit_count(), discovery[closure]))
+    place = {closure: state for state, closure in enumerate(order)}
+    before = [0] * len(order)
+    for state, closure in enumerate(order):
+        for after in found[closure]:
+            before[place[after]] |= before[state] | 1 << state
+    return States(_fronts(graph, order), order, before)
+
+
+def _fronts(graph: Graph, closures: list[int]) -> list[int]:
+    successors = graph.successor_sets
+    return [sum(1 << node for node in bits(closure) if not successors[node] & closure) for closure in closures]
+
+
+def some_states_of(graph: Graph) -> States:
+    """Return states enough to find a good plan of a graph that has too many: what has run along each of four orders.
+
+    The orders take layers as they become ready, the latest first, the one first that leaves the fewest bytes to carry, and the
+    one with the fewest parameters. Cuts that every order must pass are among them.
+    """
+    found: dict[int, None] = {}
+    for order in (_order(graph, rule) for rule in ("ready", "latest", "bytes", "parameters")):
+        closure = 0
+        for node in order:
+            closure |= 1 << node
+            found[closure] = None
+    closures = sorted(found, key=int.bit_count)
+    before = [sum(1 << k for k, other in enumerate(closures[:state]) if not other & ~each and other != each)
+              for state, each in enumerate(closures)]  # fmt: skip
+    return States(_fronts(graph, closures), closures, before, complete=False)
+
+
+def _order(graph: Graph, rule: str) -> list[int]:
+    """Return a topological order by a rule of which ready layer is next."""
+    waiting = [len(before) for before in graph.predecessors]
+    readers = [len(after) for after in graph.successors]
+    ready = graph.sources()
+    order = []
+
+    def carried(node: int) -> float:
+        own = graph.nodes[node].activation_bytes
+        return own - sum(graph.nodes[before].activation_bytes for before in graph.predecessors[node] if readers[before] == 1)
+
+    while ready:
+        if rule == "bytes":
+            node = min(ready, key=carried)
+        elif rule == "parameters":
+            node = min(ready, key=lambda node: graph.nodes[node].parameter_bytes)
+        else:
+            node = ready[0 if rule == "ready" else -1]
+        ready.remove(node)
+        order.append(node)
+        for before in graph.predecessors[node]:
+            readers[before] -= 1
+        for after in graph.successors[node]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                ready.append(after)
+    return order
+
+
+def _search(graph: Graph, start: int, sources: int, most: int) -> dict[int, list[int]]:
+    """Return by closure the closures one step further: a successor of what ran, or one of `sources`, with its ancestors."""
+    successors = graph.successor_sets
+    whole = [ancestors | 1 << node for node, ancestors in enumerate(graph.ancestors)]
+    reach = sources
+    for node in bits(start):
+        reach |= successors[node]
+    found: dict[int, list[int]] = {start: []}
+    waiting = deque([(start, reach)])
+    while waiting:
+        closure, reach = waiting.popleft()
+        for target in bits(reach & ~closure):
+            after = closure | whole[target]
+            found[closure].append(after)
+            if after in found:
+                continue
+            if len(found) >= most:
+                raise TooManyStates(
+                    f"{graph.name} has more than {most:,} states, too many to search; compress its branches first: "
+                    "iotwin pipedream compress"
+                )
+            found[after] = []
+            further = reach
+            for node in bits(after & ~closure):
+                further |= successors[node]
+            waiting.append((after, further))
+    return found

@@ -1,0 +1,62 @@
+"""The layer graph as a picture, coloured by stage: layers by their depth, those of equal depth beside one another."""
+
+from pathlib import Path
+
+from common.errors import UsageError
+from common.files import check_output
+from workloads.pipedream.graph import Graph
+
+_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#8C8C8C")
+_TYPES = (".svg", ".png")
+_TEXTS = 80  # layers up to which each is labelled
+
+
+def places(graph: Graph) -> list[tuple[float, float]]:
+    """Return (x, depth) of each node: depth is the longest way from a source, x is centred among those of equal depth."""
+    depth = [0] * len(graph.nodes)
+    for number in graph.topological:
+        depth[number] = max((depth[before] + 1 for before in graph.predecessors[number]), default=0)
+    rows: dict[int, list[int]] = {}
+    for number in graph.topological:
+        rows.setdefault(depth[number], []).append(number)
+    x = [0.0] * len(graph.nodes)
+    for at in sorted(rows):
+        # Close to what they follow, so that branches stay apart.
+        rows[at].sort(key=lambda number: sum(x[b] for b in graph.predecessors[number]) / (len(graph.predecessors[number]) or 1))
+        for place, number in enumerate(rows[at]):
+            x[number] = place - (len(rows[at]) - 1) / 2
+    return [(x[number], float(depth[number])) for number in range(len(graph.nodes))]
+
+
+def draw(graph: Graph, output: Path) -> None:
+    """Draw the graph as SVG or PNG; the same graph gives the same bytes."""
+    if output.suffix not in _TYPES:
+        raise UsageError(f"{output} has no known file type; end its name in .svg or .png")
+    check_output(output)
+    import matplotlib as mpl
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    at = places(graph)
+    stages = [node.stage or 0 for node in graph.nodes]
+    deepest = max(y for _, y in at)
+    with mpl.rc_context({"svg.hashsalt": "iotwin", "svg.fonttype": "none", "font.size": 6, "text.parse_math": False}):
+        figure = Figure((7.2, min(1.2 + 0.16 * deepest, 60)), layout="constrained")
+        axes = figure.subplots()
+        axes.add_collection(LineCollection([(at[a], at[b]) for a, b in graph.edges], colors="#BBBBBB", linewidths=0.6))
+        for stage in sorted(set(stages)):
+            own = [number for number, each in enumerate(stages) if each == stage]
+            xs, ys = [at[number][0] for number in own], [at[number][1] for number in own]
+            axes.scatter(xs, ys, s=14, color=_COLOURS[stage % len(_COLOURS)], label=f"stage {stage}: {len(own)} layers", zorder=2)
+        if len(graph.nodes) <= _TEXTS:
+            for (x, y), node in zip(at, graph.nodes, strict=True):
+                axes.annotate(
+                    f"{node.id} {node.description[:40]}", (x, y), xytext=(5, 0), textcoords="offset points", va="center"
+                )
+        axes.invert_yaxis()
+        axes.set_axis_off()
+        axes.margins(x=0.35)
+        axes.legend(loc="upper right", frameon=False)
+        partial = output.with_name(f".{output.stem}.partial{output.suffix}")
+        figure.savefig(partial, dpi=150, metadata={"Date": None} if output.suffix == ".svg" else None)
+        partial.replace(output)

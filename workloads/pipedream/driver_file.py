@@ -1,0 +1,213 @@
+"""The driver's YAML: checked as far as the file tells, and the commands that it stands for.
+
+A conf that is not on this machine is looked up among those that the original ships, by their ranks.
+"""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import IotwinError, UsageError, nearest
+from workloads.pipedream.plan_file import read_plan
+
+_REQUIRED = ("log_directory", "module", "data_dir", "container", "machines", "model_type", "distributed_backend")
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("log_directory", "module", "data_dir", "container", "config_file"), (str,)),
+    **dict.fromkeys(("model_type", "distributed_backend", "learning_rate_policy"), (str,)),
+    "machines": (list,),
+    **dict.fromkeys(("batch_size", "epochs", "print_frequency", "verbose_frequency"), (int,)),
+    **dict.fromkeys(("learning_rate", "weight_decay"), (int, float)),
+    **dict.fromkeys(("no_input_pipelining", "lr_warmup", "synthetic_data", "recompute", "macrobatch"), (bool,)),
+    **dict.fromkeys(("compress_activations", "compress_in_gpu", "translation_model"), (bool, str)),  # of no effect
+}
+_CHOICES = {
+    "model_type": ("image_classification", "translation", "speech_to_text"),
+    "distributed_backend": ("gloo", "nccl"),
+    "learning_rate_policy": ("step", "polynomial", "exponential_decay"),
+}
+_POSITIVE = ("batch_size", "epochs", "print_frequency")
+_LOCAL = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver file as read: its keys, its machines as (host, GPU), the ranks that its conf needs, and what is wrong with it."""
+
+    path: Path
+    keys: dict[str, Any]
+    machines: list[tuple[str, int]] = field(default_factory=list)
+    ranks: int | None = None
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """Return the file's part of the document of ``iotwin pipedream validate``."""
+        problems = [{"key": key, "text": text} for key, text in self.problems]
+        return {"file": str(self.path), "valid": not problems, "ranks": self.ranks, "machines": len(self.machines),
+                "problems": problems}  # fmt: skip
+
+
+def read_driver(path: Path, models: Path | None = None) -> Driver:
+    """Return a driver file with all its problems; its conf is looked for in `models` and beside the file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return Driver(path, {}, problems=[("", _yaml_problem(error))])
+    if not isinstance(content, dict):
+        return Driver(path, {}, problems=[("", "the file holds no keys; write KEY: VALUE lines")])
+    keys = {str(key): value for key, value in content.items()}
+    problems = [problem for key, value in keys.items() for problem in _key_problems(key, value)]
+    problems += [(key, "is required and missing") for key in _REQUIRED if key not in keys]
+    machines, wrong = _machines(keys.get("machines"))
+    ranks, conf_problem = _conf_ranks(path, keys.get("config_file"), models)
+    problems += [*wrong, *conf_problem]
+    if ranks is not None and machines and ranks != len(machines):
+        problems.append(("machines", f"{len(machines)} machines are listed, {keys['config_file']} is for {ranks} ranks"))
+    return Driver(path, keys, machines, ranks if ranks is not None else len(machines) or None, problems)
+
+
+def _yaml_problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}: " if mark else ""
+    return f"{where}{getattr(error, 'problem', None) or error}".replace("\n", " ")
+
+
+def _key_problems(key: str, value: Any) -> list[tuple[str, str]]:
+    if key not in _TYPES:
+        return [(key, f"is no key of a driver file{nearest(key, list(_TYPES))}")]
+    wanted = _TYPES[key]
+    if type(value) not in wanted:
+        return [(key, f"is {value!r}; it must be {' or '.join(each.__name__ for each in wanted)}")]
+    if key in _CHOICES and value not in _CHOICES[key]:
+        return [(key, f"is '{value}', none of {', '.join(_CHOICES[key])}{nearest(value, list(_CHOICES[key]))}")]
+    if key in _POSITIVE and value < 1:
+        return [(key, f"is {value}; it must be at least 1")]
+    if key in ("learning_rate", "weight_decay") and not 0 <= value < float("inf"):
+        return [(key, f"is {value}; it must be finite and not negative")]
+    if key in ("log_directory", "data_dir") and ":" in value:
+        return [(key, f"is '{value}'; a path with a colon cannot be mounted into a container")]
+    return []
+
+
+def _machines(listed: Any) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
+    """Return the machines as (host, GPU) and what is wrong with the list."""
+    if not isinstance(listed, list):
+        return [], []
+    if not listed:
+        return [], [("machines", "lists none; write HOST:GPU for each rank")]
+    found: list[tuple[str, int]] = []
+    problems = []
+    for entry in listed:
+        match = re.fullmatch(r"([A-Za-z0-9_.\-\[\]:]+):(\d+)", str(entry))
+        if not match:
+            problems.append(("machines", f"'{entry}' is not HOST:GPU"))
+        elif (machine := (match[1], int(match[2]))) in found:
+            problems.append(("machines", f"'{entry}' is listed twice; a GPU takes one rank"))
+        else:
+            found.append(machine)
+    return found, problems
+
+
+def _conf_ranks(path: Path, config_file: Any, models: Path | None) -> tuple[int | None, list[tuple[str, str]]]:
+    """Return the ranks of the conf that a driver file names, and what is wrong with it."""
+    if not isinstance(config_file, str):
+        return None, []
+    for folder in (models, path.parent):
+        if folder and (folder / config_file).is_file():
+            return _ranks_of(folder / config_file, config_file)
+    shipped = json.loads((Path(__file__).parent / "shipped_confs.json").read_text())
+    if config_file not in shipped:
+        return None, [("config_file", f"{config_file} is neither beside the file nor below --models")]
+    if shipped[config_file] is None:
+        return None, [("config_file", f"{config_file}, as the original ships it, is no JSON")]
+    return _too_many(sum(shipped[config_file]), config_file)
+
+
+def _ranks_of(conf: Path, config_file: str) -> tuple[int | None, list[tuple[str, str]]]:
+    try:
+        return _too_many(read_plan(conf).ranks, config_file)
+    except IotwinError as error:
+        return None, [("config_file", str(error))]
+
+
+def _too_many(ranks: int, name: str) -> tuple[int, list[tuple[str, str]]]:
+    """Hold a conf against the ``gpus=N`` of its folder, which it may not exceed."""
+    match = re.search(r"gpus=(\d+)", name)
+    if match and ranks > int(match[1]):
+        return ranks, [("config_file", f"{name} has {ranks} ranks, its folder says {match[0]}")]
+    return ranks, []
+
+
+def conf_document(path: Path) -> dict[str, Any]:
+    """Return the part of the document of ``iotwin pipedream validate`` for a conf.json."""
+    ranks, problems = _ranks_of(path, path.name if "gpus=" in path.name else str(path))
+    return {"file": str(path), "valid": not problems, "ranks": ranks, "machines": None,
+            "problems": [{"key": key, "text": text} for key, text in problems]}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the ranks are started: `local` without ssh and containers, `mounts` besides data and logs."""
+
+    directory: Path
+    resume: str | None = None
+    local: bool = False
+    single_container: bool = False
+    mounts: tuple[str, ...] = ()
+
+
+def commands(driver: Driver, launch: Launch) -> list[list[str]]:
+    """Return one argument list for each process to start: a rank, or a host's ranks where they share a container.
+
+    Raises UsageError when the file is not valid or a mounted path has a colon.
+    """
+    if driver.problems:
+        key, text = driver.problems[0]
+        raise UsageError(f"{driver.path}: {key}: {text}" if key else f"{driver.path}: {text}")
+    for mount in launch.mounts:
+        if ":" in mount:
+            raise UsageError(f"--mount-directories: '{mount}' has a colon, which docker takes for a separator; rename it")
+    if launch.single_container and not launch.local:
+        hosts = list(dict.fromkeys(host for host, _ in driver.machines))
+        return [_on_host(driver, launch, host, _ranks_on(driver, host)) for host in hosts]
+    return [_on_host(driver, launch, host, [rank]) for rank, (host, _) in enumerate(driver.machines)]
+
+
+def _ranks_on(driver: Driver, host: str) -> list[int]:
+    return [rank for rank, (own, _) in enumerate(driver.machines) if own == host]
+
+
+def _on_host(driver: Driver, launch: Launch, host: str, ranks: list[int]) -> list[str]:
+    program = _program(driver, launch, ranks)
+    if launch.local:
+        return program
+    gpus = ",".join(str(driver.machines[rank][1]) for rank in ranks)
+    mounted = dict.fromkeys((driver.keys["data_dir"], driver.keys["log_directory"], *launch.mounts))
+    volumes = [part for path in mounted for part in ("-v", f"{path}:{path}")]
+    contained = ["docker", "run", "--rm", "--net=host", "--ipc=host", "--gpus", f'"device={gpus}"', *volumes,
+                 driver.keys["container"], *program]  # fmt: skip
+    return contained if host in _LOCAL else ["ssh", "-n", host, shlex.join(contained)]
+
+
+def _program(driver: Driver, launch: Launch, ranks: list[int]) -> list[str]:
+    keys = driver.keys
+    local = [_ranks_on(driver, driver.machines[rank][0]).index(rank) for rank in ranks]
+    ends = ["--rank", *map(str, ranks), "--local-rank", *map(str, local)]
+    program = ["python3", "-m", "workloads.pipedream", "--module", keys["module"], "--data-dir", keys["data_dir"],
+               "--distributed-backend", keys["distributed_backend"], "--master-addr", driver.machines[0][0],
+               "--checkpoint-dir", f"{launch.directory}", *ends]  # fmt: skip
+    options = {"config_file": "--config-path", "batch_size": "--batch-size", "learning_rate": "--lr", "weight_decay": "--wd",
+               "learning_rate_policy": "--lr-policy", "epochs": "--epochs", "print_frequency": "--print-freq",
+               "verbose_frequency": "--verbose-frequency"}  # fmt: skip
+    program += [part for key, option in options.items() if key in keys for part in (option, str(keys[key]))]
+    switches = ("no_input_pipelining", "lr_warmup", "synthetic_data", "recompute", "macrobatch")
+    program += [f"--{key.replace('_', '-')}" for key in switches if keys.get(key)]
+    per_host = max(len(_ranks_on(driver, host)) for host, _ in driver.machines)
+    program += ["--num-ranks-in-server", str(per_host)]
+    return [*program, "--resume", launch.resume] if launch.resume else program

@@ -1,0 +1,213 @@
+"""The layer graph of a model: nodes with times and bytes, directed edges, and what is asked of their order.
+
+Sets of nodes are integers whose bit i stands for the i-th node of the graph.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from common.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Node:
+    """A layer or operation: times in milliseconds per minibatch, sizes in bytes, `stage` None before optimisation.
+
+    `written` is the text of times and sizes in the file that the node was read from, so that writing it gives the same bytes.
+    """
+
+    id: str
+    description: str
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    activation_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+    stage: int | None = None
+    written: str | None = field(default=None, compare=False)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the node stands for what the loader hands in."""
+        return self.description.startswith("Input")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the node costs nothing and carries nothing."""
+        return not (self.forward_ms or self.backward_ms or self.activation_bytes or self.parameter_bytes)
+
+
+def bits(nodes: int) -> Iterator[int]:
+    """Yield the positions of the ones of `nodes`, lowest first."""
+    while nodes:
+        low = nodes & -nodes
+        yield low.bit_length() - 1
+        nodes ^= low
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order of their file, and edges as pairs of their indexes; in-edges of a node are in argument order."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int], ...]
+    name: str = "the graph"
+    ending: str = ""  # what stands behind the last line of its file: nothing, or a newline
+
+    @cached_property
+    def successors(self) -> list[list[int]]:
+        """Return the direct successors of each node."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            found[source].append(target)
+        return found
+
+    @cached_property
+    def predecessors(self) -> list[list[int]]:
+        """Return the direct predecessors of each node, in argument order."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            found[target].append(source)
+        return found
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Return the index of each node by its id."""
+        return {node.id: number for number, node in enumerate(self.nodes)}
+
+    @property
+    def everything(self) -> int:
+        """Return the set of all nodes."""
+        return (1 << len(self.nodes)) - 1
+
+    def sources(self) -> list[int]:
+        """Return the nodes without predecessors, in file order."""
+        return [number for number, before in enumerate(self.predecessors) if not before]
+
+    def sinks(self) -> list[int]:
+        """Return the nodes without successors, in file order."""
+        return [number for number, after in enumerate(self.successors) if not after]
+
+    @cached_property
+    def topological(self) -> list[int]:
+        """Return the nodes so that edges lead forward, ties in file order; UsageError names a node of a cycle."""
+        waiting = [len(before) for before in self.predecessors]
+        ready = deque(number for number, count in enumerate(waiting) if not count)
+        order = []
+        while ready:
+            order.append(ready.popleft())
+            for target in self.successors[order[-1]]:
+                waiting[target] -= 1
+                if not waiting[target]:
+                    ready.append(target)
+        if len(order) < len(self.nodes):
+            caught = next(self.nodes[number].id for number, count in enumerate(waiting) if count)
+            raise UsageError(f"{self.name}: node {caught} is in or behind a cycle; the layer graph must be acyclic")
+        return order
+
+    @cached_property
+    def ancestors(self) -> list[int]:
+        """Return of each node the set of all nodes that lead to it, without itself."""
+        found = [0] * len(self.nodes)
+        for number in self.topological:
+            for source in self.predecessors[number]:
+                found[number] |= found[source] | 1 << source
+        return found
+
+    @cached_property
+    def descendants(self) -> list[int]:
+        """Return of each node the set of all nodes that it leads to, without itself."""
+        found = [0] * len(self.nodes)
+        for number in reversed(self.topological):
+            for target in self.successors[number]:
+                found[number] |= found[target] | 1 << target
+        return found
+
+    @cached_property
+    def successor_sets(self) -> list[int]:
+        """Return of each node the set of its direct successors."""
+        found = [0] * len(self.nodes)
+        for source, target in self.edges:
+            found[source] |= 1 << target
+        return found
+
+    def closure(self, nodes: Iterable[int]) -> int:
+        """Return the set of `nodes` and all their ancestors."""
+        found = 0
+        for number in nodes:
+            found |= self.ancestors[number] | 1 << number
+        return found
+
+    def without(self, removed: Iterable[int]) -> "Graph":
+        """Return the graph without `removed` and their edges."""
+        gone = set(removed)
+        kept = [number for number in range(len(self.nodes)) if number not in gone]
+        place = {number: new for new, number in enumerate(kept)}
+        edges = tuple((place[a], place[b]) for a, b in self.edges if a not in gone and b not in gone)
+        return Graph(tuple(self.nodes[number] for number in kept), edges, self.name, self.ending)
+
+    def with_stages(self, stages: dict[str, int]) -> "Graph":
+        """Return the graph with the stage of each node by its id."""
+        nodes = tuple(replace(node, stage=stages[node.id]) for node in self.nodes)
+        return Graph(nodes, self.edges, self.name, self.ending)
+
+
+def partition(graph: Graph) -> dict[int, Graph]:
+    """Return the sub-graph of each stage, with the edges inside it; UsageError for a node without a stage."""
+    stages = []
+    for node in graph.nodes:
+        if node.stage is None:
+            raise UsageError(f"{graph.name}: node {node.id} has no stage_id; give a graph that was optimised")
+        stages.append(node.stage)
+    return {stage: graph.without(number for number, own in enumerate(stages) if own != stage) for stage in sorted(set(stages))}
+
+
+def is_series_parallel(graph: Graph) -> bool:
+    """Return whether removing nodes of one predecessor and one successor, again and again, leaves two nodes."""
+    before = [set(sources) for sources in graph.predecessors]
+    after = [set(targets) for targets in graph.successors]
+    left = len(graph.nodes)
+    waiting = deque(range(left))
+    while waiting:
+        number = waiting.popleft()
+        if len(before[number]) != 1 or len(after[number]) != 1:
+            continue
+        (source,), (target,) = before[number], after[number]
+        before[number], after[number] = set(), set()
+        after[source] = after[source] - {number} | {target}
+        before[target] = before[target] - {number} | {source}
+        left -= 1
+        waiting += (source, target)  # which may have become such nodes themselves
+    return left == 2
+
+
+def is_isomorphic(graph: Graph, other: Graph) -> bool:
+    """Return whether both graphs have the same shape and descriptions, by colour refinement (equal colours at the end).
+
+    Graphs that refinement cannot tell apart count as equal, which layer graphs with distinct histories are.
+    """
+    if len(graph.nodes) != len(other.nodes) or len(graph.edges) != len(other.edges):
+        return False
+    return _colours(graph, len(graph.nodes)) == _colours(other, len(graph.nodes))
+
+
+def _colours(graph: Graph, rounds: int) -> list[int]:
+    import hashlib
+
+    def digest(*parts: object) -> int:
+        return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+
+    colour = [digest(node.description) for node in graph.nodes]
+    for _ in range(rounds):
+        refined = [
+            digest(
+                own, sorted(colour[a] for a in graph.predecessors[number]), sorted(colour[b] for b in graph.successors[number])
+            )
+            for number, own in enumerate(colour)
+        ]
+        stable = len(set(refined)) == len(set(colour))
+        colour = refined
+        if stable:
+            break
+    return sorted(colour)

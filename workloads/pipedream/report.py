@@ -1,0 +1,300 @@
+"""From a profile and what is asked to the optimizer's document and plan; and any other partition held against the formulas."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.errors import IotwinError, UsageError
+from common.progress import note
+from workloads.pipedream.antichains import MOST_STATES, States, TooManyStates, some_states_of, states_of
+from workloads.pipedream.costs import Costs, Options, Points, chain_points, points_of, sent_bytes
+from workloads.pipedream.graph import Graph, bits
+from workloads.pipedream.optimizer import Solution, Split, arrange, plan_seconds, solve
+from workloads.pipedream.prepare import folded, without_inputs
+from workloads.policies.pipeline import Plan, Stage
+
+# A graph of more states is not solved a second time without folding: that only matters where every worker must be used.
+_MOST_UNFOLDED = 600
+_MOST_BETWEEN_PAIRS = 2_000
+_MOST_FLAT = 100_000  # states times workers
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The best plan found, the graph with its stages, and the document of both."""
+
+    plan: Plan
+    partition: Graph
+    document: dict[str, Any]
+
+
+def optimize(
+    graph: Graph, options: Options, fold: bool | None = None, in_flight: int | None = None, sha256: str = ""
+) -> Optimized:
+    """Return the best plan of a profile.
+
+    `fold` None folds, and takes the unfolded graph's plan where all workers must be used and it is faster. `in_flight` limits the
+    minibatches that a rank of stage 0 admits. Raises IotwinError when no plan fits.
+    """
+    whole = without_inputs(graph)
+    if not whole.nodes:
+        raise UsageError(f"{graph.name} holds inputs only; there is nothing to optimise")
+    kept = whole if fold is False else folded(whole)
+    states = _states(kept, _most_states(options))
+    unfolded = len(states.closures)
+    points = points_of(kept, states)
+    best = solve(points, options)
+    if kept is not whole and fold is None and options.all_workers and states.complete:
+        wide = _states(whole, MOST_STATES)
+        unfolded = len(wide.closures)
+        if wide.complete and unfolded <= _MOST_UNFOLDED:
+            other = points_of(whole, wide)
+            solution = solve(other, options)
+            if solution.seconds < best.seconds:
+                best, points, kept = solution, other, whole
+    partition = _with_stages(graph, kept, points, best)
+    plan = plan_of(partition, kept, points, options, best.levels)
+    plan = replace(plan, origin={**plan.origin, "graph_sha256": sha256, "cost_model": options.cost_model})
+    if in_flight is not None:
+        plan = _limited(plan, in_flight)
+    head = {"graph": graph.name, "sha256": sha256, "states": unfolded, "folded_states": points.last}
+    head["complete"] = states.complete
+    return Optimized(plan, partition, head | _document(points, options, best, plan))
+
+
+def _most_states(options: Options) -> int:
+    """Return how many states a search is for seconds: its work is their square, with inner levels their cube."""
+    return _MOST_BETWEEN_PAIRS if len(options.levels) > 1 else min(MOST_STATES, _MOST_FLAT // options.workers)
+
+
+def _states(graph: Graph, most: int) -> States:
+    """Return the states of a graph, or with a note a part of them where there are more than `most`."""
+    try:
+        return states_of(graph, most)
+    except TooManyStates:
+        states = some_states_of(graph)
+        note(
+            f"{graph.name} has too many states to search all: the plan is the best over {len(states.closures):,} of them, "
+            "not certainly the best there is"
+        )
+        return states
+
+
+def _with_stages(graph: Graph, kept: Graph, points: Points, solution: Solution) -> Graph:
+    """Return the profile with a stage for each node: the first whose layers need it; inputs are in stage 0."""
+    stages: dict[str, int] = {}
+    for number, split in enumerate(solution.stages()):
+        needed = graph.closure(graph.index[kept.nodes[node].id] for node in bits(points.closures[split.end]))
+        for node in bits(needed):
+            stages.setdefault(graph.nodes[node].id, 0 if graph.nodes[node].is_input else number)
+    for node in graph.topological:  # what nothing needs stays where it is made
+        before = [stages[graph.nodes[each].id] for each in graph.predecessors[node]]
+        stages.setdefault(graph.nodes[node].id, max(before, default=0))
+    return graph.with_stages(stages)
+
+
+def plan_of(partition: Graph, kept: Graph, points: Points, options: Options, levels: tuple[tuple[Split, ...], ...]) -> Plan:
+    """Return the plan of the levels' stages, ranks in consecutive blocks."""
+    stages: list[Stage] = []
+    splits = Solution(0.0, levels).stages()
+    ranks = 0
+    input_bytes = sum(node.activation_bytes for node in partition.nodes if node.is_input)
+    for number, split in enumerate(splits):
+        own = tuple(node.id for node in partition.nodes if node.stage == number)
+        parameters = float(points.parameters[split.end] - points.parameters[split.begin])
+        seconds = float(points.seconds[split.end] - points.seconds[split.begin])
+        forward = float(points.forward_s[split.end] - points.forward_s[split.begin])
+        entering = crossing_bytes(kept, points.closures[split.begin]) if number else input_bytes
+        stages.append(Stage(
+            number, tuple(range(ranks, ranks + split.replicas)), forward, seconds - forward, entering,
+            crossing_bytes(kept, points.closures[split.end]), parameters,
+            float(points.activations[split.end] - points.activations[split.begin]),
+            _all_reduce_s(options, levels, split, parameters, seconds),
+            _receive_s(points, options, levels, split.begin) if number else 0.0, own,
+        ))  # fmt: skip
+        ranks += split.replicas
+    described = [
+        {
+            "machines": level.machines,
+            "bandwidth_bytes_per_s": level.bandwidth,
+            "splits": [{"first": each.begin, "last": each.end - 1, "replicas": each.replicas} for each in own],
+        }
+        for level, own in zip(options.levels, levels, strict=True)
+    ]
+    return Plan(tuple(stages), origin={"levels": described})
+
+
+def crossing_bytes(graph: Graph, closure: int) -> float:
+    """Return the bytes that leave a set of layers: each output once that a layer outside it, or nobody, takes."""
+    successors = graph.successor_sets
+    leaving = (node for node in bits(closure) if not successors[node] or successors[node] & ~closure)
+    return sum(graph.nodes[node].activation_bytes for node in leaving)
+
+
+def _all_reduce_s(
+    options: Options, levels: tuple[tuple[Split, ...], ...], split: Split, parameters: float, seconds: float
+) -> float:
+    """Return what averaging gradients adds to a minibatch on one rank, summed over the levels that replicate the stage."""
+    found, inner = 0.0, 1
+    for number, (level, own) in enumerate(zip(options.levels, levels, strict=True)):
+        replicas = next(each.replicas for each in own if each.begin <= split.begin and split.end <= each.end)
+        if options.cost_model == "paper":
+            found += max(0.0, 2 * (replicas - 1) * parameters / level.bandwidth - seconds / inner) * inner
+        else:
+            share = options.levels[number - 1].machines if number and len(own) == 1 else 1
+            found += 4 * (replicas - 1) * parameters / (level.bandwidth * replicas) / share * inner
+        inner *= replicas
+    return found
+
+
+def _receive_s(points: Points, options: Options, levels: tuple[tuple[Split, ...], ...], begin: int) -> float:
+    """Return the seconds that a minibatch takes over the link to a stage, there and back, at the outermost level that is cut."""
+    if options.compression is None and options.cost_model == "code":
+        return 0.0
+    level = max(number for number, own in enumerate(levels) if any(each.begin == begin for each in own))
+    return 2 * float(points.output[begin]) / options.levels[level].bandwidth / (options.compression or 1)
+
+
+def _limited(plan: Plan, in_flight: int) -> Plan:
+    """Return the plan with warm-ups for at most `in_flight` minibatches of each rank of stage 0."""
+    if in_flight < 1:
+        raise UsageError("--inputs-in-flight must be at least 1: the minibatch that is worked on")
+    admitted = in_flight * plan.stages[0].replicas
+    depth = {stage.stage: min(plan.warm_up(stage.stage), max(0, admitted // stage.replicas - 1)) for stage in plan.stages}
+    return replace(plan, depth=depth)
+
+
+def stage_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return a row for each stage: `compute_s`, `all_reduce_s`, `receive_s` and `send_s` of one minibatch on one replica."""
+    rows = []
+    following = [*(stage.receive_s for stage in plan.stages[1:]), 0.0]
+    for stage, send_s in zip(plan.stages, following, strict=True):
+        held = plan.warm_up(stage.stage) + 1
+        rows.append({
+            "stage": stage.stage, "nodes": list(stage.nodes), "replicas": stage.replicas,
+            "compute_s": stage.forward_s + stage.backward_s, "all_reduce_s": stage.all_reduce_s, "receive_s": stage.receive_s,
+            "send_s": send_s, "parameter_bytes": stage.parameter_bytes, "activation_bytes": stage.activation_bytes,
+            "output_bytes": stage.output_bytes, "weight_versions": held,
+            "memory_bytes": held * (stage.parameter_bytes + stage.activation_bytes) + stage.parameter_bytes,
+        })  # fmt: skip
+    return rows
+
+
+def bytes_per_minibatch(plan: Plan) -> tuple[float, float]:
+    """Return the bytes that all ranks send for one minibatch: by the plan, and by data parallelism on as many ranks."""
+    cuts = sum(2 * stage.input_bytes for stage in plan.stages[1:])
+    shared = sum(float(sent_bytes(stage.parameter_bytes, stage.replicas)) for stage in plan.stages)
+    parameters = sum(stage.parameter_bytes for stage in plan.stages)
+    return cuts + shared, float(sent_bytes(parameters, plan.ranks))
+
+
+def _document(points: Points, options: Options, best: Solution, plan: Plan) -> dict[str, Any]:
+    single = float(points.seconds[-1])
+    parallel = Costs(options).data_parallel(single, float(points.parameters[-1]))
+    sent, sent_parallel = bytes_per_minibatch(plan)
+    limit, rows = options.memory_bytes, stage_rows(plan)
+    return {
+        "single_machine_s": single,
+        "data_parallel_s": parallel,
+        "stage_time_s": best.seconds,
+        "speedup_over_single": single / best.seconds if best.seconds else None,
+        "data_parallel_speedup": single / parallel if parallel else None,
+        "speedup_over_data_parallel": parallel / best.seconds if best.seconds else None,
+        "workers": plan.ranks,
+        "workers_unused": options.workers - plan.ranks,
+        "noam": plan.noam,
+        "sent_bytes_per_minibatch": sent,
+        "data_parallel_sent_bytes_per_minibatch": sent_parallel,
+        "levels": plan.origin["levels"],
+        "stages": rows,
+        # Over several levels the search counts the minibatches in flight within a level; here they are those of the whole plan.
+        "fits_memory": None if limit is None else all(row["memory_bytes"] <= limit for row in rows),
+    }
+
+
+def evaluate(graph: Graph, options: Options, plan: Plan | None = None, fold: bool = True) -> dict[str, Any]:
+    """Return the time of a partition under the formulas: of `plan`, or of the stages of the graph's nodes.
+
+    Without a plan the replicas and levels are those that serve the partition best. A partition that is none is said not to be
+    valid, and why.
+    """
+    whole = without_inputs(graph)
+    kept = folded(whole) if fold else whole
+    stage_of = {node.id: node.stage for node in graph.nodes} if plan is None else _stages_of(plan)
+    reason, closures = _closures(kept, stage_of)
+    if reason:
+        return {"stage_time_s": None, "stages": [], "bottleneck_stage": None, "valid": False, "reason": reason}
+    points = chain_points(kept, closures)
+    levels = _arrangement(points, options, plan)
+    if isinstance(levels, str):
+        return {"stage_time_s": None, "stages": [], "bottleneck_stage": None, "valid": False, "reason": levels}
+    seconds = plan_seconds(points, options, levels)
+    partition = graph.with_stages({node.id: stage_of.get(node.id) or 0 for node in graph.nodes})
+    found = plan_of(partition, kept, points, options, levels)
+    return {
+        "stage_time_s": seconds, "stages": stage_rows(found), "bottleneck_stage": found.bottleneck.stage, "valid": True,
+        "reason": None,
+    }  # fmt: skip
+
+
+def _stages_of(plan: Plan) -> dict[str, int | None]:
+    return {node: stage.stage for stage in plan.stages for node in stage.nodes}
+
+
+def _closures(graph: Graph, stage_of: dict[str, int | None]) -> tuple[str | None, list[int]]:
+    """Return why the stages are no partition (or None), and what has run after each stage."""
+    stages: list[int] = []
+    for node in graph.nodes:
+        stage = stage_of.get(node.id)
+        if stage is None:
+            return f"node {node.id} is in no stage", []
+        stages.append(stage)
+    for source, target in graph.edges:
+        if stages[source] > stages[target]:
+            a, b = graph.nodes[source].id, graph.nodes[target].id
+            return f"edge {a} -- {b} leads from stage {stages[source]} back to stage {stages[target]}", []
+    used = sorted(set(stages))
+    if used != list(range(len(used))):
+        missing = next(number for number, stage in enumerate(used) if number != stage)
+        return f"stage {missing} has no layers, stage {used[-1]} has", []
+    return None, [sum(1 << node for node, own in enumerate(stages) if own <= stage) for stage in used]
+
+
+def _arrangement(points: Points, options: Options, plan: Plan | None) -> tuple[tuple[Split, ...], ...] | str:
+    """Return the stages of each level for a partition, or why there are none."""
+    told = plan.origin.get("levels") if plan else None
+    if plan and len(plan.stages) != points.last:
+        return f"the plan has {len(plan.stages)} stages, its nodes are in {points.last}"
+    if told and [level["machines"] for level in told] == [level.machines for level in options.levels]:
+        return _told_levels(told)
+    if points.last > options.workers:
+        return f"{points.last} stages need as many workers, -n allows {options.workers}"
+    if plan is None:
+        try:
+            return arrange(points, options).levels
+        except IotwinError as error:
+            return str(error)
+    replicas = [stage.replicas for stage in plan.stages]
+    if len(options.levels) > 1:
+        return "the plan does not say which stages share a machine; give one with levels, or one level (-n, -b)"
+    if sum(replicas) > options.workers:
+        return f"the plan uses {sum(replicas)} workers, -n allows {options.workers}"
+    return (tuple(Split(begin, begin + 1, count) for begin, count in enumerate(replicas)),)
+
+
+def _told_levels(told: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
+    """Return a plan's levels in stages instead of states."""
+    ends = sorted({split["last"] + 1 for split in told[0]["splits"]})
+    place = {0: 0, **{end: number for number, end in enumerate(ends, 1)}}
+    return tuple(
+        tuple(Split(place[split["first"]], place[split["last"] + 1], split["replicas"]) for split in level["splits"])
+        for level in told
+    )
+
+
+def with_stages_of(graph: Graph, partition: Graph) -> Graph:
+    """Return the graph with the stages of a partition that may leave out nodes, as the original's files leave out unused ones."""
+    stages = {node.id: node.stage for node in partition.nodes}
+    unknown = next((name for name in stages if name not in graph.index), None)
+    if unknown is not None:
+        raise UsageError(f"{partition.name}: node {unknown} is not in {graph.name}; the partition is of another graph")
+    return Graph(tuple(replace(node, stage=stages.get(node.id)) for node in graph.nodes), graph.edges, graph.name)

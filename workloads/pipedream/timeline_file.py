@@ -1,0 +1,156 @@
+"""A simulated timeline as files: for Perfetto and Chrome, and as a trace that every command of ours reads."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import IotwinError
+from common.files import check_output, write_whole
+from workloads.policies.pipeline import Plan, versions
+from workloads.policies.pipeline_simulator import Timeline
+
+_START_NS = 1_000_000_000
+_FIRST_PID = 1000
+_INSTANT_NS = 1000  # of a read or write, which the simulation gives no time
+
+
+def write_timeline(plan: Plan, timeline: Timeline, minibatches: int, schedule: str, path: Path) -> None:
+    """Write the timeline at `path`: Chrome's JSON when the name ends in .json, else a trace's directory."""
+    if path.suffix == ".json":
+        check_output(path)
+        write_whole(path, json.dumps(_chrome(plan, timeline, minibatches, schedule)).encode())
+    else:
+        if path.exists():
+            raise IotwinError(f"{path} is there already; remove it or name another trace")
+        if not path.absolute().parent.is_dir():
+            raise IotwinError(f"{path.parent} is not a directory; make it first")
+        partial = path.with_name(f".{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            _write_trace(plan, timeline, partial)
+            partial.replace(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _chrome(plan: Plan, timeline: Timeline, minibatches: int, schedule: str) -> dict[str, Any]:
+    """Return the timeline in the Trace Event Format of the Chromium project: a process a stage, a thread a rank."""
+    used = {
+        (stage.stage, minibatch): version
+        for stage in plan.stages
+        for replica in range(stage.replicas)
+        for minibatch, version in zip(
+            range(replica, minibatches, stage.replicas), versions(plan, stage.stage, replica, minibatches, schedule), strict=True
+        )
+    }
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": stage.stage, "args": {"name": f"stage {stage.stage}"}} for stage in plan.stages
+    ]
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": stage.stage, "tid": rank, "args": {"name": f"rank {rank}"}}
+        for stage in plan.stages
+        for rank in stage.ranks
+    ]
+    for row in np.lexsort((timeline.rank, timeline.start_s)).tolist():
+        stage, minibatch = int(timeline.stage[row]), int(timeline.minibatch[row])
+        start, end = float(timeline.start_s[row]), float(timeline.end_s[row])
+        events.append({
+            "ph": "X", "name": f"{'B' if timeline.backward[row] else 'F'}{minibatch}",
+            "cat": "backward" if timeline.backward[row] else "forward", "pid": stage, "tid": int(timeline.rank[row]),
+            "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
+            "args": {"minibatch": minibatch, "weight_version": used[stage, minibatch]},
+        })  # fmt: skip
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _write_trace(plan: Plan, timeline: Timeline, path: Path) -> None:
+    """Write a trace: a process a rank, passes as kernels of the rank's device, a read a minibatch, a checkpoint a stage."""
+    from tracing_tools.trace import schema
+    from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
+    from tracing_tools.trace.writer import write_events, write_tables
+
+    path.mkdir()
+    end_ns = _START_NS + int(timeline.seconds * 1e9)
+    events, files = _calls(plan, timeline, end_ns)
+    host = Host("simulated", "", plan.ranks, 0, "")
+    clock = [ClockPair(ns, ns, 0) for ns in (_START_NS, end_ns + 1_000_000)]
+    note = "simulated from a plan: nothing ran; passes take what the plan says, reads and writes no time"
+    manifest = Manifest(
+        "complete", "simulated", host, Target(["iotwin", "pipedream", "simulate"]), notes=[note], clock=clock,
+        start_ns=_START_NS, end_ns=end_ns + 1_000_000,
+    )  # fmt: skip
+    manifest.events = write_events(path / "events.parquet", [_encoded(events, schema.EVENTS)])
+    manifest.counts = {op: events["op"].count(op) for op in sorted(set(events["op"]))}
+    ranks = sorted(rank for stage in plan.stages for rank in stage.ranks)
+    stage_of = {rank: stage.stage for stage in plan.stages for rank in stage.ranks}
+    pids = [_FIRST_PID + rank for rank in ranks]
+    lives = {"start_ns": [_START_NS] * len(ranks), "exit_ns": [end_ns + 1_000_000] * len(ranks), "exit_status": [0] * len(ranks)}
+    processes = {
+        "pid": pids, "ppid": [1] * len(ranks), "namespace_pid": pids, "comm": [f"stage{stage_of[rank]}" for rank in ranks],
+        "command_line": [f"stage {stage_of[rank]}" for rank in ranks], "role": ["rank"] * len(ranks), **lives,
+    }  # fmt: skip
+    phases = {
+        "phase": ["epoch"] * len(ranks) + ["checkpoint"] * len(ranks), "rank": ranks * 2, "epoch": [1] * 2 * len(ranks),
+        "start_ns": [_START_NS] * len(ranks) + [end_ns] * len(ranks),
+        "end_ns": [end_ns] * len(ranks) + [end_ns + 1_000_000] * len(ranks),
+    }  # fmt: skip
+    write_tables(
+        path, manifest, _encoded(files, schema.FILES), _encoded(processes, schema.PROCESSES), _encoded(phases, schema.PHASES),
+        gpu=_encoded(_kernels(timeline), schema.GPU),
+    )  # fmt: skip
+
+
+def _calls(plan: Plan, timeline: Timeline, end_ns: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the reads of stage 0 and the checkpoints of every stage's first rank, and the files they are of."""
+    reads = (timeline.stage == 0) & ~timeline.backward
+    order = np.argsort(timeline.start_s[reads], kind="stable")
+    at_ns = _START_NS + (timeline.start_s[reads][order] * 1e9).astype(int)
+    ranks, batches = timeline.rank[reads][order], timeline.minibatch[reads][order]
+    size = int(plan.stages[0].input_bytes)
+    rows = [
+        (int(at), "pread64", int(rank), 0, int(batch) * size, size, 0)
+        for at, rank, batch in zip(at_ns, ranks, batches, strict=True)
+    ]
+    for stage in plan.stages:
+        rows.append((end_ns, "write", stage.ranks[0], stage.stage + 1, 0, int(2 * stage.parameter_bytes), 16))
+    start, op, rank, file_id, offset, result, flags = map(list, zip(*rows, strict=True))
+    pids = [_FIRST_PID + each for each in rank]
+    events = {
+        "start_ns": start, "duration_ns": [_INSTANT_NS] * len(rows), "op": op, "pid": pids, "tid": pids, "file_id": file_id,
+        "fd": [3] * len(rows), "offset": offset, "requested": result, "result": result, "flags": flags,
+        "cpu": [each % 32767 for each in rank],
+    }  # fmt: skip
+    paths = ["/simulated/data", *(f"/simulated/checkpoint.{stage.stage}" for stage in plan.stages)]
+    count = len(paths)
+    files = {
+        "file_id": list(range(count)), "device": [0] * count, "inode": list(range(1, count + 1)), "generation": [0] * count,
+        "path": paths, "size_bytes": [size * len(batches)] + [0] * (count - 1),
+        "kind": ["dataset"] + ["checkpoint"] * (count - 1),
+    }  # fmt: skip
+    return events, files
+
+
+def _kernels(timeline: Timeline) -> dict[str, Any]:
+    order = np.argsort(timeline.start_s, kind="stable")
+    start = _START_NS + (timeline.start_s[order] * 1e9).astype(int)
+    pids = (timeline.rank[order] + _FIRST_PID).tolist()
+    count = len(order)
+    return {
+        "start_ns": start, "duration_ns": ((timeline.end_s - timeline.start_s)[order] * 1e9).astype(int),
+        "kind": ["kernel"] * count,
+        "device": timeline.rank[order], "stream": [0] * count, "pid": pids, "tid": pids, "source": ["kineto"] * count,
+        "name": [f"{'B' if backward else 'F'}{batch}"
+                 for backward, batch in zip(timeline.backward[order], timeline.minibatch[order], strict=True)],
+    }  # fmt: skip
+
+
+def _encoded(columns: dict[str, Any], expected: Any) -> Any:
+    """Return columns as a table of the schema; a column that is left out is null."""
+    import pyarrow as pa
+
+    rows = len(next(iter(columns.values())))
+    kinds = {f.name: pa.string() if pa.types.is_dictionary(f.type) else f.type for f in expected}
+    return pa.table({name: pa.array(columns.get(name, [None] * rows), type=kind) for name, kind in kinds.items()}).cast(expected)

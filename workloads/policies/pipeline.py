@@ -1,0 +1,148 @@
+"""The plan of a pipeline and the order in which its ranks work: one implementation for simulator, runtime and emulator.
+
+Terms and formulas after Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019) and
+"Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021, flush and 2BW); GPipe after Huang et al. (NeurIPS 2019). F and B
+stand for the forward and backward pass of a minibatch, whose number counts from 0 over the whole run.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Schedule = Literal["1f1b", "gpipe", "flush", "none", "2bw"]
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+
+Pass = tuple[str, int]  # "F" or "B", and the minibatch
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: its layers, its ranks, and the seconds and bytes of one minibatch on one of them.
+
+    `all_reduce_s` is what averaging the gradients with the other replicas adds to a backward pass, `receive_s` how long its input
+    takes to arrive, and the gradient to go back.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    forward_s: float
+    backward_s: float
+    input_bytes: float = 0.0
+    output_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    all_reduce_s: float = 0.0
+    receive_s: float = 0.0
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds of a minibatch on one rank."""
+        return self.forward_s + self.backward_s + self.all_reduce_s
+
+    @property
+    def seconds_per_minibatch(self) -> float:
+        """Return the time between two minibatches that the stage, with all its ranks, needs at least."""
+        return max(self.busy_s, self.receive_s) / self.replicas
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pipeline; `depth` overrides the warm-up of stages, by number; `origin` is what the plan file says besides."""
+
+    stages: tuple[Stage, ...]
+    schedule: str = "1f1b"
+    depth: dict[int, int] = field(default_factory=dict)
+    batch_size: int | None = None
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks."""
+        return sum(stage.replicas for stage in self.stages)
+
+    @property
+    def bottleneck(self) -> Stage:
+        """Return the slowest stage, the first of several."""
+        return max(self.stages, key=lambda stage: stage.seconds_per_minibatch)
+
+    def warm_up(self, stage: int) -> int:
+        """Return the forward passes of a rank before its first backward one, besides the one right before it.
+
+        floor((N - 1 - ranks of earlier stages) / replicas), N being all ranks; see section 3.2 of the SOSP paper.
+        """
+        if stage in self.depth:
+            return self.depth[stage]
+        before = sum(each.replicas for each in self.stages[:stage])
+        return (self.ranks - 1 - before) // self.stages[stage].replicas
+
+    @property
+    def noam(self) -> int:
+        """Return the minibatches that each rank of stage 0 admits in steady state (NUM_OPT_ACTIVE_MINIBATCHES)."""
+        return math.ceil(self.ranks / self.stages[0].replicas)
+
+    @property
+    def group(self) -> int:
+        """Return the minibatches between two flushes, or in one gradient of 2BW: those that fill the pipeline once."""
+        return self.noam * self.stages[0].replicas
+
+    def rank_of(self, stage: int, minibatch: int) -> int:
+        """Return the rank that does a minibatch at a stage, forward and backward: round robin."""
+        ranks = self.stages[stage].ranks
+        return ranks[minibatch % len(ranks)]
+
+    def versions_kept(self, stage: int, schedule: str | None = None) -> int:
+        """Return how many versions of its weights a rank holds."""
+        return {"1f1b": self.warm_up(stage) + 1, "2bw": 2}.get(schedule or self.schedule, 1)
+
+
+def order(plan: Plan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[Pass]:
+    """Return the passes of a rank, the `replica`-th of its stage, in its order.
+
+    1f1b and 2bw: F as often as the warm-up says, then F and B in turn, then what is left of B. none: F, B, F, B. flush: as 1f1b
+    within each group of minibatches. gpipe: all F of a group, then all B.
+    """
+    schedule = schedule or plan.schedule
+    own = range(replica, minibatches, plan.stages[stage].replicas)
+    if schedule in ("1f1b", "2bw"):
+        return _one_forward_one_backward(list(own), plan.warm_up(stage))
+    if schedule == "none":
+        return _one_forward_one_backward(list(own), 0)
+    found: list[Pass] = []
+    for begin in range(0, minibatches, plan.group):
+        group = [minibatch for minibatch in own if begin <= minibatch < begin + plan.group]
+        found += _one_forward_one_backward(group, len(group) if schedule == "gpipe" else plan.warm_up(stage))
+    return found
+
+
+def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
+    """F of the first `warm_up`, then an F and a B in turn, then the rest of B; with fewer minibatches, as far as they go."""
+    ahead = min(warm_up, len(own))
+    found: list[Pass] = [("F", minibatch) for minibatch in own[:ahead]]
+    for number, minibatch in enumerate(own[ahead:]):
+        found += [("F", minibatch), ("B", own[number])]
+    return found + [("B", minibatch) for minibatch in own[len(own) - ahead :]]
+
+
+def versions(plan: Plan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[int]:
+    """Return the version of the weights, in updates since the start, that each of a rank's minibatches uses in both passes.
+
+    1f1b: max(0, i - warm-up) for the rank's i-th. none: i. gpipe and flush: the number of the group. 2bw: the one before it.
+    """
+    schedule = schedule or plan.schedule
+    own = range(replica, minibatches, plan.stages[stage].replicas)
+    if schedule in ("1f1b", "none"):
+        behind = plan.warm_up(stage) if schedule == "1f1b" else 0
+        return [max(0, number - behind) for number in range(len(own))]
+    behind = 1 if schedule == "2bw" else 0
+    return [max(0, minibatch // plan.group - behind) for minibatch in own]
+
+
+def routes(plan: Plan, minibatches: int) -> list[list[int]]:
+    """Return the rank of each stage for every minibatch."""
+    return [[plan.rank_of(stage, minibatch) for stage in range(len(plan.stages))] for minibatch in range(minibatches)]

@@ -1,0 +1,1 @@
+"""What a job must keep to go on where it stopped."""
