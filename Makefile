@@ -1,12 +1,12 @@
 # Two commands for a newcomer: make run, make test. The others are for whoever works on iotwin.
-.PHONY: run test setup lint perf clean
+.PHONY: run test setup lint bare perf clean
 
 run: setup
 	.venv/bin/iotwin demo -o demo --force
 
 test:
 	./setup.sh test
-	.venv/bin/python -m pytest -n 2 --max-worker-restart 0
+	.venv/bin/python -m pytest -rs -n 2 --max-worker-restart 0
 
 setup:
 	./setup.sh run
@@ -16,6 +16,9 @@ lint:
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+bare:
+	RELEASE=$(RELEASE) tests/bare/bare.sh
 
 perf:
 	./setup.sh test
