@@ -1,5 +1,6 @@
 """What tests need of the machine, and how they say that it is missing."""
 
+import contextlib
 import functools
 import os
 import re
@@ -8,16 +9,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tracing_tools.trace.progress import set_quiet
+from common.progress import set_quiet
 
 ROOT = Path(__file__).parent.parent
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # No machine is too slow for an example, and every run draws the same ones; --hypothesis-profile default draws others each time.
 settings.register_profile(
@@ -49,6 +51,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"no eBPF here: {reason}"))
         if item.get_closest_marker("torch") and not _has_torch():
             item.add_marker(pytest.mark.skip(reason="PyTorch is not installed"))
+
+
+# What the reasons of skips say where a package is missing that setup.sh installs. In CI no test may be skipped for that.
+_MENDED_BY_SETUP = re.compile(
+    r"not installed|is missing|could not import|no C compiler"
+    r"|needs (PyTorch|TensorFlow|torch|tensorflow|strace|moto|s3fs|mpirun|mpi4py)"
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test in CI that is skipped for want of a package."""
+    return _without_needless_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips all its tests."""
+    return _without_needless_skip((yield))
+
+
+def _without_needless_skip(report: Report) -> Report:
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if _MENDED_BY_SETUP.search(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}\nIn CI this is a failure, as ./setup.sh test installs what is missing."
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,6 +145,17 @@ def open_path() -> Iterator[Path]:
 def until_sampled(trace: Path, kind: str, rows: int) -> str:
     """A shell command that ends when the recorder has written so many samples of that kind, however slow the machine."""
     return f'until [ $(grep -c \'"kind": "{kind}"\' {trace}/raw/journal.jsonl) -ge {rows} ]; do sleep 0.05; done'
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system of its own with so much room, at the new directory `folder`; needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # what was started may still write
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import UsageError
 from datagen.config import read_config
 from datagen.content import Content, as_numbers
 from datagen.generate import generate, plan
@@ -22,7 +23,6 @@ from datagen.verify import verify
 from iotwin.commands.generate import Generate
 from iotwin.main import _Parser
 from tests.datagen.test_bert import fields, tfrecords, varint
-from tracing_tools.trace.errors import UsageError
 
 FORMATS = list(FormatLayout.FORMATS)
 IMAGES = ("jpeg", "png")
@@ -325,7 +325,7 @@ def test_dlio_configuration_generates_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (CONFIG.replace("format", "fromat"), r"unknown key dataset.fromat \(did you mean 'format'\?\)"),
+        (CONFIG.replace("format", "fromat"), r"dataset.fromat: unknown key \(did you mean 'format'\?\)"),
         (CONFIG.replace("6", "six"), "num_files_train"),
         (CONFIG + "  hdf5: {chunk_dim: [8, 8]}", "chunk_dim"),
         (CONFIG + "  record_dims: [6, 4]\n  hdf5: {num_dset_per_record: 4}", "6 lines cannot be split evenly into 4 datasets"),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.errors import IotwinError, UsageError
 from datagen import generate as module
 from datagen.generate import generate, plan
 from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
@@ -19,7 +20,6 @@ from datagen.verify import verify
 from iotwin.commands.generate import Generate
 from iotwin.main import _Parser
 from tests.conftest import run_iotwin
-from tracing_tools.trace.errors import IotwinError, UsageError
 
 SMALL = Unet3dLayout(scale=0.1)
 LAYOUTS = [Unet3dLayout(), BertLayout(), DlrmLayout()]
@@ -313,7 +313,7 @@ def test_the_artifacts_command_still_works(tmp_path):
     )
     arguments = ["-o", "d", "-s", "1000", "-w", "imseg"]
     done = subprocess.run([sys.executable, "-c", code, script, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(["-m", "iotwin.main", "generate", "unet3d", "-o", "d", "--size", "1000"])
+    assert done.stdout.strip() == str(["-P", "-m", "iotwin.main", "generate", "unet3d", "-o", "d", "--size", "1000"])
     call = [module.__file__.replace("generate.py", "generation.sh"), "d", "16GB"]
     done = subprocess.run(call, env=os.environ | {"PYTHON": "echo"}, capture_output=True, text=True, check=True)
     assert [line.split()[1:] for line in done.stdout.splitlines()] == [

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import IotwinError, UsageError
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
 from datagen.nodes import Node, parse_node
 from datagen.nodes import generate as generate_on
-from tracing_tools.trace.errors import IotwinError, UsageError
 
 ROOT = Path(__file__).parents[2]
 SMALL = Unet3dLayout(scale=0.1)

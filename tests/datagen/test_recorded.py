@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import UsageError
 from datagen.generate import generate
 from datagen.layouts import RecordedLayout
 from datagen.recorded import read_recipe, write_recipe
 from datagen.verify import verify
 from tests.conftest import run_iotwin
-from tracing_tools.trace.errors import UsageError
 
 FILES = (
     ("case_00000_x.npy", 5000),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import IotwinError
 from datagen import remote
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, FormatLayout, Unet3dLayout
-from tracing_tools.trace.errors import IotwinError
 
 SMALL = Unet3dLayout(scale=0.1)
 _numbers = count()
@@ -19,7 +19,7 @@ _numbers = count()
 
 @pytest.fixture
 def url(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return f"memory://bucket{next(_numbers)}/data"
 
 
@@ -39,7 +39,7 @@ def test_a_store_gets_the_same_bytes_as_a_directory(layout, url, tmp_path, monke
     generate(layout, tmp_path / "local", samples=manifest.request.samples, workers=1)
     assert objects(url) == content(tmp_path / "local")
     assert remote.generate(layout, url, samples=manifest.request.samples) == remote.verify(url, workers=1) == manifest
-    assert not list(tmp_path.glob("iotwin-*"))
+    assert not list(tmp_path.glob("cache/iotwin/*"))
 
 
 def test_an_interrupted_upload_goes_on(url, tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_s3(s3_server, tmp_path):
 
     environment = os.environ | {
         "AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1", "TMPDIR": str(tmp_path),
+        "AWS_DEFAULT_REGION": "us-east-1", "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     request = ["unet3d", "--samples", 4, "--scale", 0.4, "--workers", 2]
     for target in ("s3://data/kits", tmp_path / "local"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import IotwinError, UsageError
 from datagen import augment, copying
 from datagen import generate as module
 from datagen.generate import generate
@@ -18,7 +19,6 @@ from datagen.layouts import DlrmLayout, Unet3dLayout
 from datagen.randomness import AUGMENT, bulk_stream
 from datagen.scale import scaled_layout
 from datagen.verify import verify
-from tracing_tools.trace.errors import IotwinError, UsageError
 
 
 @pytest.fixture(scope="module")

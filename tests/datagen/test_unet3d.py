@@ -5,10 +5,10 @@ import zlib
 import numpy as np
 import pytest
 
+from common.errors import IotwinError
 from datagen.generate import generate
 from datagen.layouts import Unet3dLayout, npy_header
 from datagen.unet3d import blocks
-from tracing_tools.trace.errors import IotwinError
 
 SMALL = Unet3dLayout(scale=0.1)
 

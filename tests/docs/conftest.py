@@ -13,8 +13,8 @@ from benchmark.fit import fit
 from tests.conftest import ROOT
 from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.trace.manifest import Host, Manifest, Target
+from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.recording import Recording
 
 JOB = {
     "files": 20,
@@ -41,6 +41,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     base = tmp_path_factory.mktemp("examples")
     shutil.copy(ROOT / "tests" / "docs" / "train.py", base)
+    pipedream = ROOT / "tests" / "workloads" / "pipedream" / "data"
+    shutil.copy(pipedream / "vgg16.graph.txt", base)
+    shutil.copy(pipedream / "drivers" / "vgg16_4pipedream.yml", base)
     generate(Unet3dLayout(scale=0.1), base / "data", samples=24, workers=1)
     for seed, name in enumerate(("real", "rerun", "twin")):
         write_job(base / f"{name}.trace", Job(**JOB, seed=seed, root="data"))

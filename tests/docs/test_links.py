@@ -7,7 +7,8 @@ import shlex
 
 import pytest
 
-from iotwin.main import _build_parser, _commands
+from iotwin.command import Group
+from iotwin.main import _build_parser, _called, _commands
 from tests.conftest import ROOT
 from tests.docs.pages import PAGES, anchors, links
 from tracing_tools.trace import manifest, schema
@@ -42,7 +43,8 @@ def test_every_command_has_a_page_with_all_its_options(name):
     page = ROOT / "docs" / f"{name}.md"
     assert page.is_file(), f"docs/{name}.md is missing"
     text = page.read_text(encoding="utf-8")
-    options = [option for action in _parsers()[name]._actions for option in action.option_strings]
+    called = [words for words in _parsers() if words.split()[0] == name]
+    options = [option for words in called for action in _parsers()[words]._actions for option in action.option_strings]
     missing = [option for option in options if option.startswith("--") and option != "--help" and option not in text]
     assert not missing, f"docs/{name}.md says nothing of {missing}"
 
@@ -50,10 +52,14 @@ def test_every_command_has_a_page_with_all_its_options(name):
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_examples_of_help_parse(name):
     """The examples under --help have only options that exist."""
-    for line in COMMANDS[name].epilog.splitlines():
+    command = COMMANDS[name]
+    leaves = command.leaves().values() if isinstance(command, Group) else []
+    for line in "\n".join([command.epilog, *(leaf.epilog for leaf in leaves)]).splitlines():
         words = shlex.split(line.removeprefix("example: "))
         if words[:1] == ["iotwin"]:
-            assert _build_parser(_commands())[0].parse_args(words[1:]).command == name
+            parser, parsers = _build_parser(_commands())
+            arguments, _ = _called(words[1:], COMMANDS, parsers)
+            assert parser.parse_args(arguments).called.split()[0] == name
 
 
 @pytest.mark.parametrize("table", ["EVENTS", "FILES", "PROCESSES", "PHASES", *schema.SAMPLES])
@@ -79,7 +85,7 @@ def test_every_kind_role_and_phase_is_documented():
 
 def _source() -> str:
     """The text of all string literals of the product, joined as Python joins them."""
-    rooms = ("iotwin", "tracing_tools", "datagen", "benchmark", "tracesim", "trace_visuals", "workloads")
+    rooms = ("common", "iotwin", "tracing_tools", "datagen", "benchmark", "tracesim", "trace_visuals", "workloads")
     text = ""
     for room in rooms:
         for path in sorted((ROOT / room).rglob("*.py")):

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from common.progress import set_quiet
 from iotwin.main import main
 from tests.conftest import ROOT
-from tracing_tools.trace.progress import set_quiet
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:

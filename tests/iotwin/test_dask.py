@@ -9,7 +9,7 @@ import pytest
 
 from tests.iotwin.processes import call, one_line
 from tests.synthetic import Job, write_job
-from trace_visuals.analysis import Detail, analyse
+from trace_visuals.report.analysis import Detail, analyse
 from tracesim.calls import GROUPS
 from tracesim.profile import profiles_of
 from tracing_tools.trace import chunks, writer

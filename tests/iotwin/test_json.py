@@ -1,11 +1,12 @@
 """--json gives exactly one JSON document on stdout and nothing else; --quiet gives nothing at all."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_iotwin
+from tests.conftest import ROOT, run_iotwin
 from tests.docs.conftest import cut_off_recording
 from tests.iotwin.processes import call
 
@@ -67,19 +68,57 @@ def test_an_error_under_json_leaves_stdout_empty(tmp_path):
     assert result.returncode == 1 and result.stdout == "" and "no such trace" in result.stderr
 
 
-def test_doctor(capsys):
+def test_doctor(capsys, monkeypatch):
     """Every check is told, with a reason exactly where the answer is no."""
     from iotwin.main import main
 
+    monkeypatch.setenv("COLUMNS", "300")  # a line for each
     status = main(["doctor"])
     text = capsys.readouterr().out
     assert main(["doctor", "--json"]) == status
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["checks"]] == [
-        "libbpf", "bcc", "bpftrace", "strace", "preload", "cgroup filter", "clang", "torch", "GPU samples", "python",
+        "libbpf", "bcc", "bpftrace", "strace", "preload", "cgroup filter", "clang", "docker", "GPU samples",
+        "torch", "hdf5", "tensorflow", "containers", "gpu", "sql", "dask", "s3", "dtr", "mpi", "python",
     ]  # fmt: skip
-    for row in document["checks"]:
-        line = next(line for line in text.splitlines() if row["name"] in line)
-        assert line.startswith("yes " if row["reason"] is None else "no ")
-    can_trace = any(row["reason"] is None for row in document["checks"][:2])
+    lines = text.splitlines()[1:]
+    assert len(lines) == len(document["checks"]) + (0 if document["can_trace"] else 1)
+    for line, row in zip(lines, document["checks"], strict=False):
+        answer, name = line[:5].strip(), line[5:].partition("  ")[0]
+        assert (answer, name) == ("yes" if row["reason"] is None else "no", row["name"])
+        assert (row["reason"] or "") in line
+    can_trace = any(row["reason"] is None for row in document["checks"][:5])
     assert document["can_trace"] == can_trace and status == (0 if can_trace else 1)
+
+
+def test_doctor_has_a_line_for_each_extra():
+    from iotwin.loops.checks import EXTRAS
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(extras) - {"test"}
+
+
+def test_doctor_says_how_to_start_docker(tmp_path, monkeypatch):
+    from iotwin.loops.checks import _docker_reason
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    assert _docker_reason() == "not installed; install the package docker.io"
+    for name, script in {"docker": "echo Cannot connect >&2; exit 1", "dockerd": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    assert (_docker_reason() or "").startswith("the engine is not running; start it: sudo ")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+    assert "unix:///nowhere (DOCKER_HOST)" in (_docker_reason() or "")
+    monkeypatch.delenv("DOCKER_HOST")
+    (tmp_path / "docker").write_text("#!/bin/sh\necho permission denied >&2; exit 1\n")
+    assert "run under sudo" in (_docker_reason() or "")
+    (tmp_path / "docker").write_text("#!/bin/sh\necho 29.1\n")
+    assert _docker_reason() is None
+
+
+def test_doctor_tells_a_missing_module(monkeypatch):
+    from iotwin.loops.checks import _modules_reason
+
+    assert _modules_reason(("json", "no_such_module"), "pip install it") == "no Python module no_such_module; pip install it"
+    assert _modules_reason(("json",), "pip install it") is None

@@ -8,34 +8,42 @@ With names (`backends` for perf_backends) only those.
 import sys
 import time
 
+from common.progress import set_quiet
 from tests.perf import (
     perf_backends,
     perf_capture,
     perf_datagen,
     perf_demo,
+    perf_dlio,
+    perf_dtr,
     perf_emulator,
+    perf_faults,
     perf_fitted,
+    perf_fuzz,
     perf_held_out,
     perf_identification,
+    perf_mutations,
     perf_newcomer,
+    perf_page_faults,
+    perf_pipedream,
     perf_probes,
     perf_reading,
     perf_samplers,
     perf_tracesim,
     perf_twin,
     perf_unseen,
+    perf_verdict,
     perf_visuals,
     perf_workloads,
 )
 from tests.perf.figures import machine
-from tracing_tools.trace.progress import set_quiet
 
 _MODULES = {
     module.__name__.rpartition("perf_")[2]: module
     for module in (
-        perf_capture, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted, perf_unseen,
-        perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_reading, perf_samplers, perf_tracesim,
-        perf_visuals, perf_workloads,
+        perf_capture, perf_faults, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted, perf_unseen,
+        perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_dlio, perf_reading, perf_samplers, perf_tracesim,
+        perf_verdict, perf_page_faults, perf_visuals, perf_workloads, perf_fuzz, perf_mutations, perf_pipedream, perf_dtr,
     )
 }  # fmt: skip
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.trace.finish import finish_trace
 from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.recording import Recording
-from tracing_tools.trace.records import EVENT, RING_HEADER_BYTES, pack_call
+from tracing_tools.trace.raw.finish import finish_trace
+from tracing_tools.trace.raw.recording import Recording
+from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES, pack_call
 
 _MEGABYTE = 1_000_000
 

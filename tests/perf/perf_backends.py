@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.perf.figures import Figure, interleaved, median_ratio
 from tracing_tools.backends import unavailable_reason
-from tracing_tools.capture import Options, trace_command
+from tracing_tools.recorder.session import Options, trace_command
 
 _BOUNDS = {"bcc": 1.8, "preload": None, "bpftrace": None, "strace": None}
 _PREADS = {"bcc": 100_000, "preload": 100_000, "bpftrace": 20_000, "strace": 5_000}

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.perf.figures import Figure, interleaved, median_ratio, paired_ratio
 from tests.perf.floor import floor_attached
 from tests.perf.perf_twin import JOB, generate_data
-from tracing_tools.capture import Options, trace_command
-from tracing_tools.trace.finish import recover_trace
+from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.trace.raw.finish import recover_trace
 from tracing_tools.trace.reader import Trace
 
 _PREADS = 100_000

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
+from common.progress import set_quiet
 from datagen.generate import generate, plan
 from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Layout, Unet3dLayout
 from tests.perf.figures import Figure, interleaved, median_ratio
-from tracing_tools.trace.progress import set_quiet
 
 _ROUNDS = 3
 _DD_ROUNDS = 5
@@ -236,7 +236,7 @@ import sys
 from pathlib import Path
 from datagen.generate import generate
 from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
-from tracing_tools.trace.progress import set_quiet
+from common.progress import set_quiet
 
 set_quiet(True)
 name = sys.argv[2]

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmark.config import Config, Duration
-from benchmark.draws import inverse_cdf
 from benchmark.fit import fit
+from common.draws import inverse_cdf
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
 from tests.perf.figures import Figure
 from tests.perf.perf_identification import DLRM, UNET3D
-from tracing_tools.capture import Options, trace_command
+from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 _COUNTS = (

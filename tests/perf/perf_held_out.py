@@ -15,8 +15,8 @@ from typing import Any
 from benchmark.config import Config, Quantiles, dump, load
 from datagen.generate import generate
 from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
-from iotwin.traced import run_traced
-from iotwin.twin import make_twin
+from iotwin.loops.traced import run_traced
+from iotwin.loops.twin import make_twin
 from tests.perf.figures import Figure
 from tests.perf.made_up import make_images
 from tracesim import compare
@@ -42,7 +42,7 @@ _JOBS: dict[str, _Options] = {
     },
     "images": {"epochs": 4, "batch": 8, "workers": 2},
 }  # fmt: skip
-_IMAGES = str(Path(__file__).parents[1] / "benchmark" / "image_folder_job.py")
+_IMAGES = str(Path(__file__).parents[1] / "benchmark" / "fit" / "image_folder_job.py")
 _ASKED = {"images": 0.90}  # overall; 0.95 of the others
 # What is changed in the job, and the same in the twin's YAML. On a CPU a step of twice the samples computes twice as long.
 _EDITS: dict[str, list[tuple[str, _Options, Callable[[Config], None]]]] = {

@@ -15,18 +15,18 @@ import numpy as np
 
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
-from iotwin.similarity_results import compare_folders
-from iotwin.twin import make_twin
+from iotwin.loops.similarity_results import compare_folders
+from iotwin.loops.twin import make_twin
 from tests.perf.figures import Figure
 from tests.perf.identification import all_scores, repeats_apart, twins_apart
 from tests.perf.made_up import make_images
-from tracing_tools.capture import Options, trace_command
+from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 _RUNS = 3
 UNET3D = ["--base-channels", "2", "--depth", "2", "--crop", "24", "--overlap", "0", "--threads", "1"]
 DLRM = ["--embedding-size", "8", "--most-categories", "1000", "--bottom", "32,8", "--top", "32", "--threads", "1"]
-_IMAGES = str(Path(__file__).parents[1] / "benchmark" / "image_folder_job.py")
+_IMAGES = str(Path(__file__).parents[1] / "benchmark" / "fit" / "image_folder_job.py")
 
 
 def _jobs(data: Path) -> dict[str, list[str]]:

@@ -1,7 +1,6 @@
 """What the kernel side costs, beside its rivals, and what the recorder needs: start-up, sustained rate, memory, finishing."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,8 +13,18 @@ import numpy as np
 from tests.perf.figures import Figure, interleaved
 from tests.perf.floor import floor_attached
 from tests.perf.made_up import peak_megabytes
+from tests.perf.rivals import (
+    NotMeasuredError,
+    Traced,
+    nanoseconds_a_call,
+    own_ns,
+    under_bpftrace,
+    under_dftracer,
+    under_perf,
+    under_strace,
+)
 from tracing_tools.backends.libbpf import LibbpfBackend
-from tracing_tools.capture import Options, trace_command
+from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.targets.cgroup import JobCgroup
 from tracing_tools.trace.reader import Trace
 
@@ -25,18 +34,6 @@ _PREADS = 100_000
 _GETPPIDS = 1_000_000
 _SUSTAINED_S = int(os.environ.get("IOTWIN_PERF_SUSTAINED_S", "20"))
 _FINISHED_EVENTS = int(os.environ.get("IOTWIN_PERF_FINISHED_EVENTS", "10000000"))
-
-# As the artifact's read.bt: maps from entry to exit, the file's name, one printed line a call.
-_BPFTRACE = """
-tracepoint:syscalls:sys_enter_pread64 /comm == "preads"/ {
-  @start[tid] = nsecs; @fd[tid] = args->fd; @size[tid] = args->count; @offset[tid] = args->pos; @name[tid] = comm;
-}
-tracepoint:syscalls:sys_exit_pread64 /@start[tid]/ {
-  printf("%lu %d %d %s %d %lu %lu %d %lu\\n", nsecs, pid, tid, @name[tid], @fd[tid], @size[tid], @offset[tid], args->ret,
-    nsecs - @start[tid]);
-  delete(@start[tid]); delete(@fd[tid]); delete(@size[tid]); delete(@offset[tid]); delete(@name[tid]);
-}
-"""
 
 
 def measure() -> Iterator[Figure]:
@@ -60,7 +57,7 @@ def _rivals(directory: Path) -> Iterator[Figure]:
     few = [*command[:-1], str(_PREADS // 50)]  # for the rivals that take a tenth of a millisecond a call
 
     def plain() -> float:
-        return _own_ns(command) / _PREADS
+        return own_ns(command) / _PREADS
 
     def ours() -> float:
         trace_command(command, directory / "rivals.trace", Options(forward_output=False, force=True))
@@ -69,61 +66,20 @@ def _rivals(directory: Path) -> Iterator[Figure]:
     untraced, traced = interleaved(_ROUNDS, plain, ours)
     base = float(np.median(untraced))
     added = float(np.median(traced)) - base
-    rivals: dict[str, tuple[float, Callable[[], float] | None, str]] = {
-        "bpftrace scripts in the artifact's style": (15, _under_bpftrace(command), "bpftrace"),
-        "strace -f": (200, _under(["strace", "-f", "-T", "-ttt", "-o", str(directory / "strace")], few), "strace"),
-        "perf trace": (100, _under(["perf", "trace", "-o", str(directory / "perf")], few), "perf"),
-        "DFTracer with metadata": (8, _under_dftracer(command, directory), "DFTracer (IOTWIN_DFTRACER_PYTHON)"),
+    rivals: dict[str, tuple[float, Callable[[list[str], Path], Callable[[], Traced]], list[str]]] = {
+        "bpftrace scripts in the artifact's style": (15, under_bpftrace, command),
+        "strace -f": (200, under_strace, few),
+        "perf trace": (100, under_perf, few),
+        "DFTracer with metadata": (8, under_dftracer, command),
     }
-    for name, (bound, run, needed) in rivals.items():
-        if run is None:
-            yield Figure(f"added time of {name} / ours", float("nan"), detail=f"not measured: {needed} is not installed")
+    for name, (bound, under, rival_command) in rivals.items():
+        try:
+            value = nanoseconds_a_call(under(rival_command, directory), int(rival_command[-1])) - base
+        except NotMeasuredError as reason:
+            yield Figure(f"added time of {name} / ours", float("nan"), detail=f"not measured: {reason}")
             continue
-        value = float(np.median([run() for _ in range(3)])) - base
         detail = f"{value:.0f} ns against {added:.0f} ns a call, untraced {base:.0f} ns"
         yield Figure(f"added time of {name} / ours", value / added, bound, at_most=False, detail=detail)
-
-
-def _own_ns(command: list[str], **environment: str) -> float:
-    result = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment})
-    return float(result.stdout.split()[-1])
-
-
-def _under(tracer: list[str], command: list[str]) -> Callable[[], float] | None:
-    return (lambda: _own_ns([*tracer, *command]) / int(command[-1])) if shutil.which(tracer[0]) else None
-
-
-def _under_bpftrace(command: list[str]) -> Callable[[], float] | None:
-    if not shutil.which("bpftrace"):
-        return None
-
-    def run() -> float:
-        with tempfile.NamedTemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w") as errors:
-            tracer = subprocess.Popen(["bpftrace", "-B", "none", "-e", _BPFTRACE], stdout=out, stderr=errors)
-            try:
-                few = [*command[:-1], "10"]
-                while not Path(out.name).stat().st_size > 1000 and tracer.poll() is None:  # it tells when it sees something
-                    _own_ns(few)
-                    time.sleep(0.1)
-                return _own_ns(command) / int(command[-1])
-            finally:
-                tracer.kill()
-                tracer.wait()
-
-    return run
-
-
-def _under_dftracer(command: list[str], directory: Path) -> Callable[[], float] | None:
-    python = os.environ.get("IOTWIN_DFTRACER_PYTHON")
-    if not python:
-        return None
-    code = "import dftracer, pathlib; print(next(pathlib.Path(dftracer.__file__).parent.rglob('libdftracer_preload.so')))"
-    library = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    settings = {
-        "LD_PRELOAD": library, "DFTRACER_ENABLE": "1", "DFTRACER_INIT": "PRELOAD", "DFTRACER_INC_METADATA": "1",
-        "DFTRACER_DATA_DIR": str(directory), "DFTRACER_LOG_FILE": str(directory / "dftracer"),
-    }  # fmt: skip
-    return lambda: _own_ns(command, **settings) / int(command[-1])
 
 
 def _neighbour(directory: Path) -> Iterator[Figure]:
@@ -142,14 +98,14 @@ def _neighbour(directory: Path) -> Iterator[Figure]:
         for backend in backends:
             backend.start()
         try:
-            return _own_ns(command) / _GETPPIDS
+            return own_ns(command) / _GETPPIDS
         finally:
             for backend in backends:
                 backend.stop(None)
 
     def beside_nothing() -> float:
         with floor_attached("nothing", directory):
-            return _own_ns(command) / _GETPPIDS
+            return own_ns(command) / _GETPPIDS
 
     try:
         alone, together, crowded, least = interleaved(

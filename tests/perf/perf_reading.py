@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmark.checkpoint import CheckpointWriter
 from benchmark.config import Checkpoint, Config, Dataset, Model, Reader, Train, Workflow
-from benchmark.dataset import open_dataset
-from benchmark.emulator import emulate
-from benchmark.loaders import open_loader, sampled_batches
+from benchmark.emulator.checkpoints.writer import CheckpointWriter
+from benchmark.emulator.data.dataset import open_dataset
+from benchmark.emulator.loaders import open_loader, sampled_batches
+from benchmark.emulator.run import emulate
+from common.progress import set_quiet
 from datagen.generate import generate
 from datagen.layouts import FormatLayout
 from tests.perf.figures import Figure, interleaved, median_ratio
-from tracing_tools.trace.progress import set_quiet
 
 _ROUNDS = 5
 _FILES, _RECORD_BYTES = 24, 32 << 20

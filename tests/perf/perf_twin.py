@@ -11,7 +11,7 @@ from datagen.generate import generate
 from datagen.layouts import Unet3dLayout
 from tests.perf.figures import Figure
 from tracesim import compare
-from tracing_tools.capture import Options, trace_command
+from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 # A short job, so that many runs fit into a measurement.

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from iotwin.twin import make_twin
+from iotwin.loops.twin import make_twin
 from tests.perf.figures import Figure
-from tracing_tools.capture import Options, trace_command
+from tracing_tools.recorder.session import Options, trace_command
 
 _JOBS = Path(__file__).parent / "fio"
 _ROUNDS = 3

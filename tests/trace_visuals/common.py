@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow.parquet as pq
 
-from trace_visuals.calls import GROUPS, READ, WRITE, Calls
+from trace_visuals.call_columns import GROUPS, READ, WRITE, Calls
 
 
 def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, result=None, storage=True, op=None):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.synthetic import Job, write_job
-from tests.tracing_tools.test_import import write_artifact
+from tests.tracing_tools.trace.test_import import write_artifact
 from tracing_tools.trace.reader import Trace
 
 HERE = ROOT / "trace_visuals"

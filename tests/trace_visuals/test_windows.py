@@ -1,14 +1,14 @@
 import pytest
 
+from common.errors import UsageError
+from common.units import format_duration, format_size
 from tests.synthetic import SECOND, Job, write_job
-from trace_visuals.grouping import group_processes
 from trace_visuals.labels import loss_line, plain, trace_labels
-from trace_visuals.survey import surveys
+from trace_visuals.report.survey import surveys
+from trace_visuals.timeline.grouping import group_processes
 from trace_visuals.windows import choose_view, leading_phases, training_start_ns
 from tracing_tools.trace.chunks import chunks_of
-from tracing_tools.trace.errors import UsageError
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.units import format_duration, format_size
 from tracing_tools.trace.workers import here
 
 

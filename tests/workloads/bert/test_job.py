@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from common.errors import IotwinError
 from datagen.generate import generate
 from datagen.layouts import BertLayout
 from tests.conftest import ROOT
 from tests.workloads.mllog import entries, intervals, parts
-from tracing_tools.trace.errors import IotwinError
 from workloads.bert.__main__ import main
 from workloads.bert.shards import find_shards
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import IotwinError
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout
 from tests.conftest import ROOT
 from tests.workloads.mllog import entries, intervals, parts
-from tracing_tools.trace.errors import IotwinError
+from workloads.common.parts import Parts
 from workloads.dlrm.__main__ import main
 from workloads.dlrm.data import BatchFile, batch_order, preprocess, table_rows
 from workloads.dlrm.metrics import roc_auc
-from workloads.parts import Parts
 
 SAMPLES = 60_000
 

@@ -4,9 +4,9 @@ import pickle
 import pytest
 import torch
 
+from common.errors import IotwinError
 from tests.workloads.unet3d.conftest import names
-from tracing_tools.trace.errors import IotwinError
-from workloads.checkpoint import save
+from workloads.state.save import save
 from workloads.unet3d import checkpoint
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ SCRIPT = ROOT / "workloads" / "unet3d" / "start_training.sh"
 def folders(tmp_path_factory):
     """The workloads' folders of a checkout of its own, each with its shared.tar, as docker build finds them."""
     root = tmp_path_factory.mktemp("checkout")
-    for folder in ("workloads", "datagen", "tracing_tools"):
+    for folder in ("workloads", "datagen", "common"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("shared.tar*", "__pycache__"))
     subprocess.run([root / "workloads" / "shared_code.sh"], check=True)
     return root / "workloads"

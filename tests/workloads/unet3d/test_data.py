@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
+from common.errors import IotwinError
 from datagen.layouts import Case, Unet3dLayout
 from tests.workloads.unet3d.conftest import config
-from tracing_tools.trace.errors import IotwinError
-from workloads.ranks import Ranks
+from workloads.common.torch_ranks import Ranks
 from workloads.unet3d.data import EpochSampler, read_case, training_loader
 
 CPU = torch.device("cpu")

@@ -63,8 +63,8 @@ def test_the_centre_of_a_window_counts_most():
 def test_evaluation_leaves_the_network_training(data, tmp_path):
     from datagen.layouts import Unet3dLayout
     from tests.workloads.unet3d.conftest import config
-    from workloads.parts import Parts
-    from workloads.ranks import Ranks
+    from workloads.common.parts import Parts
+    from workloads.common.torch_ranks import Ranks
     from workloads.unet3d.data import evaluation_loader
     from workloads.unet3d.evaluate import evaluate
     from workloads.unet3d.model import UNet3d

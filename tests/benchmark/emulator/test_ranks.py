@@ -1,0 +1,110 @@
+"""Ranks of one machine: they meet, hand over what they found, and none is left when one of them ends."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
+from common.errors import IotwinError, UsageError
+
+PATIENCE_S = 100  # only a failing test waits this long
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    before = children()
+    yield
+    assert children() <= before
+
+
+def test_results_come_back_by_number_however_large_they_are() -> None:
+    results = run_local(3, lambda rank: (rank.number, rank.count, b"x" * 300_000))
+    assert [(number, count, len(blob)) for number, count, blob in results] == [(0, 3, 300_000), (1, 3, 300_000), (2, 3, 300_000)]
+
+
+def test_a_single_rank_is_this_process() -> None:
+    assert run_local(1, lambda rank: (os.getpid(), rank.meet(STOP))) == [(os.getpid(), STOP)]
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_nobody_leaves_a_meeting_before_the_last_has_come(count: int, tmp_path: Path) -> None:
+    marks = [tmp_path / str(number) for number in range(count)]
+
+    def job(rank: Rank) -> bool:
+        in_step = True
+        for meeting in range(1, 301):
+            marks[rank.number].write_text(str(meeting))
+            rank.meet(0)
+            # Whoever has left meeting n finds everybody at n or already at n + 1, never behind.
+            in_step = in_step and all(mark.read_text() in ("", str(meeting), str(meeting + 1)) for mark in marks)
+        return in_step
+
+    assert run_local(count, job) == [True] * count
+
+
+def test_what_one_rank_says_all_hear_at_the_same_meeting() -> None:
+    def job(rank: Rank) -> list[int]:
+        return [rank.meet((STOP if meeting == 50 and rank.number == 2 else 0) | (CHECKPOINT if meeting == rank.number else 0))
+                for meeting in range(60)]  # fmt: skip
+
+    heard = run_local(3, job)
+    assert heard[0] == heard[1] == heard[2]
+    assert heard[0] == [CHECKPOINT] * 3 + [0] * 47 + [STOP] + [0] * 9
+
+
+@pytest.mark.parametrize("kind", [IotwinError, UsageError])
+def test_the_error_of_a_rank_ends_all(kind: type[IotwinError]) -> None:
+    def job(rank: Rank) -> None:
+        if rank.number == 1:
+            raise kind("no such file")
+        rank.meet(0)
+
+    with pytest.raises(kind, match="rank 1: no such file"):
+        run_local(3, job)
+
+
+def test_a_killed_rank_ends_all_and_is_named() -> None:
+    def job(rank: Rank) -> None:
+        if rank.number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rank.meet(0)
+
+    with pytest.raises(IotwinError, match=r"rank 2 \(process \d+\) was killed by SIGKILL; the run is ended on all ranks"):
+        run_local(3, job)
+
+
+def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path) -> None:
+    def job(rank: Rank) -> None:
+        if rank.number == 0:
+            while not (tmp_path / "begun").exists():
+                time.sleep(0.01)
+            raise IotwinError("enough")
+        try:
+            (tmp_path / "begun").touch()
+            time.sleep(PATIENCE_S)
+        finally:
+            (tmp_path / "put away").touch()
+
+    with pytest.raises(IotwinError, match="rank 0: enough"):
+        run_local(2, job)
+    assert (tmp_path / "put away").exists()
+
+
+def test_a_rank_that_does_not_listen_is_ended_too() -> None:
+    def job(rank: Rank) -> None:
+        if rank.number == 0:
+            raise IotwinError("enough")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(PATIENCE_S)
+
+    begin = time.monotonic()
+    with pytest.raises(IotwinError, match="enough"):
+        run_local(2, job)
+    assert time.monotonic() - begin < PATIENCE_S  # it did not sleep to the end

@@ -1,0 +1,126 @@
+"""When and how a job writes checkpoints: between epochs or after steps, beside training or not, under which names."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.config import Config, load
+from benchmark.fit import fit
+from common.draws import inverse_cdf
+from tests.conftest import run_iotwin
+from tests.synthetic import Job, write_job
+from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.trace.reader import Trace
+
+# A job that reads a file twice by itself, and writes a checkpoint every ten reads: in place or in numbered folders.
+SCRIPT = """
+import os, sys, threading, time
+data, folder, name, beside = sys.argv[1:]
+def save(step):
+    path = os.path.join(folder, name.format(step=step))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(4):
+            file.write(bytes(40000))
+            began.set()
+            time.sleep(0.01)
+        os.fsync(file.fileno())
+threads, began = [], threading.Event()
+source = os.open(data, os.O_RDONLY)
+for step in range(1, 41):
+    os.pread(source, 4096, (step - 1) % 20 * 4096)
+    time.sleep(0.005)
+    if step % 10 == 0 and beside == "yes":
+        threads.append(threading.Thread(target=save, args=(step,)))
+        threads[-1].start()
+        began.wait()
+        began.clear()
+    elif step % 10 == 0:
+        save(step)
+for thread in threads:
+    thread.join()
+"""
+
+
+def fitted(folder: Path, name: str, beside: str) -> Config:
+    (folder / "data.bin").write_bytes(bytes(20 * 4096))
+    command = [sys.executable, "-c", SCRIPT, str(folder / "data.bin"), str(folder / "saved"), name, beside]
+    assert trace_command(command, folder / "job.trace", Options(forward_output=False)).exit_status == 0
+    return fit(Trace(folder / "job.trace")).config
+
+
+def make_small_files(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number}.bin").write_bytes(bytes(5000))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("name", "beside", "expected"),
+    [
+        ("step_{step}/model.pt", "yes", "step_{step}/model.pt"),
+        ("last.pt", "no", "last.pt"),
+    ],
+)
+def test_checkpoints_after_steps(tmp_path, name, beside, expected):
+    config = fitted(tmp_path, name, beside)
+    assert (config.checkpoint.steps_between_checkpoints, config.checkpoint.checkpoint_after_step) == (10, -1)
+    assert config.twin.checkpoint.asynchronous == (beside == "yes")
+    (file,) = config.twin.checkpoint.files
+    assert (file.name, file.write_sizes, file.fsync) == (expected, [(40000, 4)], True)
+
+
+def test_names_that_count_epochs_count_on_in_the_twin(tmp_path):
+    config = fit(Trace(write_job(tmp_path / "t", Job(epochs=3)))).config
+    (file,) = config.twin.checkpoint.files
+    assert (file.name, file.epochs, config.checkpoint.epochs_between_checkpoints) == ("epoch_{epoch}.pt", None, 1)
+    assert not config.twin.checkpoint.asynchronous
+
+
+def test_a_twin_writes_a_file_for_each_step_that_is_due(tmp_path):
+    make_small_files(tmp_path / "data")
+    (tmp_path / "job.yaml").write_text(f"""
+workflow: {{checkpoint: true}}
+dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
+reader: {{read_threads: 0}}
+checkpoint: {{checkpoint_folder: {tmp_path / "saved"}, steps_between_checkpoints: 4, checkpoint_after_step: 1}}
+output: {{folder: {tmp_path / "out"}}}
+twin: {{checkpoint: {{lead_time: 0.01, files: [{{name: "step_{{step}}/m.pt", write_sizes: [[100, 2]]}}]}}}}
+""")
+    assert load(tmp_path / "job.yaml").twin.ranks == 1
+    assert run_iotwin("emulate", tmp_path / "job.yaml", "--quiet").returncode == 0
+    assert sorted(path.parent.name for path in tmp_path.glob("saved/*/m.pt")) == ["step_1", "step_12", "step_4", "step_8"]
+    (tmp_path / "saved" / "iotwin-emulated.txt").unlink()
+    refused = run_iotwin("emulate", tmp_path / "job.yaml", "--quiet")
+    assert refused.returncode == 2 and "no emulator wrote it" in refused.stderr
+
+
+@pytest.mark.root
+def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
+    make_small_files(tmp_path / "data")
+    (tmp_path / "job.yaml").write_text(f"""
+workflow: {{checkpoint: true}}
+dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
+reader: {{read_threads: 1}}
+train: {{epochs: 3, computation_time: 0.01}}
+checkpoint: {{checkpoint_folder: {tmp_path / "saved"}}}
+output: {{folder: {tmp_path / "out"}}}
+twin:
+  checkpoint:
+    files: [{{name: "m.pt", write_sizes: [[100, 4]]}}]
+    serialization_time: 0.08
+    serialization_ahead: 0.75
+    lead_time: 0.04
+    first_lead_time: 0.2
+    tail_time: 0.03
+""")
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml")]
+    assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
+    found = fit(Trace(tmp_path / "t")).config.twin.checkpoint
+    assert found.serialization_ahead == pytest.approx(0.75, abs=0.15)
+    caught_up = 0.01  # what earlier sleeps took too long comes off later ones: see common/sleeper.py
+    assert isinstance(found.first_lead_time, float) and found.first_lead_time >= 0.2
+    assert 0.2 > inverse_cdf(found.lead_time, 1.0) >= 0.04 - caught_up
+    assert inverse_cdf(found.tail_time, 0.0) >= 0.03 - caught_up

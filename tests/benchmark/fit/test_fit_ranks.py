@@ -1,0 +1,63 @@
+"""Jobs of several processes that read by themselves (fio's) become twins of as many ranks."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmark.fit import fit
+from benchmark.fit.bursts import regular_batches
+from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.trace.reader import Trace
+
+needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is missing")
+
+
+def traced(folder: Path, *words: str) -> Trace:
+    command = ["fio", "--output=/dev/null", "--ioengine=psync", f"--directory={folder}", *words]
+    subprocess.run([*command, "--create_only=1"], check=True)
+    assert trace_command(command, folder / "job.trace", Options(forward_output=False)).exit_status == 0
+    return Trace(folder / "job.trace")
+
+
+@needs_fio
+@pytest.mark.root
+def test_processes_that_go_through_files_of_their_own_are_ranks_in_their_order(tmp_path):
+    words = ("--rw=read", "--bs=16k", "--nrfiles=40", "--size=1280k", "--numjobs=3", "--file_service_type=sequential")
+    config = fit(traced(tmp_path, "--name=part", *words)).config
+    assert (config.twin.ranks, config.twin.barrier, config.reader.read_threads) == (3, False, 0)
+    assert (config.reader.batch_size, config.reader.sample_shuffle, config.train.epochs) == (1, "off", 1)
+    assert config.twin.reader.read_sizes == [16384, 16384]
+    # Rank r reads every third file from r on, as process r read its forty.
+    owners = [{name.split(".")[1] for name in (config.twin.train_files or [])[rank::3]} for rank in range(3)]
+    numbers = [[int(name.split(".")[2]) for name in (config.twin.train_files or [])[rank::3]] for rank in range(3)]
+    assert sorted(map(sorted, owners)) == [["0"], ["1"], ["2"]] and numbers == [list(range(40))] * 3
+
+
+@needs_fio
+@pytest.mark.root
+def test_random_reads_of_one_file_by_several_processes_are_one_block(tmp_path):
+    words = ("--name=look", "--filename=table", "--rw=randread", "--bs=4k", "--size=4m", "--io_size=1m", "--numjobs=2")
+    config = fit(traced(tmp_path, *words)).config
+    assert (config.twin.ranks, config.train.epochs, config.train.total_training_steps) == (2, 1, 256)
+    assert (config.reader.sample_shuffle, config.reader.batch_size, config.dataset.num_samples_per_file) == ("seed", 1, 1024)
+    assert config.dataset.record_length_bytes == 4096 and config.twin.reader.keep_open
+
+
+def test_bursts_of_one_size_are_found_in_noise():
+    """Bursts of eight 10 us apart, 40 ms between them, on a machine that now and then takes a millisecond away."""
+    rng = np.random.default_rng(3)
+    gaps = np.where(np.arange(400) % 8 == 7, 40_000_000, 10_000) + (rng.random(400) < 0.2) * rng.integers(100_000, 3_000_000, 400)
+    starts = np.cumsum(gaps)
+    guess = np.append(0, np.cumsum(gaps[1:] > 100_000))
+    found = regular_batches(starts, starts, guess)
+    assert np.mean(np.bincount(found) == 8) > 0.9
+
+
+def test_gaps_without_a_pattern_make_single_batches():
+    rng = np.random.default_rng(4)
+    starts = np.cumsum((rng.lognormal(0, 2, 300) * 1e6).astype(np.int64))
+    found = regular_batches(starts, starts, np.arange(300) // 200)
+    assert len(np.unique(found)) == 300

@@ -1,0 +1,93 @@
+"""What a structured twin accounts for is said, and one that contradicts its job or accounts for less than half is refused."""
+
+import pytest
+
+from benchmark.fit import fit
+from benchmark.fit.coverage import account, check_coverage, told
+from benchmark.fit.look import look
+from common.errors import IotwinError
+from tests.benchmark.made_trace import Made
+from tests.synthetic import Job, write_job
+from tracing_tools.trace.reader import Trace
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Trace:
+    return Trace(write_job(tmp_path_factory.mktemp("job") / "t", Job(evaluation_files=0)))
+
+
+def test_a_job_that_is_understood_is_accounted_for_to_the_byte(trace):
+    fitted = fit(trace)
+    coverage = account(look(trace), fitted)
+    assert (coverage.read_share, coverage.write_share, coverage.open_share, coverage.reasons) == (1.0, 1.0, 1.0, ())
+    assert told(fitted.coverage).startswith("the twin accounts for 100% of what is read (")
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(1, 1 / 3), (6, 1 / 2), (9, 1 / 3)])
+def test_too_little_and_too_much_count_alike(trace, epochs, share):
+    fitted = fit(trace)
+    fitted.config.train.epochs = epochs
+    coverage = account(look(trace), fitted)
+    assert coverage.read_share == pytest.approx(share)
+    assert coverage.write_share == pytest.approx(share)
+
+
+def test_less_than_half_is_refused_with_the_amounts(trace):
+    fitted = fit(trace)
+    fitted.config.train.epochs = 1
+    with pytest.raises(IotwinError, match=r"33% of what is read \(.* of .* data"):
+        check_coverage(look(trace), fitted)
+
+
+def test_a_checkpoint_beyond_the_last_step_is_a_contradiction(trace):
+    fitted = fit(trace)
+    fitted.config.checkpoint.checkpoint_after_epoch = 4
+    reasons = account(look(trace), fitted).reasons
+    assert reasons == ("checkpoints were written, but the twin would end before its first one",)
+
+
+def test_a_batch_size_that_few_batches_have_is_a_contradiction(trace):
+    fitted = fit(trace)
+    fitted.confidence["reader.batch_size"] |= {"agree": 0.07, "observations": 264}
+    assert any("7% of 264 batches" in reason for reason in account(look(trace), fitted).reasons)
+
+
+def fed(folder, steps: int, reads: int) -> Trace:
+    """A rank whose loader hands over `steps` batches and reads a file for the first `reads` of them."""
+    made, now = Made(), 0.0
+    made.process(1000, 1, "rank"), made.process(1001, 1000, "loader")
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    files = [made.file(f"/d/{i:03}.jpg", size=100_000) for i in range(reads)]
+    for step in range(steps):
+        made.call(now, 1000, "write", asked, None, 30)
+        now = made.call(now, 1001, "read", asked, None, 30)
+        now = made.read_file(now, 1001, files[step]) if step < reads else now
+        now = made.call(now, 1001, "write", given, None, 3000)
+        now = 20 + made.call(now, 1000, "read", given, None, 3000)
+    return made.trace(folder / "t")
+
+
+def test_hand_overs_without_a_read_are_steps_all_the_same(tmp_path):
+    """As of shards whose records last for several batches."""
+    fitted = fit(fed(tmp_path, 60, 20))
+    train, reader = fitted.config.train, fitted.config.reader
+    assert (train.epochs * train.total_training_steps, reader.batch_size, reader.transfer_size) == (60, 1, 1 << 16)
+    assert fitted.coverage["read_share"] == pytest.approx(1, abs=0.02)
+
+
+def test_fewer_steps_than_hand_overs_are_a_contradiction(tmp_path):
+    trace = fed(tmp_path, 20, 20)
+    fitted = fit(trace)
+    assert fitted.coverage["read_share"] == 1.0
+    fitted.config.reader.batch_size = 4
+    reasons = account(look(trace), fitted).reasons
+    assert reasons == ("20 batches were handed over by loaders, but the twin would make 5 steps",)
+
+
+def test_mapped_data_that_was_not_traced_says_what_to_add(tmp_path):
+    made = Made()
+    made.process(1000, 1, "rank")
+    data = made.file("/d/train.bin", size=1 << 20)
+    made.call(0, 1000, "openat", data), made.call(1, 1000, "mmap", data, 0, 1 << 20)
+    with pytest.raises(IotwinError, match="--detail data,mmap"):
+        fit(made.trace(tmp_path / "t"), "structured")

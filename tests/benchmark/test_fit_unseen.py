@@ -1,0 +1,107 @@
+"""Jobs that were fitted wrongly or refused falsely once: each a small made-up trace."""
+
+import numpy as np
+import pytest
+
+from benchmark.fit import fit
+from benchmark.fit.look import look
+from benchmark.fit.samples import accesses_of_files
+from common.errors import IotwinError
+from tests.benchmark.made_trace import Made
+from tracing_tools.trace.reader import Trace
+
+
+def sampled_with_replacement(folder, checkpoint_bytes: int = 40_000_000, exit_status: int = 0) -> Trace:
+    """A rank that reads 120 random stretches of one file, some of them more than once, and writes more than it reads."""
+    made, rng, now = Made(exit_status), np.random.default_rng(1), 10.0
+    rank, data = made.process(1000, 1, "rank"), made.file("/data/big.bin", size=20_000_000)
+    now = made.call(now, rank, "openat", data)
+    for step in range(120):
+        now = 20 + made.call(now, rank, "read", data, int(rng.integers(200)) * 100_000, 100_000)
+        if step % 40 == 39:
+            now = made.write_file(now, rank, f"/out/step_{step}.ckpt", checkpoint_bytes)
+    return made.trace(folder / "t")
+
+
+def test_checkpoints_larger_than_what_is_read_make_no_copy(tmp_path):
+    config = fit(sampled_with_replacement(tmp_path)).config
+    assert config.workflow.checkpoint and config.reader.batch_size == 1
+
+
+def test_writing_what_was_just_read_is_a_copy(tmp_path):
+    made, now = Made(), 0.0
+    made.process(1000, 1, "rank")
+    for number in range(6):
+        source, copy = made.file(f"/d/{number}", size=1_000_000), made.file(f"/c/{number}", "checkpoint")
+        for offset in range(0, 1_000_000, 250_000):
+            now = made.call(now, 1000, "read", source, offset, 250_000)
+            now = made.call(now, 1000, "write", copy, offset, 250_000)
+    with pytest.raises(IotwinError, match="as a copy does"):
+        fit(made.trace(tmp_path / "t"), "structured")
+
+
+def test_programs_that_read_the_same_header_are_no_epochs(tmp_path):
+    made, now = Made(), 0.0
+    headers = [made.file(f"/src/{name}.hh", size=50_000) for name in ("common", "types")]
+    made.process(1000, 1, "helper")
+    for number in range(12):
+        pid = made.process(1001 + number, 1000, "rank")
+        now = made.read_file(made.read_file(now + 5, pid, headers[0]), pid, headers[1])
+    with pytest.raises(IotwinError, match="12 epochs are as many programs"):
+        fit(made.trace(tmp_path / "t"), "structured")
+
+
+def test_a_failed_command_is_said_first(tmp_path, capsys):
+    config = fit(sampled_with_replacement(tmp_path, exit_status=3)).config
+    assert "the traced command ended with status 3" in capsys.readouterr().err.splitlines()[0]
+    assert "ended with status 3" in config.twin.assumptions[0]
+
+
+def test_a_late_close_does_not_split_what_is_read(tmp_path):
+    """Shard by shard, each opened before the last one is closed, as a generator leaves it to the next assignment."""
+    made, now, last = Made(), 0.0, None
+    made.process(1000, 1, "rank")
+    shards = [made.file(f"/d/shard-{number}.tar", size=1 << 18) for number in range(6)]
+    for shard in shards:
+        now = made.call(now, 1000, "openat", shard)
+        now = made.call(now, 1000, "read", shard, 0, 1 << 16)
+        if last is not None:
+            now = made.call(now, 1000, "close", last)
+        for offset in range(1 << 16, 1 << 18, 1 << 16):
+            now = made.call(now + 3, 1000, "read", shard, offset, 1 << 16)
+        last = shard
+    accesses = accesses_of_files(look(made.trace(tmp_path / "t")), np.arange(6))
+    assert accesses["sample"].tolist() == list(range(6))
+    assert accesses["start_ns"].iloc[2] == accesses["start_ns"].iloc[1] + (accesses["start_ns"].diff().iloc[3])
+
+
+@pytest.mark.parametrize("sizes", [(20_000_000, 31_000_000), (20_000_000, 20_000_000), (8_000_000, 8_000_000, 1_000_000)])
+def test_files_of_unequal_length_become_whole_numbers_of_records(tmp_path, sizes):
+    made, rng, now = Made(), np.random.default_rng(1), 10.0
+    rank, files = made.process(1000, 1, "rank"), [made.file(f"/data/{i}.bin", size=size) for i, size in enumerate(sizes)]
+    for _ in range(150):
+        file = int(rng.integers(len(files)))
+        size = int(rng.integers(60_000, 100_000))
+        now = 20 + made.call(now, rank, "read", files[file], int(rng.integers(sizes[file] - size)), size)
+    fitted = fit(made.trace(tmp_path / "t"))
+    count = fitted.config.dataset.num_samples_per_file
+    assert [size % count for _, size in fitted.files] == [0] * len(sizes)
+    assert sum(size for _, size in fitted.files) == pytest.approx(sum(sizes), rel=0.02)
+
+
+def test_a_checkpoint_closed_when_the_next_one_is_opened_is_one_of_its_own(tmp_path):
+    made, now, last = Made(), 10.0, None
+    rank, writer = made.process(1000, 1, "rank"), made.process(1001, 1, "helper")
+    data = made.file("/data/samples.bin", size=120 * 100_000)
+    made.call(now, rank, "openat", data)
+    for step in range(120):
+        now = 20 + made.call(now, rank, "read", data, step * 100_000, 100_000)
+        if step % 40 == 20:
+            if last is not None:
+                made.call(now - 19, writer, "close", last)
+            last = made.file(f"/out/state.{step}", "checkpoint")
+            made.call(now - 18, writer, "openat", last)
+            made.call(now - 17, writer, "write", last, 0, 1 << 20, 2)
+    fitted = fit(made.trace(tmp_path / "t"))
+    assert fitted.evidence["checkpoint"].startswith("3 checkpoints")
+    assert fitted.config.checkpoint.steps_between_checkpoints == 40

@@ -1,0 +1,145 @@
+"""DLIO's command line: Hydra's choice of a workload, its overrides, and the notes that a run leaves."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmark.config import Normal, Place, Uniform, compose_job, job_files, load
+from benchmark.config.overrides import Settings, apply, parse_override
+from common.errors import UsageError
+from iotwin.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "config.yaml").write_text(
+        "defaults:\n- _self_\n- workload: small\n- override hydra/job_logging: disabled\n"
+        "hydra: {run: {dir: './results/${workload.model}'}, output_subdir: notes}\nworkload: {train: {seed: 5, epochs: 9}}\n"
+    )
+    (tmp_path / "workload" / "small.yaml").write_text(
+        "model: little\ntrain: {epochs: 2, computation_time: 1.0}\nreader: {batch_size: 3}\nlogging: {verbosity: INFO}\n"
+    )
+    (tmp_path / "workload" / "unet3d_h100.yaml").write_text("model: {name: mine}\n")
+    (tmp_path / "open.yaml").write_text("defaults: [_self_, workload: ]\n")
+    return tmp_path
+
+
+def test_the_defaults_of_config_yaml_choose_the_workload(folder: Path) -> None:
+    job = compose_job([], Place(folder))
+    config = job.workload.config
+    assert (job.choice, config.model.name, config.output.folder, job.subfolder) == (
+        "small",
+        "little",
+        "./results/little",
+        "notes",
+    )
+    assert (config.train.epochs, config.train.seed) == (2, 5)  # _self_ comes first, so the workload counts
+    assert compose_job([], Place()).workload.config.dataset.num_files_train == 64  # DLIO's own default
+    assert compose_job([], Place()).workload.config.output.folder.startswith("./hydra_log/default/20")
+
+
+def test_a_workload_named_counts_wherever_it_is(folder: Path) -> None:
+    assert compose_job(["workload=unet3d_h100"], Place(folder)).workload.config.model.name == "mine"
+    assert compose_job(["workload=unet3d_a100"], Place(None, folder)).workload.config.train.computation_time == 0.636  # shipped
+    assert compose_job(["workload=small"], Place(folder, None, "open")).choice == "small"
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "expected"),
+    [
+        ([], {"name": "open"}, "open.yaml: names no workload in its defaults"),
+        ([], {"name": "confg"}, "--config-name confg: no such YAML in the folders given (did you mean 'config'?)"),
+        (["workload=smal"], {}, "workload=smal: not among those shipped (did you mean 'small'?)"),
+        (["workload.reader.batchsize=4"], {}, "'workload.reader.batchsize=4': reader.batchsize is not in the workload"),
+        (["+workload.reader.batch_size=4"], {}, "'+workload.reader.batch_size=4': reader.batch_size is there already"),
+        (["~workload.reader.read_threads"], {}, "'~workload.reader.read_threads': reader.read_threads cannot be taken away"),
+        (["~workload.reader.batch_size=4"], {}, "reader.batch_size is 3, so it is not taken away"),
+        (["++workload.reader.batch_size=many"], {}, "'++workload.reader.batch_size=many': reader.batch_size: expected int"),
+        (["batch_size"], {}, "'batch_size' is not an override"),
+        (["++hydra.output_subdir=../x"], {}, "leads out of the output folder"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, words: list[str], place: dict[str, str], expected: str) -> None:
+    with pytest.raises(UsageError) as error:
+        compose_job(words, Place(folder, **place))  # type: ignore[arg-type]
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unknown_keys_are_passed_over_and_told(folder: Path) -> None:
+    job = compose_job(["++workload.workflow.evaluate=False", "++workload.nobody={knows:1}"], Place(folder))
+    assert job.passed_over == ["logging", "workflow.evaluate", "nobody"]
+    with pytest.raises(UsageError, match="logging: unknown key"):
+        load(folder / "workload" / "small.yaml")
+
+
+def raw(*overrides: str) -> dict[str, object]:
+    settings = Settings()
+    settings.put("train.computation_time", 1.0, "x.yaml")
+    settings.put("train.groups", [1, 2], "x.yaml")
+    for text in overrides:
+        apply(settings, parse_override(text), strict=True)
+    return settings.raw
+
+
+# What Hydra 1.3.2 makes of {train: {computation_time: 1.0, groups: [1, 2]}} and these.
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["++train.computation_time.type=uniform"], {"computation_time": {"type": "uniform"}, "groups": [1, 2]}),
+        (["++train={epochs:3}"], {"computation_time": 1.0, "groups": [1, 2], "epochs": 3}),
+        (["++train.groups=[3]"], {"computation_time": 1.0, "groups": [3]}),
+        (["~train.groups"], {"computation_time": 1.0}),
+        (["~train.computation_time=1.0"], {"groups": [1, 2]}),
+        (["++train.d=1e-3", "++train.e=off", "++train.f=.5"],
+         {"computation_time": 1.0, "groups": [1, 2], "d": 0.001, "e": "off", "f": 0.5}),
+        (["++train.computation_time={type:uniform,min:1,max:2}"],
+         {"computation_time": {"type": "uniform", "min": 1, "max": 2}, "groups": [1, 2]}),
+        (["train.computation_time=null"], {"computation_time": None, "groups": [1, 2]}),
+    ],
+)  # fmt: skip
+def test_overrides_mean_what_they_mean_to_hydra(overrides: list[str], expected: dict[str, object]) -> None:
+    assert raw(*overrides) == {"train": expected}
+
+
+def test_a_distribution_may_be_put_together_over_a_number(folder: Path) -> None:
+    time = "++workload.train.computation_time"
+    uniform = compose_job([f"{time}.type=uniform", f"{time}.min=1.0", f"{time}.max=2.0"], Place(folder))
+    assert uniform.workload.config.train.computation_time == Uniform(1, 2)
+    assert compose_job([f"{time}.mean=1.0"], Place(folder)).workload.config.train.computation_time == Normal(1)
+    none = compose_job(["++workload.reader.multiprocessing_context=None"], Place(folder))
+    assert none.workload.config.reader.multiprocessing_context == "fork"
+
+
+def test_a_run_leaves_the_notes_that_checkers_read(folder: Path) -> None:
+    words = ["workload=small", "++workload.train.epochs=4", "++hydra.output_subdir=dlio_config"]
+    files = job_files(compose_job(words, Place(folder)))
+    assert sorted(files) == [f"dlio_config/{name}.yaml" for name in ("config", "hydra", "overrides")]
+    config, hydra, overrides = (yaml.safe_load(files[name]) for name in sorted(files))
+    assert overrides == ["workload=small", "++workload.train.epochs=4"]
+    assert (config["workload"]["train"]["epochs"], config["workload"]["model"]["name"]) == (4, "little")
+    assert hydra["hydra"]["runtime"]["choices"] == {"workload": "small"}
+    assert hydra["hydra"]["overrides"]["hydra"] == ["++hydra.output_subdir=dlio_config"]
+    assert job_files(compose_job(["++hydra.output_subdir=null"], Place(folder))) == {}
+
+
+def test_the_notes_are_in_the_output_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DFTRACER_ENABLE", "1")
+    words = [
+        "++workload.dataset.format=synthetic", "++workload.dataset.num_files_train=8", "++workload.reader.data_loader=native",
+        "++workload.train.computation_time=0.001", "++workload.unread=1",
+    ]  # fmt: skip
+    assert main(["emulate", "--dlio", f"--config-dir={folder}", *words]) == 0
+    assert "passed over, as nobody reads them: logging, unread" in capsys.readouterr().err
+    output = folder / "results" / "little"
+    assert {"summary.json", "notes", "trace-0-of-1.pfw"} <= {path.name for path in output.iterdir()}
+    assert yaml.safe_load((output / "notes" / "overrides.yaml").read_text()) == words
+
+
+def test_options_of_dlio_need_dlio(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["emulate", "workload=default", "--cfg", "job"]) == 2
+    assert "need --dlio" in capsys.readouterr().err

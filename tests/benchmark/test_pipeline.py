@@ -1,0 +1,139 @@
+"""The emulated pipeline: who reads, who waits for whom, what is written, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmark.config import load
+from benchmark.config.schema import Pipeline, PipelineStage
+from benchmark.emulator.pipeline import pipeline_summary, plan_of, run_pipeline
+from common.errors import IotwinError, UsageError
+from datagen.generate import generate
+from datagen.layouts import Unet3dLayout
+from iotwin.loops.pipeline_twin import pipeline_twin
+from iotwin.main import main
+from tests.conftest import run_iotwin
+from workloads.policies.pipeline import Plan, Stage, order
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipeline") / "data"
+    generate(Unet3dLayout(scale=0.05), folder, samples=30, workers=1)
+    return folder
+
+
+def stages(*replicas, forward_s=0.002, parameter_bytes=1000.0):
+    found, first = [], 0
+    for number, count in enumerate(replicas):
+        ranks = tuple(range(first, first + count))
+        found.append(Stage(number, ranks, forward_s, 2 * forward_s, parameter_bytes=parameter_bytes * (number + 1)))
+        first += count
+    return Plan(tuple(found))
+
+
+def config_of(plan, data, folder, minibatches=12, epochs=1):
+    config = pipeline_twin(plan, data, 1, minibatches, epochs)
+    config.checkpoint.checkpoint_folder = str(folder / "checkpoints")
+    config.output.folder = str(folder / "output")
+    return config
+
+
+def run(config):
+    return run_pipeline(config, None, plan_of(config.twin.pipeline).ranks, None)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 1), (1, 2), (1,)], ids=str)
+def test_every_rank_does_its_passes_in_order_and_after_its_neighbours(data, tmp_path, replicas, schedule):
+    plan = replace(stages(*replicas), schedule=schedule)
+    measured = run(config_of(plan, data, tmp_path))
+    begun, ended = {}, {}
+    for stage in plan.stages:
+        for replica, rank in enumerate(stage.ranks):
+            done = [("B" if backward else "F", minibatch) for backward, minibatch, _, _ in measured[rank].passes]
+            assert done == order(plan, stage.stage, replica, 12)
+            for (kind, minibatch), (_, _, begin_ns, end_ns) in zip(done, measured[rank].passes, strict=True):
+                begun[stage.stage, kind, minibatch], ended[stage.stage, kind, minibatch] = begin_ns, end_ns
+    for (stage, kind, minibatch), begin_ns in begun.items():
+        before = (stage - 1 if kind == "F" else stage + 1, kind, minibatch)
+        assert before not in ended or ended[before] <= begin_ns
+
+
+def test_only_stage_0_reads_and_each_stage_writes_its_own_checkpoint(data, tmp_path):
+    config = config_of(stages(2, 1, parameter_bytes=7e6), data, tmp_path, epochs=2)
+    measured = run(config)
+    found = pipeline_summary(config, measured)["stages"]
+    assert [one.steps.rows()[:, 10].sum() for one in measured] == [12, 12, 0]  # samples, of two epochs
+    read = found[0]["read_bytes"]
+    sizes = [path.stat().st_size for path in sorted(data.glob("*_[xy].npy"))]
+    assert 0 < read <= 2 * sum(sizes) and found[1]["read_bytes"] == 0
+    assert [stage["checkpoint_bytes"] for stage in found] == [2 * 14_000_000, 2 * 28_000_000]
+    files = {path.name: path.stat().st_size for path in Path(config.checkpoint.checkpoint_folder).glob("checkpoint*")}
+    assert files == {f"checkpoint.{s}.epoch.{e}": 14_000_000 * (s + 1) for s in (0, 1) for e in (1, 2)}
+    assert [len(one.spans) for one in measured] == [4, 2, 4]  # epochs, and checkpoints of each stage's first rank
+
+
+def test_a_slow_read_of_stage_0_holds_up_the_last_stage(data, tmp_path):
+    config = config_of(stages(1, 1, 1, 1), data, tmp_path)
+    config.reader.read_threads, config.reader.preprocess_time = 0, 0.05
+    measured = run(config)
+    forward = [np.array([begin for backward, _, begin, _ in one.passes if not backward]) for one in measured]
+    assert np.diff(forward[3]).min() >= 0 and forward[3][-1] - forward[3][0] >= 11 * 0.05e9 * 0.9
+    found = pipeline_summary(config, measured)
+    assert found["seconds_per_minibatch"] >= 0.045
+    assert found["stages"][0]["data_wait_s"] >= 12 * 0.05
+    assert all(stage["bubble_share"] > 0.5 for stage in found["stages"])
+
+
+def test_a_link_delays_what_crosses_it(data, tmp_path):
+    plan = stages(1, 1)
+    plan = Plan((plan.stages[0], replace(plan.stages[1], receive_s=0.06)))
+    found = pipeline_summary(config := config_of(plan, data, tmp_path), run(config))
+    assert found["seconds_per_minibatch"] >= 0.05  # at least what the link takes for a minibatch
+
+
+def test_what_a_pipeline_cannot_do_is_refused(data, tmp_path):
+    config = config_of(stages(1, 1), data, tmp_path, minibatches=1000)
+    with pytest.raises(IotwinError, match="1000 are asked for, the data set has 24"):
+        run(config)
+    with pytest.raises(UsageError, match="has 2; leave --ranks out"):
+        run_pipeline(config, None, 3, None)
+    with pytest.raises(UsageError, match="leave out mpirun, --for"):
+        run_pipeline(config, None, 2, 1.0)
+    with pytest.raises(UsageError, match="each of 0 to 1 is in one stage"):
+        plan_of(Pipeline([PipelineStage([0], 1, 1), PipelineStage([0], 1, 1)]))
+
+
+def test_depths_of_stages_travel_with_the_plan(data, tmp_path):
+    plan = replace(stages(1, 1), depth={0: 2, 1: 0})
+    config = config_of(plan, data, tmp_path)
+    assert plan_of(config.twin.pipeline).depth == plan.depth
+    config.twin.pipeline.depth["5"] = 1
+    with pytest.raises(UsageError, match="'5' is no stage"):
+        plan_of(config.twin.pipeline)
+
+
+def test_a_plan_becomes_a_workload_that_the_emulator_runs(data, tmp_path):
+    plan = {"version": 1, "batch_size": 2, "depth": {"0": 1, "1": 0}, "stages": [
+        {"stage": s, "ranks": [s], "forward_s": 0.002, "backward_s": 0.004, "parameter_bytes": 500.0} for s in (0, 1)
+    ]}  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    twin = tmp_path / "twin.yaml"
+    assert (
+        main(["pipedream", "twin", str(tmp_path / "plan.json"), "--data", str(data), "-o", str(twin), "--minibatches", "6"]) == 0
+    )
+    assert load(twin).reader.batch_size == 2
+    done = run_iotwin(
+        "emulate", str(twin), f"++workload.output.folder={tmp_path}/out",
+        f"++workload.checkpoint.checkpoint_folder={tmp_path}/c", "--json",
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    assert [stage["checkpoint_bytes"] for stage in document["pipeline"]["stages"]] == [1000, 1000]
+    assert document["num_accelerators"] == 2
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["pipedream", "twin", str(tmp_path / "plan.json"), "--data", str(empty), "-o", str(twin)]) == 2

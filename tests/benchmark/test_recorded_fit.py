@@ -1,0 +1,195 @@
+"""Recording a trace: each thread's calls and the times between them, and who waited for whom, from what a trace shows."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmark.config import load
+from benchmark.config.recording import DUPLICATED, RENAMED, Op, Pipe, Recording
+from benchmark.emulator.recorded.run import replay
+from benchmark.fit import fit
+from common.errors import IotwinError
+from tests.benchmark.recordings import write_twin
+from tests.conftest import run_iotwin
+from tests.synthetic import Job, event_table, write_job
+from tracing_tools.trace import schema
+from tracing_tools.trace.manifest import Host, Manifest, Target
+from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.writer import write_events, write_tables
+
+MS = 1_000_000
+DATA, MADE, PIPE, BACK, OTHER = range(5)
+MAIN, LOADER, FEEDER = 100, 101, 102
+KINDS = ("dataset", "checkpoint", "pipe", "pipe", "pipe")
+
+
+def traced(path: Path, calls: list[tuple], renamed_to: str | None = None) -> Trace:
+    """Write a trace of rows (start and duration in ms, op, pid, tid, file, fd, offset, requested, result, flags) and open it."""
+    rows = [(int(start * MS), int(took * MS), *rest, 0) for start, took, *rest in calls]
+    events = event_table(rows)
+    names = ["/data/in.bin", "/out/m.tmp", "pipe:[1]", "pipe:[2]", "pipe:[3]"]
+    files = {
+        "file_id": range(5), "device": [1] * 5, "inode": range(5), "generation": [1] * 5, "path": names,
+        "renamed_to": [None, renamed_to, None, None, None], "container": [None] * 5, "kind": KINDS,
+        "size_bytes": [1000, 0, None, None, None], "host": [None] * 5,
+    }  # fmt: skip
+    processes = {
+        "pid": [MAIN, LOADER], "ppid": [1, MAIN], "namespace_pid": [MAIN, LOADER], "comm": ["python", "python"],
+        "command_line": ["python job.py"] * 2, "role": ["rank", "loader"], "start_ns": [0, 10 * MS],
+        "exit_ns": [100 * MS, 80 * MS], "exit_status": [0, 0], "container": [None] * 2, "host": [None] * 2,
+    }  # fmt: skip
+    tables = [pa.table(given, schema=kind) for given, kind in ((files, schema.FILES), (processes, schema.PROCESSES))]
+    manifest = Manifest(
+        status="complete", backend="synthetic", tool_version="test", host=Host("h", "6", 2, 1 << 30, "x86_64", "ext4"),
+        target=Target(command=["python"], root_pid=MAIN), start_ns=0, end_ns=100 * MS, exit_status=0,
+    )  # fmt: skip
+    manifest.events = write_events(path / "events.parquet", [events])
+    write_tables(path, manifest, *tables, schema.PHASES.empty_table(), {}, None, None)
+    return Trace(path)
+
+
+def opened(at: float, pid: int, file: int, fd: int, flags: int = 0, tid: int = 0) -> tuple:
+    return (at, 1, "openat", pid, tid or pid, file, fd, None, None, fd, flags)
+
+
+def moved(at: float, took: float, op: str, pid: int, file: int, size: int, tid: int = 0, fd: int = 3, offset: int | None = None):
+    return (at, took, op, pid, tid or pid, file, fd, offset, size, size, 0)
+
+
+def rows_of(recording: Recording, thread: int) -> list[tuple[str, int, float]]:
+    """(operation, subject, milliseconds of thought before it) of a thread."""
+    first, end = recording.starts()[thread : thread + 2]
+    columns = (recording.columns[name][first:end].tolist() for name in ("op", "subject", "think_ns"))
+    return [(Op(op).name, subject, think / MS) for op, subject, think in zip(*columns, strict=True)]
+
+
+LOADED = [
+    opened(12, LOADER, DATA, 5), moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
+    moved(24, 1, "write", LOADER, PIPE, 8), (3, 30, "poll", MAIN, MAIN, None, -1, None, None, 1, 0),
+    moved(34, 1, "read", MAIN, PIPE, 4), moved(36, 1, "read", MAIN, PIPE, 4),
+    opened(40, MAIN, MADE, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
+    moved(45, 2, "write", MAIN, MADE, 70_000, fd=7, offset=0), (60, 3, "fsync", MAIN, MAIN, MADE, 7, None, None, 0, 16),
+]  # fmt: skip
+
+
+def test_think_times_run_from_end_to_start_and_a_poll_before_a_read_is_its_wait(tmp_path: Path) -> None:
+    recording = fit(traced(tmp_path / "t", LOADED), "recorded").recording
+    assert recording is not None and recording.header.pipes == [Pipe(False)]
+    assert rows_of(recording, 0) == [
+        ("START", 1, 3), ("POLL", 0, 0), ("PIPE_READ", 0, 1), ("PIPE_READ", 0, 1), ("OPEN", 1, 3), ("WRITE", 1, 4),
+        ("SYNC", 1, 13), ("JOIN", 1, 0), ("END", 0, 20),
+    ]  # fmt: skip
+    assert rows_of(recording, 1) == [
+        ("OPEN", 0, 2), ("READ", 0, 2), ("PIPE_WRITE", 0, 4), ("END", 0, 55),
+    ]  # fmt: skip
+    assert [(file.name, file.written, file.size_bytes) for file in recording.header.files] == [
+        ("in.bin", False, 1000), ("m.tmp", True, 0),
+    ]  # fmt: skip
+
+
+def test_a_pipe_that_others_write_to_is_left_out(tmp_path: Path) -> None:
+    more = moved(50, 1, "read", MAIN, PIPE, 4)
+    recording = fit(traced(tmp_path / "t", [*LOADED, more]), "recorded").recording
+    assert recording is not None and not recording.header.pipes
+    assert not {"PIPE_READ", "PIPE_WRITE", "POLL"} & {op for op, *_ in rows_of(recording, 0) + rows_of(recording, 1)}
+
+
+def test_with_several_writers_reads_take_messages(tmp_path: Path) -> None:
+    calls = [opened(1, MAIN, DATA, 5), moved(12, 1, "write", LOADER, PIPE, 10), moved(13, 1, "write", MAIN, PIPE, 30),
+             moved(20, 1, "read", MAIN, PIPE, 4), moved(22, 1, "read", MAIN, PIPE, 6),
+             moved(24, 1, "read", MAIN, PIPE, 30)]  # fmt: skip
+    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    assert recording is not None and recording.header.pipes == [Pipe(True)]
+    reads = recording.columns["op"] == Op.PIPE_READ
+    assert recording.columns["size"][reads].tolist() == [1, 1]  # the second read found the rest of the first message
+
+
+def test_a_thread_that_only_writes_to_pipes_waits_for_its_process(tmp_path: Path) -> None:
+    calls = [opened(12, LOADER, DATA, 5), moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
+             moved(22, 1, "write", LOADER, PIPE, 8, tid=FEEDER), moved(24, 1, "read", MAIN, PIPE, 8)]  # fmt: skip
+    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    assert recording is not None and recording.header.threads == [0, 1, 1]
+    assert ("POST", 0, 0) in rows_of(recording, 1)
+    assert rows_of(recording, 2) == [("WAIT", 0, 0), ("PIPE_WRITE", 0, 2)]
+
+
+def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
+    made = schema.FLAG_CREATE | schema.FLAG_WRITABLE
+    calls = [opened(1, MAIN, MADE, 7, made), moved(3, 1, "write", MAIN, MADE, 70_000, fd=9, offset=0),
+             (5, 1, "close", MAIN, MAIN, MADE, 7, None, None, 0, 16), (7, 1, "rename", MAIN, MAIN, MADE, -1, None, None, 0, 0),
+             opened(9, MAIN, MADE, 7)]  # fmt: skip
+    recording = fit(traced(tmp_path / "t", calls, renamed_to="/out/sub/m.pt"), "recorded").recording
+    assert recording is not None
+    (file,), flags = recording.header.files, recording.columns["flags"]
+    assert (file.name, file.renamed_to) == ("m.tmp", "sub/m.pt")
+    assert [bool(flag & RENAMED) for flag in flags[:5].tolist()] == [False, False, False, False, True]
+    assert flags[0] & DUPLICATED
+
+
+def test_a_trace_without_storage_has_nothing_to_replay(tmp_path: Path) -> None:
+    with pytest.raises(IotwinError, match="nothing to replay"):
+        fit(traced(tmp_path / "t", [moved(12, 1, "write", LOADER, PIPE, 10)]), "recorded")
+
+
+@pytest.mark.parametrize("files", [6, 3])
+def test_a_replay_makes_every_call_of_a_training_job(tmp_path: Path, files: int) -> None:
+    job = Job(files=files, evaluation_files=0, file_bytes=30_000, read_bytes=10_000, epochs=2, batch=1, compute_ns=MS)
+    trace = Trace(write_job(tmp_path / "t", job))
+    fitted = fit(trace, "recorded")
+    assert fitted.recording is not None and fitted.files == [(f"case_{i:05d}_x.npy", 30_000) for i in range(files)]
+    path = write_twin(tmp_path, fitted.recording, think_scale=0)
+    replayed = replay(load(path), None)
+    events = trace.events_frame(["op", "result"])
+    by_op = events["op"].astype(str).value_counts()
+    wanted = {"open": "openat", "read": "read", "write": "write", "sync": "fsync", "close": "close"}
+    assert {ours: replayed.counts[ours] for ours in wanted} == {ours: by_op[theirs] for ours, theirs in wanted.items()}
+    assert replayed.read_bytes == events.loc[events["op"] == "read", "result"].sum()
+    assert replayed.written_bytes == events.loc[events["op"] == "write", "result"].sum()
+
+
+def test_auto_says_which_kind_it_took_and_why(tmp_path: Path) -> None:
+    training = fit(Trace(write_job(tmp_path / "training")))
+    assert training.recording is None and training.evidence["kind"].startswith("structured")
+    calls = [opened(5, MAIN, MADE, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
+             moved(7, 1, "write", MAIN, MADE, 1000, fd=7, offset=0)]  # fmt: skip
+    writer = traced(tmp_path / "writer", calls)
+    fitted = fit(writer)
+    assert fitted.recording is not None
+    assert fitted.evidence["kind"].startswith("recorded, as no structure can be told: no data")
+    with pytest.raises(IotwinError, match="no data"):
+        fit(writer, "structured")
+
+
+def test_a_packed_recorded_twin_runs_elsewhere_and_names_nothing(tmp_path: Path) -> None:
+    from iotwin.loops.twin_archive import pack, unpack
+
+    directory = tmp_path / "proven"
+    made = fit(traced(tmp_path / "t", LOADED), "recorded")
+    assert made.recording is not None
+    directory.mkdir()
+    write_twin(directory, made.recording)
+    shutil.move(directory / "job.recording", directory / "twin.recording")
+    text = (directory / "twin.yaml").read_text()
+    (directory / "twin.yaml").write_text(text.replace("job.recording", "twin.recording"))
+    (directory / "dataset.csv").write_text("name,size_bytes\nin.bin,1000\n")
+    (directory / "summary.json").write_text(
+        '{"overall": 1, "verdict": "", "noise_floor": 1, "best_round": 1, "source": {}, "rounds": [], "assumptions": []}'
+    )
+    pack(directory, tmp_path / "x.twin", keep_names=False)
+    assert b"in.bin" not in (tmp_path / "x.twin").read_bytes()
+    unpack(tmp_path / "x.twin", tmp_path / "here")
+    assert not [name for name in ("in.bin", "m.tmp") if name.encode() in (tmp_path / "here" / "twin.recording").read_bytes()]
+    done = run_iotwin("emulate", tmp_path / "here" / "twin.yaml", "--quiet", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"bytes_read":1000' in done.stdout.replace(" ", "")
+
+
+def test_the_columns_of_a_recording_are_in_order(tmp_path: Path) -> None:
+    recording = fit(Trace(write_job(tmp_path / "t")), "recorded").recording
+    assert recording is not None and (np.diff(recording.columns["thread"]) >= 0).all()
+    for thread in range(len(recording.header.threads)):
+        first, end = recording.starts()[thread : thread + 2]
+        assert (np.diff(recording.columns["at_ns"][first:end]) >= 0).all()

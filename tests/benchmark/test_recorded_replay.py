@@ -1,0 +1,179 @@
+"""Replaying recordings: the calls, their order and their bytes as recorded, and waits that are kept as waits."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmark.config import load
+from benchmark.config.recording import RENAMED, File, Mark, Op, Pipe
+from benchmark.emulator.recorded.player import Player
+from benchmark.emulator.recorded.run import lateness, replay
+from common.errors import IotwinError
+from iotwin.loops.emulation import Options, run_workload
+from tests.benchmark.recordings import CREATE, recording, row, write_twin
+from tests.benchmark.strace import needs_strace, strace
+from tests.conftest import run_iotwin
+
+SECOND = 1_000_000_000
+PAGE = 4096
+
+
+def one_thread() -> list[dict[str, int]]:
+    """Read a file, write another with a sync, rename it, remove it."""
+    return [
+        row(0, Op.OPEN), row(0, Op.READ, offset=0, size=6000), row(0, Op.READ, offset=6000, size=6000), row(0, Op.CLOSE),
+        row(0, Op.OPEN, 1, fd=4, flags=CREATE), row(0, Op.WRITE, 1, fd=4, offset=0, size=5_000_000),
+        row(0, Op.WRITE, 1, fd=4, offset=5_000_000, size=17), row(0, Op.SYNC, 1, fd=4), row(0, Op.CLOSE, 1, fd=4),
+        row(0, Op.RENAME, 1, fd=-1), row(0, Op.OPEN, 1, fd=4, flags=RENAMED), row(0, Op.READ, 1, fd=4, offset=9, size=300_000),
+        row(0, Op.CLOSE, 1, fd=4, flags=RENAMED), row(0, Op.END),
+    ]  # fmt: skip
+
+
+FILES = [File("x/in.bin", size_bytes=9000), File("part/out.tmp", "out.pt", written=True, made=True)]
+
+
+def test_what_is_written_and_counted_is_what_was_recorded(tmp_path: Path) -> None:
+    path = write_twin(tmp_path, recording(one_thread(), FILES))
+    summary = run_workload(load(path), Options())
+    assert summary is not None
+    own = summary["iotwin"]
+    assert (own["bytes_read"], own["bytes_written"]) == (9000 + 300_000, 5_000_017)
+    assert own["recorded"]["calls"] == {"open": 3, "read": 3, "write": 2, "sync": 1, "close": 3, "rename": 1}
+    assert own["recorded"]["timing_error"]["calls"] == 13 and own["recorded"]["waits_given_up"] == 0
+    assert [file.name for file in (tmp_path / "made").rglob("*") if file.is_file()] == ["out.pt"]
+    assert (tmp_path / "made" / "out.pt").stat().st_size == 5_000_017
+    assert json.loads((tmp_path / "results" / "summary.json").read_text())["iotwin"] == own
+
+
+@needs_strace
+def test_the_kernel_sees_the_calls_in_the_order_of_the_recording(tmp_path: Path) -> None:
+    path = write_twin(tmp_path, recording(one_thread(), FILES))
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(path), "--quiet"]
+    processes = strace(command, "preadv,preadv2,pread64,pwritev,pwritev2,fsync,close", tmp_path)
+    own = [(call.name, name, call.result) for call in processes[0] for name in ("in.bin", "out.tmp", "out.pt")
+           if any(path.endswith(name) for path in call.paths)]  # fmt: skip
+    kinds = {"p": "move", "f": "fsync", "c": "close"}
+    assert [(kinds[call[0]], name, result) for call, name, result in own] == [
+        ("move", "in.bin", 6000), ("move", "in.bin", 3000), ("close", "in.bin", 0),
+        ("move", "out.tmp", 5_000_000), ("move", "out.tmp", 17), ("fsync", "out.tmp", 0), ("close", "out.tmp", 0),
+        ("move", "out.pt", 300_000), ("close", "out.pt", 0),
+    ]  # fmt: skip
+
+
+def two_processes() -> list[dict[str, int]]:
+    """The first process starts a loader, waits for its word through a pipe, then opens the second file."""
+    return [
+        row(0, Op.START, 1), row(0, Op.POLL, 0), row(0, Op.PIPE_READ, 0, size=5), row(0, Op.OPEN, 1), row(0, Op.CLOSE, 1),
+        row(0, Op.JOIN, 1), row(1, Op.OPEN), row(1, Op.READ, offset=0, size=10), row(1, Op.PIPE_WRITE, 0, size=5),
+        row(1, Op.CLOSE), row(1, Op.END),
+    ]  # fmt: skip
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, note: int, slow_s: float) -> None:
+    """Have every replayed open and read write a letter to the descriptor, reads of file 0 only after `slow_s`."""
+    opened, read = Player._open, Player._read
+
+    def slow_read(self, file, fd, offset, size, flags):
+        time.sleep(slow_s)
+        os.write(note, b"r")
+        return read(self, file, fd, offset, size, flags)
+
+    def noting_open(self, file, fd, offset, size, flags):
+        os.write(note, b"ab"[file : file + 1])
+        return opened(self, file, fd, offset, size, flags)
+
+    monkeypatch.setattr(Player, "_read", slow_read)
+    monkeypatch.setattr(Player, "_open", noting_open)
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_a_slow_read_delays_what_waited_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: bool) -> None:
+    files = [File("slow", size_bytes=10), File("after", size_bytes=10)]
+    path = write_twin(tmp_path, recording(two_processes(), files, [-1, 0], [0, 1], [Pipe(messages)]))
+    reader, writer = os.pipe()
+    noted(monkeypatch, writer, 0.2)
+    replayed = replay(load(path), None)
+    os.close(writer)
+    assert os.read(reader, 100) == b"arb" and replayed.freed_waits == 0
+    os.close(reader)
+
+
+def test_threads_hand_over_within_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for a post comes after what was posted for, however slow that was."""
+    rows = [
+        row(0, Op.THREAD, 1), row(0, Op.OPEN), row(0, Op.READ, offset=0, size=1), row(0, Op.POST), row(0, Op.END),
+        row(1, Op.WAIT), row(1, Op.OPEN, 1),
+    ]  # fmt: skip
+    files = [File("slow", size_bytes=10), File("after", size_bytes=10)]
+    path = write_twin(tmp_path, recording(rows, files, threads=[0, 0], channels=1))
+    reader, writer = os.pipe()
+    noted(monkeypatch, writer, 0.2)
+    replay(load(path), None)
+    os.close(writer)
+    assert os.read(reader, 100) == b"arb"
+    os.close(reader)
+
+
+def test_threads_that_wait_for_one_another_are_let_go_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmark.emulator.recorded.process._STUCK_TICKS", 1)
+    path = write_twin(tmp_path, recording([row(0, Op.PIPE_READ, 0, size=1), row(0, Op.END)], [], pipes=[Pipe()]))
+    assert replay(load(path), None).freed_waits == 1
+
+
+def test_cut_loop_scale_and_ranks(tmp_path: Path) -> None:
+    rows = [row(0, Op.OPEN), row(0, Op.READ, offset=0, size=9, at_ns=SECOND), row(0, Op.READ, offset=0, size=9, at_ns=3 * SECOND,
+                think_ns=3600 * SECOND)]  # fmt: skip
+    made = recording(rows, [File("a", size_bytes=9)])
+    path = write_twin(tmp_path, made, think_scale=0)
+    assert run_workload(load(path), Options(ranks=2))["iotwin"]["bytes_read"] == 36
+    (tmp_path / "cut").mkdir()
+    path = write_twin(tmp_path / "cut", made, cut_s=2, loop=3)
+    assert run_workload(load(path), Options())["iotwin"]["bytes_read"] == 27
+
+
+def test_a_time_limit_ends_a_replay_early(tmp_path: Path) -> None:
+    rows = [row(0, Op.START, 1), row(0, Op.PIPE_READ, 0, size=1), row(1, Op.PIPE_WRITE, 0, size=1, think_ns=3600 * SECOND)]
+    path = write_twin(tmp_path, recording(rows, [], [-1, 0], [0, 1], [Pipe()]))
+    assert replay(load(path), None, limit_s=0.2).stopped_early
+
+
+def test_pages_of_mapped_files_are_touched(tmp_path: Path) -> None:
+    rows = [row(0, Op.OPEN), row(0, Op.MAP, offset=0, size=1 << 40 >> 10), row(0, Op.TOUCH, offset=2 * PAGE),
+            row(0, Op.TOUCH, offset=500 * PAGE), row(0, Op.UNMAP), row(0, Op.TOUCH, offset=0), row(0, Op.CLOSE)]  # fmt: skip
+    path = write_twin(tmp_path, recording(rows, [File("m", size_bytes=3 * PAGE)]))
+    assert replay(load(path), None).counts["touch"] == 3  # one of them behind the end, which must not be a SIGBUS
+
+
+def test_phases_are_logged_where_they_were(tmp_path: Path) -> None:
+    rows = [row(0, Op.MARK, 0), row(0, Op.OPEN), row(0, Op.CLOSE), row(0, Op.MARK, 1)]
+    marks = [Mark("epoch", True, epoch=2), Mark("epoch", False, epoch=2)]
+    path = write_twin(tmp_path, recording(rows, [File("a", size_bytes=1)], marks=marks))
+    done = run_iotwin("emulate", path)
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in done.stdout.splitlines() if line.startswith(":::MLLOG")]
+    assert [(line["event_type"], line["metadata"]) for line in lines] == [
+        ("INTERVAL_START", {"epoch_num": 2}), ("INTERVAL_END", {"epoch_num": 2}),
+    ]  # fmt: skip
+
+
+def test_a_missing_file_and_a_failing_child_end_in_one_line(tmp_path: Path) -> None:
+    path = write_twin(tmp_path, recording([row(0, Op.OPEN)], [File("a", size_bytes=1)]))
+    (tmp_path / "data" / "a").unlink()
+    with pytest.raises(IotwinError, match=r"data/a: is not there"):
+        replay(load(path), None)
+    (tmp_path / "child").mkdir()
+    rows = [row(0, Op.START, 1), row(0, Op.JOIN, 1), row(1, Op.UNLINK)]
+    path = write_twin(tmp_path / "child", recording(rows, [File("gone", written=True, made=True)], [-1, 0], [0, 1]))
+    with pytest.raises(IotwinError, match="gone No such file"):
+        replay(load(path), None)
+
+
+def test_the_quantiles_of_lateness_are_upper_edges_of_octaves() -> None:
+    late = np.zeros(64, np.int64)
+    late[[0, 10, 20]] = 50, 49, 1
+    found = lateness(late)
+    assert (found["calls"], found["median_s"], found["p99_s"]) == (100, 1e-9, 1024e-9)

@@ -1,0 +1,71 @@
+"""``iotwin stats`` and ``info``: what a person, a spreadsheet and a script get; names from a trace as text."""
+
+import csv
+import io
+import json
+
+from iotwin.loops.statistics_table import storage_first
+from tests.iotwin.processes import call, one_line
+from tests.trace_visuals.hostile import MARK, NAMES, write_hostile
+from tracing_tools.trace.reader import Trace
+
+
+def test_a_table_csv_and_json_of_the_same_numbers(trace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    document = json.loads(call("stats", trace, "--by", "file", "--json").stdout)
+    read = list(csv.DictReader(io.StringIO(call("stats", trace, "--by", "file", "--csv").stdout)))
+    assert [row["path"] for row in read] == [row["path"] for row in document["rows"]]
+    assert sum(int(row["calls"]) for row in read) == Trace(trace).manifest.events
+    shown = call("stats", trace, "--by", "file").stdout
+    assert all(heading in shown for heading in ("path", "kind", "% time", "median", "99 %", "longest"))
+    assert document["rows"][0]["path"] in shown
+
+
+def test_answers_in_sql(trace):
+    document = json.loads(call("stats", trace, "--sql", "select count(*) as n from files", "--json").stdout)
+    assert (document["columns"], document["rows"]) == (["n"], [[len(Trace(trace).files())]])
+    assert call("stats", trace, "--sql", "select 1 as one, 'a,b' as two", "--csv").stdout == 'one,two\n1,"a,b"\n'
+    places = json.loads(
+        call("stats", trace, "--sql", "select offset_bytes // 4096 from events where op = 'read'", "--json").stdout
+    )
+    assert places["rows"]
+    assert "│ a,b" in call("stats", trace, "--sql", "select 'a,b' as two").stdout
+
+
+def test_requests_that_contradict_themselves_are_refused(trace):
+    for arguments in (
+        ["--csv", "--json"],
+        ["--sql", "select 1", "--by", "file"],
+        [trace, "--sql", "select 1"],
+        ["--sql", "drop x"],
+    ):
+        result = call("stats", trace, *arguments)
+        assert result.returncode == 2 and one_line(result), arguments
+
+
+def test_hostile_names_are_shown_as_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    path = write_hostile(tmp_path / "[red]x\x1b[2J.trace")
+    shown = call("stats", path, "--by", "file").stdout + call("info", path).stdout
+    assert MARK in shown and NAMES[3] in shown and "\x1b" not in shown and "[red]x" in shown
+
+
+def _row(path, kind, calls):
+    sums = {"calls": calls, "errors": 0, "read_bytes": 10 * calls, "written_bytes": 0, "total_ns": calls, "time_share": 0.1}
+    return {"path": path, "kind": kind, **sums, "p50_ns": 1.0, "p90_ns": 2.0, "p99_ns": 3.0, "max_ns": calls}
+
+
+def test_storage_comes_first_and_libraries_are_one_line():
+    rows = [_row("a.so", "library", 9), _row("x.ckpt", "checkpoint", 5), _row("b.so", "library", 4), _row("d.npy", "dataset", 3)]
+    shown = storage_first(rows)
+    assert [row["kind"] for row in shown] == ["dataset", "checkpoint", "library"]
+    assert shown[2]["path"].startswith("(2 files") and shown[2]["p50_ns"] is None
+    assert (shown[2]["calls"], shown[2]["read_bytes"], shown[2]["max_ns"]) == (13, 130, 9)
+
+
+def test_files_of_one_kind_alone(trace):
+    only = json.loads(call("stats", trace, "--by", "file", "--kind", "dataset", "--json").stdout)["rows"]
+    assert only and {row["kind"] for row in only} == {"dataset"}
+    wrong = call("stats", trace, "--by", "file", "--kind", "datset")
+    assert wrong.returncode == 2 and "did you mean 'dataset'" in one_line(wrong)
+    assert call("stats", trace, "--kind", "dataset").returncode == 2

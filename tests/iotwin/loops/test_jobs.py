@@ -1,0 +1,59 @@
+"""`iotwin trace --jobs`: several jobs at once, a trace each."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests.conftest import run_iotwin
+from tests.tracing_tools.recorder.test_faults import start, wait_for
+from tracing_tools.trace.reader import Trace
+
+
+@pytest.mark.root
+def test_each_job_has_its_own_trace(tmp_path):
+    jobs = {
+        "a": {"command": ["sh", "-c", "cat /etc/hostname; sleep 0.5; exit $CODE"], "environment": {"CODE": 3}, "workload": "x"},
+        "b": {"command": ["sh", "-c", "cat /etc/passwd; sleep 0.5"]},
+    }
+    (tmp_path / "jobs.yaml").write_text(json.dumps(jobs))
+    result = run_iotwin("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml", "--json")
+    assert result.returncode == 3, result.stderr
+    assert {name: job["exit_status"] for name, job in json.loads(result.stdout)["jobs"].items()} == {"a": 3, "b": 0}
+    a, b = Trace(tmp_path / "out" / "a.trace"), Trace(tmp_path / "out" / "b.trace")
+    assert a.manifest.workload == "x" and b.manifest.workload is None
+    assert max(a.manifest.start_ns, b.manifest.start_ns) < min(a.manifest.end_ns, b.manifest.end_ns)  # at once
+    paths = set(a.files()["path"]), set(b.files()["path"])
+    assert "/etc/hostname" in paths[0] - paths[1] and "/etc/passwd" in paths[1] - paths[0]
+
+
+@pytest.mark.root
+def test_an_interrupt_ends_all(tmp_path):
+    (tmp_path / "jobs.yaml").write_text("a: {command: [sleep, '60']}\nb: {command: [sleep, '60']}\n")
+    tracer = start("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml")
+    manifests = [tmp_path / "out" / f"{name}.trace" / "manifest.json" for name in "ab"]
+    wait_for(lambda: all(path.exists() and '"start_ns": 0' not in path.read_text() for path in manifests), "both jobs")
+    time.sleep(0.2)
+    os.kill(tracer.pid, signal.SIGTERM)
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode not in (0, None), errors
+    assert {Trace(path.parent).manifest.status for path in manifests} == {"complete"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [1]", "mapping"),
+        ("a: {comand: [x]}", "did you mean 'command'"),
+        ("a: {command: ls -l}", "list of words"),
+        ("../a: {command: [ls]}", "cannot be the name"),
+        ("a: {command: [", "not YAML"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path, text, says):
+    (tmp_path / "jobs.yaml").write_text(text)
+    result = run_iotwin("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml")
+    assert result.returncode == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,256 @@
+"""iotwin run: the grid, its order, and cells that fail, hang or are cut off. DLRM's sleep variant stands for the jobs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from msgspec import structs
+
+from common.errors import IotwinError, UsageError
+from iotwin.loops.experiment import SHIPPED, cells, read_experiment
+from iotwin.loops.experiment_cell import trace_command
+from iotwin.loops.experiment_run import _explain, _Runner
+from tests.conftest import ROOT, nothing_can_trace, run_iotwin
+from tests.iotwin.processes import call, one_line
+from tracing_tools.trace.reader import Trace
+
+needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(nothing_can_trace()))
+
+
+def experiment(**changes):
+    jobs = {
+        "workload": "dlrm", "data": ["clicks"], "variant": ["sleep"], "batch": [100, 200], "sleep": "0.001",
+        "options": {"steps": 5, "eval-every": 0},
+    }  # fmt: skip
+    jobs |= changes.pop("jobs", {})
+    return {
+        "name": "small", "container": False, "time_limit": "200s",
+        "data": {"clicks": {"workload": "dlrm", "generate": ["--samples", "5000"]}}, "jobs": [jobs], **changes,
+    }  # fmt: skip
+
+
+def write(path, **changes):
+    path.write_text(yaml.safe_dump(experiment(**changes)))
+    return path
+
+
+def run(path, output):
+    done = run_iotwin("run", path, "-o", output, "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+@needs_a_tracer
+def test_a_grid_runs_and_runs_no_cell_again(tmp_path):
+    source, output = write(tmp_path / "e.yaml", plot="steps"), tmp_path / "out"
+    status, summary = run(source, output)
+    assert status == 0 and summary["failed"] == [] and len(summary["finished"]) == 2
+    assert (output / "plots" / "steps" / "dlrm_breakdown.png").stat().st_size > 1000
+    assert summary == json.loads((output / "summary.json").read_text())
+    for record in summary["finished"]:
+        cell = output / "cells" / record["cell"]
+        assert record["result"]["steps"] == 5 and record["machine"]["versions"]["python"] == sys.version.split()[0]
+        reads = [row for row in Trace(cell / "trace").files()["path"] if row.endswith("terabyte_processed_train.bin")]
+        assert reads == [str(output / "data" / "clicks" / "terabyte_processed_train.bin")]
+    before = {path: path.stat().st_mtime_ns for path in [*output.glob("cells/*/*"), *output.glob("plots/*/*")]}
+    status, again = run(source, output)
+    assert status == 0 and again["finished"] == summary["finished"]
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert len(before) == len([*output.glob("cells/*/*"), *output.glob("plots/*/*")])
+
+
+@needs_a_tracer
+def test_failed_and_hung_cells_are_named_and_the_rest_goes_on(tmp_path, monkeypatch):
+    whole = _Runner._execute
+
+    def limited(self, command, directory):
+        self._experiment = structs.replace(self._experiment, time_limit="4s" if "-b100-" in directory.name else "200s")
+        whole(self, command, directory)
+
+    # However slow the machine, only the cell that hangs meets its limit.
+    monkeypatch.setattr(_Runner, "_execute", limited)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    jobs = [
+        experiment()["jobs"][0] | {"batch": [6000]},  # more than there is
+        experiment()["jobs"][0] | {"batch": [100], "sleep": "600"},
+        experiment()["jobs"][0] | {"batch": [200]},
+        experiment()["jobs"][0] | {"batch": [200], "data": ["elsewhere"]},
+    ]
+    missing = {"elsewhere": {"workload": "dlrm", "folder": str(tmp_path / "none")}}
+    source = write(tmp_path / "e.yaml", jobs={})
+    source.write_text(yaml.safe_dump(yaml.safe_load(source.read_text()) | {
+        "jobs": jobs, "data": experiment()["data"] | missing}))  # fmt: skip
+    done = call("run", source, "-o", tmp_path / "out")
+    assert done.returncode == 1, done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [record["batch"] for record in summary["finished"]] == [200]
+    reasons = {failure["cell"]: failure["reason"] for failure in summary["failed"]}
+    assert "too few for one batch of 6000" in reasons["dlrm-sleep-clicks-r1-b6000-w1-1"]
+    assert "longer than the time limit of 4s" in reasons["dlrm-sleep-clicks-r1-b100-w1-1"]
+    assert "is missing" in reasons["dlrm-sleep-elsewhere-r1-b200-w1-1"]
+    for cell, reason in reasons.items():
+        assert f"FAILED {cell}: {reason}" in done.stdout
+    assert not _processes_of(tmp_path)
+
+
+def _processes_of(folder):
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words and int(process.name) != os.getpid():
+            found.append((process.name, words))
+    return found
+
+
+@needs_a_tracer
+def test_a_run_killed_in_a_cell_goes_on_where_it_was(tmp_path):
+    source, output = write(tmp_path / "e.yaml", jobs={"batch": [100, 200, 300], "sleep": "0.5"}), tmp_path / "out"
+    command = [sys.executable, "-m", "iotwin.main", "run", str(source), "-o", str(output), "--quiet"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment) as process:
+        while len(list(output.glob("cells/*/cell.json"))) < 1 or len(list(output.glob("cells/*/trace/logs/stdout"))) < 2:
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    finished = {path: path.read_bytes() for path in output.glob("cells/*/cell.json")}
+    assert 0 < len(finished) < 3
+    status, summary = run(source, output)
+    assert status == 0 and len(summary["finished"]) == 3
+    assert all(path.read_bytes() == content for path, content in finished.items())
+    for record in summary["finished"]:
+        assert Trace(output / "cells" / record["cell"] / "trace").manifest.status == "complete"
+    assert not _processes_of(tmp_path)
+
+
+def test_more_gpus_than_there_are(tmp_path):
+    source = write(tmp_path / "e.yaml", gpus=True, jobs={"ranks": [1000], "batch": [1]})
+    status, summary = run(source, tmp_path / "out")
+    assert status == 1
+    assert "it needs 1000 GPUs" in summary["failed"][0]["reason"]
+
+
+def test_data_that_cannot_be_made(tmp_path):
+    data = {"clicks": {"workload": "dlrm", "generate": ["--samples", "many"]}}
+    status, summary = run(write(tmp_path / "e.yaml", data=data), tmp_path / "out")
+    assert status == 1 and "could not be generated" in summary["failed"][0]["reason"]
+    assert [path.name for path in (tmp_path / "out" / "data").iterdir()] == []
+
+
+def test_the_order_is_random_and_a_seed_s_own(tmp_path):
+    def order(seed):
+        source = write(tmp_path / "e.yaml", seed=seed, repeats=2, jobs={"batch": list(range(1, 21))})
+        return [cell.name for cell in cells(read_experiment(source))]
+
+    assert order(1) == order(1) != order(2) and sorted(order(1)) == sorted(order(2))
+    assert all(name.endswith("-1") for name in order(1)[:20])  # repeats follow one another
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+def test_shipped_experiments_read(name):
+    assert len(cells(read_experiment(Path(name)))) == {
+        "timeline": 6, "timeline-smoke": 6, "instrumentation": 270, "instrumentation-smoke": 20}[name]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"jobs": {"variant": ["slep"]}}, "no variant 'slep' (did you mean 'sleep'?)"),
+        ({"jobs": {"data": ["click"]}}, "no data set 'click' (did you mean 'clicks'?)"),
+        ({"jobs": {"batch": [0]}}, ">= 1"),
+        ({"jobs": {"batches": [1]}}, "batches"),
+        ({"jobs": {"sleep": None}}, "needs sleep"),
+        ({"jobs": {"variant": ["emulated"]}}, "needs emulate"),
+        ({"jobs": {"batch": [1, 1]}}, "is there twice"),
+        ({"data": {"clicks": {"workload": "dlrm"}}}, "needs either folder or generate"),
+        ({"data": {"clicks": {"workload": "bert", "folder": "x"}}}, "is for bert, not dlrm"),
+        ({"time_limit": "soon"}, "soon"),
+        ({"name": "../up"}, "matching regex"),
+    ],
+)
+def test_experiments_that_make_no_sense(tmp_path, changes, message):
+    with pytest.raises(UsageError) as error:
+        read_experiment(write(tmp_path / "e.yaml", **changes))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_experiments_that_are_not_there(tmp_path):
+    done = call("run", "timelin-smoke")
+    assert done.returncode == 2 and "did you mean 'timeline-smoke'?" in done.stderr
+    (tmp_path / "e.yaml").write_text("a: [")
+    done = call("run", tmp_path / "e.yaml")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "is not YAML" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["timeline", "instrumentation"])
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_artifact_s_scripts_run_the_shipped_experiments(tmp_path, name, smoke):
+    (tmp_path / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    (tmp_path / "iotwin").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = ROOT / "tracing_tools" / f"run_{name}_experiments.sh"
+    command = [script, *(["--smoke"] if smoke else []), "--dry-run", "--json"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["experiment"] == name + ("-smoke" if smoke else "")
+
+
+@pytest.mark.parametrize(
+    ("status", "own", "job", "reason"),
+    [
+        (137, "", "", "it was killed, as the kernel does when memory runs out"),
+        (1, "iotwin trace: no Docker Engine answers at /x; start it", "ignored", "no Docker Engine answers at /x; start it"),
+        (1, "", "warning\nunet3d: out of memory", "unet3d: out of memory"),
+        (3, "", "", "it ended with exit status 3 and said nothing"),
+    ],
+)
+def test_why_a_cell_failed(tmp_path, status, own, job, reason):
+    (tmp_path / "iotwin.log").write_text(own)
+    (tmp_path / "trace" / "logs").mkdir(parents=True)
+    (tmp_path / "trace" / "logs" / "stderr").write_text(job)
+    assert _explain(status, tmp_path) == reason
+
+
+def test_what_runs_in_a_container_and_what_it_sees(tmp_path):
+    """Emulated cells in the emulator's image, without GPUs; a twin and a sleep model are put where the container finds them."""
+    (tmp_path / "twin.yaml").write_text("a: twin")
+    (tmp_path / "sleep.json").write_text("0.5")
+    jobs = {"variant": ["emulated", "sleep"], "batch": [7], "emulate": [str(tmp_path / "twin.yaml"), "++workload.train.epochs=2"],
+            "sleep": str(tmp_path / "sleep.json")}  # fmt: skip
+    grid = read_experiment(write(tmp_path / "e.yaml", container=True, jobs=jobs))
+    by_variant = {cell.variant: cell for cell in cells(grid)}
+    for variant, image, job in [
+        ("emulated", "dlio:latest", ["emulate", "/output/twin.yaml", "--instrument"]),
+        ("sleep", "dlrm:sleep", ["workloads.dlrm"]),
+    ]:
+        directory = tmp_path / variant
+        directory.mkdir()
+        command = trace_command(grid, by_variant[variant], tmp_path / "data", directory)
+        own = command[command.index("--") + 1 :]
+        assert command[command.index("--image") + 1] == image and own[: len(job)] == job
+        assert not [word for word in own if str(tmp_path) in word]
+    assert (tmp_path / "emulated" / "output" / "twin.yaml").read_text() == "a: twin"
+    assert own[own.index("--sleep") + 1] == "/output/computation_time.json"
+    assert (tmp_path / "sleep" / "output" / "computation_time.json").read_text() == "0.5"
+    grid.images["emulated"] = "mine"
+    (tmp_path / "other").mkdir()
+    assert "mine" in trace_command(grid, by_variant["emulated"], tmp_path / "data", tmp_path / "other")
+    (tmp_path / "twin.yaml").unlink()
+    (tmp_path / "third").mkdir()
+    with pytest.raises(IotwinError, match="No such file"):
+        trace_command(grid, by_variant["emulated"], tmp_path / "data", tmp_path / "third")
+
+
+def test_no_docker(tmp_path, monkeypatch):
+    """One line says so, and how to do without, before any data set is made; the exit status is 1."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    done = call("run", write(tmp_path / "e.yaml", container=True), "-o", tmp_path / "out")
+    assert done.returncode == 1 and not (tmp_path / "out").exists()
+    assert "no Docker Engine answers" in one_line(done) and "--no-container" in one_line(done)

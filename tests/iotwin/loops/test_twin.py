@@ -1,0 +1,156 @@
+"""The twin command on a real traced run: corrected, kept by round, packed without names, run from the archive."""
+
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmark import config as workload
+from datagen.recorded import read_recipe, write_recipe
+from iotwin.loops.twin import make_twin
+from iotwin.main import main
+from tests.conftest import ROOT, nothing_can_trace, run_iotwin
+from tests.iotwin.processes import call
+from tests.synthetic import Job, write_job
+from tracing_tools.recorder.session import Options, trace_command
+
+SECRETS = ("acme", "hush", "confidential")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two traced runs of a small job (an emulated one), whose owner has given telling names to everything."""
+    if reason := nothing_can_trace():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("acme")
+    (folder / "confidential").mkdir()
+    rng = np.random.default_rng(1)
+    for index in range(12):
+        np.save(folder / "confidential" / f"hush_{index:03d}.npy", rng.random(20_000 + 500 * index, dtype=np.float32))
+    files = [f"hush_{index:03d}.npy" for index in range(12)]
+    config = workload.Config(
+        workflow=workload.Workflow(evaluation=True, checkpoint=True),
+        dataset=workload.Dataset(data_folder=str(folder / "confidential"), format="npy"),
+        reader=workload.Reader(batch_size=2, read_threads=2, sample_shuffle="seed"),
+        train=workload.Train(epochs=2, computation_time=0.03),
+        checkpoint=workload.Checkpoint(checkpoint_folder=str(folder / "output")),
+        output=workload.Output(folder=str(folder / "output")),
+        twin=workload.Twin(
+            train_files=files[:10], eval_files=files[10:], checkpoint=workload.TwinCheckpoint(
+                files=[workload.CheckpointFile(name="acme_{epoch}.pt", write_sizes=[(5000, 2)], fsync=True)]
+            ),
+        ),
+    )  # fmt: skip
+    workload.dump(config, folder / "job.yaml")
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(folder / "job.yaml")]
+    traces = [folder / f"{name}.trace" for name in ("first", "second")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        for trace in traces:
+            assert trace_command(command, trace, Options(workload="acme net", forward_output=False)).exit_status == 0
+    return traces
+
+
+@pytest.fixture(scope="module")
+def made(job: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the finished twin."""
+    directory = tmp_path_factory.mktemp("made") / "twin"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        make_twin(job, directory, rounds=2, force=False)
+    return directory
+
+
+def test_every_round_is_kept_and_the_best_one_is_the_twin(made):
+    document = json.loads((made / "summary.json").read_text())
+    scores = [record["overall"] for record in document["rounds"]]
+    best = document["rounds"][document["best_round"] - 1]
+    assert best["overall"] == document["overall"] == max(scores)
+    assert (made / "twin.yaml").read_bytes() == (made / f"round-{document['best_round']}" / "twin.yaml").read_bytes()
+    for name in ("volume", "request_size", "operation_mix", "files", "checkpoint"):
+        assert best["dimensions"][name] > 0.95
+    assert len(document["held_out"]) == 1 and document["noise_floor"] is not None
+
+
+def test_a_twin_with_other_calls_is_not_corrected_further(job, tmp_path, monkeypatch):
+    """Rounds move times only: where calls and bytes are off, the fit is wrong."""
+    monkeypatch.setattr("iotwin.loops.twin.run_traced", lambda command, path, *_, **__: write_job(path, Job(files=3, epochs=1)))
+    document = make_twin(job, tmp_path / "twin", rounds=3, force=False)
+    assert len(document["rounds"]) == 1 and "the fit is wrong" in document["stopped"]
+    assert not re.search(r"\b[AB]\b", document["verdict"])
+
+
+def test_the_stand_in_data_has_the_names_and_sizes_of_the_original(made, job):
+    original = job[0].parent / "confidential"
+    stand_in = {path.name: path.stat().st_size for path in (made / "data").glob("*.npy")}
+    assert stand_in == {path.name: path.stat().st_size for path in original.iterdir()}
+    assert (made / "data" / "hush_000.npy").read_bytes() != (original / "hush_000.npy").read_bytes()
+
+
+def test_an_archive_tells_no_name_and_no_path(made, tmp_path, capsys):
+    assert main(["twin", "pack", str(made), "-o", str(tmp_path / "sent.twin")]) == 0
+    with zipfile.ZipFile(tmp_path / "sent.twin") as archive:
+        assert sorted(archive.namelist()) == ["dataset.csv", "summary.json", "twin.yaml"]
+        contents = b"".join(archive.read(name) for name in archive.namelist()).lower()
+    for secret in (
+        *SECRETS,
+        str(made.parent),
+        json.loads((made / "round-1/twin.trace/manifest.json").read_text())["host"]["hostname"],
+    ):
+        assert secret.lower().encode() not in contents
+    sizes = [size for _, size in read_recipe(made / "dataset.csv").files]
+    with zipfile.ZipFile(tmp_path / "sent.twin") as archive:
+        archive.extract("dataset.csv", tmp_path)
+    assert [size for _, size in read_recipe(tmp_path / "dataset.csv").files] == sizes
+
+
+def test_names_stay_when_they_may(made, tmp_path):
+    assert main(["twin", "pack", str(made), "-o", str(tmp_path / "sent.twin"), "--keep-names", "--quiet"]) == 0
+    with zipfile.ZipFile(tmp_path / "sent.twin") as archive:
+        assert b"hush_000.npy" in archive.read("dataset.csv")
+
+
+def test_a_packed_twin_runs_elsewhere(made, tmp_path):
+    assert main(["twin", "pack", str(made), "-o", str(tmp_path / "sent.twin"), "--quiet"]) == 0
+    done = run_iotwin("twin", "run", tmp_path / "sent.twin", "-o", tmp_path / "here", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["action"] == "run"
+    assert len(list((tmp_path / "here" / "data").glob("*.npy"))) == 12
+    assert (tmp_path / "here" / "output" / "summary.json").exists()
+    assert len(list((tmp_path / "here" / "output").glob("checkpoint-*.pt"))) == 2
+
+
+def test_an_archive_cannot_write_outside_its_directory(tmp_path):
+    write_recipe(tmp_path / "dataset.csv", [("../escaped.npy", 1000)])
+    with zipfile.ZipFile(tmp_path / "evil.twin", "w") as archive:
+        archive.writestr("twin.yaml", "dataset: {data_folder: data}\n")
+        archive.write(tmp_path / "dataset.csv", "dataset.csv")
+        archive.writestr("summary.json", "{}")
+        archive.writestr("../../outside", "x")
+    done = run_iotwin("twin", "run", tmp_path / "evil.twin", "-o", tmp_path / "deep" / "here")
+    assert done.returncode == 2 and "does not stay within" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "deep" / "escaped.npy").exists() and not (tmp_path / "outside").exists()
+
+
+def test_mistakes_end_in_one_line(made, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    (tmp_path / "no.twin").write_text("not a zip")
+    source = made / "round-1" / "twin.trace"
+    for arguments, status, says in (
+        (("twin", source, "-o", tmp_path / "other"), 2, "holds other files"),
+        (("twin", source, "-o", made), 2, "--force"),
+        (("twin", tmp_path / "none.trace", "-o", tmp_path / "t"), 1, "no such trace"),
+        (("twin", "pack", tmp_path / "other", "-o", tmp_path / "x.twin"), 2, "no finished twin"),
+        (("twin", "pack", "-o", tmp_path / "x.twin"), 2, "required: DIR"),
+        (("twin", "run", tmp_path / "no.twin", "-o", tmp_path / "t"), 1, "not a whole twin archive"),
+        (("twin", "run", tmp_path / "absent.twin", "-o", tmp_path / "t"), 2, "no such archive"),
+        (("twin", source, "-o", tmp_path / "t", "--rounds", "0"), 2, "--rounds 0"),
+    ):
+        done = call(*arguments)
+        assert done.returncode == status and says in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "mine"

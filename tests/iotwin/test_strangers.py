@@ -1,0 +1,184 @@
+"""Foreign twins and foreign directories: no code of theirs runs, nothing of the environment gets into them."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from datagen.recorded import write_recipe
+from tests.conftest import ROOT, run_iotwin
+from tests.iotwin.processes import call, one_line
+
+EVIL = "from pathlib import Path\nPath({marker!r}).write_text('code of a stranger ran')\n"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def twin(folder: Path, yaml: str, files: list[tuple[str, int]] | None = None) -> Path:
+    """An archive with `yaml` as its twin and a small data set."""
+    write_recipe(folder / "dataset.csv", files or [(f"f{number}.npy", 1000) for number in range(4)])
+    with zipfile.ZipFile(folder / "sent.twin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("twin.yaml", yaml)
+        archive.write(folder / "dataset.csv", "dataset.csv")
+        archive.writestr("summary.json", "{}")
+    return folder / "sent.twin"
+
+
+@pytest.mark.parametrize(
+    "key", ["reader: {data_loader", "reader: {data_loader_classname", "reader: {reader_classname", "reader: {data_loader_sampler",
+            "dataset: {format", "workflow: {checkpoint: true}\ncheckpoint: {checkpoint_mechanism_classname"],
+)  # fmt: skip
+def test_a_sent_twin_imports_nothing_unless_that_is_allowed(tmp_path: Path, key: str) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "evilmod.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
+    archive = twin(tmp_path, f"{key}: evilmod.Loader}}\n")
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{tmp_path / 'code'}"}
+    done = run_iotwin("twin", "run", archive, "-o", tmp_path / "here", env=environment)
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode == 2 and "--allow-plugins" in one_line(done) and not (tmp_path / "here").exists()
+    if os.geteuid() == 0:
+        done = run_iotwin("twin", "run", archive, "-o", tmp_path / "here", "--allow-plugins", env=environment)
+        assert done.returncode == 2 and "as root" in one_line(done) and not (tmp_path / "ran").exists()
+
+
+def test_a_sent_twins_code_runs_where_a_user_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from iotwin.loops.twin_archive import unpack
+
+    (tmp_path / "evilmod.py").write_text(EVIL.format(marker=str(tmp_path / "ran")))
+    archive = twin(tmp_path, "dataset: {format: npy}\nreader: {data_loader: evilmod.Loader}\n")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    unpack(archive, tmp_path / "here", allow_plugins=True)
+    assert not (tmp_path / "ran").exists()
+    run_iotwin("emulate", tmp_path / "here" / "twin.yaml", env={**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_sent_twin_takes_nothing_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    for number, yaml in enumerate((
+        "model: {name: '${oc.env:SECRET}'}\n", "model: {name: \"\\x24{oc.env:SECRET}\"}\n",
+        "twin: {assumptions: ['${oc.env:SECRET}']}\n", "defaults: [other]\n",
+        "train: {computation_time: {type: recorded, file: /etc/passwd}}\n",
+    )):  # fmt: skip
+        done = call("twin", "run", twin(tmp_path, yaml), "-o", tmp_path / f"here{number}")
+        assert done.returncode == 2 and not (tmp_path / f"here{number}").exists(), yaml
+        assert "hunter2" not in one_line(done) and "root:x" not in done.stderr
+
+
+def test_a_sent_twin_reads_from_its_own_directory_only(tmp_path: Path) -> None:
+    yaml = (
+        "storage: {storage_type: s3, storage_root: bucket, storage_options: {endpoint_url: 'http://127.0.0.1:9'}}\n"
+        "dataset: {data_folder: 's3://bucket/x', format: npy}\nworkflow: {generate_data: true, train: true}\n"
+    )
+    done = run_iotwin("twin", "run", twin(tmp_path, yaml), "-o", tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "here" / "twin.yaml").read_text()
+    assert "s3" not in text and "127.0.0.1" not in text and "generate_data" not in text
+
+
+def test_a_sent_recipe_cannot_fill_the_disk(tmp_path: Path) -> None:
+    files = [("a", 2**63 - 1), ("b", 2**63 - 1), ("c", 100)]
+    done = call("twin", "run", twin(tmp_path, "dataset: {format: npy}\n", files), "-o", tmp_path / "here")
+    assert done.returncode == 2 and "give 1 to" in done.stderr
+    assert not (tmp_path / "here" / "data").exists()
+
+
+def test_a_large_data_set_is_written_only_when_asked_for(tmp_path: Path) -> None:
+    archive = twin(tmp_path, "dataset: {format: npy}\n", [("a", 101 << 30), ("b", 5)])
+    done = call("twin", "run", archive, "-o", tmp_path / "here")
+    assert done.returncode == 2 and "101 GiB" in done.stderr and "--most-data 102GiB" in done.stderr
+    assert not (tmp_path / "here").exists()
+    small = twin(tmp_path, "dataset: {format: npy}\n", [("a", 3000)])
+    assert "--most-data 1GiB" in call("twin", "run", small, "-o", tmp_path / "here", "--most-data", "2kB").stderr
+
+
+def test_an_archive_whose_yaml_is_a_bomb_is_refused(tmp_path: Path) -> None:
+    done = run_iotwin("twin", "run", twin(tmp_path, "#" * (255 << 20)), "-o", tmp_path / "here", timeout=60)
+    assert done.returncode == 1 and "too large" in one_line(done)
+
+
+SHADOWS = ("msgspec", "json", "yaml", "numpy", "common", "benchmark", "workloads", "socket", "pickle", "datagen")
+
+
+@pytest.fixture
+def shadowed(tmp_path: Path) -> Path:
+    """A directory whose modules have the names of those that we and our libraries import."""
+    folder = tmp_path / "shadow"
+    folder.mkdir()
+    for name in SHADOWS:
+        (folder / f"{name}.py").write_text(EVIL.format(marker=str(tmp_path / f"{name}-ran")))
+    return folder
+
+
+def as_installed(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The `iotwin` program, whose own directory is on its path and not the current one."""
+    program = cwd.parent / "iotwin-program"
+    program.write_text("import sys\nfrom iotwin.main import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    command = [sys.executable, str(program), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_no_process_of_ours_imports_from_the_current_directory(shadowed: Path) -> None:
+    archive = twin(shadowed.parent, "dataset: {format: npy}\nreader: {read_threads: 2}\n")
+    (shadowed / "jobs.yaml").write_text("first: {command: ['true']}\n")
+    for command in (
+        ("trace", "-o", "jobs", "--jobs", "jobs.yaml", "--backend", "strace"),
+        ("twin", "run", archive, "-o", "here"),
+        ("generate", "unet3d", "-o", "ds", "--samples", "4", "--scale", "0.05", "--workers", "3"),
+        ("generate", "-o", "ds", "--verify", "--workers", "3"),
+    ):
+        done = as_installed(*command, cwd=shadowed)
+        assert not list(shadowed.parent.glob("*-ran")), (command, done.stderr)
+        assert "Traceback" not in done.stderr and (done.returncode == 0 or command[0] == "trace"), done.stderr
+
+
+TRAIN = """
+import sys, multiprocessing
+import common, benchmark
+from workloads import own
+from pathlib import Path
+
+def work(number):
+    import common, benchmark, workloads
+    names = [module.__file__ for module in (common, benchmark, workloads)]
+    read = len(Path(f"data/{number % 8}.bin").read_bytes())
+    return names, read
+
+if __name__ == "__main__":
+    print(common.WHOSE, benchmark.WHOSE, own.WHOSE, flush=True)
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            for names, _ in pool.map(work, range(16)):
+                assert all(name.startswith(sys.argv[1]) for name in names), names
+"""
+
+
+def test_names_of_ours_never_meet_a_jobs(tmp_path: Path) -> None:
+    """A job with its own common, benchmark and workloads is traced, fitted and emulated from its own directory."""
+    job = tmp_path / "job"
+    (job / "workloads").mkdir(parents=True)
+    (job / "data").mkdir()
+    for name in ("common.py", "benchmark.py", "workloads/__init__.py", "workloads/own.py"):
+        (job / name).write_text("WHOSE = 'the job'\n")
+    for number in range(8):
+        (job / "data" / f"{number}.bin").write_bytes(bytes(50_000))
+    (job / "train.py").write_text(TRAIN)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    program = job.parent / "iotwin-program"
+    program.write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nfrom iotwin.main import main\nsys.exit(main())\n")
+
+    def iotwin(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(program), *arguments]
+        return subprocess.run(command, cwd=job, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+    done = iotwin("trace", "-o", "t", "--", sys.executable, "train.py", str(job))
+    assert done.returncode == 0, done.stderr
+    assert (job / "t" / "logs" / "stdout").read_text().split("\n")[0] == "the job the job the job"
+    done = iotwin("fit", "t", "-o", "twin.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    done = iotwin("emulate", "twin.yaml", "--json", "++workload.output.folder=out")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["output"] == "out"

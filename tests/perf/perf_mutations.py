@@ -1,0 +1,211 @@
+"""Whether a room's own tests notice a wrong sign, comparison or operator: random changes of its code, each tested on its own.
+
+python -m tests.perf.perf_mutations [COUNT [ROOM]]      the first COUNT of the changes, of all rooms or of one
+
+A change is made in a copy of the project. The test modules of its room run one after the other, the likeliest to notice first,
+until one fails that passes without the change. When all have passed, or the time of a change is up, nobody has noticed it. What
+needs root, PyTorch or a browser is left out.
+"""
+
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import ROOT
+from tests.perf.figures import Figure
+
+_COUNT = int(os.environ.get("IOTWIN_MUTATIONS", "60"))
+_SEED = 13
+_LIMIT_S = float(os.environ.get("IOTWIN_MUTATION_S", "150"))  # of all modules together
+_MODULE_S = 60.0
+_ROOMS = {
+    "tracesim": "tests/tracesim",
+    "benchmark": "tests/benchmark",
+    "datagen": "tests/datagen",
+    "tracing_tools/trace": "tests/tracing_tools",
+}
+_COPIED = ("benchmark", "common", "datagen", "iotwin", "tests", "trace_visuals", "tracesim", "tracing_tools", "workloads")
+_OTHERS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "+"), ast.BitAnd: ("&", "|"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
+}  # fmt: skip
+
+
+class Mutation(NamedTuple):
+    """One change: the bytes from `begin` to `end` of a file become `text`."""
+
+    room: str
+    path: str
+    line: int
+    begin: int
+    end: int
+    text: str
+    old: str
+    names: tuple[str, ...]  # of the functions and classes around it
+
+    def __str__(self) -> str:
+        """Return where and what it is."""
+        return f"{self.path}:{self.line}: {self.old} becomes {self.text.strip() or 'nothing'}"
+
+
+def mutations(room: str) -> list[Mutation]:
+    """Return every change that can be made in `room`, in the order of its files and lines."""
+    found: list[Mutation] = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        content = path.read_bytes()
+        starts = [0]
+        for line in content.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        for node, names in _with_names(ast.parse(content), ()):
+            for begin, end, old, new in _changes(node, content, starts):
+                found.append(Mutation(room, str(path.relative_to(ROOT)), node.lineno, begin, end, new, old, names))
+    return found
+
+
+def _with_names(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[ast.expr, tuple[str, ...]]]:
+    """Yield the expressions below `node` with the names of the functions and classes that they are in."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        names = (*names, node.name)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child, names
+        yield from _with_names(child, names)
+
+
+def _changes(node: ast.expr, content: bytes, starts: list[int]) -> Iterator[tuple[int, int, str, str]]:
+    """Yield (begin, end, old, new) of the operators of `node` itself."""
+    match node:
+        case ast.BinOp():
+            pairs = [(node.left, node.op, node.right)]
+        case ast.Compare():
+            pairs = list(zip([node.left, *node.comparators], node.ops, node.comparators, strict=False))
+        case ast.UnaryOp(op=ast.USub()):
+            begin = starts[node.lineno - 1] + node.col_offset
+            yield begin, begin + 1, "-", ""
+            return
+        case _:
+            return
+    for left, operator, right in pairs:
+        if type(operator) not in _OTHERS:
+            continue
+        old, new = _OTHERS[type(operator)]
+        low = starts[(left.end_lineno or 1) - 1] + (left.end_col_offset or 0)
+        between = content[low : starts[right.lineno - 1] + right.col_offset]
+        if b"#" not in between and (at := between.find(old.encode())) >= 0:
+            yield low + at, low + at + len(old), old, new
+
+
+def chosen(count: int) -> list[Mutation]:
+    """Return `count` changes, as many of each room, the same in every run of the same code."""
+    draw = random.Random(_SEED)
+    by_room = []
+    for room in _ROOMS:
+        known = mutations(room)
+        by_room.append(draw.sample(known, min(len(known), -(-max(count, _COUNT) // len(_ROOMS)))))
+    in_turn = [mutation for group in zip(*by_room, strict=False) for mutation in group]
+    return in_turn[:count]
+
+
+def test_modules(mutation: Mutation) -> list[str]:
+    """Return the test modules of the room, those first that name the changed module, function or class most often."""
+    module = mutation.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    stem = module.rpartition(".")[2]
+    words = [stem, *(name for name in mutation.names if not name.startswith("__"))]
+
+    def relevance(path: Path) -> tuple[int, int]:
+        text = path.read_text(encoding="utf-8")
+        named = 10 * (module in text) + 10 * (stem in path.stem) + sum(text.count(word) for word in words)
+        return -named, len(text)
+
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / _ROOMS[mutation.room]).rglob("test_*.py"), key=relevance)]
+
+
+def _run(copy: Path, module: str, limit_s: float) -> int | None:
+    """Return pytest's exit status for a module of the copy's tests; None when its time was up."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not root and not torch and not browser",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        return subprocess.run(
+            [*command, module], cwd=copy, env=environment, capture_output=True, timeout=limit_s, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def noticed(mutation: Mutation, copy: Path) -> str | None:
+    """Return the test module that fails by the change, or that it keeps from ending; None when there is none."""
+    target, deadline = copy / mutation.path, time.monotonic() + _LIMIT_S
+    content = target.read_bytes()
+    changed = content[: mutation.begin] + mutation.text.encode() + content[mutation.end :]
+    for module in test_modules(mutation):
+        left_s = min(_MODULE_S, deadline - time.monotonic())
+        if left_s < 1:
+            return None
+        target.write_bytes(changed)
+        try:
+            status = _run(copy, module, left_s)
+        finally:
+            target.write_bytes(content)
+        failed = status not in (0, 5, None) or (status is None and left_s == _MODULE_S)  # 5: nothing in it to run
+        if failed and _passes_unchanged(copy, module):
+            return module
+    return None
+
+
+@cache
+def _passes_unchanged(copy: Path, module: str) -> bool:
+    return _run(copy, module, _MODULE_S) == 0
+
+
+def figures(count: int, room: str | None = None) -> Iterator[Figure]:
+    """Yield a figure for each change, then the share that was noticed."""
+    selected = [mutation for mutation in chosen(count) if room in (None, mutation.room)]
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="iotwin-mutations-") as folder:
+        copy = Path(folder)
+        for name in _COPIED:
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for mutation in selected:
+            found = noticed(mutation, copy)
+            if found is None:
+                missed.append(str(mutation))
+            yield Figure(f"mutation {mutation}", float(found is not None), detail=found or "not noticed")
+    share = 1 - len(missed) / max(1, len(selected))
+    yield Figure("mutations noticed by the room's own tests", share, 0.93, False, f"{len(selected)} made; missed: {len(missed)}")
+
+
+def measure() -> list[Figure]:
+    """Return the share that was noticed."""
+    return list(figures(_COUNT))[-1:]
+
+
+def main() -> None:
+    """Print every change, then the share."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT
+    for figure in figures(count, sys.argv[2] if len(sys.argv) > 2 else None):
+        print(figure.line(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What the made-up jobs share: a loader that makes the calls of torch's DataLoader, data of random bytes, saved state."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+_fork = multiprocessing.get_context("fork")
+
+
+def make_files(folder: Path, names: Sequence[str], sizes: Sequence[int]) -> list[Path]:
+    """Write files of random bytes, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(7)
+    for name, size in zip(names, sizes, strict=True):
+        if not (folder / name).exists():
+            (folder / name).write_bytes(rng.bytes(size))
+    return [folder / name for name in names]
+
+
+def save(path: Path, size_bytes: int) -> None:
+    """Write a checkpoint under a temporary name, fsync it and rename it."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb", buffering=0) as file:
+        for begin in range(0, size_bytes, 1 << 20):
+            file.write(bytes(min(1 << 20, size_bytes - begin)))
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def batches(samples: Sequence[int], size: int) -> list[list[int]]:
+    """Cut samples into batches; the last may be short."""
+    return [list(samples[i : i + size]) for i in range(0, len(samples), size)]
+
+
+class Loader:
+    """Worker processes with a queue of indices each and one queue of results, two batches ahead each, as torch's DataLoader.
+
+    `fetch` makes what a batch's indices ask for; its result goes through the pipe.
+    """
+
+    def __init__(self, fetch: Callable[[list[int]], object], workers: int = 2) -> None:
+        self._results = _fork.Queue()
+        self._asked = [_fork.Queue() for _ in range(workers)]
+        self._workers = [_fork.Process(target=self._work, args=(fetch, queue), daemon=True) for queue in self._asked]
+        for worker in self._workers:
+            worker.start()
+
+    def _work(self, fetch, queue) -> None:
+        while (asked := queue.get()) is not None:
+            number, indices = asked
+            self._results.put((number, fetch(indices)))
+
+    def epoch(self, wanted: Sequence[list[int]], compute_s: float) -> Iterator[int]:
+        """Take the batches in order and compute for each."""
+        ahead, asked, early = 2 * len(self._asked), 0, {}
+        for number in range(len(wanted)):
+            while asked < min(number + ahead, len(wanted)):
+                self._asked[asked % len(self._asked)].put((asked, wanted[asked]))
+                asked += 1
+            while number not in early:
+                place, result = self._results.get(timeout=60)
+                early[place] = result
+            early.pop(number)
+            time.sleep(compute_s)
+            yield number
+
+    def close(self) -> None:
+        """End the workers."""
+        for queue in self._asked:
+            queue.put(None)
+        for worker in self._workers:
+            worker.join()
+
+
+def read_file(path: Path) -> bytes:
+    """Read a whole file as image libraries do, a buffer at a time; return a digest that goes through the pipe."""
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(1 << 16):
+            pass
+    time.sleep(0.001)
+    return bytes(part) + bytes(2000)

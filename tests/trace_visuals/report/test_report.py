@@ -1,0 +1,232 @@
+"""The report's file: whole, self-contained, bounded, and inert whatever the names in a trace."""
+
+import base64
+import json
+import re
+import zlib
+from argparse import ArgumentParser
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import IotwinError, UsageError
+from iotwin.commands.report import Report
+from tests.synthetic import MILLISECOND, Job, write_job
+from tests.trace_visuals.common import stall
+from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
+from trace_visuals import report as report_module
+from trace_visuals.report import write_report
+from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from trace_visuals.report.texts import describe
+
+
+class _Page(HTMLParser):
+    """What an HTML parser makes of a page: its elements, attributes, and the text of its scripts and data."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.urls, self.scripts, self._open = [], [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.urls += [value for name, value in attrs if name in ("src", "href", "action", "data") and value]
+        if tag == "script":
+            self.scripts.append((dict(attrs).get("type"), ""))
+            self._open = tag
+
+    def handle_endtag(self, tag):
+        if tag == self._open:
+            self._open = None
+
+    def handle_data(self, data):
+        if self._open:
+            kind, text = self.scripts[-1]
+            self.scripts[-1] = (kind, text + data)
+
+
+def _unpack(packed):
+    values = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), dtype=np.dtype(packed["type"]).newbyteorder("<"))
+    return values.astype(float) * packed["scale"]
+
+
+def _document(path):
+    page = _Page(path.read_text("utf-8"))
+    return json.loads(next(text for kind, text in page.scripts if kind == "application/json"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def traces(place):
+    return [write_job(place / "real.trace", Job()), write_job(place / "twin.trace", Job(seed=2, lost={"ring buffer": 1}))]
+
+
+@pytest.fixture(scope="module")
+def page(place, traces):
+    write_report(traces, place / "report.html")
+    return place / "report.html"
+
+
+def test_page_fetches_nothing_and_allows_no_other_script(page):
+    text = page.read_text("utf-8")
+    parsed = _Page(text)
+    assert parsed.urls == [] and parsed.tags.count("script") == 2 and "link" not in parsed.tags
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.search(
+        r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval|Function|fetch|XMLHttpRequest|import)\s*\(", text
+    )
+    assert "innerHTML" not in text and "default-src 'none'" in text and "unsafe" not in text
+
+
+def test_nothing_half_written_is_left(page, place):
+    assert sorted(file.name for file in place.iterdir()) == ["real.trace", "report.html", "twin.trace"]
+
+
+def test_bins_on_the_page_hold_every_byte_and_call(page, traces):
+    trace = _document(page)["traces"][0]
+    events = pq.read_table(traces[0] / "events.parquet").to_pandas()
+    lanes, count = trace["lanes"], trace["lanes"]["count"]
+    calls, size, busy = (_unpack(lanes[name]).reshape(-1, count) for name in ("calls", "size_bytes", "busy"))
+    for lane, op in ((0, "read"), (1, "write"), (2, "openat")):
+        mine = events[events["op"].astype(str) == op]
+        assert calls[lane].sum() == len(mine)
+        assert size[lane].sum() == (mine["result"].sum() if op != "openat" else 0)
+    assert busy.min() >= 0 and busy.max() <= 1 + 1e-9 and len(lanes["names"]) == len(calls)
+
+
+def test_every_call_is_on_the_page(page, traces):
+    calls = _document(page)["traces"][0]["calls"]
+    events = pq.read_table(traces[0] / "events.parquet").to_pandas()
+    shown = events[events["op"].astype(str) != "close"]
+    assert np.cumsum(_unpack(calls["start"])).tolist() == (shown["start_ns"] - events["start_ns"].min() + 10**9).tolist()
+    assert _unpack(calls["duration"]).tolist() == shown["duration_ns"].tolist()
+    names = [calls["files"][int(place)] for place in _unpack(calls["file"])]
+    paths = pq.read_table(traces[0] / "files.parquet")["path"].to_pylist()
+    assert names == [paths[int(file_id)] for file_id in shown["file_id"]]
+
+
+def test_comparison_is_tracesim_s(page):
+    comparison = _document(page)["comparisons"][0]
+    assert (comparison["a"], comparison["b"]) == ("real.trace", "twin.trace")
+    assert 0 <= comparison["overall"] <= 1 and len(comparison["dimensions"]) >= 5
+    assert 0 < comparison["controls"]["computation halved"] < 1
+    for dimension in comparison["dimensions"]:
+        assert 0 <= dimension["score"] <= 1 and ("bars" in dimension) != ("curves" in dimension)
+
+
+def test_traces_that_cannot_be_compared_still_make_a_page(place, traces, tmp_path):
+    idle = write_job(tmp_path / "idle.trace", Job(files=0, evaluation_files=0, checkpoint_every=0, epochs=1))
+    write_report([traces[0], idle], tmp_path / "r.html")
+    assert "verdict" in _document(tmp_path / "r.html")["comparisons"][0]
+
+
+def test_hostile_names_stay_data(tmp_path):
+    path = write_hostile(tmp_path / "<script>alert(1)<!--.trace")
+    write_report([path], tmp_path / "r.html")
+    parsed = _Page((tmp_path / "r.html").read_text("utf-8"))
+    assert parsed.tags.count("script") == 2 and "img" not in parsed.tags and parsed.urls == []
+    trace = _document(tmp_path / "r.html")["traces"][0]
+    assert set(NAMES) <= {row[0] for row in trace["files"]["rows"]}
+    assert trace["command"] == " ".join(COMMAND) and MARK in trace["loss"]
+
+
+def test_many_calls_make_a_bounded_page(tmp_path, monkeypatch):
+    path = write_job(tmp_path / "t.trace", Job(files=200, file_bytes=2 << 20, read_bytes=4096, epochs=3))
+    monkeypatch.setattr(report_module, "_CALLS", 1000)
+    write_report([path], tmp_path / "bins.html")
+    assert _document(tmp_path / "bins.html")["traces"][0]["calls"] is None
+    assert (tmp_path / "bins.html").stat().st_size < 1_500_000
+
+
+def test_losses_and_recovery_are_told(page):
+    assert "1 event LOST" in _document(page)["traces"][1]["loss"] and _document(page)["traces"][0]["loss"] == ""
+
+
+@pytest.mark.parametrize(("name", "error"), [("r.png", UsageError), ("none/r.html", IotwinError)])
+def test_bad_outputs_are_refused(traces, tmp_path, name, error):
+    with pytest.raises(error):
+        write_report(traces, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_many_traces_are_refused(traces, tmp_path):
+    with pytest.raises(UsageError, match="at most 8"):
+        write_report(traces * 5, tmp_path / "r.html")
+
+
+def test_the_command_says_what_it_found(traces, tmp_path, capsys):
+    command, parser = Report(), ArgumentParser()
+    command.prepare_parser(parser)
+    outcome = command.run(parser.parse_args([str(traces[1]), "-o", str(tmp_path / "r.html")]))
+    command.show(outcome.document)
+    out = capsys.readouterr().out
+    assert "events lost: 1)" in out and "What dominates" in out
+    json.dumps(outcome.document)
+
+
+def test_a_stalled_sampler_is_told_and_marked(tmp_path):
+    path = write_job(tmp_path / "stalled.trace", Job(gpu=True))
+    stall(path, "cpu")
+    analysis = write_report([path], tmp_path / "r.html")[0]
+    findings = {finding.topic: finding.text for finding in describe(analysis)}
+    assert (
+        findings["Gaps"].startswith("There are no samples of CPU for ") and "in 1 stretch, the longest from" in findings["Gaps"]
+    )
+    cpu, *others = _document(tmp_path / "r.html")["traces"][0]["samples"]
+    assert len(cpu["gaps"]) == 1 and cpu["gaps"][0][0] < cpu["gaps"][0][1] and not any(graph["gaps"] for graph in others)
+
+
+@pytest.mark.parametrize(
+    ("job", "topic", "expected"),
+    [
+        (Job(compute_ns=MILLISECOND), "What dominates", "Reads take"),
+        (Job(compute_ns=900 * MILLISECOND, files=4), "What dominates", "it is not what limits this job"),
+        (Job(checkpoint_every=0), "Checkpoints", None),
+        (Job(), "Gaps", None),
+        (Job(), "What to look at", "To keep this pace storage must give"),
+        (Job(), "Checkpoints", "3 checkpoint files, 6.01 MiB in 12 writes that took 600 us and 3 syncs that took 15 ms"),
+        (Job(read_bytes=4096, file_bytes=65536), "Request sizes", "0% of the bytes and 0% of the time in reads: request rate"),
+        (Job(), "Request sizes", "100% of the calls, 100% of the bytes and 100% of the time in reads: bandwidth"),
+        (Job(epochs=4, evaluation_files=0), "Working set", "24 data-set files, 96 MiB in all; bytes read are 4.00 times that"),
+    ],
+)  # fmt: skip
+def test_words_say_what_the_job_does(tmp_path, job, topic, expected):
+    analysis = write_report([write_job(tmp_path / "t.trace", job)], tmp_path / "r.html")[0]
+    findings = {finding.topic: finding.text for finding in describe(analysis)}
+    if expected is None:
+        assert topic not in findings
+    else:
+        assert expected in findings[topic], findings[topic]
+
+
+@given(st.lists(st.integers(0, 2**62), max_size=50))
+def test_whole_numbers_survive_packing(values):
+    back = _unpack(pack_whole(np.array(values, dtype=np.int64)))
+    unit = max(1, -(-max(values, default=0) // (2**32 - 1)))
+    assert all(0 <= got - value < unit or got == pytest.approx(value) for got, value in zip(back, values, strict=True))
+    assert all((got > 0) == (value > 0) for got, value in zip(back, values, strict=True))
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=50).map(sorted))
+def test_rising_numbers_survive_packing_without_drift(values):
+    packed = pack_rising(np.array(values, dtype=np.int64))
+    back = np.cumsum(_unpack(packed))
+    assert all(0 <= value - got <= packed["scale"] for got, value in zip(back, values, strict=True))
+
+
+@given(st.lists(st.floats(0, 1), max_size=50), st.floats(1e-6, 1e12))
+def test_shares_and_amounts_survive_packing(shares, factor):
+    values = np.array(shares)
+    np.testing.assert_allclose(_unpack(pack_share(values)), values, atol=2 / 65535)
+    amounts = values * factor
+    np.testing.assert_allclose(_unpack(pack_amount(amounts)), amounts, atol=factor * 2e-9)
+    assert ((_unpack(pack_share(values)) > 0) >= (values > 1e-12)).all()
+    assert _unpack(pack(amounts)).tolist() == amounts.tolist()

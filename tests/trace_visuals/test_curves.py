@@ -1,0 +1,85 @@
+"""Sheets of curves: what is drawn, and what is refused."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib.image
+import pytest
+
+from common.errors import IotwinError, UsageError
+from tests.conftest import run_iotwin
+from trace_visuals.curves import plot_curves, read_curves
+
+DOCUMENT = {
+    "title": "vgg16",
+    "x": {"label": "workers"},
+    "y": {"label": "speed-up", "unit": "times"},
+    "series": [
+        {"name": "pipeline", "x": [4, 1, 2], "y": [3.5, 1, 2]},
+        {"name": "data parallel", "x": [1, 2, 4], "y": [1, None, 3]},
+    ],
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name="a.json", **changes):
+        path = tmp_path / name
+        path.write_text(json.dumps({**DOCUMENT, **changes}))
+        return path
+
+    return write
+
+
+def test_a_panel_a_document_with_its_words(write, tmp_path):
+    found = plot_curves([write("a.json"), write("b.json", title="gnmt")], tmp_path / "c.svg")
+    assert [panel["points"] for panel in found["panels"]] == [6, 6]
+    root = ElementTree.parse(tmp_path / "c.svg").getroot()
+    text = " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text"))
+    for expected in ("vgg16", "gnmt", "workers", "speed-up (times)", "pipeline", "data parallel"):
+        assert expected in text
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "b.json", "c.svg"]
+
+
+def test_the_same_document_gives_the_same_bytes(write, tmp_path):
+    document = write()
+    for kind in ("svg", "pdf", "png"):
+        pictures = [tmp_path / f"{number}.{kind}" for number in range(2)]
+        for picture in pictures:
+            plot_curves([document], picture)
+        assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    assert matplotlib.image.imread(tmp_path / "0.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"series": [{"name": "s", "x": [1], "y": [1, 2]}]}, "1 values of x and 2 of y"),
+        ({"series": []}, "no points"),
+        ({"y": {"label": "t", "scale": "log"}, "series": [{"name": "s", "x": [1], "y": [0]}]}, "log axis"),
+        ({"z": 1}, "unknown field `z`"),
+        ({"x": {"label": "t", "scale": "cubic"}}, "cubic"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(write, tmp_path, changes, message):
+    path = write(**changes)
+    with pytest.raises(UsageError, match=message):
+        read_curves(path)
+    with pytest.raises(UsageError, match=str(path)):
+        plot_curves([path], tmp_path / "c.svg")
+    assert not (tmp_path / "c.svg").exists()
+
+
+def test_a_missing_document_and_a_missing_directory_are_named(write, tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        plot_curves([tmp_path / "none.json"], tmp_path / "c.svg")
+    with pytest.raises(IotwinError, match="not a directory"):
+        plot_curves([write()], tmp_path / "none" / "c.svg")
+
+
+def test_the_command_draws_and_refuses_options_of_timelines(write, tmp_path):
+    document = write()
+    done = run_iotwin("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"))
+    assert done.returncode == 0 and "2 curves in 1 panels" in done.stdout
+    done = run_iotwin("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"), "--short")
+    assert done.returncode == 2 and "leave them out for curves" in done.stderr

@@ -1,0 +1,119 @@
+"""A container that a command starts: held until it is watched whatever the load, else the trace fails; ended with its command."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, run_iotwin
+from tests.docker_engine import start_when_watched
+from tests.tracing_tools.recorder.test_capture import on_path
+from tests.tracing_tools.recorder.test_faults import wait_for
+from tracing_tools.trace.reader import Trace
+
+pytestmark = pytest.mark.root
+# The shell's parent is the tracer, which now is held as if the machine were too busy for it.
+BUSY = "(sleep 2; kill -CONT $PPID) & kill -STOP $PPID; "
+READ = "sh -c 'cat /bin/calls | wc -c; exit 3'"
+FOREVER = "sh -c 'while true; do cat /bin/calls >/dev/null; sleep 0.05; done'"
+
+
+def launched(tmp_path, name: str, script: str) -> subprocess.CompletedProcess[str]:
+    return run_iotwin("trace", "-o", tmp_path / "t", "--container", name, "--", "sh", "-c", script)
+
+
+def containers() -> list[str]:
+    import docker
+
+    return [container.name for container in docker.from_env().containers.list(all=True)]
+
+
+def test_a_tracer_that_is_late_holds_the_container(tmp_path, test_image):
+    result = launched(tmp_path, "iotwin-late", f"{BUSY} docker run --rm --network=none --name=iotwin-late {test_image} {READ}")
+    assert result.returncode == 3, result.stderr
+    trace = Trace(tmp_path / "t")
+    shell = trace.processes().iloc[0]
+    assert (shell["namespace_pid"], shell["comm"]) == (1, "sh")  # from its first instruction
+    assert on_path(trace, "/bin/calls")["result"].max() > 0
+    assert (trace.path / "logs" / "stdout").read_text().strip().isdecimal()
+
+
+def test_a_container_that_cannot_be_held_fails_the_trace(tmp_path, test_image, docker_host):
+    """Its launcher has the engine's own address."""
+    script = f"{BUSY} docker -H {docker_host} run --network=none --name=iotwin-past {test_image} {FOREVER}"
+    try:
+        result = launched(tmp_path, "iotwin-past", script)
+        assert result.returncode == 1
+        assert "iotwin-past ran before it could be watched" in result.stderr.splitlines()[-1]
+        assert not (tmp_path / "t").exists()
+        import docker
+
+        assert docker.from_env().containers.get("iotwin-past").status == "exited"
+    finally:
+        subprocess.run(["docker", "rm", "-f", "iotwin-past"], check=False, capture_output=True)
+
+
+def test_a_launcher_with_the_engines_own_address_is_held_by_the_cgroup(tmp_path, test_image, docker_host):
+    script = start_when_watched(f"--network=none --name=iotwin-frozen {test_image} {READ}")
+    result = launched(tmp_path, "iotwin-frozen", f"export DOCKER_HOST={docker_host}; {script}")
+    assert result.returncode == 3, result.stderr
+    assert Trace(tmp_path / "t").processes().iloc[0]["namespace_pid"] == 1
+
+
+def in_background(*arguments: str | os.PathLike) -> subprocess.Popen:
+    """A tracer as a script starts it with `&`: it has SIGINT ignored."""
+    command = ["env", "--ignore-signal=INT", sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def has_events(path) -> bool:
+    raw = path / "raw" / "events.bin"
+    return raw.exists() and raw.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_container_and_launcher_too(tmp_path, test_image, number):
+    run = f"docker run --rm --network=none --name=iotwin-endless {test_image} {FOREVER}"
+    script = f"echo $$ >{tmp_path}/pid; {run}; sleep 600"
+    tracer = in_background("trace", "-o", tmp_path / "t", "--container", "iotwin-endless", "--", "sh", "-c", script)
+    wait_for(lambda: has_events(tmp_path / "t"), "events")
+    tracer.send_signal(number)
+    _, errors = tracer.communicate(timeout=100)
+    assert "iotwin-endless" not in containers(), errors
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    trace = Trace(tmp_path / "t")
+    assert trace.manifest.status == "complete" and any("interrupted" in note for note in trace.manifest.notes)
+    assert tracer.returncode > 128, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_container_is_there_ends_the_launcher(tmp_path, docker_host, number):
+    tracer = in_background(
+        "trace", "-o", tmp_path / "t", "--container", "iotwin-never", "--", "sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 600"
+    )
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the launcher")
+    tracer.send_signal(number)
+    tracer.communicate(timeout=60)
+    assert tracer.returncode == 130
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists() and not (tmp_path / "t").exists()
+
+
+def test_what_fails_before_the_container_starts_leaves_none(tmp_path, test_image):
+    """A backend that cannot watch containers: the container was created, and is removed; its command ends."""
+    words = ("--", "docker", "run", "--network=none", "--name=iotwin-held", test_image, "true")
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--backend", "strace", "--container", "iotwin-held", *words)
+    assert result.returncode == 1 and "strace traces only" in result.stderr.splitlines()[-1]
+    assert "iotwin-held" not in containers() and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_trace_of_everything(tmp_path, number):
+    tracer = in_background("trace", "-o", tmp_path / "t", "--all")
+    wait_for(lambda: has_events(tmp_path / "t"), "events")
+    tracer.send_signal(number)
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode == 0 and Trace(tmp_path / "t").manifest.status == "complete", errors

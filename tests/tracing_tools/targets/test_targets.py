@@ -1,0 +1,217 @@
+"""What is traced of a container, a process tree, a cgroup or the machine: all of it, and nothing of its neighbours."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_iotwin
+from tests.tracing_tools.recorder.test_capture import on_path, own_counts
+from tests.tracing_tools.recorder.test_faults import left_behind, start, wait_for
+from tracing_tools.backends import unavailable_reason
+from tracing_tools.targets.mounts import cgroup2_mount
+from tracing_tools.trace.reader import Trace
+
+pytestmark = pytest.mark.root
+ROUNDS = 20
+NO_NETWORK = ("--container-option", "network_mode=none")
+
+
+def trace_image(tmp_path: Path, image: str, *words: str, options: tuple[str, ...] = (), status: int = 0) -> Trace:
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--image", image, *NO_NETWORK, *options, "--", *words)
+    assert result.returncode == status, result.stderr
+    assert not left_behind()
+    return Trace(tmp_path / "t")
+
+
+@contextmanager
+def running(*command: str | Path) -> Iterator[subprocess.Popen]:
+    """A command that is ended with all its group."""
+    process = subprocess.Popen(list(map(str, command)), start_new_session=True)
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_the_containers_status_and_output_are_ours(tmp_path, test_image):
+    result = run_iotwin(
+        "trace", "-o", tmp_path / "t", "--image", test_image, *NO_NETWORK, "--", "sh", "-c", "echo out; echo err >&2; exit 7"
+    )
+    assert result.returncode == 7
+    assert result.stdout == "out\n" and "err\n" in result.stderr
+    assert (tmp_path / "t" / "logs" / "stdout").read_text() == "out\n"
+    assert (tmp_path / "t" / "logs" / "stderr").read_text() == "err\n"
+    import docker
+
+    assert not docker.from_env().containers.list(all=True)
+
+
+def test_bcc_sees_a_container_and_not_its_runtime(tmp_path, test_image):
+    if reason := unavailable_reason("bcc"):
+        pytest.skip(f"no bcc here: {reason}")
+    trace = trace_image(tmp_path, test_image, "sh", "-c", "cat /bin/calls | wc -c; true", options=("--backend", "bcc"))
+    processes = trace.processes()
+    assert (processes["comm"].iloc[0], processes["namespace_pid"].iloc[0]) == ("sh", 1)
+    assert not processes["command_line"].str.startswith("runc").any()
+    assert set(processes["comm"]) == {"sh", "cat", "wc"}
+
+
+@contextmanager
+def container(image: str, script: str, **options: object) -> Iterator[object]:
+    import docker
+
+    made = docker.from_env().containers.run(image, ["sh", "-c", script], network_mode="none", detach=True, **options)
+    try:
+        yield made
+    finally:
+        made.remove(force=True)
+
+
+def test_a_container_that_runs(tmp_path, test_image):
+    """Attached to by name: its file that was open already has its name, and it runs on when the trace ends."""
+    script = "exec 3</etc/group; echo ready; while true; do head -c 1 <&3; cat /etc/passwd; sleep 0.05; done"
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "passwd").write_text("p")
+    (tmp_path / "etc" / "group").write_text("g" * 4096)
+    volumes = [f"{tmp_path}/etc/{name}:/etc/{name}" for name in ("passwd", "group")]
+    with container(test_image, script, volumes=volumes, name="iotwin-test-running") as made:
+        wait_for(lambda: made.logs(), "the container's output")
+        result = run_iotwin("trace", "-o", tmp_path / "t", "--container", "iotwin-test-running", "--duration", "1s")
+        made.reload()
+        assert made.status == "running"
+    assert result.returncode == 0, result.stderr
+    trace = Trace(tmp_path / "t")
+    assert (on_path(trace, "/etc/group")["op"] == "read").sum() >= 2
+    assert len(on_path(trace, "/etc/passwd"))
+    processes = trace.processes()
+    assert set(processes["container"].dropna()) == {"iotwin-test-running"}
+    shell = processes[processes["namespace_pid"] == 1].iloc[0]
+    assert np_isna(shell["start_ns"]) and shell["comm"] == "sh"
+    assert any("goes on" in note for note in trace.manifest.notes)
+
+
+def np_isna(value: object) -> bool:
+    return value != value or value is None
+
+
+def test_a_container_that_a_command_starts(tmp_path, test_image):
+    script = f'docker run --network=none --name=iotwin-launched {test_image} sh -c "cat /bin/calls | wc -c; exit 3"'
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--container", "iotwin-launched", "--", "sh", "-c", script)
+    import docker
+
+    docker.from_env().containers.get("iotwin-launched").remove()
+    assert result.returncode == 3, result.stderr
+    trace = Trace(tmp_path / "t")
+    assert len(on_path(trace, "/bin/calls")) or len(on_path(trace, "/bin/busybox"))
+    assert not any("first moments" in note for note in trace.manifest.notes)
+    assert not trace.processes()["comm"].str.startswith(("runc", "docker")).any()
+
+
+_READER = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+if os.fork() == 0:
+    fd = os.open(sys.argv[1], os.O_RDONLY)
+while True:
+    os.pread(fd, 100, 7)
+    time.sleep(0.01)
+"""
+
+
+def child_reads(pid: int, target: Path) -> bool:
+    """The child has the file open twice: the parent's descriptor and its own."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return bool(children) and [link.readlink() for link in Path(f"/proc/{children[0]}/fd").iterdir()].count(target) == 2
+
+
+def test_a_process_tree_that_runs(tmp_path):
+    target = tmp_path / "shared"
+    target.write_bytes(bytes(4096))
+    with running(sys.executable, "-c", _READER, target) as job, running(sys.executable, "-c", _READER, target) as other:
+        wait_for(lambda: child_reads(job.pid, target) and child_reads(other.pid, target), "both children at work")
+        result = run_iotwin("trace", "-o", tmp_path / "t", "--pid", str(job.pid), "--duration", "500ms")
+        assert job.poll() is None
+    assert result.returncode == 0, result.stderr
+    trace = Trace(tmp_path / "t")
+    events = on_path(trace, str(target))  # opened before the trace began
+    assert len(events) > 20 and set(events["op"].astype(str)) == {"pread64"}
+    assert events["pid"].nunique() == 2 and job.pid in set(events["pid"]) and other.pid not in set(events["pid"])
+    assert trace.manifest.target.command[0] == sys.executable
+
+
+def test_a_cgroup(tmp_path):
+    mount = cgroup2_mount()
+    assert mount is not None
+    group = mount / f"test-{os.getpid()}"
+    group.mkdir()
+    try:
+        script = f"echo $$ > {group}/cgroup.procs; while true; do cat /etc/hostname; sleep 0.05; done >/dev/null"
+        with running("sh", "-c", script), running("sh", "-c", "while true; do cat /etc/passwd; sleep 0.05; done >/dev/null"):
+            result = run_iotwin("trace", "-o", tmp_path / "t", "--cgroup", group, "--duration", "500ms")
+        assert result.returncode == 0, result.stderr
+        paths = set(Trace(tmp_path / "t").files()["path"])
+        assert "/etc/hostname" in paths and "/etc/passwd" not in paths
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text(), "the end of the processes")
+        group.rmdir()
+
+
+def test_the_whole_machine_but_not_the_tracer(tmp_path):
+    with running("sh", "-c", "while true; do cat /etc/passwd; sleep 0.05; done >/dev/null"):
+        result = run_iotwin("trace", "-o", tmp_path / "t", "--all", "--", "sh", "-c", "sleep 0.5; cat /etc/hostname; exit 4")
+    assert result.returncode == 4, result.stderr
+    trace = Trace(tmp_path / "t")
+    assert {"/etc/hostname", "/etc/passwd"} <= set(trace.files()["path"])
+    assert not any(path.startswith(str(tmp_path / "t/raw")) for path in trace.files()["path"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_trace_and_not_what_runs(tmp_path, number):
+    with running("sh", "-c", "while true; do cat /etc/hostname; sleep 0.05; done >/dev/null") as job:
+        tracer = start("trace", "-o", tmp_path / "t", "--pid", str(job.pid))
+        wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").exists(), "the recording")
+        wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").stat().st_size > 80_000, "a thousand events")
+        tracer.send_signal(number)
+        _, errors = tracer.communicate(timeout=60)
+        assert tracer.returncode == 0, errors
+        assert job.poll() is None
+    assert "/etc/hostname" in set(Trace(tmp_path / "t").files()["path"])
+
+
+def test_a_commands_trace_ends_after_its_duration_and_the_command_later(tmp_path):
+    manifest = tmp_path / "t" / "manifest.json"
+    script = f"cat /etc/hostname; until grep -q '\"complete\"' {manifest}; do sleep 0.1; done; cat /etc/passwd; exit 5"
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--duration", "1s", "--", "sh", "-c", script)
+    assert result.returncode == 5, result.stderr
+    assert "root:" in result.stdout
+    paths = set(Trace(tmp_path / "t").files()["path"])
+    assert "/etc/hostname" in paths and "/etc/passwd" not in paths
+
+
+def test_own_counts_of_a_process_tree_to_its_end(tmp_path, calls_program):
+    """Forks, threads and programs of what it attached to are seen without a loss, and its end ends the trace."""
+    target = tmp_path / "target"
+    target.write_bytes(bytes(16384))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = f"cat {gate}; exec {calls_program} {target} {ROUNDS} {tmp_path}/counts > {tmp_path}/own"
+    job = subprocess.Popen(["sh", "-c", script])
+    tracer = start("trace", "-o", tmp_path / "t", "--attach", str(job.pid))
+    wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").exists(), "the recording")
+    manifest = tmp_path / "t" / "manifest.json"
+    wait_for(lambda: manifest.exists() and '"start_ns": 0' not in manifest.read_text(), "the start")
+    gate.write_text("go\n")
+    job.wait()
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode == 0, errors
+    trace = Trace(tmp_path / "t")
+    seen = on_path(trace, str(target))["op"].astype(str).replace({"openat": "open"}).value_counts().to_dict()
+    (trace.path / "logs" / "stdout").write_text((tmp_path / "own").read_text())
+    assert own_counts(trace) == {key: seen.get(key, 0) for key in own_counts(trace)}

@@ -1,0 +1,60 @@
+"""Which files count as the data set: what the job reads for training, and not the programs and scripts that run it."""
+
+import pytest
+
+from tracing_tools.trace.classify import Reading, file_kind, kinds_by_use
+from tracing_tools.trace.raw.records import TYPE_REGULAR
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/case_00000_x.npy", "dataset"),
+        ("/data/bin/day_0.bin", "dataset"),
+        ("/data/part-00000-of-00500", "dataset"),
+        ("/home/u/project/.venv/bin/iotwin", "library"),
+        ("/home/u/project/start_training.sh", "library"),
+        ("/home/u/project/train.py", "library"),
+        ("/home/u/project/config.yaml", "other"),
+        ("/home/u/jobs/random.fio", "other"),
+        ("/home/u/project/model.pt", "checkpoint"),
+    ],
+)
+def test_kind_of_a_file_that_is_read(path, kind):
+    assert file_kind(path, TYPE_REGULAR, read_bytes=59, written_bytes=0, is_log=False) == kind
+
+
+@pytest.mark.parametrize("path", ["/home/u/.pyenv/libexec/pyenv-exec", "/home/u/.pyenv/version", "/opt/python/bin/python3.11"])
+def test_an_interpreter_and_its_scripts_are_no_data(path):
+    assert file_kind(path, TYPE_REGULAR, read_bytes=59, written_bytes=0, is_log=False) == "library"
+
+
+@pytest.mark.parametrize("path", ["/out/unet_1.pth", "/out/__0_0.distcp", "/out/.metadata"])
+def test_a_small_state_that_is_written_is_a_checkpoint(path):
+    assert file_kind(path, TYPE_REGULAR, read_bytes=0, written_bytes=52_000, is_log=False) == "checkpoint"
+
+
+def samples(suffix: str, times: int, first_ns: int = 100, count: int = 20) -> list[Reading]:
+    kind = file_kind(f"/d/s0{suffix}", TYPE_REGULAR, 1000, 0, False)
+    return [Reading(f"/d/s{i}{suffix}", kind, 1000, times * 1000, first_ns + i, first_ns + 50) for i in range(count)]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".pkl", ".pth", ".bin"])
+def test_what_is_read_again_and_again_is_data_whatever_its_name(suffix):
+    assert kinds_by_use(samples(suffix, 3)) == ["dataset"] * 20
+
+
+def test_many_files_read_once_in_the_course_of_training_are_data():
+    manifest = Reading("/d/manifest.csv", "dataset", 500, 500, 1, 2)
+    assert kinds_by_use([manifest, *samples(".pt", 1)]) == ["dataset"] * 21
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "resume.bin", "resume.h5", "resnet50.pth", "__0_0.distcp"])
+def test_a_state_read_once_before_the_data_is_a_checkpoint(name):
+    kind = file_kind(f"/m/{name}", TYPE_REGULAR, 9000, 0, False)
+    assert kinds_by_use([Reading(f"/m/{name}", kind, 9000, 9000, 10, 20), *samples(".jpg", 3)])[0] == "checkpoint"
+
+
+def test_a_state_alone_is_what_its_name_says():
+    for name, kind in (("resnet50.pth", "checkpoint"), ("tokens.bin", "dataset")):
+        assert kinds_by_use([Reading(f"/m/{name}", kind, 9000, 9000, 10, 20)]) == [kind]

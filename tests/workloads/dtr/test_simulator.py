@@ -1,0 +1,158 @@
+"""The simulator equals a plain one written from the definitions, under both compilers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import UsageError
+from tests.workloads.dtr.oracle import Oracle
+from tests.workloads.dtr.random_logs import write_random_log
+from workloads.dtr import telemetry
+from workloads.dtr.chain import adversary_ratio, chain_budget, run_chain, unit_chain
+from workloads.dtr.compiler import has_numba
+from workloads.dtr.graph import Graph
+from workloads.dtr.heuristics import HEURISTICS, heuristic_named
+from workloads.dtr.log_format import read_log
+from workloads.dtr.simulator import POLICIES, Settings, baseline, least_budget, lower_bound, simulate
+
+DISTINCT = [
+    name for name in HEURISTICS if name not in ("AbESizeStale", "AbEqSizeStale", "AbLocalSizeStale", "AbSize", "AbRandom")
+]
+RATIOS = (0.9, 0.7, 0.5, 0.35)
+
+
+def draws(seed: int) -> list[float]:
+    return list(np.random.Generator(np.random.Philox(key=seed)).random(1 << 12))
+
+
+def random_graph(path: Path, seed: int) -> Graph:
+    return read_log(write_random_log(path / "random.log", seed)).graph
+
+
+def held_against_the_oracle(path: Path, seeds: range, every: int) -> dict[str, int]:
+    """Compare all counters, each heuristic on every `every`-th log, and count the results."""
+    seen = dict.fromkeys(("pass", "oom", "thrash"), 0)
+    for seed in seeds:
+        graph = random_graph(path, seed)
+        peak = baseline(graph).peak
+        for place, name in enumerate(DISTINCT[seed % every :: every]):
+            budget = int(peak * RATIOS[(seed + place) % 4])
+            for dealloc in POLICIES:
+                better = seed % 5 == 0
+                settings = Settings(HEURISTICS[name], budget, dealloc, 6.0, seed=3, better=better)
+                oracle = Oracle(graph, HEURISTICS[name], budget, dealloc, 5 * graph.compute_ns(), better, draws(3))
+                run = simulate(graph, settings)
+                assert run.same() == oracle.run(), (seed, name, dealloc, budget)
+                seen[run.result] += 1
+    return seen
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_counter_equals_the_oracles_on_random_logs(tmp_path, part):
+    seen = held_against_the_oracle(tmp_path, range(part * 30, part * 30 + 30), every=4)
+    assert seen["pass"] > 50 and seen["oom"] > 50
+
+
+@pytest.mark.skipif(not has_numba(), reason="numba is not installed")
+def test_both_compilers_give_the_same_run(tmp_path):
+    for seed in range(40):
+        graph = random_graph(tmp_path, seed)
+        budget = int(baseline(graph).peak * 0.6)
+        for name in DISTINCT:
+            settings = Settings(
+                HEURISTICS[name], budget, list(POLICIES)[seed % 3], seed=seed, events=True, sampling=seed % 4 == 0
+            )
+            plain, fast = (simulate(graph, Settings(**{**settings.__dict__, "plain": plain})) for plain in (True, False))
+            assert plain.same() == fast.same(), (seed, name)
+            assert plain.events is not None and fast.events is not None
+            assert (plain.events.kind == fast.events.kind).all() and (plain.events.ident == fast.events.ident).all()
+
+
+def test_the_budget_is_never_exceeded_and_the_events_prove_the_peak(tmp_path):
+    for seed in range(60):
+        graph = random_graph(tmp_path, seed)
+        base = baseline(graph)
+        for name in ("DTR", "LRU"):
+            settings = Settings(HEURISTICS[name], int(base.peak * 0.7), list(POLICIES)[seed % 2], events=True)
+            run = simulate(graph, settings)
+            assert run.peak <= settings.budget
+            line, _ = telemetry.replay(graph, run)
+            assert max((memory for _, memory in line), default=0) <= run.peak
+
+
+def test_random_choices_repeat_with_their_seed_and_differ_between_seeds():
+    graph = unit_chain(64)
+    runs = [simulate(graph, Settings(HEURISTICS["RandomStorage"], 16, overhead_limit=100.0, seed=seed)) for seed in (1, 1, 2, 3)]
+    assert runs[0].same() == runs[1].same()
+    assert len({run.clock for run in runs}) > 1
+
+
+@pytest.mark.parametrize(("name", "extra"), [("AbESize", 1.457), ("DTR", 0.898), ("DTREqClass", 0.898), ("DTRLocal", 7.742)])
+def test_chains_of_256_recompute_what_the_original_does(name, extra):
+    assert run_chain(256, "2ceil_sqrt", HEURISTICS[name])["extra_per_layer"] == pytest.approx(extra, abs=0.0005)
+
+
+def test_recomputation_by_h_dtr_grows_with_the_chain_and_that_of_the_local_one_with_its_square():
+    extra = {
+        name: [run_chain(n, "2ceil_sqrt", HEURISTICS[name])["extra_per_layer"] for n in (64, 256)] for name in ("DTR", "LRU")
+    }
+    assert extra["DTR"][1] < 1.2
+    assert extra["LRU"][1] > 2.5 * extra["LRU"][0]
+
+
+def test_a_long_chain_needs_no_recursion():
+    run = simulate(unit_chain(3000), Settings(HEURISTICS["LRU"], 1000, plain=True))
+    assert run.result == "pass" and run.rematerializations > 1000
+
+
+def test_an_adversary_makes_every_heuristic_recompute():
+    assert adversary_ratio(60, 6, HEURISTICS["DTR"])["ratio"] > 2
+
+
+def test_budgets_of_chains_are_numbers_or_functions():
+    assert [chain_budget(text, 100) for text in ("7", "sqrt", "ceil2sqrt", "sqrt4", "log2", "n/2")] == [7, 10, 20, 40, 7, 50]
+    with pytest.raises(UsageError, match="unknown budget 'cbrt'"):
+        chain_budget("cbrt", 100)
+
+
+def test_names_of_heuristics_are_taken_in_any_case_and_guessed():
+    assert heuristic_named("dtreqclass") is HEURISTICS["DTREqClass"] is heuristic_named("dtr-eq")
+    with pytest.raises(UsageError, match="did you mean 'MSPS'"):
+        heuristic_named("MSPP")
+    with pytest.raises(UsageError, match="cannot be imported"):
+        heuristic_named("no_such.module")
+
+
+def largest_first(size: int, cost: int, staleness: int, clock: int) -> float:
+    return 1 / size if size else float("inf")
+
+
+def test_a_plug_in_decides_as_the_built_in_it_imitates(tmp_path):
+    plug_in = heuristic_named(f"{__name__}.largest_first")
+    for seed in range(20):
+        graph = random_graph(tmp_path, seed)
+        budget = int(baseline(graph).peak * 0.6)
+        ours, theirs = (simulate(graph, Settings(h, budget)).same() for h in (plug_in, HEURISTICS["LargestStorage"]))
+        assert ours == theirs
+
+
+def test_the_least_budget_passes_and_lies_above_the_lower_bound(tmp_path):
+    for seed in range(20):
+        graph = random_graph(tmp_path, seed)
+        settings = Settings(HEURISTICS["DTR"], overhead_limit=100.0)
+        least = least_budget(graph, settings, baseline(graph))
+        if least is not None:
+            assert least >= lower_bound(graph)
+            assert simulate(graph, Settings(HEURISTICS["DTR"], least, overhead_limit=100.0)).result == "pass"
+        assert simulate(graph, Settings(HEURISTICS["DTR"], max(lower_bound(graph) - 1, 0), overhead_limit=100.0)).result != "pass"
+
+
+def test_tables_add_up_to_the_counters(tmp_path):
+    graph = unit_chain(40)
+    run = simulate(graph, Settings(HEURISTICS["DTR"], 12, events=True))
+    tables = telemetry.tables(graph, run)
+    assert sum(row["recompute_count"] for row in tables.operator) == run.rematerializations > 0
+    assert sum(row["evict_count"] for row in tables.storage) == run.evictions + run.deallocations
+    assert set(telemetry.write_telemetry(tmp_path / "t", graph, run)) == {p.name for p in (tmp_path / "t").iterdir()}
+    assert b'"recompute"' in telemetry.chrome_events(graph, run)

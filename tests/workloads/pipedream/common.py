@@ -1,0 +1,41 @@
+"""What the tests of PipeDream's plan share: the published profiles, and random graphs."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+from workloads.pipedream.costs import Level, Options
+from workloads.pipedream.graph import Graph, Node
+from workloads.pipedream.graph_file import read_graph
+
+DATA = Path(__file__).parent / "data"
+
+
+def profile(name: str) -> Graph:
+    return read_graph(DATA / f"{name}.graph.txt")
+
+
+def options(machines, bandwidths, **changes) -> Options:
+    levels = tuple(Level(*level) for level in zip(machines, bandwidths, strict=True))
+    return Options(levels, **{"compression": 1.0, **changes})
+
+
+def random_graph(seed: int, most: int = 9) -> Graph:
+    """A random acyclic graph in which every node is reached from the first; some nodes cost nothing."""
+    draw = random.Random(seed)
+    count = draw.randint(1, most)
+    edges = []
+    for target in range(1, count):
+        sources = draw.sample(range(target), min(target, draw.choice((1, 1, 1, 2, 3))))
+        edges += [(source, target) for source in sources]
+    nodes = tuple(
+        Node(f"node{number}", "Layer", *(draw.choice((0, 1)) * draw.randint(1, 50) for _ in range(2)),
+             float(draw.randint(0, 40)) * 1e6, float(draw.choice((0, draw.randint(1, 90)))) * 1e6)
+        for number in range(count)
+    )  # fmt: skip
+    return Graph(nodes, tuple(edges))
+
+
+def chain(*times_ms: float) -> Graph:
+    nodes = tuple(Node(f"node{number}", "Layer", time, 0.0, 1000.0, 1000.0) for number, time in enumerate(times_ms))
+    return Graph(nodes, tuple(pairwise(range(len(nodes)))))

@@ -1,0 +1,187 @@
+"""The layer graph: its file, its order, its states, its compression."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import IotwinError, UsageError
+from tests.workloads.pipedream.common import DATA, profile, random_graph
+from workloads.pipedream.antichains import Antichains, states_of
+from workloads.pipedream.compress import compress
+from workloads.pipedream.graph import Graph, Node, bits, is_isomorphic, is_series_parallel, partition
+from workloads.pipedream.graph_file import format_graph, parse_graph, read_graph
+from workloads.pipedream.prepare import folded, without_inputs
+
+FILES = sorted(DATA.glob("*.graph.txt"))
+TIMES = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, parameter_size=4.0"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_written_as_it_was_read(path):
+    assert format_graph(read_graph(path)) == path.read_text()
+
+
+finite = st.floats(0, 1e12).map(lambda value: round(value, 3))
+
+
+@given(st.lists(st.tuples(st.text("abc(),;=[]. ", max_size=12), finite, finite, finite, finite, st.none() | st.integers(0, 9)),
+                min_size=1, max_size=6))  # fmt: skip
+def test_what_is_written_is_read_again(rows):
+    nodes = tuple(
+        Node(f"n{k}", text.replace(" -- ", " ").strip() + "x", *numbers, stage=stage)
+        for k, (text, *numbers, stage) in enumerate(rows)
+    )
+    graph = Graph(nodes, tuple((k, k + 1) for k in range(len(nodes) - 1)))
+    again = parse_graph(format_graph(graph))
+    assert again.nodes == graph.nodes and again.edges == graph.edges
+
+
+def test_a_list_of_activations_counts_as_its_sum_and_is_kept():
+    text = f"a -- LSTM(1, 2) -- {TIMES.replace('3.0', '[1.5; 2.0; 3.0]')}"
+    graph = parse_graph(text)
+    assert graph.nodes[0].activation_bytes == 6.5
+    assert format_graph(graph) == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([f"a -- A -- {TIMES}", f"b -- B -- {TIMES}", "\ta -- b", "\tb -- a"], "g.txt: node a is in or behind a cycle"),
+        ([f"a -- A -- {TIMES}", "\ta -- z"], "g.txt:2: the edge names 'z'"),
+        ([f"a -- A -- B -- {TIMES}"], "g.txt:1: .* must not hold ' -- '"),
+        ([f"a -- A -- {TIMES}".replace("2.0", "-2.0")], "g.txt:1: backward_compute_time is -2.0; .* not negative"),
+        ([f"a -- A -- {TIMES}".replace("2.0", "nan")], "g.txt:1: backward_compute_time is nan"),
+        ([f"a -- A -- {TIMES}".replace("2.0", "two")], "g.txt:1: backward_compute_time is 'two', which is no number"),
+        ([f"a -- A -- {TIMES}", f"a -- A -- {TIMES}"], "g.txt:2: node a was given before"),
+        (["a -- A -- forward_compute_time=1"], "g.txt:1: times and sizes are"),
+        ([f"a -- A -- {TIMES}", "\ta b"], "g.txt:2: an edge is"),
+        ([""], "g.txt holds no nodes"),
+    ],
+)
+def test_bad_files_are_refused_with_their_line(lines, message):
+    with pytest.raises(UsageError, match=message):
+        parse_graph("\n".join(lines), "g.txt")
+
+
+def test_antichains_of_the_published_cases():
+    """The values that the original's graph library gives for its test graphs."""
+    graph = profile("test2")
+    antichains = Antichains(graph)
+
+    def of(*names):
+        return sum(1 << graph.index[name] for name in names)
+
+    def names(nodes):
+        return {graph.nodes[node].id for node in bits(nodes)}
+
+    assert names(antichains.augment(of("2"))) == {"0", "2"}
+    assert names(antichains.augment(of("3"))) == {"3"}
+    assert names(antichains.deaugment(of("1", "3"))) == {"3"}
+    assert [names(each) for each in antichains.next(of("2"))] == [{"1", "2"}, {"2", "4"}, {"3"}]
+    assert antichains.next(of("3")) == []
+    augmented = {frozenset(names(antichains.augment(each))) for each in states_of(graph).antichains}
+    assert augmented == set(map(frozenset, ("0", "04", "02", "042", "01", "041", "021", "0421", "3")))
+    several = profile("test")  # two sources
+    assert len(states_of(several).antichains) == 6
+    assert several.nodes[several.sources()[0]].id == "4"
+
+
+@pytest.mark.parametrize(("name", "states", "after_folding"), [
+    ("alexnet", 22, 22), ("vgg16", 40, 40), ("resnet50", 240, 240), ("gnmt", 99, 33), ("gnmt_large", 1495, 69),
+])  # fmt: skip
+def test_published_profiles_have_the_known_number_of_states(name, states, after_folding):
+    graph = without_inputs(profile(name))
+    assert len(states_of(graph).antichains) == states
+    assert len(states_of(folded(graph)).antichains) == after_folding
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_states_are_all_sets_closed_under_ancestors_that_hold_the_source(seed):
+    graph = random_graph(seed)
+    closed = {
+        chosen for chosen in range(1, 1 << len(graph.nodes))
+        if chosen & 1 and all(graph.ancestors[node] & ~chosen == 0 for node in bits(chosen))
+    }  # fmt: skip
+    states = states_of(graph)
+    assert set(states.closures) == closed
+    for state, closure in enumerate(states.closures):
+        contained = {k for k, other in enumerate(states.closures) if other != closure and other & ~closure == 0}
+        assert set(bits(states.before[state])) == contained
+        assert max(contained, default=-1) < state
+        assert graph.closure(bits(states.antichains[state])) == closure
+
+
+def test_the_search_of_states_agrees_with_next():
+    graph = without_inputs(profile("gnmt"))
+    antichains = Antichains(graph)
+    found = {graph.closure(bits(each)) for each in states_of(graph).antichains}
+    waiting, seen = [1 << graph.sources()[0]], set()
+    while waiting:
+        front = waiting.pop()
+        if front not in seen:
+            seen.add(front)
+            waiting += antichains.next(front)
+    assert {graph.closure(bits(front)) for front in seen} == found
+
+
+def test_sources_that_the_first_does_not_lead_to_are_steps_of_their_own():
+    nodes = tuple(Node(name, "Layer") for name in "abcd")
+    graph = Graph(nodes, ((0, 1), (2, 3)))
+    assert states_of(graph).closures[-1] == graph.everything
+
+
+def test_a_deep_graph_is_no_trouble():
+    count = 1500
+    nodes = tuple(Node(f"n{k}", "Layer") for k in range(count))
+    edges = tuple((k, k + 1) for k in range(count - 1)) + tuple((k, k + 2) for k in range(0, count - 2, 2))
+    graph = Graph(nodes, edges)
+    assert len(states_of(graph).closures) == count
+    assert graph.ancestors[-1].bit_count() == count - 1
+    assert is_series_parallel(Graph(nodes, tuple((k, k + 1) for k in range(count - 1))))
+
+
+def test_too_many_states_are_refused_with_what_to_do():
+    nodes = tuple(Node(f"n{k}", "Layer") for k in range(22))
+    with pytest.raises(IotwinError, match="compress its branches first"):
+        states_of(Graph(nodes, tuple((0, k) for k in range(1, 22))))
+
+
+def test_compression_is_that_of_the_original():
+    assert format_graph(compress(profile("resnet50"))) == (DATA / "resnet50.compressed.graph.txt").read_text()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_compression_keeps_times_parameters_and_order(seed):
+    graph = random_graph(seed, 14)
+    smaller = compress(graph)
+    for total in ("forward_ms", "backward_ms", "parameter_bytes"):
+        assert sum(getattr(n, total) for n in smaller.nodes) == pytest.approx(sum(getattr(n, total) for n in graph.nodes))
+    assert len(smaller.topological) == len(smaller.nodes) <= len(graph.nodes)
+
+
+def test_series_parallel_graphs_are_told_from_others():
+    assert is_series_parallel(profile("vgg16")) and is_series_parallel(profile("resnet50"))
+    assert not is_series_parallel(profile("gnmt"))
+
+
+def test_isomorphic_graphs_are_told_from_others():
+    graph = profile("resnet50")
+    shuffled = list(range(len(graph.nodes)))
+    random.Random(1).shuffle(shuffled)
+    place = {number: new for new, number in enumerate(shuffled)}
+    other = Graph(tuple(graph.nodes[k] for k in shuffled), tuple((place[a], place[b]) for a, b in graph.edges))
+    assert is_isomorphic(graph, other)
+    edges = list(other.edges)
+    edges[0] = (edges[0][0], edges[1][1])
+    assert not is_isomorphic(graph, Graph(other.nodes, tuple(edges)))
+
+
+def test_a_partition_is_the_graphs_of_its_stages():
+    graph = profile("vgg16")
+    staged = graph.with_stages({node.id: int(k > 17) for k, node in enumerate(graph.nodes)})
+    parts = partition(staged)
+    assert [len(parts[stage].nodes) for stage in (0, 1)] == [18, 23]
+    with pytest.raises(UsageError, match="has no stage_id"):
+        partition(graph)
