@@ -96,16 +96,17 @@ def analyse(
     """Return the analyses of the traces; `each` works on their chunks, `advance` gets twice the number of events."""
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
-    found = each(_analyses, [(chunk, survey, detail) for own, survey in zip(chunks, surveyed, strict=True) for chunk in own])
+    plans = zip(traces, chunks, surveyed, strict=True)
+    found = each(_analyses, [(chunk, survey, detail, trace.told) for trace, own, survey in plans for chunk in own])
     analysed = []
     for trace, label, zero_ns, own, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
         analysed.append(_analysis(trace, label, zero_ns, survey, folded(found, own, advance), detail))
     return analysed
 
 
-def _analyses(task: tuple[Chunk, Survey, Detail]) -> _Analyses:
-    chunk, surveyed, detail = task
-    trace = Trace(chunk.path)
+def _analyses(task: tuple[Chunk, Survey, Detail, pd.DataFrame | None]) -> _Analyses:
+    chunk, surveyed, detail, told = task
+    trace = Trace(chunk.path, told)
     plan = LanePlan(trace.processes(), surveyed.busiest)
     found, reader = _Analyses(trace, surveyed, plan, detail), CallReader(trace, list(surveyed.ops))
     before = reader.in_flight(chunk)

@@ -33,6 +33,7 @@ class TraceTimeline:
     groups: Grouping
     lanes: Lanes
     phases: pd.DataFrame
+    told: bool  # by others than the job
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
     disk: pd.DataFrame | None
@@ -60,8 +61,8 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     }
     cpu, gpu, disk = (_in_window(table, window) for table in samples.values())
     return TraceTimeline(
-        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), cpu, gpu, disk, gaps,
-        block_lanes(trace, grid), device_lanes(trace, grid),
+        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.told is not None, cpu, gpu,
+        disk, gaps, block_lanes(trace, grid), device_lanes(trace, grid),
     )  # fmt: skip
 
 

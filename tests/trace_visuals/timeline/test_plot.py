@@ -21,7 +21,7 @@ from iotwin.commands.plot import Plot
 from tests.synthetic import SECOND, Job, write_job
 from tests.trace_visuals.common import stall
 from trace_visuals.gaps import sample_gaps
-from trace_visuals.style import FIGURE_RC
+from trace_visuals.style import FIGURE_RC, PHASE_COLOURS
 from trace_visuals.timeline import Form, draw, plot_timeline
 from trace_visuals.timeline.data import load_timeline
 from trace_visuals.windows import choose_view
@@ -247,3 +247,19 @@ def test_the_command(traces, tmp_path, capsys):
     command.show(outcome.document)
     assert outcome.exit_status == 0 and outcome.document["traces"][0]["lost"] == 77
     assert "events lost: 77" in capsys.readouterr().out
+
+
+def test_phases_have_one_name_and_one_colour_in_all_traces_and_in_the_legend(tmp_path):
+    """A job with epochs too short for their names beside one with long ones: neither is labelled otherwise than the other."""
+    short = write_job(tmp_path / "short.trace", Job(epochs=12, files=4, evaluation_files=0, checkpoint_every=0))
+    long = write_job(tmp_path / "long.trace", Job(epochs=2, files=24, evaluation_files=0, checkpoint_every=2))
+    plot_timeline([short, long], tmp_path / "t.svg")
+    picture = (tmp_path / "t.svg").read_text()
+    labels = re.findall(r">(epoch \d+|\d+)</text>", picture)
+    assert ">epoch</text>" in picture and ">checkpoint</text>" in picture and ">init</text>" in picture
+    assert "1" in labels and "12" in labels and not any(label.startswith("epoch") for label in labels)
+    alone = tmp_path / "alone.svg"
+    plot_timeline([long], alone)
+    assert "epoch 2</text>" in alone.read_text()
+    plot_timeline([short, long], tmp_path / "u.svg", legend=tmp_path / "legend.svg")
+    assert ">epoch</text>" in (tmp_path / "legend.svg").read_text() and PHASE_COLOURS["epoch"].lower() in picture
