@@ -21,7 +21,7 @@ class Timeline {
     this.canvas = document.getElementById("timeline-canvas");
     this.box = document.getElementById("canvas-box");
     this.tooltip = document.getElementById("tooltip");
-    this.sections = new Set(["storage", "block", "device", "wait"]);
+    this.sections = new Set(["storage", "block", "device", "part", "wait"]);
     this.keep = null; // per trace: which files' calls count, or null for all
     const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));
     const margin = Math.max((to - from) * 0.004, 1e-9);
@@ -465,7 +465,7 @@ class Timeline {
 }
 
 // What a lane counts.
-function laneUnit(lane) { return { block: "request", device: "operation" }[lane.section] || "call"; }
+function laneUnit(lane) { return { block: "request", device: "operation", part: "time" }[lane.section] || "call"; }
 
 function line(g, x0, y0, x1, y1) {
   g.beginPath();

@@ -203,6 +203,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
         rows.append(_Row(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
     if shared.device:
         rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(DEVICE_LANES))]
+    rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
         # Apart, a process that never writes needs no empty row; together, rows stay so that traces can be compared by eye.

@@ -12,15 +12,26 @@ from matplotlib.patches import StepPatch
 from common.units import format_duration, format_size
 from trace_visuals.bins import Floats, Lanes
 from trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
-from trace_visuals.labels import counted
+from trace_visuals.labels import counted, plain
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
-from trace_visuals.style import BLACK, BLOCK_COLOURS, CPU_COLOURS, DEVICE_COLOURS, GREEN, GROUP_COLOURS, PHASE_COLOURS, PURPLE
+from trace_visuals.style import (
+    BLACK,
+    BLOCK_COLOURS,
+    CPU_COLOURS,
+    DEVICE_COLOURS,
+    GREEN,
+    GROUP_COLOURS,
+    PART_COLOUR,
+    PHASE_COLOURS,
+    PURPLE,
+)
 from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
 _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
+_NAME_LETTERS = 22  # what fits on the right of a row
 _NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
 
 Draw = Callable[[Axes], None]
@@ -232,7 +243,15 @@ def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
     _draw_strip(ax, block, block.device, lane, thing, name == "copy")
 
 
-def _draw_strip(ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: tuple[str, str, str], moves: bool) -> None:
+def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
+    """Draw one part of the steps as a strip; names of parts are too long to stand on its left."""
+    name = plain(block.part_names[lane], _NAME_LETTERS)
+    _draw_strip(ax, block, block.parts, lane, ("" if lane else "parts", PART_COLOUR, "time"), False, f"{name}\n")
+
+
+def _draw_strip(
+    ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: tuple[str, str, str], moves: bool, right: str = ""
+) -> None:
     name, colour, unit = thing
     calls, busy, moved = lanes.calls[lane], lanes.busy[lane], int(lanes.size_bytes[lane].sum())
     edges = _seconds(block, lanes.grid.edges())
@@ -247,7 +266,7 @@ def _draw_strip(ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: 
     amount = counted(int(calls.sum()), unit).replace("copys", "copies")
     # A narrow picture has no room for both on one line.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
-    name_row(ax, name, f"{amount}{between}{format_size(moved)}" if moves else amount)
+    name_row(ax, name, right + (f"{amount}{between}{format_size(moved)}" if moves else amount))
 
 
 def _presence(calls: Ints, busy: Floats) -> Floats:

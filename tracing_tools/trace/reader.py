@@ -40,7 +40,7 @@ class Trace:
         self._events = self._open_events()
 
     @property
-    def parts(self) -> int:
+    def event_parts(self) -> int:
         """How many parts the events are in."""
         return len(self._events.files)
 
@@ -117,6 +117,10 @@ class Trace:
         """Return the phases table in order of start; when the job logged none, those told, or an empty one."""
         return self.told if self.told is not None else self._table("phases.parquet", schema.PHASES)
 
+    def step_parts(self) -> pd.DataFrame | None:
+        """Return the parts of steps and checkpoints in order of start, or None when the job logged none."""
+        return self._optional("parts.parquet", schema.PARTS)
+
     def block(self) -> pd.DataFrame | None:
         """Return the block requests in order of issue, or None when they were not traced."""
         return self._optional("block.parquet", schema.BLOCK)
@@ -127,8 +131,8 @@ class Trace:
 
     def tables(self) -> dict[str, ds.Dataset]:
         """Return every table the trace has as an Arrow dataset, by name; those of samples are called samples_KIND."""
-        expected = {"files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "block": schema.BLOCK,
-                    "gpu": schema.GPU}  # fmt: skip
+        expected = {"files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "parts": schema.PARTS,
+                    "block": schema.BLOCK, "gpu": schema.GPU}  # fmt: skip
         places = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
         places |= {
             f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()

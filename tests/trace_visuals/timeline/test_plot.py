@@ -131,14 +131,14 @@ def test_a_stalled_sampler_shows(tmp_path):
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory):
     """A trace with block requests, accelerator activity and samples of everything."""
-    return write_job(tmp_path_factory.mktemp("rich") / "rich.trace", Job(block=True, gpu=True))
+    return write_job(tmp_path_factory.mktemp("rich") / "rich.trace", Job(block=True, gpu=True, parts=True))
 
 
 def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_path):
     block, other = plot_timeline([rich, traces[1]], tmp_path / "t.svg")
     text = _svg_text(tmp_path / "t.svg")
     for expected in ("GPU memory", "in use", "4 GiB", "kernels", "copies", "block read", "block write", "disks, whole",
-                     "in flight,",
+                     "in flight,", "parts", "load_batch_mem", "24 times",
                      "GPU not sampled", "not traced", "disk not sampled", "block requests"):  # fmt: skip
         assert expected in text, expected
     requests, gpu = pq.read_table(rich / "block.parquet").to_pandas(), pq.read_table(rich / "gpu.parquet").to_pandas()
@@ -149,6 +149,12 @@ def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_
     kernels = gpu[gpu["kind"] == "kernel"]
     assert block.device.calls.sum() == len(gpu)
     assert block.device.busy[0].sum() * block.device.grid.width == pytest.approx(kernels["duration_ns"].sum())
+    parts = pq.read_table(rich / "parts.parquet").to_pandas()
+    assert block.part_names == ("load_batch_mem", "all_compute") and other.part_names == ()
+    for lane, name in enumerate(block.part_names):
+        chosen = parts[parts["name"] == name]
+        assert block.parts.calls[lane].sum() == len(chosen) == 24
+        assert block.parts.busy[lane].sum() * block.parts.grid.width == pytest.approx(chosen["duration_ns"].sum())
     assert other.block is None and other.device is None
 
 
