@@ -60,6 +60,9 @@ def test_two_hosts_on_the_clock_of_the_first(tmp_path):
     hosts = merged.manifest.hosts
     assert [host.shift_ns for host in hosts] == [0, 7 * SECOND] and [host.uncertainty_ns for host in hosts] == [100, 200]
     assert merged.manifest.notes == ["node0: a note", "node1: a note"]
+    wall_ns = merged.manifest.end_ns - merged.manifest.start_ns
+    assert merged.manifest.cost.wall_ns == wall_ns > 0
+    assert merged.manifest.cost.events_per_s == pytest.approx(len(events) / (wall_ns / SECOND), abs=0.05)
     assert merged.manifest.counts == {op: 2 * n for op, n in first.manifest.counts.items()}
 
 

@@ -226,7 +226,8 @@ def _is_whole(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.
     return np.asarray(
         ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
         & (records["pid"] > 0) & (records["pid"] <= _MOST_PID) & (records["tid"] <= _MOST_PID)
-        & (start > bounds[0]) & (start <= bounds[1]) & (duration >= 0) & (duration <= LAST_NS) & (records["inode"] < 1 << 63)
+        & (start > bounds[0]) & (start <= bounds[1]) & (duration >= 0) & (duration <= LAST_NS - start)
+        & (records["inode"] < 1 << 63)
         & (np.abs(records["offset"].astype(np.float64)) <= LAST_NS) & (np.abs(records["result"].astype(np.float64)) <= LAST_NS)
     )  # fmt: skip
 
