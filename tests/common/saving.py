@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.distributed import checkpoint
 
 FLOATS = 500
 
@@ -27,6 +26,8 @@ def renamed(directory, step):
 
 
 def dcp(directory, step):
+    from torch.distributed import checkpoint
+
     checkpoint.save(state(step), checkpoint_id=directory / f"step-{step}", no_dist=True)
 
 
@@ -43,6 +44,8 @@ def load_torch(directory):
 
 def load_dcp(directory, step):
     """`step` when its folder loads, None otherwise."""
+    from torch.distributed import checkpoint
+
     found = state(0)
     try:
         checkpoint.load(found, checkpoint_id=directory / f"step-{step}", no_dist=True)

@@ -81,7 +81,7 @@ def test_the_recording_ends_in_what_is_on_disk(tmp_path, committed):
 
 @needs_strace
 def test_every_state_of_a_commit_loads_what_was_committed(committed):
-    judged = judge(committed(), load_store, 64, before=1)
+    judged = judge(committed(), load_store, 128, before=1)
     assert judged.states > 400
     assert judged == Judged(judged.states)
 
@@ -107,18 +107,16 @@ def test_a_commit_that_leaves_something_out_is_found_out(committed, change):
 
 @needs_strace
 @needs_torch
-@pytest.mark.parametrize("manner", ["in_place", "renamed"])
-def test_torch_save_can_lose_both_checkpoints(tmp_path, manner):
-    from tests.common.saving import load_torch
+def test_torch_save_in_place_can_lose_both_checkpoints(tmp_path):
+    from tests.common.saving import in_place, load_torch
 
-    (tmp_path / "root").mkdir()
-    arguments = ("tests.common.saving", manner, tmp_path / "root")
-    recorded(tmp_path, *arguments, 1)
-    assert load_torch(tmp_path / "root") == 1
-    recording = recorded(tmp_path, *arguments, 2)
-    assert load_torch(tmp_path / "root") == 2
+    root = tmp_path / "root"
+    root.mkdir()
+    in_place(root, 1)
+    recording = recorded(tmp_path, "tests.common.saving", "in_place", root, 2)
+    assert load_torch(root) == 2
     judged = judge(recording, load_torch, 12, before=1)
-    assert judged.lost + judged.wrong > 0
+    assert judged.lost > 0
 
 
 @needs_strace
