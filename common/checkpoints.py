@@ -34,6 +34,7 @@ class Position(msgspec.Struct, frozen=True):
     samples: _Natural
     batch_size: _Natural  # per rank
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    kept: _Natural = 0  # samples that the epoch consumes; those after them fill no step of the ranks that began it
 
 
 class StoredFile(msgspec.Struct, frozen=True):

@@ -59,8 +59,13 @@ class Retention:
 class Together(Protocol):
     """The ranks that write one checkpoint."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int:
+        """Return this rank's number."""
+
+    @property
+    def world_size(self) -> int:
+        """Return how many there are."""
 
     def sum(self, *values: float) -> list[float]:
         """Return each value summed over all ranks, when all have called it."""
