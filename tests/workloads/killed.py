@@ -7,6 +7,8 @@ import signal
 import socket
 from collections import Counter
 
+import torch._dynamo  # noqa: F401 - what the first optimizer imports, two seconds long: here once for all jobs that are forked
+
 from workloads.state import keeper
 
 

@@ -33,7 +33,12 @@ class Policy:
     ) -> None:  # fmt: skip
         self._epochs, self._steps, self._seconds, self._listed = epochs, steps, seconds, frozenset(listed)
         self._asked = False
-        self._due_s = now + seconds if seconds is not None else float("inf")
+        self.restart(now)
+
+    @property
+    def within_epochs(self) -> bool:
+        """Whether it can be time in the middle of an epoch, unasked."""
+        return self._steps is not None or self._seconds is not None or bool(self._listed)
 
     def ask(self) -> None:
         """Make the next decision a yes; a signal handler may call it."""
@@ -43,13 +48,17 @@ class Policy:
         """Return why it is time at `position` and `now` (seconds of one clock), None when it is not.
 
         The reason is the first of signal, epoch, steps, list, seconds. Whatever it is, the next one by time is a whole period
-        after `now`, so that a slow checkpoint is not followed by another at once.
+        after `now`.
         """
         reason = self._reason(position, now)
         if reason is not None:
             self._asked = False
-            self._due_s = now + self._seconds if self._seconds is not None else float("inf")
+            self.restart(now)
         return reason
+
+    def restart(self, now: float) -> None:
+        """Count the seconds from `now` on: where a checkpoint took long, the next one is not due at its end."""
+        self._due_s = now + self._seconds if self._seconds is not None else float("inf")
 
     def _reason(self, position: LoopPosition, now: float) -> str | None:
         if self._asked:
@@ -60,4 +69,8 @@ class Policy:
             return "steps"
         if position.step in self._listed:
             return "list"
-        return "seconds" if now >= self._due_s else None
+        return "seconds" if self.time_is_up(now) else None
+
+    def time_is_up(self, now: float) -> bool:
+        """Return whether time alone asks for one, without deciding it: for one rank that then asks all of them."""
+        return now >= self._due_s

@@ -159,6 +159,7 @@ class Keeper:
             reason=reason, metric=self.metric, job=self._job,
         )  # fmt: skip
         self._store.commit(manifest, tensors, {"state": values})
+        self._policy.restart(time.monotonic())
 
     def result(self) -> State:
         """Return what a job's result says of all this."""

@@ -33,6 +33,13 @@ def test_another_reason_puts_the_next_one_by_time_off():
     assert reasons(policy, 20) == {5: "steps", 12: "seconds", 19: "seconds"}
 
 
+def test_a_checkpoint_that_took_long_is_not_followed_by_another():
+    policy = Policy(seconds=7)
+    assert policy.due(LoopPosition(1, 7), 7) == "seconds"
+    policy.restart(20)
+    assert policy.due(LoopPosition(1, 8), 26) is None and policy.due(LoopPosition(1, 9), 27) == "seconds"
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_signal_asks_for_one(ended):
     policy = Policy(seconds=100)
