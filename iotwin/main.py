@@ -31,7 +31,6 @@ _COMMANDS = (
     ("emulate", "Emulate"),
     ("compare", "Compare"),
     ("twin", "Twin"),
-    ("checkpoints", "Checkpoints"),
     ("dtr", "Dtr"),
     ("plot", "Plot"),
     ("report", "Report"),

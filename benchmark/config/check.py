@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from benchmark.config import listed_reads
 from benchmark.config.schema import Config
 from common.beneath import stays_within
 from common.durations import Quantiles, Recorded, Uniform
@@ -38,6 +39,11 @@ def _check(config: Config, where: Callable[[str], str]) -> None:
         wrong += [(f"twin.{kind}", f"'{name}' must be a path inside data_folder") for name in names if not _is_file_name(name)]
         if len(set(names)) < len(names):
             wrong.append((f"twin.{kind}", "a name is listed twice"))
+        reads = kind.replace("files", "reads")
+        if unsound := listed_reads.problem(getattr(config.twin, reads) or [], len(names)):
+            wrong.append((f"twin.{reads}", unsound))
+    if unsound := listed_reads.problem(config.twin.startup_reads, len(config.twin.startup_files)):
+        wrong.append(("twin.startup_reads", unsound))
     for key in ("dataset.record_element_type", "reader.transformed_record_element_type"):
         section, _, name = key.partition(".")
         if not _is_element_type(word := getattr(getattr(config, section), name)):

@@ -201,6 +201,7 @@ class CheckpointFile(Section):
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
     read_back: list[tuple[Count, Positive]] = []  # [offset, bytes] of each read once it is written, as TensorFlow merges indices
+    rank: Count = 0  # that writes it; of fewer ranks the last
     epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
     # Seconds besides writing; None: its share, by bytes, of those that the section says.
     serialization_time: Duration | None = None
@@ -292,6 +293,12 @@ class Twin(Section):
     layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
     train_files: list[str] | None = None  # names within data_folder; of a unet3d pair the part before _x.npy
     eval_files: list[str] | None = None
+    # What each sample reads, FILE:OFFSET+SIZE ..., by the numbers of train_files; None: a file, or an equal part of one.
+    train_reads: list[str] | None = None
+    eval_reads: list[str] | None = None
+    # What rank 0 reads in init, a file each: a model to start from, a state to go on from.
+    startup_files: list[str] = []  # names within data_folder, or absolute paths
+    startup_reads: list[str] = []  # FILE:OFFSET+SIZE ..., by the numbers of startup_files
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
     first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others

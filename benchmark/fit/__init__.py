@@ -6,7 +6,7 @@ under ``twin.assumptions``.
 
 from typing import Literal
 
-from benchmark.fit.coverage import check_coverage
+from benchmark.fit.coverage import Coverage, check_coverage
 from benchmark.fit.look import Job, look
 from benchmark.fit.recorded.twin import fit_recorded
 from benchmark.fit.sample_twin import fit_samples
@@ -31,24 +31,25 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
     if kind == "recorded":
         return _told(fit_recorded(trace), "recorded, as asked")
     try:
-        fitted = fit_structured(trace)
+        fitted, coverage = fit_structured(trace)
     except IotwinError as error:
         if kind == "structured":
             raise
         reason = str(error).removeprefix(f"{trace.path}: ")
         return _told(fit_recorded(trace), f"recorded, as no structure can be told: {reason}")
+    if kind == "auto" and (short_of := coverage.short_of):
+        return _told(fit_recorded(trace), f"recorded, as that is nearer (--kind structured can be edited): {short_of}")
     return _told(fitted, "structured: samples, batches and epochs can be edited")
 
 
-def fit_structured(trace: Trace) -> Fitted:
+def fit_structured(trace: Trace) -> tuple[Fitted, Coverage]:
     """Return the structured twin; IotwinError, saying why, when the trace shows no training that can be emulated.
 
     Its coverage says how much of the job it accounts for; a twin of less than half is refused.
     """
     job = look(trace)
     fitted = structured(job)
-    check_coverage(job, fitted)
-    return fitted
+    return fitted, check_coverage(job, fitted)
 
 
 def structured(job: Job) -> Fitted:

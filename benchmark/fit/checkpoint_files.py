@@ -25,6 +25,7 @@ class SeenFile:
     whole_ns: int  # its last write, and the calls after that without the pauses between: it may be closed much later
     pid: int
     tid: int
+    rank: int  # pid of the rank that it is of: the writer, or the one that descends from it
     write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
     fsync: bool
     renamed: bool
@@ -47,7 +48,9 @@ def find_files(job: Job) -> list[SeenFile]:
     for (file_id, _), own in events.groupby(["file_id", "visit"]):
         writes = own[own["op"].isin(schema.WRITE_OPS) & (own["result"] > 0)]
         if len(writes):
-            seen.append(_seen_file(kept.loc[kept["file_id"] == file_id].iloc[0], own, writes))
+            seen.append(
+                _seen_file(kept.loc[kept["file_id"] == file_id].iloc[0], own, writes, _rank_of(job, int(writes["pid"].iloc[0])))
+            )
             last[file_id] = seen[-1]
         elif file_id in last:
             reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] > 0)].dropna(subset=["offset"])
@@ -58,7 +61,16 @@ def find_files(job: Job) -> list[SeenFile]:
     return sorted(seen, key=lambda file: file.start_ns)
 
 
-def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> SeenFile:
+def _rank_of(job: Job, pid: int) -> int:
+    """Return the rank that process `pid` is, or descends from; itself if there is none."""
+    roles, parents = job.roles(), dict(zip(job.processes["pid"], job.processes["ppid"], strict=True))
+    line = [pid]
+    while roles.get(line[-1]) != "rank" and parents.get(line[-1]) in roles and parents[line[-1]] not in line:
+        line.append(int(parents[line[-1]]))
+    return line[-1] if roles.get(line[-1]) == "rank" else pid
+
+
+def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank: int) -> SeenFile:
     renamed = isinstance(row["renamed_to"], str)
     path = row["renamed_to"] if renamed else row["path"]
     start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
@@ -71,6 +83,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame) -> Se
         whole_ns=written_ns + int(events.loc[events["start_ns"] >= written_ns, "duration_ns"].sum()),
         pid=int(writes["pid"].iloc[0]),
         tid=int(writes["tid"].iloc[0]),
+        rank=rank,
         write_sizes=_run_lengths(writes["result"].to_numpy()),
         fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
         renamed=renamed,

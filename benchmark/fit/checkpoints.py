@@ -101,8 +101,8 @@ def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     """Put `number` (such as '{epoch}') in the place of what counts checkpoints in the names of their files.
 
-    Of names alike but for digits, a run of digits counts checkpoints if it is never the same in two of them; what numbers the
-    parts of each checkpoint stays.
+    Of names alike but for digits, a run of digits counts checkpoints if it is never the same in two of them, or one in each and
+    not the same in all (an epoch beside its steps); what numbers the parts of each checkpoint stays.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for place, point in enumerate(each):
@@ -120,4 +120,6 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
 
 def _differs(checkpoints: Collection[list[tuple[SeenFile, list[str]]]], field: int) -> bool:
     values = [{parts[field] for _, parts in files} for files in checkpoints]
-    return len(values) > 1 and all(not one & other for one, other in pairwise(values))
+    apart = all(not one & other for one, other in pairwise(values))
+    one_each = all(len(own) == 1 for own in values) and len(set.union(*values)) > 1
+    return len(values) > 1 and (apart or one_each)

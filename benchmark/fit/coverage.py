@@ -1,10 +1,13 @@
 """How much of what a job read, wrote and opened its structured twin accounts for, and where the two contradict one another."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
 from benchmark.fit.plan import Plan, plan
@@ -15,9 +18,11 @@ from common.units import format_size
 from tracing_tools.trace import schema
 
 _DIRECTIONS = {"read": schema.READ_OPS, "write": schema.WRITE_OPS, "open": schema.OPEN_OPS}
-_KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
+KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
 _VERBS = {"read": "read", "write": "written", "open": "opened"}
 _LEAST = 0.5  # share of the bytes read or written, below which a structured twin is refused
+_NEAR, _NEAR_WRITTEN = 0.9, 0.7  # shares of the bytes read and written (a checkpoint more or less is no other job), and
+_ALIKE = 0.8  # share of the reads of the data, below which a recorded twin is made unless a structured one is asked for
 _APART = 2.0  # times as many hand-overs as steps, or steps as hand-overs, from which one of the two is wrong
 _LEAST_AGREE, _ENOUGH = 0.25, 8  # share of so many batches that must have the size that the twin has
 
@@ -44,6 +49,7 @@ class Coverage:
 
     flows: tuple[Flow, ...]
     reasons: tuple[str, ...]  # contradictions, and what is not seen at all
+    reads: tuple[int, float] | None = None  # calls on data: the job's and the twin's, where these are known
 
     @property
     def read_share(self) -> float:
@@ -65,7 +71,17 @@ class Coverage:
         """Whether a structured twin is worth running; small files that a job writes besides its checkpoints are no matter."""
         return not self.reasons and min(self.read_share, self._share("write", ("checkpoint",))) >= _LEAST
 
-    def _share(self, direction: str, kinds: Collection[str] = tuple(_KINDS)) -> float:
+    @property
+    def short_of(self) -> str | None:
+        """Why a recorded twin is nearer to the job than this one; None where it is not."""
+        read, written = self._share("read", ("dataset", "checkpoint")), self._share("write", ("checkpoint",))
+        if read < _NEAR or written < _NEAR_WRITTEN:
+            return told(self.document())
+        if self.reads is not None and min(self.reads) < _ALIKE * max(self.reads):
+            return f"the structured one would make {self.reads[1]:.0f} reads of the data, the job makes {self.reads[0]}"
+        return None
+
+    def _share(self, direction: str, kinds: Collection[str] = tuple(KINDS)) -> float:
         own = [(flow.seen, flow.twin) for flow in self.flows if flow.direction == direction and flow.kind in kinds]
         whole = max(sum(seen for seen, _ in own), sum(twin for _, twin in own))
         return sum(map(min, own)) / whole if whole else 1.0
@@ -82,24 +98,38 @@ class Coverage:
 
 def account(job: Job, fitted: Fitted) -> Coverage:
     """Return what the twin accounts for of the calls of ranks and loaders, and of everybody's on data and checkpoints."""
-    planned, flows = plan(fitted), []
+    planned = plan(fitted)
+    flows = flows_of(job.calls[job.calls["result"] >= 0], job.files["kind"].astype(str).to_numpy(), planned.bytes_or_opens)
+    made = job.calls_on([*job.file_ids("dataset"), *_started_from(job, fitted)], schema.READ_OPS)
+    reads = None if planned.data_reads is None else (int((made["result"] > 0).sum()), planned.data_reads)
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads)
+
+
+def _started_from(job: Job, fitted: Fitted) -> list[int]:
+    """Files of other kinds that the job starts from."""
+    paths = {str(PurePosixPath(fitted.config.dataset.data_folder) / name) for name, _ in fitted.start_up.files}
+    other = job.files[job.files["path"].isin(paths) & (job.files["kind"] != "dataset")]
+    return [int(file) for file in other["file_id"]]
+
+
+def flows_of(calls: pd.DataFrame, kinds: NDArray[Any], twin: Mapping[tuple[str, str], float]) -> Iterator[Flow]:
+    """Yield what `calls` (op, file_id, result: those that did not fail) move, beside what the `twin` does; `kinds` by file_id."""
+    of_call = np.append(kinds, "")[calls["file_id"].to_numpy(np.int64)]
     for direction, ops in _DIRECTIONS.items():
-        for kind in _KINDS:
-            calls = job.calls_on(job.file_ids(kind), ops)
-            calls = calls[calls["result"] >= 0]
-            size_bytes = 0 if direction == "open" else int(calls["result"].sum())
-            twin = planned.bytes_or_opens.get((direction, kind), 0.0)
-            if len(calls) or twin:
-                flows.append(Flow(direction, kind, len(calls), size_bytes, twin))
-    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)))
+        moves = calls["op"].isin(ops).to_numpy()
+        for kind in KINDS:
+            own = calls.loc[moves & (of_call == kind), "result"]
+            amount = twin.get((direction, kind), 0.0)
+            if len(own) or amount:
+                yield Flow(direction, kind, len(own), 0 if direction == "open" else int(own.sum()), amount)
 
 
-def check_coverage(job: Job, fitted: Fitted) -> None:
-    """Put the coverage into `fitted`; IotwinError, saying what to do, where it is below half or contradicts the trace."""
+def check_coverage(job: Job, fitted: Fitted) -> Coverage:
+    """Put the coverage into `fitted` and return it; IotwinError where it is below half or contradicts the trace."""
     coverage = account(job, fitted)
     fitted.coverage = coverage.document()
     if coverage.suffices:
-        return
+        return coverage
     advice = [] if len(job.phases) else ["log epochs and evaluations (docs/trace.md), which tells passes apart"]
     why = "; ".join([*coverage.reasons, *advice])
     raise IotwinError(f"{job.path}: no structured twin: {told(fitted.coverage)}{'; ' + why if why else ''}")
@@ -110,7 +140,7 @@ def told(document: dict[str, Any]) -> str:
     said = []
     for direction, verb in _VERBS.items():
         flows = [flow for flow in document["flows"] if flow["direction"] == direction and (flow["seen"] or flow["twin"])]
-        amounts = [f"{_amount(flow, 'twin')} of {_amount(flow, 'seen')} {_KINDS[flow['kind']]}" for flow in flows]
+        amounts = [f"{_amount(flow, 'twin')} of {_amount(flow, 'seen')} {KINDS[flow['kind']]}" for flow in flows]
         if flows:
             said.append(f"{document[f'{direction}_share']:.0%} of what is {verb} ({', '.join(amounts)})")
     return "the twin accounts for " + ("; ".join(said) or "nothing: nothing is read or written")

@@ -38,14 +38,20 @@ class Pass:
     pids: tuple[int, ...]  # loader processes
     batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
     logged: bool  # by the job itself; False: told from the events
-    ranks: int  # processes that consume batches
+    rank_pids: tuple[int, ...]  # of the processes that consume batches, the first one's first
     saved: list[SeenFile]  # checkpoint files of the job; what the rank writes is no computation
     every: NDArray[np.int64]  # samples that all ranks read, the first of each rank, then the second of each, and so on
+    reads: NDArray[np.int64]  # of Samples.reads: of `samples`, or with several ranks of `every`; none where samples are files
 
     @property
     def batch_sizes(self) -> list[int]:
         """Samples of each batch, in the order the batches were taken."""
         return [int(count) for count in self.batches["count"]]
+
+    @property
+    def ranks(self) -> int:
+        """How many processes consume batches."""
+        return len(self.rank_pids)
 
     @property
     def workers(self) -> int:
@@ -101,7 +107,7 @@ def _pass(
     loaders = sorted((pid for pid in readers if roles.get(pid) == "loader"), key=lambda pid: begins[pid])
     rank = int(parents[loaders[0]]) if loaders else readers[0]
     own = [pid for pid in loaders if parents[pid] == rank] or [rank]
-    ranks, every = _of_all_ranks(accesses, {pid: parents[pid] if pid in loaders else pid for pid in readers})
+    together = _of_all_ranks(accesses, {pid: parents[pid] if pid in loaders else pid for pid in readers})
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
     # A rank of DLRM reads a batch at a time.
     single = batches_read and not loaders
@@ -112,21 +118,23 @@ def _pass(
     batches["turn"] = batches.groupby("pid").cumcount()
     batches["worker"] = batches["pid"].map({pid: i for i, pid in enumerate(own)})
     batches = batches.sort_values(["turn", "worker"], kind="stable").reset_index(drop=True)
-    order = np.concatenate([accesses["sample"].to_numpy()[accesses["batch"].to_numpy() == number] for number in batches["batch"]])
+    place = np.argsort(pd.Index(batches["batch"]).get_indexer(pd.Index(accesses["batch"])), kind="stable")
+    ranks = (rank, *(int(pid) for pid in together["rank"].unique() if pid != rank))
+    read = (together if len(ranks) > 1 else accesses.iloc[place]).get("read", pd.Series(dtype=np.int64))
     return Pass(
-        window.phase, window.epoch, window.start_ns, window.end_ns, rank, order, batches, accesses,
-        tuple(own) if loaders else (), ahead, window.logged, ranks, saved, every,
+        window.phase, window.epoch, window.start_ns, window.end_ns, rank, accesses["sample"].to_numpy()[place], batches, accesses,
+        tuple(own) if loaders else (), ahead, window.logged, ranks, saved, together["sample"].to_numpy(np.int64),
+        read.to_numpy(np.int64),
     )  # fmt: skip
 
 
-def _of_all_ranks(accesses: pd.DataFrame, rank_of: dict[int, int]) -> tuple[int, NDArray[np.int64]]:
-    """Return how many ranks read and what, in turn."""
+def _of_all_ranks(accesses: pd.DataFrame, rank_of: dict[int, int]) -> pd.DataFrame:
+    """Return the accesses of the ranks (column `rank`) that read, in turn: the first of each rank, then the second of each."""
     rank = accesses["pid"].map(rank_of)
     counts = rank.value_counts()
-    busy = counts[counts >= _LEAST_SHARE * counts.max()].index
-    accesses, rank = accesses[rank.isin(busy)], rank[rank.isin(busy)]
-    in_turn = np.lexsort((rank, accesses.groupby(rank).cumcount()))
-    return len(busy), accesses["sample"].to_numpy(np.int64)[in_turn]
+    busy = rank.isin(counts[counts >= _LEAST_SHARE * counts.max()].index)
+    accesses, rank = accesses[busy], rank[busy]
+    return accesses.assign(rank=rank).iloc[np.lexsort((rank, accesses.groupby(rank).cumcount()))]
 
 
 def _number_batches(

@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from benchmark import config as c
+from benchmark.config import listed_reads
 from benchmark.fit.twin_parts import Fitted
 from datagen.layouts import DlrmLayout
 from workloads.policies.cadence import Cadence
@@ -19,6 +22,7 @@ class Plan:
     steps: int  # of all ranks together, in training and evaluation
     checkpoints: int
     bytes_or_opens: dict[tuple[str, str], float]  # by (read | write | open, kind of file)
+    data_reads: float | None  # calls that bring something; None: what a format's own reader makes
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class _Planned:
     steps: int
     samples: int
     size_bytes: float
+    files: int
+    reads: float | None  # calls; None: what a format's own reader makes
+    opens: float  # where no file stays open
+    listed: list[set[int]] | None  # files of each sample, where its reads are listed
 
 
 def plan(fitted: Fitted) -> Plan:
@@ -35,38 +43,66 @@ def plan(fitted: Fitted) -> Plan:
     config, sizes = fitted.config, dict(fitted.files)
     dataset, epochs = config.dataset, config.train.epochs
     training = _pass(
-        config, sizes, config.twin.train_files, dataset.num_files_train or len(sizes), dataset.num_samples_per_file,
-        config.reader.batch_size, config.train.total_training_steps,
+        config, sizes, config.twin.train_files, config.twin.train_reads, dataset.num_files_train or len(sizes),
+        dataset.num_samples_per_file, config.reader.batch_size, config.train.total_training_steps,
     )  # fmt: skip
     evaluation = _pass(
-        config, sizes, config.twin.eval_files, dataset.num_files_eval or 0,
+        config, sizes, config.twin.eval_files, config.twin.eval_reads, dataset.num_files_eval or 0,
         dataset.eval_num_samples_per_file or dataset.num_samples_per_file, config.reader.batch_size_eval,
         config.evaluation.total_eval_steps,
     )  # fmt: skip
     steps = training.steps * epochs
     evaluations, checkpoints = _evaluations(config, steps), _checkpoints(config, steps)
     read_bytes = training.size_bytes * epochs + evaluation.size_bytes * evaluations
-    samples = training.samples * epochs + evaluation.samples * evaluations
     if config.twin.reader.streamed and config.train.total_training_steps >= 0:
         read_bytes += _read_ahead(config, sizes)
     amounts = _of_checkpoints(config, checkpoints)
     amounts["read", "dataset"] = read_bytes
-    amounts["open", "dataset"] = _opens(config, samples, read_bytes, sizes)
-    return Plan((steps + evaluation.steps * evaluations) * config.twin.ranks, checkpoints, amounts)
+    amounts["open", "dataset"] = _opens(config, training, evaluation, evaluations, read_bytes, sizes)
+    for direction, of_kind in (("read", fitted.start_up.read_bytes), ("open", fitted.start_up.opens)):
+        for kind, amount in of_kind.items():
+            amounts[direction, kind] = amounts.get((direction, kind), 0.0) + amount
+    reads = None
+    if training.reads is not None and (evaluation.reads is not None or not evaluations):
+        reads = training.reads * epochs + (evaluation.reads or 0.0) * evaluations + _start_up_reads(config)
+    return Plan((steps + evaluation.steps * evaluations) * config.twin.ranks, checkpoints, amounts, reads)
+
+
+def _start_up_reads(config: c.Config) -> int:
+    return sum(len(listed_reads.parse(reads)) for reads in config.twin.startup_reads)
 
 
 def _pass(
-    config: c.Config, sizes: Mapping[str, int], names: Sequence[str] | None, files: int, each: int, batch: int, limit: int
-) -> _Planned:
+    config: c.Config, sizes: Mapping[str, int], names: Sequence[str] | None, reads: Sequence[str] | None, files: int, each: int,
+    batch: int, limit: int,
+) -> _Planned:  # fmt: skip
     own = [size for name in names or () for size in _sizes(name, sizes)]
     total, ranks = sum(own or sizes.values()), config.twin.ranks
     held = total // DlrmLayout.SAMPLE_BYTES if config.twin.layout == "dlrm" else files * each
+    listed = None if reads is None else [{file for file, _, _ in listed_reads.parse(one)} for one in reads]
+    if reads is not None:
+        held, total = len(reads), listed_reads.size_bytes(reads)
     steps = held // (batch * ranks)
     if limit >= 0:
         steps = min(steps, limit)
     samples = steps * batch * ranks
     sample_bytes = float(config.dataset.record_length_bytes or 0) if config.twin.layout == "dlrm" else total / max(held, 1)
-    return _Planned(steps, samples, samples * sample_bytes)
+    opens = samples if listed is None else sum(map(len, listed)) * samples / max(held, 1)
+    calls = _calls(config, reads, own or list(sizes.values()), sample_bytes)
+    return _Planned(steps, samples, samples * sample_bytes, files, calls and calls * samples / max(held, 1), opens, listed)
+
+
+def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], sample_bytes: float) -> float | None:
+    """Read calls that bring something, of one pass over all samples; None where a format's own reader makes them."""
+    if reads is not None:
+        return float(sum(len(listed_reads.parse(one)) for one in reads))
+    if config.twin.layout or config.twin.reader.streamed:
+        return None
+    if asked := config.twin.reader.read_sizes:
+        ends = np.cumsum(asked)
+        whole, beyond = np.searchsorted(ends, sizes) + 1, -(-(np.array(sizes) - ends[-1]) // asked[-1])
+        return float(np.where(beyond > 0, len(ends) + beyond, whole).sum())
+    return sum(sizes) / max(min(sample_bytes, config.reader.transfer_size or sample_bytes), 1)
 
 
 def _read_ahead(config: c.Config, sizes: Mapping[str, int]) -> float:
@@ -121,12 +157,26 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
     return amounts
 
 
-def _opens(config: c.Config, samples: int, read_bytes: float, sizes: Mapping[str, int]) -> float:
+def _opens(
+    config: c.Config, training: _Planned, evaluation: _Planned, evaluations: int, read_bytes: float, sizes: Mapping[str, int]
+) -> float:
     """Opens of the data: one for each file of a sample, or as few as files that stay open or are streamed take."""
-    files = len(sizes)
     if config.twin.reader.streamed:
-        return read_bytes / max(sum(sizes.values()) / max(files, 1), 1)
+        return read_bytes / max(sum(sizes.values()) / max(len(sizes), 1), 1)
+    epochs, reader = config.train.epochs, config.reader
     if config.twin.reader.keep_open or config.twin.layout == "dlrm":
-        workers = config.reader.read_threads * (1 if config.twin.persistent_workers else config.train.epochs)
-        return float(min(files * max(workers, 1) * config.twin.ranks, samples))
-    return float(samples * (2 if config.twin.layout == "unet3d" else 1))
+        once = config.twin.persistent_workers or not reader.read_threads
+        workers = config.twin.evaluation.read_threads if config.twin.evaluation.read_threads is not None else reader.read_threads
+        return _kept_open(config, training, reader.read_threads, reader.batch_size) * (1 if once else epochs) + _kept_open(
+            config, evaluation, workers, reader.batch_size_eval
+        ) * (min(evaluations, 1) if once else evaluations)
+    return (training.opens * epochs + evaluation.opens * evaluations) * (2 if config.twin.layout == "unet3d" else 1)
+
+
+def _kept_open(config: c.Config, planned: _Planned, workers: int, batch: int) -> float:
+    """Opens of one pass by loaders that keep files open: each those that it reads, batches dealt out in turn."""
+    dealt = max(workers, 1) * config.twin.ranks
+    if planned.listed is None:
+        return float(min(planned.files * dealt, planned.samples))
+    pairs = {(place // batch % dealt, file) for place, reads in enumerate(planned.listed) for file in reads}
+    return float(len(pairs))

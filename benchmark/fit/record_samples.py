@@ -9,15 +9,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples import Samples, accesses_of_files, common_folder
+from benchmark.fit.samples import Samples, accesses_of_files, common_folder, reads_of, reads_within
 from common.errors import IotwinError
 from datagen.layouts import DlrmLayout
 from tracing_tools.trace import schema
 
 _WHOLE = 0.9  # share of its file that an access reads, from which files count as read whole
+_TWICE = 1.9  # times its size, from which a file was gone through more than once; an index at its end may be read again
 _PAUSED = 0.5  # share of an access spent between its reads, from which each read is a sample of its own
 _SMALL = 0.1  # of the typical read: less belongs to a record that is read around it
-_ALIKE = 0.5  # share of a file's reads that bring the same, from which that is the record
+_ALIKE = 0.5  # share of a file's bytes that reads of one size bring, from which that is the record; or of reads
+_BETWEEN_BATCHES_NS = 1e18  # longer than any gap, shorter than that between two processes
 _MOST_READS = 16  # told apart within a file
 _TEXT_AND_NUMBER = re.compile(r"(\D*)(\d*)")
 
@@ -40,13 +42,13 @@ def find_other_samples(job: Job) -> Samples:
     number = np.full(len(files), -1, np.int64)
     number[chosen["file_id"].to_numpy()] = np.arange(len(chosen))
     reads["number"] = number[reads["file_id"].to_numpy(np.int64)]
-    reads["access"] = ((reads["number"].diff() != 0) | (reads["pid"].diff() != 0) | (reads["offset"] == 0)).cumsum()
     file_bytes = _sizes(chosen, reads)
+    reads["access"] = _visits(reads, file_bytes)
     if _read_whole(reads, file_bytes):
         sizes, past_end = _read_sizes(reads)
-        return Samples(
-            folder, "files", names, file_bytes, accesses_of_files(job, number), read_sizes=sizes, read_past_end=past_end
-        )
+        accesses = accesses_of_files(job, number).rename_axis("read").reset_index()
+        made = reads_within(reads[reads["result"] > 0].assign(file=reads["number"]), accesses)
+        return Samples(folder, "files", names, file_bytes, accesses, read_sizes=sizes, read_past_end=past_end, reads=made)
     return _records(job, reads, folder, names, file_bytes, number)
 
 
@@ -75,6 +77,14 @@ def _sizes(chosen: pd.DataFrame, reads: pd.DataFrame) -> NDArray[np.int64]:
     return sizes
 
 
+def _visits(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> pd.Series:
+    """Number the time that a process goes through a file: again from its beginning, where it reads more than it holds."""
+    run = ((reads["number"].diff() != 0) | (reads["pid"].diff() != 0)).cumsum()
+    again = reads["result"].groupby(run).transform("sum").to_numpy() > _TWICE * file_bytes[reads["number"].to_numpy()]
+    visits: pd.Series = ((run.diff() != 0) | again & (reads["offset"] == 0)).cumsum()
+    return visits
+
+
 def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:
     """Whether most accesses go through their file from end to end without pausing."""
     accesses = reads.groupby("access").agg(
@@ -94,32 +104,49 @@ def _read_sizes(reads: pd.DataFrame) -> tuple[tuple[int, ...], bool]:
     full = reads[(reads["result"] > 0) & (place < _MOST_READS)]
     by_place = full.groupby(place[full.index])["requested"]
     accesses = reads["access"].nunique()
-    sizes = [int(asked.mode().iloc[0]) for _, asked in by_place if len(asked) * 10 >= accesses]
+    sizes = [_asked(asked) for _, asked in by_place if len(asked) * 10 >= accesses]
     past_end = (reads.groupby("access")["result"].last() == 0).mean() > 0.5
     return tuple(sizes), bool(past_end)
 
 
+def _asked(sizes: pd.Series) -> int:
+    """What most reads ask for; where few are alike, as of the rest of each file, the most that any asks for."""
+    common = sizes.mode().iloc[0]
+    return int(common if (sizes == common).mean() >= _ALIKE else sizes.max())
+
+
 def _typical_bytes(reads: pd.DataFrame) -> pd.Series:
     """Bytes of the reads of each file that bring most together; where sizes vary, so that few are alike, their mean."""
-    by_size = reads.groupby(["number", "result"])["result"].agg(["sum", "size"])
-    typical = by_size["sum"].groupby(level=0).idxmax()
-    alike = by_size.loc[typical.tolist(), "size"].to_numpy() / reads.groupby("number").size().to_numpy()
+    by_size = reads.groupby(["number", "result"])["result"].sum()
+    typical = by_size.groupby(level=0).idxmax()
+    alike = by_size.loc[typical.tolist()].to_numpy() / reads.groupby("number")["result"].sum().to_numpy()
     mean = reads.groupby("number")["result"].mean().round().astype(np.int64)
     return typical.map(lambda key: key[1]).where(alike >= _ALIKE, mean)
 
 
-def _with_small_ones(reads: pd.DataFrame, small: pd.Series) -> pd.DataFrame:
-    """The reads that are not small, each with the small ones around it: samples lie apart by the longest gap between two."""
+def _with_small_ones(job: Job, reads: pd.DataFrame, small: pd.Series) -> pd.Series:
+    """Number the sample of each read: one that is not small and the small ones around it, up to the longest gap to the next.
+
+    Between two batches, where its process was handed the next one's indices, one sample has ended, however short the gap.
+    """
     gap = reads["start_ns"].shift(-1) - reads["end_ns"]
     gap = gap.where(reads["pid"].shift(-1) == reads["pid"], np.inf)
+    gap = gap.where(_tasks(job, reads).diff().shift(-1).fillna(0) == 0, _BETWEEN_BATCHES_NS)
     since = (~small).cumsum()
     ends = gap[since > 0].groupby(since[since > 0]).idxmax()
     is_end = pd.Series(reads.index.isin(ends), reads.index) | (gap == np.inf)
-    sample = is_end.shift(fill_value=False).cumsum()
-    spans = reads.groupby(sample).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), busy=("duration_ns", "sum"))
-    found = reads[~small].drop(columns=["start_ns", "end_ns"]).set_index(sample[~small]).join(spans)
-    found["idle_ns"] = found["end_ns"] - found["start_ns"] - found.pop("busy")
-    return found
+    numbers: pd.Series = is_end.shift(fill_value=False).cumsum()
+    return numbers
+
+
+def _tasks(job: Job, reads: pd.DataFrame) -> pd.Series:
+    """How often the process of each read had read from a pipe before it."""
+    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
+    asked = asked[asked["result"] > 0]
+    tasks = pd.Series(0, reads.index)
+    for pid, own in reads.groupby("pid")["start_ns"]:
+        tasks[own.index] = np.searchsorted(asked.loc[asked["pid"] == pid, "start_ns"].to_numpy(), own.to_numpy())
+    return tasks
 
 
 def _records(
@@ -130,18 +157,15 @@ def _records(
     typical = _typical_bytes(reads)
     small = reads["result"] < _SMALL * reads["number"].map(typical)
     record_bytes = _typical_bytes(reads[~small]).reindex(range(len(names))).to_numpy(np.int64)
-    if small.any():
-        reads = _with_small_ones(reads, small)
-    if "idle_ns" not in reads:
-        reads = reads.assign(idle_ns=0)
+    sample = _with_small_ones(job, reads, small) if small.any() else pd.Series(np.arange(len(reads)), reads.index)
+    spans = reads.groupby(sample).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), busy=("duration_ns", "sum"))
     each = np.maximum(file_bytes // record_bytes, 1)
     first = np.concatenate(([0], np.cumsum(each)))
-    of_read = reads["number"].to_numpy()
-    within = np.minimum(reads["offset"].fillna(0).to_numpy(np.int64) // record_bytes[of_read], each[of_read] - 1)
-    accesses = pd.DataFrame({
-        "sample": first[of_read] + within, "pid": reads["pid"].to_numpy(), "start_ns": reads["start_ns"].to_numpy(),
-        "end_ns": reads["end_ns"].to_numpy(), "idle_ns": reads["idle_ns"].to_numpy(),
-    })  # fmt: skip
+    records = reads[~small].set_index(sample[~small].rename("read"))
+    of_read = records["number"].to_numpy()
+    within = np.minimum(records["offset"].fillna(0).to_numpy(np.int64) // record_bytes[of_read], each[of_read] - 1)
+    accesses = records[["pid"]].assign(sample=first[of_read] + within).join(spans).reset_index()
+    accesses["idle_ns"] = accesses["end_ns"] - accesses["start_ns"] - accesses.pop("busy")
     is_criteo = {PurePosixPath(name).name for name in names} <= {DlrmLayout.TRAIN_NAME, DlrmLayout.TEST_NAME}
     layout: Literal["dlrm", "records"] = "dlrm" if is_criteo and not (record_bytes % DlrmLayout.SAMPLE_BYTES).any() else "records"
     ids = np.flatnonzero(number >= 0).tolist()
@@ -149,5 +173,5 @@ def _records(
     accesses = accesses.sort_values("start_ns", kind="stable", ignore_index=True)
     return Samples(
         folder, layout, names, file_bytes, accesses, record_bytes, first,
-        keep_open=len(opens) * 2 < len(reads),
+        keep_open=len(opens) * 2 < len(reads), reads=reads_of(reads.assign(file=reads["number"]), sample.to_numpy()),
     )  # fmt: skip

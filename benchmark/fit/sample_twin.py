@@ -12,10 +12,12 @@ from benchmark import config as c
 from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit.confidence import agreement, interval
 from benchmark.fit.find_samples import find_samples
+from benchmark.fit.listed import are_listed, drawn_at_random, listed
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass, find_passes
 from benchmark.fit.refusal import check_is_training
 from benchmark.fit.samples import Samples
+from benchmark.fit.startup import find_start_up
 from benchmark.fit.times import Times, pass_times, quantiles, warm_up
 from benchmark.fit.twin_parts import (
     SAME_ORDER,
@@ -56,7 +58,7 @@ def fit_samples(job: Job) -> Fitted:
         workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
         dataset=_dataset(samples, training, evaluations),
         reader=_reader(times, samples, training, evaluations, assumptions),
-        train=_train(times, samples, training, assumptions),
+        train=_train(times, samples, training, are_listed(samples, training, evaluations), assumptions),
         evaluation=_evaluation(job, samples, training, evaluations, assumptions),
         checkpoint=checkpoint_section(_steps_of_blocks(training), checkpoints, assumptions),
         twin=_twin(job, samples, training, evaluations, checkpoints, assumptions),
@@ -64,7 +66,9 @@ def fit_samples(job: Job) -> Fitted:
     config.twin.first_step_time = first_step_s
     confidence = _confidence(times, training, evaluations, checkpoints)
     files = _files(job, samples, training, evaluations)
-    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), files, confidence)
+    start_up = find_start_up(job, samples.folder, training)
+    config.twin.startup_files, config.twin.startup_reads = [name for name, _ in start_up.files], start_up.reads
+    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), files, confidence, start_up)
 
 
 def _files(job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> list[tuple[str, int]]:
@@ -73,7 +77,7 @@ def _files(job: Job, samples: Samples, training: Sequence[Pass], evaluations: Se
     files = files[(files["kind"] == "dataset") & (files["size_bytes"] > 0)].sort_values("path")
     found = zip(map(PurePosixPath, files["path"]), files["size_bytes"].astype(int), strict=True)
     sizes = {str(path.relative_to(samples.folder)): int(size) for path, size in found if path.is_relative_to(samples.folder)}
-    if samples.layout == "records" and samples.record_bytes is not None:
+    if samples.layout == "records" and not are_listed(samples, training, evaluations):
         for passes in filter(None, (evaluations, training)):
             read, whole = _files_of(samples, passes), _record_sizes(samples, passes) * _records_in(samples, passes)
             sizes |= {samples.names[file]: int(size) for file, size in zip(read, whole, strict=True) if size}
@@ -90,7 +94,7 @@ def _dataset(samples: Samples, training: Sequence[Pass], evaluations: Sequence[P
         record_length_bytes=round(float(sizes.mean())),
         record_length_bytes_stdev=round(float(sizes.std()), 1),
     )
-    if samples.first_record is not None:
+    if samples.first_record is not None and not are_listed(samples, training, evaluations):
         dataset.num_samples_per_file = _records_in(samples, training)
         dataset.eval_num_samples_per_file = _records_in(samples, evaluations) if evaluations else None
     if samples.layout == "dlrm":
@@ -138,16 +142,19 @@ def _reader(
         assumptions.append("preprocessing time could not be seen and is taken as zero")
     workers = most_common([part.workers for part in training])
     record_bytes = _record_sizes(samples, training) if samples.layout == "records" else None
-    shuffled = _is_shuffled(training)
+    shuffled, lists = _is_shuffled(training), are_listed(samples, training, evaluations)
+    ordered = samples.buffer_bytes is not None or (lists and drawn_at_random(training))
     return c.Reader(
         batch_size=_batch_size(samples, training),
         batch_size_eval=_batch_size(samples, evaluations) if evaluations else 1,
         read_threads=workers,
         prefetch_size=_prefetch(training, workers, assumptions),
-        sample_shuffle="seed" if shuffled and samples.layout != "dlrm" and samples.buffer_bytes is None else "off",
-        file_shuffle="seed" if shuffled and samples.buffer_bytes is not None else "off",
+        sample_shuffle="seed" if shuffled and samples.layout != "dlrm" and not ordered else "off",
+        file_shuffle="seed" if shuffled and samples.buffer_bytes is not None and not lists else "off",
         # Records that follow one another are read one by one all the same.
-        transfer_size=None if record_bytes is None else samples.buffer_bytes or int(record_bytes.max()),
+        transfer_size=None
+        if record_bytes is None or (lists and not samples.buffer_bytes)
+        else samples.buffer_bytes or int(record_bytes.max()),
         preprocess_time=quantiles(times.preprocess_s),
     )
 
@@ -187,7 +194,7 @@ def _same_order_each_epoch(training: Sequence[Pass]) -> bool:
     return len(training) > 1 and order_agreement(training[0].samples, training[1].samples) >= SAME_ORDER
 
 
-def _train(times: Times, samples: Samples, training: Sequence[Pass], assumptions: list[str]) -> c.Train:
+def _train(times: Times, samples: Samples, training: Sequence[Pass], lists: bool, assumptions: list[str]) -> c.Train:
     if times.waits_unseen:
         assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
     if not training[0].logged:
@@ -203,7 +210,9 @@ def _train(times: Times, samples: Samples, training: Sequence[Pass], assumptions
         computation_time=quantiles(times.compute_s),
         seed_change_epoch=not (_is_shuffled(training) and _same_order_each_epoch(training)),
     )
-    if samples.first_record is not None or blocks:
+    if lists:
+        train.epochs, train.total_training_steps = 1 if blocks else len(training), sum(steps) if blocks else most_common(steps)
+    elif samples.first_record is not None or blocks:
         in_one_pass = _steps_in_data(samples, training)
         train.epochs = max(train.epochs, -(-sum(steps) // in_one_pass)) if blocks else train.epochs
         train.total_training_steps = round(sum(steps) / train.epochs) if blocks else min(most_common(steps), in_one_pass)
@@ -233,7 +242,8 @@ def _evaluation(
     else:
         evaluation.eval_after_epoch, evaluation.epochs_between_evals = first, between
         steps = most_common([len(part.batch_sizes) for part in evaluations])
-        if samples.first_record is not None and steps < _steps_in_data(samples, evaluations):
+        lists = are_listed(samples, training, evaluations)
+        if samples.first_record is not None and not lists and steps < _steps_in_data(samples, evaluations):
             evaluation.total_eval_steps = steps  # of files that hold more than the evaluation reads
     return evaluation
 
@@ -260,6 +270,10 @@ def _twin(
     if samples.layout != "dlrm":
         twin.train_files = [samples.names[i] for i in _in_order_read(samples, training)]
         twin.eval_files = [samples.names[i] for i in _files_of(samples, evaluations)] or None
+    if are_listed(samples, training, evaluations):
+        by_sample = _is_shuffled(training) and samples.buffer_bytes is None and not drawn_at_random(training)
+        twin.train_reads = listed(samples, training, _in_order_read(samples, training), by_sample)
+        twin.eval_reads = listed(samples, evaluations, _files_of(samples, evaluations), by_sample=False) or None
     twin.startup_time, twin.init_time = start_times(job, training[0].start_ns, assumptions)
     if evaluations:
         times = pass_times(job, evaluations)
@@ -269,7 +283,7 @@ def _twin(
             preprocess_time=quantiles(times.preprocess_s),
             after_checkpoint=evaluated_after_saving(_order_of_phases(job, training, evaluations, checkpoints)),
         )
-    twin.checkpoint = twin_checkpoint(checkpoints, assumptions)
+    twin.checkpoint = twin_checkpoint(checkpoints, assumptions, training[0].rank_pids)
     if _is_shuffled(training):
         assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
     twin.assumptions = assumptions

@@ -33,6 +33,8 @@ class Samples:
     read_past_end: bool = False
     keep_open: bool = False
     buffer_bytes: int | None = None  # of one read, where a sample is what a step used up: see benchmark.fit.step_samples
+    # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size.
+    reads: pd.DataFrame | None = None
 
     def file_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index of each sample's file in `names`."""
@@ -90,3 +92,20 @@ def _access_numbers(events: pd.DataFrame) -> pd.Series:
     following, last = near.groupby(events["pid"]).bfill(), near.groupby(events["pid"]).ffill()
     near = near.where(~opens, following).where(~closes, last)
     return near["access"].where(near["of"] == events["sample"])
+
+
+def reads_of(reads: pd.DataFrame, access: NDArray[np.int64]) -> pd.DataFrame:
+    """Return `Samples.reads` of these reads (file, offset, result) in order, each one's access given."""
+    # What was read without an offset (of a stream) went on where the last read ended.
+    done = reads.groupby("file")["result"].cumsum() - reads["result"]
+    return pd.DataFrame({
+        "read": access, "file": reads["file"].to_numpy(np.int64),
+        "offset": reads["offset"].fillna(done).to_numpy(np.int64), "size": reads["result"].to_numpy(np.int64),
+    })  # fmt: skip
+
+
+def reads_within(reads: pd.DataFrame, accesses: pd.DataFrame) -> pd.DataFrame:
+    """Return `Samples.reads` of these reads (pid, start_ns, file, offset, result), each in an access of its process."""
+    begins = accesses[["pid", "start_ns"]].reset_index(names="read").sort_values("start_ns", kind="stable")
+    made = pd.merge_asof(reads.sort_values("start_ns", kind="stable"), begins, on="start_ns", by="pid").dropna(subset=["read"])
+    return reads_of(made, made["read"].to_numpy(np.int64))

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples import Samples
+from benchmark.fit.samples import Samples, reads_of
 from tracing_tools.trace import schema
 
 LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
@@ -45,12 +45,13 @@ def by_steps(job: Job, samples: Samples) -> Samples:
     record_bytes = reads["result"].sum() / len(given)
     each = np.maximum(np.round(samples.file_bytes / record_bytes).astype(np.int64), 1)
     first = np.concatenate(([0], np.cumsum(each)))
-    accesses = _accesses(job, reads[known], batch[known], given)
+    accesses = _accesses(job, reads[known], batch[known], given).reset_index(names="read")
     accesses["sample"] = first[accesses.pop("file").to_numpy()]
     return replace(
         samples, layout="records", accesses=accesses.sort_values("start_ns", kind="stable", ignore_index=True),
         record_bytes=samples.file_bytes // each, first_record=first, read_sizes=(), read_past_end=False, keep_open=True,
         buffer_bytes=_most_used(reads["requested"].to_numpy(np.int64), reads["result"].to_numpy(np.int64)),
+        reads=reads_of(reads[known], batch[known]),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from benchmark.config.recording import Recording
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoints
 from benchmark.fit.look import Job
+from benchmark.fit.startup import StartUp
 from benchmark.fit.times import quantiles, warm_up
 from tracing_tools.trace.manifest import Manifest
 
@@ -28,6 +29,7 @@ class Fitted:
     evidence: dict[str, str]
     files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see benchmark.fit.confidence
+    start_up: StartUp = field(default_factory=StartUp)
     coverage: dict[str, Any] = field(default_factory=dict)  # see benchmark.fit.coverage
     recording: Recording | None = None  # of a recorded twin; goes into a file beside the YAML
 
@@ -102,14 +104,14 @@ def _checkpoint_by_steps(steps: Sequence[int], assumptions: list[str]) -> c.Chec
     )  # fmt: skip
 
 
-def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.TwinCheckpoint:
-    """Return what the twin writes at a checkpoint, and how."""
+def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str], ranks: Sequence[int] = ()) -> c.TwinCheckpoint:
+    """Return what the twin writes at a checkpoint, and how; `ranks` are the pids of the twin's."""
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     return c.TwinCheckpoint(
-        files=_checkpoint_files(checkpoints, assumptions), asynchronous=checkpoints.asynchronous,
+        files=_checkpoint_files(checkpoints, ranks, assumptions), asynchronous=checkpoints.asynchronous,
         serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
     )  # fmt: skip
@@ -120,7 +122,7 @@ def _ahead(files: Sequence[SeenFile]) -> float:
     return min(sum(file.ahead_s for file in files) / max(sum(file.serialization_s for file in files), 1e-9), 1.0)
 
 
-def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> list[c.CheckpointFile]:
+def _checkpoint_files(checkpoints: SeenCheckpoints, ranks: Sequence[int], assumptions: list[str]) -> list[c.CheckpointFile]:
     """One entry per file name; a file that only some checkpoints wrote says at which epochs."""
     names = dict.fromkeys(file.name for point in checkpoints.each for file in point.files)
     every = {point.epoch for point in checkpoints.each}
@@ -133,6 +135,7 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, assumptions: list[str]) -> l
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, read_back=last.read_back,
+            rank=ranks.index(last.rank) if last.rank in ranks else 0,
             epochs=epochs if some and checkpoints.between_epochs else None,
             serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip

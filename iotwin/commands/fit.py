@@ -51,8 +51,7 @@ class Fit(Command):
         print(f"{document['twin']}:")
         for name, text in document["evidence"].items():
             print(f"  {name:16} {text}")
-        if document["coverage"]:
-            print(coverage.told(document["coverage"]))
+        print(coverage.told(document["coverage"]))
         if document["confidence"]:
             print("how sure:")
         for name, entry in document["confidence"].items():

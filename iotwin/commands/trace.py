@@ -217,7 +217,8 @@ def _interpret_attach(args: Namespace) -> None:
 
 
 def _container_options(args: Namespace) -> "ContainerOptions":
-    from datagen.dlio.yaml12 import parse
+    import yaml
+
     from tracing_tools.targets.container import ContainerOptions
 
     parameters: dict[str, Any] = {}
@@ -225,7 +226,10 @@ def _container_options(args: Namespace) -> "ContainerOptions":
         key, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--container-option {text} has no value; write KEY=VALUE, for example shm_size=8g")
-        parameters[key.replace("-", "_")] = parse(value, f"--container-option {text}")
+        try:
+            parameters[key.replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"--container-option {text}: the value is not YAML") from None
     if args.volume:
         parameters["volumes"] = [_volume(text) for text in args.volume]
     return ContainerOptions(parameters, args.gpus)

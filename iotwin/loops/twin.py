@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from common.files import claim_directory, write_json, write_whole
@@ -38,8 +38,7 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
     fitted = fit(traces[0], kind)
     _prepare(directory, force)
     note(fitted.evidence["kind"])
-    if fitted.coverage:
-        note(told(fitted.coverage))
+    note(told(fitted.coverage))
     _make_data(fitted, directory)
     if fitted.recording is not None and fitted.config.twin.recorded is not None:
         write_recording(fitted.recording, directory / RECORDING)
@@ -62,8 +61,15 @@ def _prepare(directory: Path, force: bool) -> None:
 def _make_data(fitted: "Fitted", directory: Path) -> None:
     from datagen.recorded import write_recipe
 
-    write_recipe(directory / RECIPE, fitted.files)
+    start_up = [(_beside(name, number), size) for number, (name, size) in enumerate(fitted.start_up.files)]
+    fitted.config.twin.startup_files = [name for name, _ in start_up]
+    write_recipe(directory / RECIPE, sorted(dict([*fitted.files, *start_up]).items()))
     generate_data(directory)
+
+
+def _beside(name: str, number: int) -> str:
+    """The name within the stand-in of a file that the job starts from: its own, or of one that lies elsewhere a new one."""
+    return f"start-up/{number}-{PurePosixPath(name).name}" if name.startswith("/") else name
 
 
 def generate_data(directory: Path) -> None:
@@ -87,7 +93,7 @@ class _Rounds:
 
     def __init__(self, traces: list[Trace], fitted: "Fitted", directory: Path) -> None:
         self._traces, self._wanted, self._directory = traces, fitted.config, directory
-        self._config, self._kind = fitted.config, fitted.evidence["kind"]
+        self._config, self._kind, self._coverage = fitted.config, fitted.evidence["kind"], fitted.coverage
         self._records: list[dict[str, Any]] = []
         self._best = -1
         self._stopped: str | None = None
@@ -156,7 +162,7 @@ class _Rounds:
         document = {
             "directory": str(self._directory), "twin": str(self._directory / TWIN), "best_round": best["round"],
             "overall": best["overall"], "verdict": best["verdict"],
-            "kind": self._kind, "stopped": self._stopped, "noise_floor": similarity["noise_floor"],
+            "kind": self._kind, "coverage": self._coverage, "stopped": self._stopped, "noise_floor": similarity["noise_floor"],
             "noise_floor_dimensions": similarity["noise_floor_dimensions"],
             "equivalence": similarity["equivalence"],
             "held_out": [

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from common.beneath import stays_within
 from common.errors import IotwinError, UsageError
 from common.files import check_output, write_whole
 from common.units import format_size
@@ -116,6 +117,9 @@ def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Conf
                 f"{archive}: {key}: the twin would run the code of {name!r} as root; run it as a user, or install a package that "
                 "announces it as an entry point"
             )
+    for name in config.twin.startup_files:
+        if not stays_within(name):
+            raise UsageError(f"{archive}: twin.startup_files: {name!r} leads out of the data folder; pack the twin again")
     config.storage = Storage()
     config.workflow.generate_data = False  # its data are those of the recipe
     config.dataset.keep_files = True
@@ -159,6 +163,7 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
         given: list[str] | None = getattr(config.twin, kind)
         if given is not None:
             setattr(config.twin, kind, [_renamed(name, names) for name in given])
+    config.twin.startup_files = [_renamed(name, names) for name in config.twin.startup_files]
     for number, file in enumerate(config.twin.checkpoint.files, 1):
         counted = "".join(f"-{word}" for word in ("{epoch}", "{step}") if word in file.name)
         file.name = f"checkpoint-{number}{counted}{PurePosixPath(file.name).suffix}"

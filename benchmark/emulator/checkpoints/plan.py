@@ -48,11 +48,11 @@ def checkpoint_number(name: str) -> tuple[int, int] | None:
 
 
 def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:
-    """Return what `rank` writes at the checkpoint after `epoch` and `step`; recorded files are all rank 0's."""
+    """Return what `rank` writes at the checkpoint after `epoch` and `step`; a recorded file is one rank's."""
     recorded = config.twin.checkpoint.files
     if not recorded:
         return [_from_state(config, state, epoch, step) for state in states_written(config, rank, ranks)]
-    due = [file for file in recorded if rank == 0 and (file.epochs is None or epoch in file.epochs)]
+    due = [file for file in recorded if rank == min(file.rank, ranks - 1) and (file.epochs is None or epoch in file.epochs)]
     names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
     return [
         PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time)
@@ -63,7 +63,7 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
 def files_read(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:
     """Return what `rank` reads to recover from that checkpoint."""
     if config.twin.checkpoint.files:
-        return files_written(config, epoch, step, 0, ranks)
+        return files_written(config, epoch, step, rank, ranks) or files_written(config, epoch, step, 0, ranks)
     return [_from_state(config, state, epoch, step) for state in states_read(config, rank, ranks)]
 
 

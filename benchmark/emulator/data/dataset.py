@@ -10,11 +10,12 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from benchmark.config import Config
+from benchmark.config import Config, listed_reads
 from benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFolder, open_folder
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.readers import file_format, make_reader
 from benchmark.emulator.readers.access import Buffered, Opener
+from benchmark.emulator.readers.listed import ListedReads
 from benchmark.emulator.readers.numpy_files import NumpyLoad
 from benchmark.emulator.readers.records import Raw
 from benchmark.emulator.readers.sample import Reader
@@ -114,7 +115,9 @@ def open_dataset(config: Config, ranks: int = 1) -> DataSet:
     chosen_evaluation = _Found([], 1)
     if config.workflow.evaluation:
         chosen_evaluation = _first(evaluation, dataset.num_files_eval, folder, "evaluation", "dataset.num_files_eval")
-    opened = DataSet(*(_samples(found, folder, reader, config) for found in (chosen, chosen_evaluation)))
+    listed = config.twin.train_reads, config.twin.eval_reads
+    parts = zip((chosen, chosen_evaluation), listed, strict=True)
+    opened = DataSet(*(_listed_samples(_samples(found, folder, reader, config), reads, opener) for found, reads in parts))
     _check_enough(config, opened, folder, ranks)
     _compare_sizes(config, opened)
     if config.twin.reader.keep_open and not config.reader.read_threads:
@@ -281,6 +284,22 @@ def _samples(found: _Found, folder: Folder, reader: Reader, config: Config) -> S
     sizes = [_size(folder, path) for number in numbers for path in found.files[number]]
     size_bytes = round(math.fsum(sizes) / max(1, len(numbers)) * count)
     return SampleSet(found.files, size_bytes, reader, found.each, _shapes(config))
+
+
+def start_up(config: Config) -> None:
+    """Read what the workload reads before its first epoch; IotwinError, naming the file, when that is not there."""
+    twin, folder = config.twin, Path(config.dataset.data_folder)
+    reader = ListedReads(Buffered, [str(folder / name) for name in twin.startup_files], twin.startup_reads)
+    for number in range(len(twin.startup_reads)):
+        reader.read(str(number), 0, 1)
+
+
+def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener) -> SampleSet:
+    """Return the samples that the twin lists the reads of, where it does; `samples` are of their files."""
+    if listed is None or not len(samples):
+        return samples
+    reader = ListedReads(opener, [path for paths in samples.files for path in paths], listed)
+    return SampleSet([(str(number),) for number in range(len(listed))], listed_reads.size_bytes(listed), reader)
 
 
 def _shapes(config: Config) -> tuple[tuple[int, ...], ...]:

@@ -3,10 +3,12 @@
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pyarrow import compute as pc
 
 from benchmark import config as c
 from benchmark.config.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, Recording
-from benchmark.fit.recorded.calls import see
+from benchmark.fit.coverage import KINDS, Coverage, flows_of
+from benchmark.fit.recorded.calls import Seen, see
 from benchmark.fit.recorded.files import name_files
 from benchmark.fit.recorded.pipes import match_pipes
 from benchmark.fit.recorded.rows import assemble, grow, marks_of
@@ -15,6 +17,9 @@ from common.units import format_size
 from tracing_tools.trace.reader import Trace
 
 RECORDING = f"twin{SUFFIX}"
+_DIRECTIONS: dict[str, list[int]] = {
+    "read": [Op.READ, Op.COPY, Op.TOUCH], "write": [Op.WRITE, Op.COPY_TO], "open": [Op.OPEN],
+}  # fmt: skip
 _OUTPUT = "./twin_checkpoints/"
 
 
@@ -47,7 +52,23 @@ def fit_recorded(trace: Trace) -> Fitted:
             assumptions=_assumptions(trace, recording),
         ),
     )  # fmt: skip
-    return Fitted(config, _evidence(recording, calls), named.data, recording=recording)
+    coverage = _account(seen).document()
+    return Fitted(config, _evidence(recording, calls), named.data, coverage=coverage, recording=recording)
+
+
+def _account(seen: Seen) -> Coverage:
+    """Return what the recording holds of everybody's calls on files that storage keeps."""
+    kinds = seen.files["kind"].astype(str).to_numpy()
+    ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
+    made = seen.trace.events_frame(("op", "file_id", "result"), pc.field("file_id").isin(ids))
+    kept = seen.calls[seen.calls["file"].isin(ids)]
+    twin = {
+        (direction, kind): float(own["moved"].sum()) if direction != "open" else float(len(own))
+        for direction, ops in _DIRECTIONS.items()
+        for kind in KINDS
+        for own in [kept[kept["op"].isin(ops) & (kinds[kept["file"]] == kind)]]
+    }
+    return Coverage(tuple(flows_of(made[made["result"] >= 0], kinds, twin)), ())
 
 
 def _renamed(calls: pd.DataFrame, on_file: pd.Series) -> pd.Series:

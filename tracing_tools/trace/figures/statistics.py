@@ -106,12 +106,12 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
 
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = here) -> pd.DataFrame:
     """Return the rows of the traces together, each part of each counted by one of the workers."""
-    parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
+    parts = [(trace.path, part, by) for trace in traces for part in range(trace.parts)]
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
     for trace, label in zip(traces, labels, strict=True):
-        mine = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
-        counted += trace.event_parts
+        mine = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.parts]]
+        counted += trace.parts
         together.append(named(add_up(mine) if mine else _nothing(), trace, label, by))
     return rows(together, by)
 

@@ -1,0 +1,26 @@
+"""Samples that are listed reads: stretches of files, as a traced job read them for each (an index, a chunk, a label)."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from benchmark.config.listed_reads import parse
+from benchmark.emulator.readers.access import Opener, scratch
+from benchmark.emulator.readers.sample import Sample
+
+
+class ListedReads:
+    """Sample i, whose path is its number, by the reads that `listed[i]` says, of the files at `paths`."""
+
+    def __init__(self, opener: Opener, paths: Sequence[str], listed: Sequence[str]) -> None:
+        self._open, self._paths, self._listed = opener, paths, listed
+
+    def read(self, path: str, sample: int, samples: int) -> Sample:
+        """Return what is read last for the sample; IotwinError, naming the file, when that ends before."""
+        read_bytes, content = 0, scratch(0)
+        for number, reads in groupby(parse(self._listed[int(path)]), itemgetter(0)):
+            with self._open(self._paths[number]) as file:
+                for _, offset, size_bytes in reads:
+                    content = file.read(offset, size_bytes)
+                    read_bytes += size_bytes
+        return Sample(content, read_bytes)

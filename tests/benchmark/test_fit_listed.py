@@ -1,0 +1,113 @@
+"""Samples that are several reads, files that a job starts from, and checkpoints of several ranks: fitted, read by the twin."""
+
+import numpy as np
+import pytest
+
+from benchmark import config as c
+from benchmark.config import listed_reads
+from benchmark.emulator.checkpoints.plan import files_written
+from benchmark.emulator.data.dataset import open_dataset, start_up
+from benchmark.fit import fit
+from common.errors import IotwinError, UsageError
+from tests.benchmark.made_trace import Made
+from tracing_tools.trace.reader import Trace
+
+_SAMPLES, _CHUNK, _BATCH = 48, 50_000, 4
+
+
+def chunks_and_labels(folder, seed: int = 1) -> Trace:
+    """Two epochs over one file by a loader each: an index of 500 bytes, a chunk, a label; first a model is read, by the rank."""
+    made, rng = Made(), np.random.default_rng(seed)
+    made.process(1000, 1, "rank")
+    model, data = made.file("/models/start.pt", "checkpoint", 400_000), made.file("/data/all.h5", size=1_000 + _SAMPLES * 51_000)
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    now = made.call(made.call(5, 1000, "openat", model), 1000, "read", model, 0, 300_000)
+    for epoch in range(2):
+        loader = made.process(1001 + epoch, 1000, "loader", now, now + 5_000)
+        now = made.call(now + 5, loader, "openat", data)
+        for batch in rng.permutation(_SAMPLES).reshape(-1, _BATCH):
+            made.call(now, 1000, "write", asked, None, 30)
+            now = made.call(now + 0.2, loader, "read", asked, None, 30)
+            for sample in batch.tolist():
+                now = made.call(now + 1, loader, "pread64", data, 200, 500)
+                now = made.call(now, loader, "pread64", data, 1_000 + sample * 51_000, _CHUNK)
+                now = made.call(now, loader, "pread64", data, 1_000 + sample * 51_000 + _CHUNK, 8)
+            now = made.call(now, loader, "write", given, None, 3000)
+            now = 20 + made.call(now, 1000, "read", given, None, 3000)
+        now = made.write_file(now, 1000, f"/out/epoch_{epoch}.pt", 1_000_000)
+    return made.trace(folder / "t")
+
+
+def test_a_sample_of_several_reads_is_listed_and_counted(tmp_path):
+    fitted = fit(chunks_and_labels(tmp_path))
+    config = fitted.config
+    assert fitted.evidence["kind"].startswith("structured")
+    assert (config.reader.batch_size, config.train.epochs, config.train.total_training_steps) == (4, 2, 12)
+    samples = [f"0:200+500 0:{1_000 + i * 51_000}+{_CHUNK} 0:{1_000 + i * 51_000 + _CHUNK}+8" for i in range(_SAMPLES)]
+    assert config.twin.train_reads == samples and config.reader.sample_shuffle == "seed"
+    assert (fitted.coverage["read_share"], fitted.coverage["write_share"], fitted.coverage["open_share"]) == (1.0, 1.0, 1.0)
+
+
+def test_what_the_job_starts_from_is_read_by_its_twin(tmp_path):
+    config = fit(chunks_and_labels(tmp_path)).config
+    assert (config.twin.startup_files, config.twin.startup_reads) == (["/models/start.pt"], ["0:0+300000"])
+
+
+def test_listed_samples_read_these_bytes_and_no_others(tmp_path):
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    (tmp_path / "b.bin").write_bytes(bytes(range(100, 200)))
+    config = c.Config(dataset=c.Dataset(data_folder=str(tmp_path), format="bin", num_files_train=2))
+    config.twin.train_files, config.twin.train_reads = ["a.bin", "b.bin"], ["0:10+5 1:0+3", "", "1:90+10"]
+    samples = open_dataset(config).train
+    assert [samples.read(i) for i in range(len(samples))] == [8, 0, 10]
+    assert bytes(samples.reader.read("2", 0, 1).content) == bytes(range(190, 200))
+    config.twin.train_reads[1] = "0:98+3"
+    with pytest.raises(IotwinError, match=r"a\.bin: ends after 100 bytes"):
+        open_dataset(config).train.read(1)
+
+
+def test_a_file_to_start_from_that_is_missing_is_named(tmp_path):
+    config = c.Config(dataset=c.Dataset(data_folder=str(tmp_path)))
+    config.twin.startup_files, config.twin.startup_reads = ["model.pt"], ["0:0+10"]
+    with pytest.raises(IotwinError, match=r"model\.pt: cannot be read"):
+        start_up(config)
+
+
+@pytest.mark.parametrize(("reads", "problem"), [("0:1", "no list of reads"), ("0:-1+4", "no list"), ("2:0+4", "not among the 2")])
+def test_lists_that_are_none_are_refused(tmp_path, reads, problem):
+    path = tmp_path / "twin.yaml"
+    path.write_text(f"twin:\n  train_files: [a, b]\n  train_reads: ['0:0+4', '{reads}']\n")
+    with pytest.raises(UsageError, match=f"twin.train_reads: .*{problem}"):
+        c.load(path)
+    assert listed_reads.problem(["0:0+4 1:7+1", ""], 2) is None
+
+
+def test_a_twin_that_would_read_otherwise_gives_way_to_a_recorded_one(tmp_path):
+    """Batches that are not alike, which the twin makes alike."""
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    files = [made.file(f"/d/{i:03}.jpg", size=200_000) for i in range(40)]
+    for number, file in enumerate([*files, *files]):
+        now = 20 + made.read_file(now, 1000, file, 200_000 if number % 4 else 2_000)
+    trace = made.trace(tmp_path / "t")
+    assert fit(trace, "structured").evidence["kind"].startswith("structured")
+    fitted = fit(trace)
+    assert fitted.evidence["kind"].startswith("recorded, as that is nearer") and "reads of the data" in fitted.evidence["kind"]
+    assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
+    assert fitted.coverage["flows"][0]["twin"] == 80 * 200_000
+
+
+def test_shards_of_a_checkpoint_are_written_by_their_ranks(tmp_path):
+    made, rng, now = Made(), np.random.default_rng(1), 10.0
+    made.process(999, 1, "helper")
+    ranks = [made.process(1000 + rank, 999, "rank") for rank in (0, 1)]
+    files = [made.file(f"/d/{i:03}.jpg", size=100_000) for i in range(32)]
+    for epoch in range(3):
+        for step, file in enumerate(rng.permutation(files).tolist()):
+            now = 10 + made.read_file(now, ranks[step % 2], file)
+        for rank, pid in enumerate(ranks):
+            now = made.write_file(now, pid, f"/out/step_{epoch}_32/__{rank}_0.distcp", 1_000_000 + rank)
+    fitted = fit(made.trace(tmp_path / "t"))
+    written = {rank: [file.name for file in files_written(fitted.config, 1, 32, rank, 2)] for rank in (0, 1)}
+    assert written == {rank: [f"step_1_32/__{rank}_0.distcp"] for rank in (0, 1)}
+    assert fitted.coverage["write_share"] == 1.0

@@ -1,0 +1,51 @@
+"""Parquet through pyarrow: row groups by Arrow's I/O threads in each loader, many batches of one file."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch_parts import save, train
+
+_FILES, _GROUPS, _ROWS, _WIDTH = 6, 4, 320, 120
+
+
+class Groups(IterableDataset):
+    def __init__(self, paths: list[Path], seed: int) -> None:
+        self._paths, self._seed = paths, seed
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        rng = np.random.default_rng((self._seed, worker.id))
+        for path in rng.permutation(self._paths[worker.id :: worker.num_workers]):
+            file = pq.ParquetFile(path, pre_buffer=True)
+            for group in rng.permutation(file.num_row_groups):
+                table = file.read_row_group(int(group), use_threads=True)
+                columns = np.stack([table[name].to_numpy() for name in table.column_names], axis=1)
+                yield from torch.from_numpy(columns)
+
+
+def _made(folder: Path) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    rng, paths = np.random.default_rng(7), [folder / f"part-{i}.parquet" for i in range(_FILES)]
+    for path in (path for path in paths if not path.exists()):
+        columns = {f"c{i}": rng.random(_GROUPS * _ROWS, np.float32) for i in range(_WIDTH)}
+        pq.write_table(pa.table(columns), path, row_group_size=_ROWS, compression="none", use_dictionary=False)
+    return paths
+
+
+def main(folder: Path, seed: int) -> None:
+    paths = _made(folder / "parquet")
+    (out := folder / f"out{seed}").mkdir(exist_ok=True)
+    for epoch in range(2):
+        for _ in train(DataLoader(Groups(paths, seed + 100 * epoch), batch_size=64, num_workers=2), 0.06):
+            pass
+        save(out / f"epoch_{epoch}.pt", 6_000_000)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

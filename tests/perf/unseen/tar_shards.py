@@ -1,0 +1,65 @@
+"""Tar shards read as a stream by an IterableDataset, shuffled by a buffer in the worker, as WebDataset does."""
+
+import io
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch_parts import save, train
+
+_SHARDS, _SAMPLES = 8, 100
+
+
+class Shards(IterableDataset):
+    def __init__(self, paths: list[Path], seed: int) -> None:
+        self._paths, self._seed = paths, seed
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        rng = np.random.default_rng((self._seed, worker.id))
+        buffer: list[bytes] = []
+        for sample in self._samples(rng.permutation(self._paths[worker.id :: worker.num_workers])):
+            buffer.append(sample)
+            if len(buffer) > 40:
+                yield _tensor(buffer.pop(int(rng.integers(len(buffer)))))
+        yield from map(_tensor, buffer)
+
+    def _samples(self, paths: list[Path]) -> Iterator[bytes]:
+        for path in paths:
+            with tarfile.open(path, "r|", bufsize=1 << 17) as tar:
+                for member in tar:
+                    yield tar.extractfile(member).read()
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content[:30_000]), dtype=torch.uint8)
+
+
+def _made(folder: Path) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    paths, rng = [folder / f"shard-{i:05}.tar" for i in range(_SHARDS)], np.random.default_rng(7)
+    for path in (path for path in paths if not path.exists()):
+        with tarfile.open(path, "w") as tar:
+            for i in range(_SAMPLES):
+                content = rng.bytes(int(rng.integers(30_000, 60_000)))
+                info = tarfile.TarInfo(f"{i:04}.jpg")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return paths
+
+
+def main(folder: Path, seed: int) -> None:
+    paths = _made(folder / "tar")
+    (out := folder / f"out{seed}").mkdir(exist_ok=True)
+    for epoch in range(3):
+        for _ in train(DataLoader(Shards(paths, seed + 100 * epoch), batch_size=16, num_workers=2), 0.08):
+            pass
+        save(out / f"epoch_{epoch}.pt", 6_000_000)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
