@@ -187,6 +187,39 @@ os.unlink({str(tmp_path / "last.pt")!r})
     assert unlinked["file_id"].tolist() == [written["file_id"].iloc[1]]
 
 
+def test_files_of_a_renamed_folder_have_the_names_that_it_gives_them(tmp_path):
+    """As checkpoints are committed: written into step.tmp, which becomes step-N; and the older one is removed."""
+    code = f"""
+import os, shutil
+os.chdir({str(tmp_path)!r})
+for step in (1, 2):
+    os.makedirs("step.tmp/rank")
+    for name in ("manifest", "rank/state.tmp"):
+        with open("step.tmp/" + name, "wb", buffering=0) as file:
+            file.write(os.urandom(100_000 + step))
+    os.rename("step.tmp/rank/state.tmp", "step.tmp/rank/state")
+    os.rename("step.tmp", f"step-{{step}}")
+os.unlink("step-1/rank/state")
+assert not os.path.exists("step.tmp/manifest")
+"""
+    trace = python(tmp_path, code)
+    files, events = trace.files(), trace.events_frame()
+    sizes = events[events["op"] == "write"].groupby("file_id")["result"].sum()
+    written = files[files["file_id"].isin(sizes.index) & (files["kind"] == "checkpoint")]
+    names = written.set_index("renamed_to")["path"].str.removeprefix(f"{tmp_path}/").to_dict()
+    assert names == {
+        f"{tmp_path}/step-{step}/{last}": f"step.tmp/{first}"
+        for step in (1, 2) for first, last in (("manifest", "manifest"), ("rank/state.tmp", "rank/state"))
+    }  # fmt: skip
+    assert {name: sizes[i] - 100_000 for name, i in zip(written["renamed_to"], written["file_id"], strict=True)} == {
+        name: int(name.removeprefix(f"{tmp_path}/step-")[0]) for name in names
+    }
+    unlinked = events[(events["op"] == "unlink") & (events["result"] == 0)]["file_id"].tolist()
+    assert [files["renamed_to"].iloc[i] for i in unlinked] == [f"{tmp_path}/step-1/rank/state"]
+    missing = files[(files["path"] == f"{tmp_path}/step.tmp/manifest") & (files["kind"] == "missing")]
+    assert missing["renamed_to"].isna().all()
+
+
 def test_nothing_of_a_neighbour(tmp_path):
     """Another process that reads the same file all the while is not in the trace."""
     shared = tmp_path / "shared"

@@ -18,6 +18,7 @@ from tracing_tools.trace.raw.records import (
     NAME_GIVEN,
     NAME_INHERITED,
     NAME_OPENED,
+    TYPE_DIRECTORY,
     TYPE_PIPE,
     TYPE_REGULAR,
     NameRecord,
@@ -58,6 +59,7 @@ class FileTable:
         self._given = GivenNames()
         # Which file a path led to over time: (since when, identity or file_id), in order of time.
         self._history: dict[bytes, list[tuple[int, bytes | int]]] = {}
+        self._in_folder: dict[bytes, set[int]] = {}  # file_ids of opened files by the folder of their present name
 
     def add_name(self, record: NameRecord) -> None:
         """Take note of a path seen at an open or a name given to a call; all of them before the first `assign`."""
@@ -109,7 +111,10 @@ class FileTable:
                 record = inherited
             path = record.text if record else (_UNNAMED if file_type else b"anon_inode:") + b"[%d]" % inode
             known = self._add(path, file_type, record.size if record else None)
+            if record:
+                self._in_folder.setdefault(path.rpartition(b"/")[0], set()).add(known)
             self._rows[known] |= {
+                "since_ns": record.time_ns if record else 0,
                 "device": os.makedev(device >> 20, device & 0xFFFFF), "inode": inode, "generation": int(identity["generation"]),
             }  # fmt: skip
             self._ids[key] = known
@@ -151,7 +156,7 @@ class FileTable:
             start_ns = int(chunk["start_ns"][rows[i]])
             file_id[rows[i]] = found = self._file_at(self._given.paths[first[i]], start_ns, bool(succeeded[i]))
             if renames[i]:
-                self._rename(found, self._given.paths[second[i]], start_ns)
+                self._rename(found, self._given.paths[first[i]], self._given.paths[second[i]], start_ns)
         for found in np.unique(file_id[rows[succeeded]]).tolist():
             self._rows[found]["was_found"] = True
 
@@ -163,8 +168,30 @@ class FileTable:
             return -1
         return self._file_at(path, 0, succeeded)
 
-    def _rename(self, file: int, path: bytes, time_ns: int) -> None:
-        self._rows[file]["renamed_to"] = path
+    def _rename(self, file: int, before: bytes, path: bytes, time_ns: int) -> None:
+        self._name(file, path, time_ns)
+        if self._rows[file]["file_type"] in (0, TYPE_DIRECTORY):  # a folder may be renamed that the job never opened
+            self._rename_within(before, path, time_ns)
+
+    def _rename_within(self, before: bytes, after: bytes, time_ns: int) -> None:
+        """Give the files in a folder, and in those below it, the names that its own new name makes theirs.
+
+        Files that came later, as into a folder made anew under the old name, keep theirs.
+        """
+        for folder in [name for name in self._in_folder if name == before or name.startswith(before + b"/")]:
+            for file in sorted(self._in_folder[folder]):
+                row = self._rows[file]
+                if row["since_ns"] <= time_ns:
+                    self._name(file, after + (row["renamed_to"] or row["path"]).removeprefix(before), time_ns)
+
+    def _name(self, file: int, path: bytes, time_ns: int) -> None:
+        """Take note that the file has the name from then on."""
+        row = self._rows[file]
+        before, after = ((name.rpartition(b"/")[0]) for name in (row["renamed_to"] or row["path"], path))
+        if file in self._in_folder.get(before, ()):
+            self._in_folder[before].discard(file)
+            self._in_folder.setdefault(after, set()).add(file)
+        row["renamed_to"] = path
         target = self._history.setdefault(path, [])
         target.insert(bisect_right(target, time_ns, key=lambda entry: entry[0]), (time_ns, file))
 
