@@ -1,5 +1,6 @@
 """What a file is to the job (data set, checkpoint, library, ...) and what a process is (rank, loader, helper)."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ _LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
 # A file without a suffix (3.11 is none) in one is a program: its interpreter reads it like any other file.
 _PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
 _LOG_SUFFIXES = {".log", ".out", ".err"}
-_CHECKPOINT_SUFFIXES = {".pt", ".pth", ".ckpt", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
+_CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
 _CHECKPOINT_NAMES = {".metadata"}  # what torch's distributed checkpoints call their index
+# A rank's part of a checkpoint as common.commit writes it.
+_STORED = re.compile(r"/step-[\d.]+(\.tmp)?/rank-\d+\.(raw|json)")
 # What holds states as well as samples: only its use tells which.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
 _AGAIN = 1.5  # times its size that was read, from which a file was read again
@@ -45,7 +48,7 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
         return "temporary"
     if path.startswith(_SYSTEM) or path.startswith("/dev/"):
         return "system"
-    suffix, folder = PurePosixPath(path).suffix, PurePosixPath(path).parent.name
+    suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if written_bytes:
         return _kind_of_written(PurePosixPath(path).name, suffix, written_bytes)
     in_library = path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS)
@@ -54,7 +57,7 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
         return "library"
     if file_type == 0:
         return "missing"
-    if suffix in _CHECKPOINT_SUFFIXES:
+    if suffix in _CHECKPOINT_SUFFIXES or _STORED.search(path):
         return "checkpoint"
     if read_bytes == 0 or (suffix in _SETTINGS_SUFFIXES and read_bytes < _SETTINGS_LIMIT_BYTES):
         return "other"
@@ -83,7 +86,8 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
     for index, file in enumerate(files):
         if file.kind in ("dataset", "checkpoint") and file.read_bytes:
             path = PurePosixPath(file.path)
-            groups[str(path.parent), "" if path.suffix[1:].isdigit() else path.suffix].append(index)
+            suffix = _suffix(path)
+            groups[str(path.parent), "" if suffix[1:].isdigit() else suffix].append(index)
     begun = {key: min(files[i].first_ns for i in group) for key, group in groups.items()}
     read = {key: sum(files[i].read_bytes for i in group) for key, group in groups.items()}
     again = {
@@ -103,6 +107,12 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
         for i in group:
             kinds[i] = kind
     return kinds
+
+
+def _suffix(path: PurePosixPath) -> str:
+    """Return what the name says that the file holds: of model.pth.tar .pth, as no archive of samples is called."""
+    inner = PurePosixPath(path.stem).suffix
+    return inner if path.suffix == ".tar" and inner in _CHECKPOINT_SUFFIXES else path.suffix
 
 
 def _kind_of_written(name: str, suffix: str, written_bytes: int) -> str:

@@ -18,6 +18,12 @@ from tracing_tools.trace.raw.records import TYPE_REGULAR
         ("/home/u/project/config.yaml", "other"),
         ("/home/u/jobs/random.fio", "other"),
         ("/home/u/project/model.pt", "checkpoint"),
+        ("/home/u/project/model.pth.tar", "checkpoint"),
+        ("/home/u/project/model_0.chk", "checkpoint"),
+        ("/out/step-12/rank-0.raw", "checkpoint"),
+        ("/out/step-12.1/rank-10.json", "checkpoint"),
+        ("/data/shard-000.tar", "dataset"),
+        ("/data/rank-0.raw", "dataset"),
     ],
 )
 def test_kind_of_a_file_that_is_read(path, kind):
@@ -49,7 +55,9 @@ def test_many_files_read_once_in_the_course_of_training_are_data():
     assert kinds_by_use([manifest, *samples(".pt", 1)]) == ["dataset"] * 21
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "resume.bin", "resume.h5", "resnet50.pth", "__0_0.distcp"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "resume.bin", "resume.h5", "resnet50.pth", "resnet50.pth.tar", "__0_0.distcp"]
+)
 def test_a_state_read_once_before_the_data_is_a_checkpoint(name):
     kind = file_kind(f"/m/{name}", TYPE_REGULAR, 9000, 0, False)
     assert kinds_by_use([Reading(f"/m/{name}", kind, 9000, 9000, 10, 20), *samples(".jpg", 3)])[0] == "checkpoint"
