@@ -13,6 +13,7 @@ from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
 from trace_visuals.report.analysis import Analysis
 from trace_visuals.report.heatmap import Heat
 from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from trace_visuals.report.recompute import CURVES, recompute_shares
 from trace_visuals.report.texts import describe
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
@@ -99,7 +100,7 @@ def _phases(analysis: Analysis) -> list[list[Any]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the graphs of the samplers: each with a time axis and its curves as shares in 0..1."""
+    """Return the graphs of the samplers, and of recomputing: each with a time axis and its curves as shares in 0..1."""
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):
@@ -117,6 +118,9 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     if gpu is not None:
         gpu = gpu.assign(SM=gpu["sm_percent"] / 100, memory=gpu["memory_percent"] / 100)
         graphs += [_graph(analysis, f"GPU {device}", chosen, (), ("SM", "memory")) for device, chosen in gpu.groupby("device")]
+    recompute = recompute_shares(analysis)
+    if recompute is not None:
+        graphs.append(_graph(analysis, "recompute", recompute, CURVES, ()))
     return graphs
 
 

@@ -9,6 +9,7 @@ from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
 from trace_visuals.gaps import sample_gaps
 from trace_visuals.labels import counted
 from trace_visuals.report.analysis import Analysis
+from trace_visuals.report.recompute import CURVES, recompute_shares
 from trace_visuals.report.tables import LARGE_BYTES
 
 _SECOND = 1e9
@@ -33,6 +34,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _waits,
         _look_at,
         _phases,
+        _recompute,
         _reads,
         _reuse,
         _page_cache,
@@ -159,6 +161,17 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
     spent = spent.sort_values("sum", ascending=False)
     parts = [f"{name} {total / span:.1%} in {count}" for name, total, count in spent.itertuples()]
     return "Phases", f"Share of the run's time by the job's own log: {', '.join(parts)}."
+
+
+def _recompute(analysis: Analysis) -> tuple[str, str]:
+    shares = recompute_shares(analysis)
+    if shares is None:
+        return "", ""
+    spent = {name: float(shares[name].sum()) for name in CURVES}
+    total = max(sum(spent.values()), 1e-12)
+    base, again, search = (spent[name] / total for name in CURVES)
+    text = f"Of the time spent computing under a memory budget {base:.1%} is first computing, {again:.1%} recomputing"
+    return "Recomputing", f"{text} and {search:.1%} the search for what to evict."
 
 
 def _reads(analysis: Analysis) -> tuple[str, str]:

@@ -21,4 +21,5 @@ def compiler_of(module: str) -> Callable[[_Function], _Function]:
         return lambda function: function
     import numba
 
-    return numba.njit(cache=True, nogil=True)
+    # Nothing is allocated in a kernel, so counting references to its arrays (_nrt) would only cost: up to half of a run.
+    return numba.njit(cache=True, nogil=True, _nrt=False)

@@ -84,4 +84,4 @@ def _plug_in(name: str) -> Heuristic:
         raise UsageError(f"heuristic '{name}' cannot be imported: {error}") from None
     if not callable(found):
         raise UsageError(f"heuristic '{name}' is no function of (size, cost, staleness, clock)")
-    return Heuristic(name, name, kernel.LOCAL, plug_in=found)
+    return Heuristic(name, name, kernel.PLUG_IN, plug_in=found)

@@ -18,22 +18,14 @@ Numbers = Any  # array of int64 under numba, list of int without it
 PASS, OUT_OF_MEMORY, THRASH, GROW = 0, 1, 2, 3
 # Deallocation: what happens when the last external reference to a storage goes.
 IGNORE, EAGER, BANISH = 0, 1, 2
-# Costs of a score: 1, the storage's own, + its evicted neighbours' sets, + e* (two sums), + evicted ancestors, + e* (one set).
-UNIT, LOCAL, SETS, NEIGHBOURHOOD, ANCESTORS, UNION = 0, 1, 2, 3, 4, 5
+# Costs of a score: 1, the storage's own, + its evicted neighbours' sets, + e* (two sums), + evicted ancestors, + e* (one set);
+# or a function's.
+UNIT, LOCAL, SETS, NEIGHBOURHOOD, ANCESTORS, UNION, PLUG_IN = 0, 1, 2, 3, 4, 5, 6
 # What a heuristic does with them.
 SCORE, LEAST_RECENT, RANDOM = 0, 1, 2
 # Events.
-E_PENDING, E_USE, E_LOCK, E_UNLOCK, E_PRESSURE, E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-)
+E_PENDING, E_USE, E_LOCK, E_UNLOCK, E_PRESSURE = 0, 1, 2, 3, 4
+E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
 E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
 # Where a storage is.
 EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
@@ -378,33 +370,38 @@ def sets_cost(s: State, storage: int) -> int:
 
 
 @compiled
-def score(s: State, rules: Rules, storage: int) -> float:
-    """Return the score of evicting a storage: the least one goes."""
-    s.run[0].evaluations += 1
-    s.run[0].accesses += 1
-    if rules.choice == LEAST_RECENT:
-        return float(s.storages[storage].accessed)
-    accessed = s.storages[storage].accessed
-    cost = 1
-    if rules.cost != UNIT:
-        cost = s.storages[storage].cost
-        if rules.cost == SETS:
-            cost += sets_cost(s, storage)
-        elif rules.cost == NEIGHBOURHOOD:
-            cost += below(s, storage) + above(s, storage)
-        elif rules.cost == ANCESTORS:
-            cost += above(s, storage)
-        elif rules.cost == UNION:
-            more, accessed = union(s, storage)
-            cost += more
+def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
+    """Return cost / (size * staleness), the latter two where the heuristic asks for them."""
     if rules.by_size == 0 and rules.by_staleness == 0:
         return float(cost)
     denominator = 1.0
     if rules.by_size:
-        denominator *= float(s.storages[storage].size)
+        denominator *= float(size)
     if rules.by_staleness:
-        denominator *= float(s.run[0].clock - accessed)
+        denominator *= float(staleness)
     return float(cost) / denominator if denominator > 0.0 else math.inf
+
+
+@compiled
+def score(s: State, rules: Rules, storage: int) -> float:
+    """Return the score of evicting a storage: the least one goes."""
+    s.run[0].evaluations += 1
+    s.run[0].accesses += 1
+    accessed, cost = s.storages[storage].accessed, s.storages[storage].cost
+    if rules.choice == LEAST_RECENT:
+        return float(accessed)
+    if rules.cost == UNIT:
+        cost = 1
+    elif rules.cost == SETS:
+        cost += sets_cost(s, storage)
+    elif rules.cost == NEIGHBOURHOOD:
+        cost += below(s, storage) + above(s, storage)
+    elif rules.cost == ANCESTORS:
+        cost += above(s, storage)
+    elif rules.cost == UNION:
+        more, accessed = union(s, storage)
+        cost += more
+    return weigh(rules, cost, s.storages[storage].size, s.run[0].clock - accessed)
 
 
 @compiled
@@ -469,6 +466,8 @@ def draw(s: State, below: int) -> int:
 @compiled
 def choose(s: State, rules: Rules) -> int:
     """Return the storage to evict: the least score, of equal ones the latest, and at once one whose score is 0."""
+    if rules.cost <= LOCAL:
+        return choose_alone(s, rules)
     end = len(s.storages) - 1
     storage = victim = s.storages[end].after
     best = math.inf
@@ -479,6 +478,30 @@ def choose(s: State, rules: Rules) -> int:
         if value == 0.0:
             break
         storage = s.storages[storage].after
+    return victim
+
+
+@compiled
+def choose_alone(s: State, rules: Rules) -> int:
+    """Choose by scores that look at no other storage, in a loop that calls nothing with the state."""
+    storages, clock = s.storages, s.run[0].clock
+    end = len(storages) - 1
+    storage = victim = storages[end].after
+    best, looked = math.inf, 0
+    while storage != end:
+        looked += 1
+        if rules.choice == LEAST_RECENT:
+            value = float(storages[storage].accessed)
+        else:
+            cost = 1 if rules.cost == UNIT else storages[storage].cost
+            value = weigh(rules, cost, storages[storage].size, clock - storages[storage].accessed)
+        if value <= best:
+            best, victim = value, storage
+        if value == 0.0:
+            break
+        storage = storages[storage].after
+    s.run[0].evaluations += looked
+    s.run[0].accesses += looked
     return victim
 
 

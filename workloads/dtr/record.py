@@ -6,12 +6,20 @@ as each recorded tensor's end is the end of its Python object or, where only C++
 
 import time
 import weakref
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
+from torch import Tensor, manual_seed
+from torch import device as torch_device
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from common.files import write_whole
 from workloads.dtr.log_format import write_line
+from workloads.models import MODELS, build
 
 
 def record_model(
@@ -23,28 +31,18 @@ def record_model(
     Returns {"log", "model", "batch", "operators", "seconds", "overhead_us_per_op"}. With `fake` nothing is computed: shapes are
     propagated and times come from bytes moved and operations done, at 10 GB/s and 100 Gflop/s.
     """
-    try:
-        import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
-    except ImportError:
-        raise UsageError("logging a model needs torch; install iotwin[torch]") from None
-    from contextlib import nullcontext
-
-    from workloads.models import MODELS, build
-
-    torch.manual_seed(seed)
+    manual_seed(seed)
     samples = MODELS[name] if batch is None and name in MODELS else batch or 1
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-        with torch.device(device):
+        with torch_device(device):
             module, make_inputs, loss = build(name, preset)
             inputs = make_inputs(samples)
         for _ in range(warm_up):
-            with Recorder(fake).mode():
+            with Recorder(fake):
                 loss(module, *inputs).backward()
             module.zero_grad(set_to_none=True)
-        recorder = Recorder(fake)
         begin = time.perf_counter()
-        with recorder.mode():
+        with Recorder(fake) as recorder:
             value = loss(module, *inputs)
             recorder.annotate("BACKWARD")
             value.backward()
@@ -52,120 +50,149 @@ def record_model(
         seconds = time.perf_counter() - begin
         lines = recorder.finish()
     write_whole(output, b"".join(lines))
-    beyond = (seconds - recorder.inside_ns / 1e9) / max(recorder.operations, 1) * 1e6
     return {
         "log": str(output), "model": name, "batch": samples, "operators": recorder.operations, "seconds": seconds,
-        "overhead_us_per_op": beyond,
+        "overhead_us_per_op": recorder.logging_ns / max(recorder.operations, 1) / 1e3,
     }  # fmt: skip
 
 
-class Recorder:
-    """Gathers the lines of a log while its mode is active."""
+class _Followed(weakref.ref[Tensor]):
+    """A recorded tensor while its object lives, under the name that the log gives it."""
+
+    __slots__ = ("bytes", "key", "name", "storage")
+    name: str
+    key: int  # id of the tensor
+    storage: int  # identity of its storage
+    bytes: int
+
+
+class Recorder(TorchDispatchMode):
+    """Gathers the instructions of a log while it is active; they become lines at the end, as each operation waits for it."""
 
     def __init__(self, fake: bool = False) -> None:
-        self.lines: list[bytes] = [write_line("ANNOTATE", ANNOTATION="START")]
+        super().__init__()
         self.operations = 0
-        self.inside_ns = 0
+        self.logging_ns = 0  # beside the operations themselves
+        self._instructions: list[tuple[str, dict[str, Any]]] = []
         self._fake = fake
-        self._names: dict[int, str] = {}  # id of a live tensor object: its name
-        self._keys: dict[int, Any] = {}
+        self._live: dict[int, _Followed] = {}
         self._count = 0
         self._active = True
+        self.annotate("START")
 
     def annotate(self, text: str) -> None:
         """Add an annotation."""
-        self.lines.append(write_line("ANNOTATE", ANNOTATION=text))
+        self._add("ANNOTATE", ANNOTATION=text)
 
     def finish(self) -> list[bytes]:
         """Stop listening and return the lines."""
         self._active = False
-        return self.lines
+        return [write_line(instruction, **fields) for instruction, fields in self._instructions]
 
-    def mode(self) -> Any:
-        """Return the dispatch mode that records."""
-        from torch.utils._python_dispatch import TorchDispatchMode
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: keeping torch.compile out costs every operation several Python calls, and nothing here is compiled."""
+        return False
 
-        recorder = self
-
-        class Mode(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                return recorder.call(func, args, kwargs or {})
-
-        return Mode()
-
-    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and write it down."""
-        from torch import Tensor
-        from torch.utils._pytree import tree_leaves
-
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        names = [self._name(tensor) for tensor in read]
+        entered = time.perf_counter_ns()
+        operator, written = _facts(func)
+        read = _tensors(args)
+        if kwargs:
+            read += _tensors(kwargs.values())
+        sources = [self._live.get(id(tensor)) or self._constant(tensor) for tensor in read]
         begin = time.perf_counter_ns()
-        result = func(*args, **kwargs)
-        spent = time.perf_counter_ns() - begin
-        self.inside_ns += spent
+        result = func(*args, **(kwargs or {}))
+        returned = time.perf_counter_ns()
+        cost = returned - begin
         self.operations += 1
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        cost = max(1, _estimate(read, made, str(func)) if self._fake else spent)
-        changed = _mutated(func, args, kwargs, read)
-        operator = str(func.overloadpacket.__name__)
-        fresh = [tensor for tensor in made if id(tensor) not in self._names]
-        if changed:
-            self.lines.append(write_line("MUTATE", NAME=operator, ARGS=names, MUTATE=changed, TIME=cost))
+        made = _tensors((result,))
+        if self._fake:
+            cost = _estimate(read, made, str(func))
+        names = [source.name for source in sources]
+        if written:
+            places = _places(written, args, kwargs or {}, read)
+            self._add("MUTATE", NAME=operator, ARGS=names, MUTATE=places, TIME=max(1, cost))
+            cost = 1
+            for place in places:
+                _look(sources[place], read[place])
+        fresh = [tensor for tensor in made if id(tensor) not in self._live]
         if fresh:
-            self._write_call(operator, cost if not changed else 1, names, read, fresh)
+            self._write_call(operator, max(1, cost), names, [source.storage for source in sources], fresh)
+        self.logging_ns += begin - entered + time.perf_counter_ns() - returned
         return result
 
-    def _write_call(self, operator: str, cost: int, names: list[str], read: list[Any], fresh: list[Any]) -> None:
-        storages = [tensor.untyped_storage()._cdata for tensor in read]
+    def _write_call(self, operator: str, cost: int, names: list[str], storages: list[int], fresh: list[Any]) -> None:
         results = [self._follow(tensor) for tensor in fresh]
-        self.lines.append(write_line("CALL", NAME=operator, ARGS=names, RESULT=results, TIME=cost))
+        self._add("CALL", NAME=operator, ARGS=names, RESULT=[result.name for result in results], TIME=cost)
         own: set[int] = set()
-        for tensor, name in zip(fresh, results, strict=True):
-            storage = tensor.untyped_storage()
-            alias = storages.index(storage._cdata) if storage._cdata in storages else -1
-            size = 0 if storage._cdata in own else storage.nbytes()
-            own.add(storage._cdata)
-            self.lines += [write_line("MEMORY", NAME=name, MEMORY=size), write_line("ALIAS", NAME=name, ALIAS=alias)]
+        for result in results:
+            alias = storages.index(result.storage) if result.storage in storages else -1
+            self._add("MEMORY", NAME=result.name, MEMORY=0 if result.storage in own else result.bytes)
+            self._add("ALIAS", NAME=result.name, ALIAS=alias)
+            own.add(result.storage)
 
-    def _name(self, tensor: Any) -> str:
-        """Return a tensor's name; one that was there before is a constant."""
-        if id(tensor) in self._names:
-            return self._names[id(tensor)]
-        name = self._follow(tensor)
-        size = tensor.untyped_storage().nbytes()
-        self.lines += [write_line("CONSTANT", NAME=name), write_line("MEMORY", NAME=name, MEMORY=size)]
-        return name
+    def _add(self, instruction: str, **fields: Any) -> None:
+        self._instructions.append((instruction, fields))
 
-    def _follow(self, tensor: Any) -> str:
+    def _constant(self, tensor: Any) -> _Followed:
+        """Follow a tensor that was there before."""
+        followed = self._follow(tensor)
+        self._add("CONSTANT", NAME=followed.name)
+        self._add("MEMORY", NAME=followed.name, MEMORY=followed.bytes)
+        return followed
+
+    def _follow(self, tensor: Any) -> _Followed:
         """Give a tensor a name that is released when its object ends."""
         self._count += 1
-        name, key = f"x{self._count}", id(tensor)
-        self._names[key] = name
+        followed: _Followed = _Followed(tensor, self._ended)
+        followed.name, followed.key = f"x{self._count}", id(tensor)
+        _look(followed, tensor)
+        self._live[followed.key] = followed
+        return followed
 
-        def ended() -> None:
-            if self._names.get(key) == name:
-                del self._names[key]
-            if self._active:
-                self.lines.append(write_line("RELEASE", NAME=name))
-
-        weakref.finalize(tensor, ended).atexit = False
-        return name
+    def _ended(self, followed: Any) -> None:
+        key = followed.key
+        if self._live.get(key) is followed:  # else another tensor has its place
+            del self._live[key]
+        if self._active:
+            self._add("RELEASE", NAME=followed.name)
 
 
-def _mutated(func: Any, args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
-    """Return the places among the tensors read of those that the operation's schema says it writes to."""
-    from torch import Tensor
+def _look(followed: _Followed, tensor: Any) -> None:
+    """Note the storage that a tensor has now."""
+    storage = tensor.untyped_storage()
+    followed.storage, followed.bytes = storage._cdata, storage.nbytes()
 
+
+def _tensors(values: Iterable[Any]) -> list[Any]:
+    """Return the tensors among an operation's arguments or results, those in lists too."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
+
+
+@cache
+def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Return an operation's name, and (position, name) of the arguments that its schema says it writes to."""
+    written = [
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return str(func.overloadpacket.__name__), tuple(written)
+
+
+def _places(written: tuple[tuple[int, str], ...], args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
+    """Return the places among the tensors read of those that are written to."""
     places = {id(tensor): place for place, tensor in reversed(list(enumerate(read)))}
-    found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        written = [value] if isinstance(value, Tensor) else value if isinstance(value, (list, tuple)) else []
-        found += [places[id(tensor)] for tensor in written if id(tensor) in places]
-    return sorted(set(found))
+    values = [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
+    return sorted({places[id(tensor)] for tensor in _tensors(values)})
 
 
 def _estimate(read: list[Any], made: list[Any], name: str) -> int:

@@ -223,7 +223,7 @@ def simulate(graph: Graph, settings: Settings, compute: int | None = None) -> Ru
     rooms = {
         "nodes": 8 * graph.storages + 64,
         "events": 16 * (len(graph.items) + len(graph.args)) * settings.events,
-        "draws": _FIRST_DRAWS,
+        "draws": _FIRST_DRAWS if settings.heuristic.random or settings.sampling else 1,
     }
     begin = time.process_time()
     while True:

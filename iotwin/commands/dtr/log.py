@@ -36,8 +36,10 @@ class Log(Command):
             raise UsageError("give the log to write, with -o LOG")
         if (args.batch is not None and args.batch < 1) or args.warm_up < 0 or args.seed < 0:
             raise UsageError("--batch is at least 1, --warm-up and --seed at least 0")
-        from workloads.dtr.record import record_model
-
+        try:
+            from workloads.dtr.record import record_model
+        except ImportError:
+            raise UsageError("logging a model needs torch; install iotwin[torch]") from None
         return Outcome(record_model(
             args.model, args.output, batch=args.batch, preset=args.preset, fake=args.fake, warm_up=args.warm_up,
             device=args.device, seed=args.seed,

@@ -70,6 +70,7 @@ class Simulate(Command):
             graph = load_graph(model.log, args.output == "preallocate")
             base = baseline(graph)
             baselines.append(_baseline_document(str(model.log), base, graph))
+            _note_hopeless(args, model.log, base)
             for heuristic in heuristics:
                 for share, budget in _budgets(args, base):
                     trials = args.trials if heuristic.random or args.sampling else 1
@@ -100,6 +101,16 @@ def _budgets(args: Namespace, base: "Baseline") -> list[tuple[float | None, int]
     if args.budget is not None:
         return [(None, budget) for budget in listed(args.budget, "--budget", parse_size)]
     return [(share, int(base.peak * share)) for share in listed(args.ratio, "--ratio", ratio)]
+
+
+def _note_hopeless(args: Namespace, log: Path, base: "Baseline") -> None:
+    """Say which budgets cannot hold the constants, which nothing evicts."""
+    from common.progress import note
+    from common.units import format_size
+
+    least = min(budget for _, budget in _budgets(args, base))
+    if least < base.constant and args.dealloc != "banish":
+        note(f"{log}: a budget of {format_size(least)} is below the {format_size(base.constant)} of its constants, which stay")
 
 
 def _settings(args: Namespace, heuristic: Any, budget: int) -> "Settings":

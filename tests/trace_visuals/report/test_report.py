@@ -207,6 +207,26 @@ def test_words_say_what_the_job_does(tmp_path, job, topic, expected):
         assert expected in findings[topic], findings[topic]
 
 
+def test_recomputing_has_a_row_and_a_sentence_where_its_parts_are_logged(tmp_path):
+    job = Job()
+    path = write_job(tmp_path / "t.trace", job)
+    (path / "logs").mkdir(exist_ok=True)
+    parts = (("base_compute", 0, 600), ("remat_compute", 600, 300), ("search", 900, 60), ("cost", 960, 40))
+    with (path / "logs" / "stdout").open("a") as log:
+        for rank in range(2):
+            for key, begin, length in parts:
+                span = {"start": job.start_ns + begin * MILLISECOND, "duration": length * MILLISECOND}
+                event = {"time_ms": 1, "event_type": "INTERVAL_END", "key": key, "value": span, "metadata": {"rank": rank}}
+                log.write(f":::MLLOG {json.dumps(event)}\n")
+    analysis = write_report([path], tmp_path / "r.html")[0]
+    findings = {finding.topic: finding.text for finding in describe(analysis)}
+    assert "60.0% is first computing, 30.0% recomputing and 10.0% the search" in findings["Recomputing"]
+    graph = _document(tmp_path / "r.html")["traces"][0]["samples"][-1]
+    assert (graph["title"], graph["stacked"], graph["lines"]) == ("recompute", ["base", "recomputed", "search"], [])
+    first = [_unpack(graph["curves"][name])[0] for name in graph["stacked"]]
+    assert first == pytest.approx([1.0, 0.0, 0.0], abs=0.01)  # both ranks compute all the time
+
+
 @given(st.lists(st.integers(0, 2**62), max_size=50))
 def test_whole_numbers_survive_packing(values):
     back = _unpack(pack_whole(np.array(values, dtype=np.int64)))

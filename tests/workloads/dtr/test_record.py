@@ -33,7 +33,7 @@ def test_recording_changes_no_gradient():
         module, make_inputs, loss = build("resnet")
         inputs = make_inputs(2)
         if recorded:
-            with Recorder().mode():
+            with Recorder():
                 loss(module, *inputs).backward()
         else:
             loss(module, *inputs).backward()

@@ -96,6 +96,23 @@ def read_values(logs: Iterable[Path]) -> dict[str, Any]:
     return values
 
 
+def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, int, int, int]]:
+    """Return (name, start in ns of CLOCK_MONOTONIC, duration in ns, rank) of the parts of steps called `names`.
+
+    A part is a line whose value is {"start": NS, "duration": NS}, as `workloads.common.parts` writes it.
+    """
+    parts = []
+    for log in logs:
+        for line in log_lines(log):
+            event = _parse(line) if ":::MLLOG" in line and '"duration"' in line else None
+            if event is None or event["_key"] not in names or not isinstance(value := event.get("value"), dict):
+                continue
+            start, duration = value.get("start"), value.get("duration")
+            if isinstance(start, int) and isinstance(duration, int) and 0 <= start <= _LAST_NS and 0 <= duration <= _LAST_NS:
+                parts.append((event["_key"], start, duration, event["_rank"]))
+    return parts
+
+
 def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
     begun: dict[str, Edge] = {}
     for edge in filter(None, (parse_edge(line, zone) for line in lines)):
