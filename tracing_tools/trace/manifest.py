@@ -133,7 +133,7 @@ def decode_manifest(content: bytes, path: Path) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IotwinError(f"{path} is not an iotwin manifest: {error}") from None
     if manifest.kind != KIND:
-        raise IotwinError(f"{path} is not an iotwin manifest: it says that it is of the kind '{manifest.kind}'")
+        raise IotwinError(f"{path} is not an iotwin manifest: it says that it is of the kind {manifest.kind!r:.60}")
     if manifest.schema_version > SCHEMA_VERSION:
         raise IotwinError(
             f"{path} has schema version {manifest.schema_version}, this iotwin reads up to {SCHEMA_VERSION}; upgrade iotwin"

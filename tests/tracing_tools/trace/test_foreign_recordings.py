@@ -28,6 +28,27 @@ def test_numbers_that_no_call_has(tmp_path, change):
     assert 1 <= len(Trace(tmp_path / "t").events_frame()) <= 2
 
 
+@pytest.mark.parametrize("odd", [["a", 1], {"a": 1}, None, 1.5])
+def test_threads_that_no_number_names(tmp_path, odd):
+    """They are told from one another all the same: each end belongs to the begin of its own thread."""
+    events = [
+        {"name": "read", "cat": "POSIX", "ph": phase, "pid": 1, "tid": tid, "ts": ts, "args": {"ret": 7, "fname": "/d/a"}}
+        for phase, tid, ts in (("B", odd, 10), ("B", 8, 20), ("E", odd, 40), ("E", 8, 90))
+    ]
+    (tmp_path / "p.json").write_text(json.dumps({"traceEvents": events}))
+    import_trace(tmp_path / "p.json", tmp_path / "t")
+    assert Trace(tmp_path / "t").events_frame()["duration_ns"].tolist() == [30_000, 70_000]
+
+
+@pytest.mark.parametrize("depth", [900, 980, 1000, 5000])
+@pytest.mark.parametrize("key", ["name", "pid", "cat", "args"])
+def test_nesting_that_is_barely_decoded(tmp_path, key, depth):
+    event = json.dumps(_GOOD | {key: "deep"}).replace('"deep"', "[" * depth + "]" * depth)
+    (tmp_path / "a.pfw").write_text("[\n" + json.dumps(_GOOD) + "\n" + event)
+    import_trace(tmp_path / "a.pfw", tmp_path / "t")
+    assert len(Trace(tmp_path / "t").events_frame()) >= 1
+
+
 def test_a_great_many_calls_of_one_time(tmp_path):
     (tmp_path / "fio.log").write_text("fio version 3 iolog\n" + "".join(f"0 /d/f read {n} 1\n" for n in range(3)))
     lines = "\n".join(json.dumps(_GOOD) for _ in range(300_000))

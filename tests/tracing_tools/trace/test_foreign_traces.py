@@ -274,6 +274,7 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(tmp_path, content):
         {"start_ns": 2**63},
         {"status": "dreaming"},
         {"kind": "a book"},
+        {"kind": "a\nb" * 1000},
         {"events": -1},
         {"clock": [{"monotonic_ns": 2**64, "realtime_ns": 0, "uncertainty_ns": 0}]},
     ],
@@ -282,8 +283,9 @@ def test_a_manifest_says_nothing_impossible(tmp_path, change):
     path = write_job(tmp_path / "t", _SMALL)
     document = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(document | change))
-    with pytest.raises(IotwinError, match="not an iotwin manifest"):
+    with pytest.raises(IotwinError, match="not an iotwin manifest") as error:
         Trace(path)
+    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 1000
 
 
 def test_manifests_without_a_kind_are_read(tmp_path):

@@ -131,12 +131,13 @@ def _by_line(content: bytes) -> tuple[list[Event], int]:
 
 def _paired(events: list[Event]) -> list[Event]:
     """Return the events with a duration; pairs of begin and end become one."""
-    whole, begun = [], dict[tuple[Any, Any], list[Event]]()
+    whole, begun = [], dict[tuple[str, str], list[Event]]()
     for event in events:
+        thread = str(event.pid), str(event.tid)  # which may be anything, lists too
         if event.ph == "B":
-            begun.setdefault((event.pid, event.tid), []).append(event)
-        elif event.ph == "E" and begun.get((event.pid, event.tid)):
-            start = begun[event.pid, event.tid].pop()
+            begun.setdefault(thread, []).append(event)
+        elif event.ph == "E" and begun.get(thread):
+            start = begun[thread].pop()
             start.dur = event.ts - start.ts
             whole.append(start)
         else:
