@@ -6,6 +6,9 @@ class IotwinError(Exception):
 
     exit_status = 1
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", " "))  # in a name or value that somebody else has chosen
+
 
 class UsageError(IotwinError):
     """The request itself is wrong (unknown name, bad value, missing path). Exit status 2."""

@@ -131,6 +131,7 @@ def test_a_yaml_of_any_size_is_not_read(tmp_path: Path) -> None:
         "dataset: {num_samples_per_file: 9223372036854775807}",
         "dataset: {record_element_type: ',,,,'}",
         "dataset: {record_element_type: '(2,)u1'}",
+        'dataset: {record_element_type: "a\\nb"}',
         "reader: {transformed_record_element_type: '{'}",
         "output: {log_file: ../../escaped.log}",
         "output: {log_file: ''}",

@@ -27,11 +27,13 @@ from tracing_tools.backends.kernel_types import KernelTypes
 from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.probes import BPFTRACE_EVENTS
 from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.targets.processes import is_asleep
 from tracing_tools.trace.raw import records
 from tracing_tools.trace.raw.recording import RAW, Recording
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
 
-_READY_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 20.0, 0.5
+_READY_S, _CATCH_UP_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 60.0, 20.0, 0.5
+_LOOK_EVERY_S = 0.02
 _ENVIRONMENT = {"BPFTRACE_PERF_RB_PAGES": "4096", "BPFTRACE_STRLEN": "176"}  # the stack of an eBPF program holds no more
 _COLUMNS = (
     "call", "start", "duration", "result", "pid", "tid", "cpu", "fd", "a1", "a2", "a3", "a5", "vector", "position", "inode",
@@ -99,7 +101,7 @@ class BpftraceBackend:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._end()
                 raise IotwinError(f"bpftrace cannot attach the probes: {_complaint(self._text.read_bytes())}")
-            time.sleep(0.02)
+            time.sleep(_LOOK_EVERY_S)
 
     def strays(self) -> dict[int, bool]:
         """None: no cgroup tells the job's processes from others."""
@@ -142,6 +144,7 @@ class BpftraceBackend:
         """Interrupt the script until it has ended: bpftrace sometimes sleeps through a signal."""
         if self._process is None:
             return
+        _wait_until_asleep(self._process)
         deadline = time.monotonic() + _STOP_S
         while self._process.poll() is None and time.monotonic() < deadline:
             self._process.send_signal(signal.SIGINT)
@@ -152,6 +155,13 @@ class BpftraceBackend:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def _wait_until_asleep(process: subprocess.Popen[bytes]) -> None:
+    """Wait until bpftrace waits for events: it has then printed those it was sent. On a signal it drops what it has not."""
+    deadline = time.monotonic() + _CATCH_UP_S
+    while process.poll() is None and not is_asleep(process.pid) and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _complaint(output: bytes) -> str:
@@ -231,20 +241,18 @@ class _Lines:
             elif number == 7:
                 self._pids.add(int(content.split()[0]))
         found: list[bytes] = []
-        pending: dict[int, _Path] = {}
+        paths: dict[tuple[int, int], _Path] = {}
         for number, content in self._named:
             if number == 2:
                 path = _Path(*map(int, content.split()))
-                if path.tid in pending:
-                    found += self._path_records(pending[path.tid], opened)
-                pending[path.tid] = path
+                paths[path.tid, path.start_ns] = path
             elif number in (3, 4, 8):
-                thread, _, value = content.partition(b" ")
-                if int(thread) in pending:
-                    pending[int(thread)].parts.append((number, value))
+                thread, began, value = content.split(b" ", 2)
+                if of_call := paths.get((int(thread), int(began))):
+                    of_call.parts.append((number, value))
             elif number:
                 found += self._life_record(number, content)
-        for path in pending.values():
+        for path in paths.values():
             found += self._path_records(path, opened)
         return found
 

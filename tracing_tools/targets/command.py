@@ -14,7 +14,7 @@ from common.signals import REQUESTS
 from tracing_tools.protocols import Backend, Scope
 from tracing_tools.targets.cgroup import JobCgroup
 from tracing_tools.targets.job_output import JobOutput
-from tracing_tools.targets.processes import open_files, process_tree
+from tracing_tools.targets.processes import is_asleep, open_files, process_tree
 from tracing_tools.targets.user import User, invoking_user
 from tracing_tools.trace.manifest import Target
 from tracing_tools.trace.raw.file_table import readable
@@ -225,8 +225,7 @@ class StartedCommand:
     def wait_at_gate(self) -> None:
         """Wait until the child waits, too: what it does before is no part of the command."""
         self._told = os.read(self._failure, 4096)
-        stat = Path(f"/proc/{self.pid}/stat")
-        while self._told == _AT_GATE and stat.read_bytes().rpartition(b")")[2].split()[0] not in (b"S", b"Z"):
+        while self._told == _AT_GATE and not is_asleep(self.pid):
             time.sleep(0.0005)
 
     def release(self) -> None:

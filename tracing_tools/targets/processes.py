@@ -35,6 +35,14 @@ def processes_and_parents() -> dict[int, int]:
     return parents
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the process waits for something to happen, or is no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"S", b"Z")
+    except OSError:
+        return True
+
+
 def process_tree(roots: Iterable[int]) -> set[int]:
     """Return those of the processes `roots` that run, and all their descendants."""
     parents = processes_and_parents()

@@ -75,3 +75,14 @@ def test_block_requests_and_gpu_calls_say_what_was_recorded(tmp_path):
     assert gpu["start_ns"].tolist() == [START_NS, START_NS + 9] and gpu["duration_ns"].tolist() == [4, 3]
     assert gpu["size_bytes"].fillna(-1).tolist() == [4096, -1] and gpu["stream"].fillna(-1).tolist() == [5, -1]
     assert gpu["direction"].astype(object).fillna("").tolist() == ["host_to_device", ""]
+
+
+@pytest.mark.parametrize("lost", [{"ring_full": 5}, {"perf_buffer": 5}, {"entry_missed": 2, "ring_full": 3}])
+def test_what_a_ledger_counts_as_lost_is_counted_once(tmp_path, lost):
+    with Recording(tmp_path / "t", made := manifest()) as recording:
+        recording.append_clock()
+        recording.append_events(raw_events(20))
+        recording.append_journal("ledger", {"seen": 27, "lost": lost})
+        recording.append_clock()
+    finish_trace(tmp_path / "t", made)
+    assert Trace(tmp_path / "t").manifest.lost == lost | {"recorder": 2}

@@ -28,6 +28,19 @@ def test_numbers_that_no_call_has(tmp_path, change):
     assert 1 <= len(Trace(tmp_path / "t").events_frame()) <= 2
 
 
+@pytest.mark.parametrize("number", [2**31, 2**63, 10**30])
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_an_artifact_s_open_with_a_number_that_no_call_has(tmp_path, place, number):
+    fields = ["1000000000", "42", "python", "900", "/d/a", "a"]
+    lines = [" ".join(fields), " ".join([*fields[:place], str(number), *fields[place + 1 :]])]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "trace_openat.out").write_text("TIME PID COMM LAT FULLPATH FILENAME\n" + "\n".join(lines) + "\n")
+    _, imported = import_trace(tmp_path / "a", tmp_path / "t")
+    frame = Trace(tmp_path / "t").events_frame()
+    is_possible = number == 2**31 and place != 1
+    assert len(frame) == 1 + is_possible and imported.torn["trace_openat.out"] == 1 - is_possible
+
+
 @pytest.mark.parametrize("odd", [["a", 1], {"a": 1}, None, 1.5])
 def test_threads_that_no_number_names(tmp_path, odd):
     """They are told from one another all the same: each end belongs to the begin of its own thread."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
@@ -50,7 +51,7 @@ def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert:
     def read(block: bytes) -> Columns:
         table, odd = _parse(block, schema)
         rows = [parse_line(line) for line in odd]
-        whole = [row for row in rows if row is not None]
+        whole = [row for row in rows if row is not None and _fits(row, schema)]
         if whole:
             columns = zip(*whole, strict=True)
             arrays = [pa.array(column, type=_plain(kind)) for column, kind in zip(columns, schema.types, strict=True)]
@@ -59,6 +60,12 @@ def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert:
         return Columns(convert(table.combine_chunks()), len(rows) - len(whole))
 
     return in_threads(read, _blocks(path))
+
+
+def _fits(row: tuple[Any, ...], schema: pa.Schema) -> bool:
+    """Whether the columns can hold the row's numbers."""
+    limits = [np.iinfo(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else None for kind in schema.types]
+    return all(limit is None or limit.min <= value <= limit.max for value, limit in zip(row, limits, strict=True))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

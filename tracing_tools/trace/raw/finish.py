@@ -48,6 +48,7 @@ _MOST_REQUESTED = np.uint64((1 << 62) - 1)  # as validity.py has it
 _O_CREAT, _O_TRUNC = 0o100, 0o1000
 _OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
 _OP_NAMES = list(NUMBER_OF_OP)
+_SEEN_AND_LOST = ("ring_full", "entry_missed", "perf_buffer")  # losses that a backend's ledger counts among the calls seen
 _CODE_OF_NUMBER = np.zeros(1024, np.int16)
 for _code, _name in enumerate(_OP_NAMES):
     _CODE_OF_NUMBER[NUMBER_OF_OP[_name]] = _code
@@ -185,7 +186,7 @@ def _close_ledger(manifest: Manifest) -> None:
     """Whatever the kernel saw, did not count as dropped and did not reach the tables was lost with the recorder."""
     if manifest.seen is None:
         return
-    unaccounted = manifest.seen - manifest.lost.get("ring_full", 0) - manifest.lost.get("entry_missed", 0) - manifest.events
+    unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - manifest.events
     if unaccounted > 0:
         manifest.lost["recorder"] = max(unaccounted, manifest.lost.get("recorder", 0))
     manifest.seen = max(manifest.seen, manifest.events)
