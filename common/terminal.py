@@ -4,6 +4,7 @@ The command line writes through `cleaned_streams`, and tables of rich through `c
 for orders; characters that turn the direction of writing would show another text than there is.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -44,9 +45,25 @@ class CleanStream:
         return getattr(self.behind, name)
 
 
+def _open_closed_streams() -> None:
+    """Have /dev/null where our caller closed a standard stream (``>&-``): the next file opened would take its place.
+
+    Programs that we start find stdin closed as we did.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(number, number > 0)
+        if number and getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as we run
+
+
 @contextmanager
 def cleaned_streams() -> Iterator[None]:
     """Clean what goes to stdout and stderr within the block."""
+    _open_closed_streams()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, CleanStream(stream)) for stream in before)
     try:

@@ -20,6 +20,7 @@ from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
 from tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
 from tracing_tools.targets.command import CommandTarget
+from tracing_tools.targets.engine_gate import remove_stale_gates
 from tracing_tools.targets.job_output import Tail, output_tails, reading_tails
 from tracing_tools.targets.user import User, invoking_user
 from tracing_tools.trace.manifest import Manifest, write_manifest
@@ -69,6 +70,7 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
     """
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
+    remove_stale_gates()
     user = invoking_user()
     target = make_target()
     try:

@@ -193,7 +193,8 @@ class _Keeper:
 
 def main(control: int, pipe: int, log: int, second_pipe: int, second_log: int) -> None:
     """Keep the output of both streams until their end."""
-    os.close(0)
+    with suppress(OSError):  # our caller may have closed it
+        os.close(0)
     os.open(os.devnull, os.O_RDONLY)
     kept = sorted((2, control, pipe, log, second_pipe, second_log, 1 << 20))
     for before, after in pairwise(kept):

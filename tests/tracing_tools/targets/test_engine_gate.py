@@ -1,14 +1,19 @@
 """The gate before a Docker Engine, with a socket of the test's own in the engine's place."""
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tracing_tools.targets.engine_gate import EngineGate, can_gate
+from tracing_tools.targets.engine_gate import EngineGate, can_gate, remove_stale_gates
 
 OURS, OTHER = b"POST /v1.43/containers/abc/start HTTP/1.1\r\n\r\n", b"POST /v1.43/containers/def/start HTTP/1.1\r\n\r\n"
 NAMES = {"abc": "ours", "def": "other"}
@@ -124,3 +129,56 @@ def test_a_closed_gate_lets_no_start_through(gate, engine):
 
 def test_only_an_engine_of_this_machine_has_a_gate():
     assert can_gate("unix:///var/run/docker.sock") and not can_gate("tcp://10.0.0.1:2375") and not can_gate("ssh://host")
+
+
+@pytest.fixture
+def temporary(monkeypatch) -> Iterator[Path]:
+    """The directory for temporary files; a short name, as addresses of sockets have room for some hundred bytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)
+
+
+def _left_by_a_kill(temporary: Path) -> Path:
+    code = (
+        "import os; from tracing_tools.targets.engine_gate import EngineGate\n"
+        "EngineGate('unix:///nowhere', 'x', lambda given: None); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = temporary.iterdir()
+    assert [path.name for path in left.iterdir()] == ["docker.sock"]
+    return left
+
+
+def test_what_a_killed_tracer_left_is_removed_and_a_living_one_s_is_not(temporary):
+    left = _left_by_a_kill(temporary)
+    living = EngineGate(f"unix://{temporary}/engine.sock", "ours", NAMES.get)
+    assert remove_stale_gates() == [left.name]
+    assert not left.exists() and Path(living.address.removeprefix("unix://")).is_socket()
+    living.close()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["mode", "more", "file", "link", "empty", "other"])
+def test_what_is_not_a_gate_s_stays(temporary, kind):
+    left = _left_by_a_kill(temporary)
+    if kind == "mode":
+        left.chmod(0o755)
+    elif kind == "more":
+        (left / "precious.txt").write_text("somebody's")
+    elif kind in ("file", "empty"):
+        (left / "docker.sock").unlink()
+        if kind == "file":
+            (left / "docker.sock").write_text("somebody's")
+    elif kind == "link":
+        left.rename(temporary / "elsewhere")
+        left.symlink_to(temporary / "elsewhere")
+    elif os.geteuid() == 0:
+        os.chown(left, 65534, 65534)
+    else:
+        pytest.skip("needs root, to give a directory to another user")
+    before = sorted(path.relative_to(temporary) for path in temporary.rglob("*"))
+    assert remove_stale_gates() == []
+    assert sorted(path.relative_to(temporary) for path in temporary.rglob("*")) == before
