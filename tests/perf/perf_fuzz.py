@@ -22,9 +22,9 @@ def subjects() -> list[Subject]:
     return [*fuzzing_store.subjects(), *fuzzing_foreign.subjects()]
 
 
-def measure() -> list[Figure]:
-    """Return the figures."""
-    return list(figures())
+def measure() -> Iterator[Figure]:
+    """Yield the figures, each as soon as it is known."""
+    return figures()
 
 
 def figures(name: str | None = None) -> Iterator[Figure]:
