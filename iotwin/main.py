@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -204,7 +205,8 @@ def _run(command: Command, args: argparse.Namespace) -> int:
         if args.debug:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"iotwin {args.called}: {where}{error.strerror or error}", file=sys.stderr)
+        remedy = "; raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
+        print(f"iotwin {args.called}: {where}{error.strerror or error}{remedy}", file=sys.stderr)
         return 1
 
 

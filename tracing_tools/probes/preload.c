@@ -26,6 +26,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -64,6 +65,13 @@ static void lose(void)
 		__atomic_fetch_add(lost, 1, __ATOMIC_RELAXED);
 }
 
+/* Beyond its limit on file sizes a process gets a signal, which would be the job's end. */
+static int may_write_to(size_t end)
+{
+	struct rlimit limit;
+	return syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, NULL, &limit) || end <= limit.rlim_cur;
+}
+
 /* ---- names ---- */
 
 static void send_name(struct name *name, const char *text, size_t length)
@@ -75,7 +83,8 @@ static void send_name(struct name *name, const char *text, size_t length)
 	struct iovec parts[] = {{&record, sizeof(record)}, {(void *)text, length}, {(void *)zeros, -length & 7}};
 	snprintf(path, sizeof(path), "%s/%d.names", directory, own_pid);
 	int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-	if (fd < 0 || syscall(SYS_writev, fd, parts, 3) < 0)
+	if (fd < 0 || !may_write_to(syscall(SYS_lseek, fd, 0, SEEK_END) + sizeof(record) + length + sizeof(zeros)) ||
+	    syscall(SYS_writev, fd, parts, 3) < 0)
 		lose();
 	if (fd >= 0)
 		syscall(SYS_close, fd);
@@ -162,7 +171,7 @@ static struct slot *next_chunk(void)
 	if (!chunk.slots)
 		place = syscall(SYS_lseek, fd, 0, SEEK_END);
 	void *mapped = MAP_FAILED;
-	if (!syscall(SYS_fallocate, fd, 0, place, bytes))
+	if (may_write_to(place + bytes) && !syscall(SYS_fallocate, fd, 0, place, bytes))
 		mapped = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, place);
 	syscall(SYS_close, fd);
 	if (mapped == MAP_FAILED)

@@ -18,6 +18,7 @@ from common import signals
 from common.errors import UnfinishedTraceError
 from tests.conftest import ROOT, run_iotwin, small_disk
 from tests.iotwin.processes import start, wait_for
+from tracing_tools.backends import unavailable_reason
 from tracing_tools.recorder import interruption
 from tracing_tools.recorder import session as capture
 from tracing_tools.targets.job_output import JobOutput
@@ -307,10 +308,35 @@ def test_a_limit_on_file_sizes_is_the_jobs_and_not_its_outputs(tmp_path):
     result = run_iotwin(
         "trace", "-o", tmp_path / "t", "--quiet", "--", "bash", "-c", script,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+        # Python leaves half a file of bytecode, for all who come after, where it may not write a whole one.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert result.stdout == "\0" * 100_000 + "8\n", result.stderr
     assert (tmp_path / "file").stat().st_size == 8192 and result.returncode == 128 + signal.SIGXFSZ
     assert Trace(tmp_path / "t").manifest.status == "complete"
+
+
+def test_records_of_preload_never_reach_the_jobs_limit_on_file_sizes(tmp_path):
+    """They are written by the job's own processes, which the kernel ends beyond it."""
+    if reason := unavailable_reason("preload"):
+        pytest.skip(f"no preload here: {reason}")
+    script = "ulimit -Sf 256; exec dd if=/dev/zero of=/dev/null bs=10 count=20000"
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--backend", "preload", "--quiet", "--", "bash", "-c", script)
+    manifest = Trace(tmp_path / "t").manifest
+    assert result.returncode == 0, result.stderr
+    assert manifest.lost_events > 10_000 and manifest.events > 1000 and manifest.events + manifest.lost_events >= 40_000
+
+
+def test_a_hard_limit_on_file_sizes_is_told_before_the_job_runs(tmp_path):
+    """Without CAP_SYS_RESOURCE nobody can raise it."""
+    capless = "setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource" if os.geteuid() == 0 else ""
+    python = [sys.executable, "-B", "-P", "-m", "iotwin.main"]
+    words = ["trace", "-o", tmp_path / "t", "--backend", "strace", "--", "touch", tmp_path / "ran"]
+    script = f'ulimit -f 8; exec {capless} "$@"'
+    done = subprocess.run(["bash", "-c", script, "bash", *python, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.count("\n") == 1
+    assert "File too large" in done.stderr and "ulimit -f" in done.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "t").exists()
 
 
 # Words and directories.
