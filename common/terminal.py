@@ -4,6 +4,7 @@ The command line writes through `cleaned_streams`, and tables of rich through `c
 for orders; characters that turn the direction of writing would show another text than there is.
 """
 
+import io
 import os
 import re
 import sys
@@ -65,6 +66,9 @@ def cleaned_streams() -> Iterator[None]:
     """Clean what goes to stdout and stderr within the block."""
     _open_closed_streams()
     before = sys.stdout, sys.stderr
+    for stream in before:  # a terminal that is not of UTF-8 has no sign for most names
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (cast(TextIO, CleanStream(stream)) for stream in before)
     try:
         yield

@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import UsageError
 from iotwin.loops import experiment_run, jobs
+from tests.conftest import ROOT, run_iotwin
 from tests.iotwin.processes import call, one_line
 from tests.synthetic import Job, write_job
 from tests.tracing_tools.trace.test_store import raw_events, record
@@ -139,3 +140,14 @@ def test_no_tracer_is_left_when_one_cannot_be_started(tmp_path, monkeypatch):
     with pytest.raises(BlockingIOError):
         jobs.trace_jobs({"a": {}, "b": {}}, tmp_path / "out", [])
     assert len(Tracer.signals) == 1
+
+
+def test_names_that_a_terminal_has_no_signs_for_are_spelled(tmp_path):
+    path = write_job(tmp_path / "t", Job(files=4, epochs=1))
+    made = read_manifest(path)
+    made.target.command, made.notes = ["train", "日本"], ["日本"]
+    write_manifest(path, made)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    result = run_iotwin("info", path, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("\\u65e5\\u672c") == 2
