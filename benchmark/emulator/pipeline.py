@@ -148,6 +148,7 @@ def _run_rank(
                     with log.interval("checkpoint", epoch_num=epoch):
                         run.save(epoch)
                         rank.meet()
+            run.finish()
     before.note_end(measured)
     return measured
 
@@ -174,7 +175,9 @@ class _PipelineRank:
             self._samples = len(dataset.train)
             self._loader = open_things.enter_context(open_loader(config, dataset.train, self._replica, readers))
         writes = config.workflow.checkpoint and self._replica == 0
-        self._checkpoints = open_checkpoints(_checkpoint_config(config, self._stage.stage)) if writes else None
+        self._checkpoints = (
+            open_checkpoints(_checkpoint_config(config, self._stage.stage), note=self._stage.stage) if writes else None
+        )
 
     def train(self, epoch: int) -> None:
         """Do all passes of an epoch; at its end the pipeline is empty."""
@@ -257,6 +260,11 @@ class _PipelineRank:
             saved = self._checkpoints.save(epoch, epoch)
             amounts.append(sum(file.size_bytes for file in saved))
         self._measured.saved += saved
+
+    def finish(self) -> None:
+        """Close the list of the files written, so that another run may write them anew."""
+        if self._checkpoints is not None:
+            self._measured.saved += self._checkpoints.finish()
 
     @contextmanager
     def _span(self, kind: str, epoch: int) -> Iterator[list[float]]:

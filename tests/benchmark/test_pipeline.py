@@ -77,6 +77,14 @@ def test_only_stage_0_reads_and_each_stage_writes_its_own_checkpoint(data, tmp_p
     assert [len(one.spans) for one in measured] == [4, 2, 4]  # epochs, and checkpoints of each stage's first rank
 
 
+def test_a_second_run_writes_its_checkpoints_over_those_of_the_first(data, tmp_path):
+    config = config_of(stages(1, 1, 1, 1), data, tmp_path)
+    for _ in range(2):
+        assert all(stage["checkpoint_bytes"] for stage in pipeline_summary(config, run(config))["stages"])
+    notes = [path.read_bytes() for path in Path(config.checkpoint.checkpoint_folder).glob("iotwin-emulated*")]
+    assert len(notes) == 4 and all(note.count(b"checkpoint.") == 1 and b"\0" not in note for note in notes)
+
+
 def test_a_slow_read_of_stage_0_holds_up_the_last_stage(data, tmp_path):
     config = config_of(stages(1, 1, 1, 1), data, tmp_path)
     config.reader.read_threads, config.reader.preprocess_time = 0, 0.05

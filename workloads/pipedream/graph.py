@@ -46,6 +46,14 @@ def bits(nodes: int) -> Iterator[int]:
         nodes ^= low
 
 
+class Cycle(UsageError):
+    """The layer graph has a cycle, in which or behind which is the layer of that index."""
+
+    def __init__(self, node: int, text: str) -> None:
+        super().__init__(text)
+        self.node = node
+
+
 @dataclass(frozen=True)
 class Graph:
     """Nodes in the order of their file, and edges as pairs of their indexes; in-edges of a node are in argument order."""
@@ -91,7 +99,7 @@ class Graph:
 
     @cached_property
     def topological(self) -> list[int]:
-        """Return the nodes so that edges lead forward, ties in file order; UsageError names a node of a cycle."""
+        """Return the nodes so that edges lead forward, ties in file order; Cycle names a node of one."""
         waiting = [len(before) for before in self.predecessors]
         ready = deque(number for number, count in enumerate(waiting) if not count)
         order = []
@@ -102,8 +110,8 @@ class Graph:
                 if not waiting[target]:
                     ready.append(target)
         if len(order) < len(self.nodes):
-            caught = next(self.nodes[number].id for number, count in enumerate(waiting) if count)
-            raise UsageError(f"{self.name}: node {caught} is in or behind a cycle; the layer graph must be acyclic")
+            caught = next(number for number, count in enumerate(waiting) if count)
+            raise Cycle(caught, f"{self.name}: node {self.nodes[caught].id} is in or behind a cycle; layer graphs have none")
         return order
 
     @cached_property

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.errors import UsageError
 from common.files import write_whole
-from workloads.pipedream.graph import Graph, Node
+from workloads.pipedream.graph import Cycle, Graph, Node
 
 _SEPARATOR = " -- "
 _KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -43,6 +43,7 @@ def _text(path: Path) -> str:
 def parse_graph(text: str, name: str = "the graph") -> Graph:
     """Return the graph that `text` writes, `name` standing for its file in errors."""
     nodes: list[Node] = []
+    lines: list[int] = []
     index: dict[str, int] = {}
     edges = []
     for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
@@ -55,10 +56,17 @@ def parse_graph(text: str, name: str = "the graph") -> Graph:
                 raise UsageError(f"{where}: node {node.id} was given before; ids must be unique")
             index[node.id] = len(nodes)
             nodes.append(node)
+            lines.append(number)
     if not nodes:
         raise UsageError(f"{name} holds no nodes; give a profile's graph.txt")
     graph = Graph(tuple(nodes), tuple(edges), name, "\n" if text.endswith("\n") else "")
-    _ = graph.topological  # refuses cycles
+    try:
+        _ = graph.topological
+    except Cycle as error:
+        caught = nodes[error.node].id
+        raise UsageError(
+            f"{name}:{lines[error.node]}: node {caught} is in or behind a cycle; remove the edge that leads back"
+        ) from None
     return graph
 
 

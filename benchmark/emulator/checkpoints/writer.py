@@ -53,11 +53,13 @@ class Checkpoints(Protocol):
         """Read the newest whole checkpoint and return its files; IotwinError when there is none."""
 
 
-def open_checkpoints(config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1) -> Checkpoints:
+def open_checkpoints(
+    config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None
+) -> Checkpoints:
     """Return what writes the checkpoints of `rank`: CheckpointWriter, or the plug-in that the workload names."""
     name = config.checkpoint.checkpoint_mechanism_classname
     if name is None:
-        return CheckpointWriter(config, rank, ranks, ranks_per_node)
+        return CheckpointWriter(config, rank, ranks, ranks_per_node, note)
     key = "checkpoint.checkpoint_mechanism_classname"
     checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank, ranks=ranks)
     return checkpoints
@@ -68,12 +70,14 @@ class CheckpointWriter:
 
     Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
     derived on the machine of the job names the job's own checkpoints. `ranks_per_node` is how far `load` shifts ranks where
-    `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself.
+    `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself. `note` numbers the list of
+    its files (None: `rank`), where several processes each write as rank 0.
     """
 
-    def __init__(self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1) -> None:
+    def __init__(self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None) -> None:
         self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
         self._folder = Path(config.checkpoint.checkpoint_folder)
+        self._note = rank if note is None else note
         self._own = self._claim()
         self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
         lead, first_lead = config.twin.checkpoint.lead_time, config.twin.checkpoint.first_lead_time
@@ -106,7 +110,7 @@ class CheckpointWriter:
 
     def _claim(self) -> OwnFiles:
         """Return the list of what is the emulator's in the folder, if nothing else stands where it would write."""
-        own = OwnFiles(self._folder, self._rank)
+        own = OwnFiles(self._folder, self._note)
         for name in self._recorded_names() if self._config.twin.checkpoint.files else self._strange_folders(own):
             if name not in own:
                 raise UsageError(

@@ -71,7 +71,7 @@ class Optimize(Command):
                 f"stage {stage['stage']}: {len(stage['nodes'])} layers on {stage['replicas']}, "
                 f"compute {stage['compute_s']:.6g} s, "
                 f"all-reduce {stage['all_reduce_s']:.6g} s, receive {stage['receive_s']:.6g} s, "
-                f"{stage['weight_versions']} weight versions, {format_size(stage['memory_bytes'])}"
+                f"weight versions {stage['weight_versions']}, {format_size(stage['memory_bytes'])}"
             )
         _show_times(document)
 

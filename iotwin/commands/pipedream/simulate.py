@@ -66,8 +66,8 @@ class Simulate(Command):
         )
         for stage in document["stages"]:
             print(
-                f"stage {stage['stage']}: {stage['replicas']} ranks, warm-up {stage['warm_up']}, "
-                f"{stage['versions']} weight versions, "
+                f"stage {stage['stage']}: ranks {stage['replicas']}, warm-up {stage['warm_up']}, "
+                f"weight versions {stage['versions']}, "
                 f"busy {stage['busy_share']:.1%}, bubble {stage['bubble_share']:.1%}, peak {format_size(stage['peak_bytes'])}, "
                 f"reads {format_size(stage['read_bytes'])}, checkpoint {format_size(stage['checkpoint_bytes'])}"
             )

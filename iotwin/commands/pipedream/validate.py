@@ -31,6 +31,7 @@ class Validate(Command):
     def show(self, document: dict[str, Any]) -> None:
         """Print each file's verdict."""
         for each in document["files"]:
-            print(f"{each['file']}: {'valid' if each['valid'] else 'not valid'}, {each['ranks']} ranks")
+            ranks = "" if each["ranks"] is None else f", ranks: {each['ranks']}"
+            print(f"{each['file']}: {'valid' if each['valid'] else 'not valid'}{ranks}")
             for problem in each["problems"]:
                 print(f"  {problem['key'] + ': ' if problem['key'] else ''}{problem['text']}")

@@ -48,7 +48,7 @@ def test_a_list_of_activations_counts_as_its_sum_and_is_kept():
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([f"a -- A -- {TIMES}", f"b -- B -- {TIMES}", "\ta -- b", "\tb -- a"], "g.txt: node a is in or behind a cycle"),
+        ([f"a -- A -- {TIMES}", f"b -- B -- {TIMES}", "\ta -- b", "\tb -- a"], "g.txt:1: node a is in or behind a cycle"),
         ([f"a -- A -- {TIMES}", "\ta -- z"], "g.txt:2: the edge names 'z'"),
         ([f"a -- A -- B -- {TIMES}"], "g.txt:1: .* must not hold ' -- '"),
         ([f"a -- A -- {TIMES}".replace("2.0", "-2.0")], "g.txt:1: backward_compute_time is -2.0; .* not negative"),
