@@ -73,5 +73,5 @@ def quantile(values: Numbers, probability: float) -> Estimate:
     count = len(ordered)
     middle, margin = count * probability, _Z * math.sqrt(count * probability * (1 - probability))
     low, high = math.floor(middle - margin), math.ceil(middle + margin)
-    bounds = [float(ordered[place]) if 0 <= place < count else None for place in (low, high)]
+    bounds = [float(ordered[index]) if 0 <= index < count else None for index in (low, high)]
     return Estimate(float(np.quantile(ordered, probability)), *bounds)

@@ -95,9 +95,9 @@ class DrawnTime:
             return float(self._recording[(first + step) % len(self._recording)])
         if isinstance(self._duration, float | int):
             return float(self._duration)
-        block, place = divmod(step, self._strata)
+        block, index = divmod(step, self._strata)
         if self._block != (rank, epoch, block):
             draw = generator(self._seed, self._purpose, rank, epoch, block)
             self._probabilities = ((draw.permutation(self._strata) + draw.random(self._strata)) / self._strata).tolist()
             self._block = (rank, epoch, block)
-        return inverse_cdf(self._duration, self._probabilities[place])
+        return inverse_cdf(self._duration, self._probabilities[index])

@@ -36,20 +36,20 @@ def gamma_quantile(shape: float, probability: float) -> float:
     probability = min(probability, _LARGEST)
     cube = 1 - 1 / (9 * shape) + NormalDist().inv_cdf(probability) / (3 * math.sqrt(shape))
     first_term = (math.log(probability) + math.lgamma(shape + 1)) / shape
-    place = math.log(shape) + 3 * math.log(cube) if cube > 0.1 else first_term
+    log_value = math.log(shape) + 3 * math.log(cube) if cube > 0.1 else first_term
     low, high = -math.inf, math.inf
     for _ in range(_MOST_STEPS):
-        if place < _SMALLEST_LOG:
+        if log_value < _SMALLEST_LOG:
             return 0.0
-        x = math.exp(place)
-        reached = gamma_cdf(shape, x)
+        value = math.exp(log_value)
+        reached = gamma_cdf(shape, value)
         excess = math.log(reached / probability) if reached > 0 else -math.inf
-        low, high = (low, place) if excess > 0 else (place, high)
-        slope = math.exp(shape * place - x - math.lgamma(shape)) / reached if reached > 0 else 0.0
+        low, high = (low, log_value) if excess > 0 else (log_value, high)
+        slope = math.exp(shape * log_value - value - math.lgamma(shape)) / reached if reached > 0 else 0.0
         # Not farther than a factor of e at once: where the distribution function is flat, its slope says little.
         step = min(max(excess / slope, -1.0), 1.0) if slope > 0 else math.copysign(1.0, excess)
-        following = place - step
+        following = log_value - step
         if abs(step) <= _CLOSE:
             break
-        place = following if low < following < high else (low + high) / 2
-    return math.exp(place)
+        log_value = following if low < following < high else (low + high) / 2
+    return math.exp(log_value)

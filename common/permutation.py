@@ -30,9 +30,9 @@ class Permutation:
         self._b = np.uint64(-(-length // int(self._a)))
         self._keys = generator(seed, Purpose.ORDER, epoch=epoch).integers(0, 2**64, _ROUNDS, dtype=np.uint64)
 
-    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what stands at each of `places`, all of them within the length."""
-        items = self._pass(places.astype(np.uint64))
+    def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what stands at each of `indices`, all of them within the length."""
+        items = self._pass(indices.astype(np.uint64))
         while len(beyond := np.flatnonzero(items >= self._length)):
             items[beyond] = self._pass(items[beyond])
         return items.astype(np.int64)

@@ -25,8 +25,8 @@ class Launched(NamedTuple):
 
 def launched_by_mpi() -> Launched:
     """Return this process's place among those that mpirun or srun started, without starting MPI; alone where none did."""
-    places = [Launched(_natural(rank, 0), _natural(size, 1)) for rank, size in MPI_VARIABLES if size in os.environ]
-    return max(places, key=lambda place: place.size, default=Launched())
+    launchers = [Launched(_natural(rank, 0), _natural(size, 1)) for rank, size in MPI_VARIABLES if size in os.environ]
+    return max(launchers, key=lambda launched: launched.size, default=Launched())
 
 
 def _natural(name: str, otherwise: int) -> int:

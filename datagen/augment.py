@@ -117,5 +117,5 @@ def _gathered(data: Bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], o
     """Return the fields of `data` joined in `order`."""
     lengths = (ends - starts)[order]
     shift = starts[order] - np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    places: NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(shift, lengths)
-    return data.take(places)
+    positions: NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(shift, lengths)
+    return data.take(positions)

@@ -51,9 +51,9 @@ def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]
         shape[:, 0] < _FULL_SHARE, longest, _SHORTEST + (shape[:, 1] ** 2 * (longest - _SHORTEST)).astype(np.int64)
     )
     second = 2 + (shape[:, 2] * (lengths - 4)).astype(np.int64)  # where the second sentence starts
-    place = np.arange(longest, dtype=np.int16)
-    inside = place < lengths[:, None].astype(np.int16)
-    segments = inside & (place >= second[:, None].astype(np.int16))
+    position = np.arange(longest, dtype=np.int16)
+    inside = position < lengths[:, None].astype(np.int16)
+    segments = inside & (position >= second[:, None].astype(np.int16))
     tokens = _tokens(stream, inside, second, lengths)
     positions, chosen = _positions(stream, lengths)
     masked_tokens = np.take_along_axis(tokens, positions, axis=1) * chosen
@@ -65,12 +65,12 @@ def features(stream: np.random.SFC64, records: int) -> list[NDArray[np.generic]]
 def _tokens(stream: np.random.SFC64, inside: Flags, second: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return token ids (records, 512) of sequences of two sentences, the second from place `second` on, zero outside."""
     draws = _uniform(stream, *inside.shape)
-    words = _FIRST_WORD + (draws * draws * draws * np.float32(BertLayout.VOCABULARY - _FIRST_WORD)).astype(np.int64)
-    words[:, 0] = _CLS
+    tokens = _FIRST_WORD + (draws * draws * draws * np.float32(BertLayout.VOCABULARY - _FIRST_WORD)).astype(np.int64)
+    tokens[:, 0] = _CLS
     for separator in (second - 1, lengths - 1):
-        words[np.arange(len(words)), separator] = _SEP
-    words *= inside
-    return words
+        tokens[np.arange(len(tokens)), separator] = _SEP
+    tokens *= inside
+    return tokens
 
 
 def _positions(stream: np.random.SFC64, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Flags]:

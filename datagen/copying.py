@@ -53,11 +53,11 @@ def _clone(reader: int, writer: int) -> bool:
 
 
 def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], None]) -> None:
-    place = 0
+    offset = 0
     copy = _within_file_systems
-    while place < size_bytes:
+    while offset < size_bytes:
         try:
-            count = copy(reader, writer, min(_CHUNK_BYTES, size_bytes - place), place)
+            count = copy(reader, writer, min(_CHUNK_BYTES, size_bytes - offset), offset)
         except OSError:
             if copy is _between_file_systems:
                 raise
@@ -65,14 +65,14 @@ def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], No
             continue
         if not count:
             return
-        place += count
+        offset += count
         written(count)
 
 
-def _within_file_systems(reader: int, writer: int, size_bytes: int, place: int) -> int:
-    return os.copy_file_range(reader, writer, size_bytes, place, place)
+def _within_file_systems(reader: int, writer: int, size_bytes: int, offset: int) -> int:
+    return os.copy_file_range(reader, writer, size_bytes, offset, offset)
 
 
-def _between_file_systems(reader: int, writer: int, size_bytes: int, place: int) -> int:
-    os.lseek(writer, place, os.SEEK_SET)
-    return os.sendfile(writer, reader, place, size_bytes)
+def _between_file_systems(reader: int, writer: int, size_bytes: int, offset: int) -> int:
+    os.lseek(writer, offset, os.SEEK_SET)
+    return os.sendfile(writer, reader, offset, size_bytes)

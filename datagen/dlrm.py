@@ -119,7 +119,7 @@ def _write_arrays(file: PieceWriter, seed: int, unit: int, count: int) -> None:
 def lines(block: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Return samples as Criteo's text lines: label and dense features in decimal, categories in 8 hexadecimal digits."""
     numbers, categories = block[:, : 1 + DlrmLayout.DENSE], block[:, 1 + DlrmLayout.DENSE :].view(np.uint32)
-    powers = np.array([10**place for place in range(_DECIMALS - 1, -1, -1)], np.int32)
+    powers = np.array([10**exponent for exponent in range(_DECIMALS - 1, -1, -1)], np.int32)
     decimal = np.empty((*numbers.shape, _DECIMALS + 1), np.uint8)
     decimal[..., :-1] = numbers[..., None] // powers % 10 + ord("0")
     decimal[..., -1] = ord("\t")

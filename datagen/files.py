@@ -90,7 +90,7 @@ class WriteStream(io.RawIOBase):
     """What libraries that write front to back take for a file."""
 
     def __init__(self, sink: PieceWriter) -> None:
-        self._sink, self._place = sink, 0
+        self._sink, self._position = sink, 0
 
     def writable(self) -> bool:
         """Return that it is."""
@@ -98,13 +98,13 @@ class WriteStream(io.RawIOBase):
 
     def tell(self) -> int:
         """Return the bytes written so far."""
-        return self._place
+        return self._position
 
     def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
         """Append `data`, all of it."""
         view = memoryview(data).cast("B")
         self._sink.write(view)
-        self._place += len(view)
+        self._position += len(view)
         return len(view)
 
 

@@ -256,7 +256,7 @@ def _write_tfrecord(file: File) -> list[Piece]:
                 for block in framed(length, chain([before], file.one_record(), [after])):
                     sink.write(block)
         stride = length + FRAME_BYTES
-        index.write("".join(f"{place * stride} {stride}\n" for place in range(file.records)).encode())
+        index.write("".join(f"{record * stride} {stride}\n" for record in range(file.records)).encode())
         return [sink.piece(), index.piece()]
 
 
@@ -316,13 +316,13 @@ def _csv_text(file: File, columns: int) -> Iterator[bytes]:
     done = 0
     for block in file.blocks():
         numbers = block.view(file.dtype)
-        words = small.take(numbers) if small is not None else numbers.astype("S")
-        width = words.dtype.itemsize
-        letters = np.zeros((len(words), width + 1), np.uint8)
-        letters[:, :width] = words.view(np.uint8).reshape(-1, width)
+        texts = small.take(numbers) if small is not None else numbers.astype("S")
+        width = texts.dtype.itemsize
+        letters = np.zeros((len(texts), width + 1), np.uint8)
+        letters[:, :width] = texts.view(np.uint8).reshape(-1, width)
         letters[:, width] = ord(",")
         letters[(columns - 1 - done) % columns :: columns, width] = ord("\n")
-        done += len(words)
+        done += len(texts)
         flat = letters.reshape(-1)
         yield flat.compress(flat != 0).tobytes()
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.randomness import SIZES, uniforms, words
+from datagen.randomness import SIZES, random_words, uniforms
 
 _FIT_ROUNDS = 40
 _GRID = 1 << 14
@@ -31,13 +31,13 @@ def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.i
     """
     if not sizes.stdev_bytes and not sizes.histogram:
         return np.full(files, sizes.mean_bytes, np.int64)
-    order = np.argsort(words(seed, 0, SIZES, files), kind="stable")
+    order = np.argsort(random_words(seed, 0, SIZES, files), kind="stable")
     quantiles = (order + uniforms(seed, 1, SIZES, files)) / files
     if sizes.histogram:
         drawn_from, weights = np.array(sizes.histogram, np.float64).T
         steps = np.cumsum(weights) / weights.sum()
-        place = np.minimum(np.searchsorted(steps, quantiles, side="right"), len(drawn_from) - 1)
-        return np.asarray(drawn_from[place], np.int64)
+        index = np.minimum(np.searchsorted(steps, quantiles, side="right"), len(drawn_from) - 1)
+        return np.asarray(drawn_from[index], np.int64)
     normal = _normal_quantiles(quantiles)
     if sizes.distribution == "lognormal":
         drawn = _lognormal(normal, sizes.mean_bytes, sizes.stdev_bytes)

@@ -243,8 +243,8 @@ def _bootstrap(test: _Test, job: Sequence[Profile], twin: Profile) -> Floats:
     ratios = []
     for _ in range(_DRAWS):
         if by_phase:
-            places = generator.random(longest)
-            drawn = _Runs([summarise(run, weights_at(run, places)) for run in every])
+            positions = generator.random(longest)
+            drawn = _Runs([summarise(run, weights_at(run, positions)) for run in every])
         chosen = _two_or_more(generator, len(job))
         among = test.among(drawn, sorted(set(chosen)))
         if among:

@@ -23,18 +23,18 @@ def confidence_interval(a: Profile, b: Profile, score: Callable[[Summary, Summar
     generator = np.random.default_rng(_SEED)
     scores = []
     for _ in range(_DRAWS):
-        places = generator.random(max(a.occurrences.number, b.occurrences.number))
-        scores.append(score(summarise(a, weights_at(a, places)), summarise(b, weights_at(b, places))))
+        positions = generator.random(max(a.occurrences.number, b.occurrences.number))
+        scores.append(score(summarise(a, weights_at(a, positions)), summarise(b, weights_at(b, positions))))
     tail = (1.0 - _CONFIDENCE) / 2
     low, high = np.quantile(scores, [tail, 1.0 - tail])
     return float(low), float(high)
 
 
-def weights_at(profile: Profile, places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how often each occurrence is drawn, when `places` in [0, 1) say where in the sequence of its phase to draw from."""
+def weights_at(profile: Profile, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how often each occurrence is drawn, `positions` in [0, 1) being where in the sequence of its phase."""
     phase = profile.occurrences.phase
     weights = np.zeros(len(phase))
     for members in (np.flatnonzero(phase == p) for p in np.unique(phase)):
-        drawn = members[(places[: len(members)] * len(members)).astype(np.int64)]
+        drawn = members[(positions[: len(members)] * len(members)).astype(np.int64)]
         weights += np.bincount(drawn, minlength=len(phase))
     return weights

@@ -22,9 +22,9 @@ def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray
 
     So values that hardly differ hardly differ here, even where the edge of a bin lies between them.
     """
-    place = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 2)
-    low = place.astype(np.int64)
-    upper = place - low
+    position = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 2)
+    low = position.astype(np.int64)
+    upper = position - low
     return (np.bincount(low, 1.0 - upper, minlength=BINS) + np.bincount(low + 1, upper, minlength=BINS)).astype(float)
 
 

@@ -46,8 +46,8 @@ class Steps:
         cell = calls.group[rows] * len(STEPS) + step[moving]
         new = np.flatnonzero(unplaced[moving])
         key = calls.thread[rows[new]] * self._files + calls.file[rows[new]]
-        place = occurrence[rows[new]] * 2 * len(STEPS) + cell[new]
-        self._unplaced.append(np.stack([key, calls.offset[rows[new]], place, calls.moved_bytes[rows[new]]]))
+        slot = occurrence[rows[new]] * 2 * len(STEPS) + cell[new]
+        self._unplaced.append(np.stack([key, calls.offset[rows[new]], slot, calls.moved_bytes[rows[new]]]))
         self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
         self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
 
@@ -126,9 +126,9 @@ class Visits:
         # Calls are in order of start, so an occurrence is a stretch of them, or a few where phases are nested.
         for begin, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(occurrence)) + 1), len(file)]):
             files, current = file[begin:end], occurrence[begin:end]
-            place = np.arange(len(files))
-            self._first[files[::-1]] = place[::-1]  # of several writes to one place, NumPy keeps the last
-            fresh = files[(self._first[files] == place) & (last[files] != current)]
+            index = np.arange(len(files))
+            self._first[files[::-1]] = index[::-1]  # of several writes to one place, NumPy keeps the last
+            fresh = files[(self._first[files] == index) & (last[files] != current)]
             last[fresh] = current[:1]
             found.append(current[:1] * self._files + fresh)
         return np.concatenate(found)
@@ -182,12 +182,12 @@ def order_of(visits: Sequence[NDArray[np.int64]], phase: NDArray[np.int64], name
 
 def _scatter(rank: NDArray[np.int64]) -> tuple[float, float]:
     n = len(rank)
-    place = np.empty(n)
-    place[np.argsort(rank)] = np.arange(n)
+    position = np.empty(n)
+    position[np.argsort(rank)] = np.arange(n)
     scale = (n + 1) / 3 - 1
     # The distance of one random step has variance (n + 1)(n - 2) / 18; the n - 1 steps are taken as independent.
     variance = (n + 1) * (n - 2) / 18 / (n - 1) / scale**2
-    return min((float(np.abs(np.diff(place)).mean()) - 1) / scale, 1.0), variance
+    return min((float(np.abs(np.diff(position)).mean()) - 1) / scale, 1.0), variance
 
 
 def _drift(files: NDArray[np.int64], before: NDArray[np.int64]) -> tuple[float, float]:

@@ -153,12 +153,12 @@ def profiles_of(
     """
     chunks = [chunks_of(trace, each) for trace in traces]
     whens = [
-        occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(mine, each))
-        for trace, mine in zip(traces, chunks, strict=True)
+        occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(own, each))
+        for trace, own in zip(traces, chunks, strict=True)
     ]
-    found = each(_collect, [(chunk, when, groups) for mine, when in zip(chunks, whens, strict=True) for chunk in mine])
+    found = each(_collect, [(chunk, when, groups) for own, when in zip(chunks, whens, strict=True) for chunk in own])
     each_trace = zip(traces, chunks, whens, strict=True)
-    return [_profile(trace, when, folded(found, mine, advance)) for trace, mine, when in each_trace]
+    return [_profile(trace, when, folded(found, own, advance)) for trace, own, when in each_trace]
 
 
 def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:

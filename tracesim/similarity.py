@@ -140,7 +140,9 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similar
             f"the repeats are not like A ({floor:.2f}): are they the same job? The verdict does not use the noise floor"
         )
     lost = max(lost_share(trace) for trace in traces)
-    told = tuple(sentence for d in sorted(dimensions, key=lambda d: -d.weight * (1.0 - d.score)) for sentence in d.differences)
+    differences = tuple(
+        sentence for d in sorted(dimensions, key=lambda d: -d.weight * (1.0 - d.score)) for sentence in d.differences
+    )
     withheld = lost > MOST_LOST
     test = None if withheld else equivalence([profiles[0], *profiles[2:]], profiles[1], floor, ALIKE_OVERALL, lost)
     return Similarity(
@@ -148,8 +150,8 @@ def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similar
         storage_independent=None if withheld else overall_of({d.name: d.score for d in dimensions if not d.latency_bound}),
         dimensions=dimensions, noise_floor=None if withheld else floor, noise_floor_dimensions=floors,
         confidence_interval=None if withheld else _interval(profiles[0], profiles[1], overall, lost),
-        verdict=_withheld(lost) if test is None else _verdict(overall - lost, floor, dimensions, told, test), equivalence=test,
-        differences=told, warnings=tuple(warnings), latency=latency(profiles[0], profiles[1]),
+        verdict=_withheld(lost) if test is None else _verdict(overall - lost, floor, dimensions, differences, test),
+        equivalence=test, differences=differences, warnings=tuple(warnings), latency=latency(profiles[0], profiles[1]),
     )  # fmt: skip
 
 
@@ -196,13 +198,15 @@ def _withheld(lost: float) -> str:
     return f"withheld: a trace lost {lost * 100:.2g} % of its events, more than {MOST_LOST * 100:.0f} %; record it again"
 
 
-def _verdict(overall: float, floor: float | None, dimensions: Sequence[Dimension], told: Sequence[str], test: Equivalence) -> str:
+def _verdict(
+    overall: float, floor: float | None, dimensions: Sequence[Dimension], differences: Sequence[str], test: Equivalence
+) -> str:
     if test.result == ALIKE:
         return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE
     if test.result == DIFFERENT:
-        return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *told[: _SENTENCES_IN_VERDICT - 1]])}"
+        return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *differences[: _SENTENCES_IN_VERDICT - 1]])}"
     # What reruns differ by is not known; but there is much that no rerun would differ by.
     worst = min(dimensions, key=lambda d: d.score)
     if overall >= ALIKE_OVERALL and worst.score >= ALIKE_DIMENSION:
         return f"{test.result}: {test.reason}"
-    return f"{DIFFERENT}: {'; '.join(told[:_SENTENCES_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"
+    return f"{DIFFERENT}: {'; '.join(differences[:_SENTENCES_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"

@@ -21,8 +21,8 @@ _VERBS = {READ: "reads", WRITE: "writes"}
 
 def differences(name: str, a: Summary, b: Summary) -> tuple[str, ...]:
     """Return what dimension `name` has to say, the weightiest difference first; empty when nothing differs by a tenth or more."""
-    told = sorted(_TELLERS[name](a, b), key=lambda entry: -entry[0])
-    return tuple(sentence for _, sentence in told)
+    sentences = sorted(_TELLERS[name](a, b), key=lambda entry: -entry[0])
+    return tuple(sentence for _, sentence in sentences)
 
 
 def with_names(text: str, a: str, b: str) -> str:

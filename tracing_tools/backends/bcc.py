@@ -25,7 +25,7 @@ from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.raw.records import EVENT
 from tracing_tools.trace.syscalls import Kind, calls_of
 
-_MODULE_PLACES = ("/usr/lib/python3/dist-packages", "/usr/lib/python3/site-packages")
+_MODULE_FOLDERS = ("/usr/lib/python3/dist-packages", "/usr/lib/python3/site-packages")
 _NAMES_BYTES = 1 << 22
 _PAGE_BYTES = 4096
 _TRACEPOINTS = (b"sys_enter", b"sys_exit", b"sched_process_fork", b"sched_process_exec", b"sched_process_exit")
@@ -93,8 +93,8 @@ def _module() -> ModuleType:
     """Import Python's bcc, which belongs to the system's Python, into this one. (On PyPI, bcc is something else.)"""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
-    for place in _MODULE_PLACES:
-        source = Path(place) / "bcc" / "__init__.py"
+    for folder in _MODULE_FOLDERS:
+        source = Path(folder) / "bcc" / "__init__.py"
         if not source.exists():
             continue
         spec = importlib.util.spec_from_file_location("bcc", source, submodule_search_locations=[str(source.parent)])

@@ -55,10 +55,10 @@ def _offsets(content: mmap.mmap, prefix: bytes) -> dict[str, int]:
     return found
 
 
-def _begin_with(prefix: bytes, texts: bytes, places: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Whether the text at each of `places` begins with `prefix`."""
+def _begin_with(prefix: bytes, texts: bytes, offsets: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Whether the text at each of `offsets` begins with `prefix`."""
     padded = np.frombuffer(texts + bytes(len(prefix)), np.uint8)
-    columns = [padded[places.astype(np.int64) + i] == byte for i, byte in enumerate(prefix)]
+    columns = [padded[offsets.astype(np.int64) + i] == byte for i, byte in enumerate(prefix)]
     same: NDArray[np.bool_] = np.logical_and.reduce(columns)
     return same
 

@@ -174,10 +174,10 @@ def _foreseen(command: list[str]) -> list[Path]:
         return []
     path = Path(program)
     found = [path, *_linked(path)]
-    places = [Path(place) for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+    folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     for packages in path.parent.parent.glob("lib/python*/site-packages"):  # a virtual environment's
-        places += [place for pattern in _PACKAGES for place in packages.glob(pattern)]
-    found += [library for place in places for pattern in _LIBRARIES for library in place.glob(pattern)]
+        folders += [folder for pattern in _PACKAGES for folder in packages.glob(pattern)]
+    found += [library for folder in folders for pattern in _LIBRARIES for library in folder.glob(pattern)]
     return found
 
 
@@ -188,5 +188,5 @@ def _linked(program: Path) -> list[Path]:
         done = subprocess.run([str(loader), "--list", str(program)], capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    words = [word for line in done.stdout.splitlines() for word in line.split() if word.startswith("/")]
-    return [Path(word) for word in words]
+    paths = [path for line in done.stdout.splitlines() for path in line.split() if path.startswith("/")]
+    return [Path(path) for path in paths]

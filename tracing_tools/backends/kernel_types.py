@@ -34,15 +34,15 @@ class KernelTypes:
         if magic != _MAGIC:
             raise IotwinError(f"{path} is not BTF")
         self._strings = header_bytes + strings
-        self._place = [0]  # of each type, by its id; 0 is void
+        self._positions = [0]  # of each type, by its id; 0 is void
         self._by_name: dict[int, int] = {}  # where a structure's name lies among the strings -> id
         position, end = header_bytes + types, header_bytes + types + types_bytes
         while position < end:
             name, info, _ = _TYPE.unpack_from(content, position)
             kind = info >> 24 & 31
             if kind == _STRUCT and name:
-                self._by_name[name] = len(self._place)
-            self._place.append(position)
+                self._by_name[name] = len(self._positions)
+            self._positions.append(position)
             fixed, each = _TAIL.get(kind, (0, 0))
             position += _TYPE.size + fixed + each * (info & 0xFFFF)
 
@@ -56,14 +56,14 @@ class KernelTypes:
         return found
 
     def _offset_in(self, number: int, field: str) -> int | None:
-        place = self._place[number]
-        _, info, _ = _TYPE.unpack_from(self._content, place)
+        position = self._positions[number]
+        _, info, _ = _TYPE.unpack_from(self._content, position)
         for index in range(info & 0xFFFF):
-            name, type_, offset = _MEMBER.unpack_from(self._content, place + _TYPE.size + index * _MEMBER.size)
+            name, type_, offset = _MEMBER.unpack_from(self._content, position + _TYPE.size + index * _MEMBER.size)
             offset_bytes: int = (offset & 0xFFFFFF if info >> 31 else offset) // 8
             if name and self._text(name) == field:
                 return offset_bytes
-            if not name and type_ and _TYPE.unpack_from(self._content, self._place[type_])[1] >> 24 & 31 in (_STRUCT, _UNION):
+            if not name and type_ and _TYPE.unpack_from(self._content, self._positions[type_])[1] >> 24 & 31 in (_STRUCT, _UNION):
                 within = self._offset_in(type_, field)
                 if within is not None:
                     return offset_bytes + within

@@ -25,7 +25,8 @@ from tracing_tools.trace.raw.recording import RAW, Recording, read_clocks
 from tracing_tools.trace.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
 
-_NOT_TOLD = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)  # what strace's text does not tell as one row
+# What is no one line of strace's text.
+_NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)
 _DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
 
 
@@ -45,7 +46,7 @@ class StraceBackend:
             raise IotwinError("strace traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["ptrace"]
         self._notes = not_recorded("strace", scope, ("mmap", "async", "block"))
-        self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_TOLD]
+        self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_IN_TEXT]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` under strace, one text file per thread."""

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-_PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+_MOUNTS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _CLONE_NEWNS = 0x20000  # include/uapi/linux/sched.h
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000  # include/uapi/linux/mount.h
 
 
 def with_tracefs(command: list[str]) -> list[str]:
     """Return the command line that runs `command` where tracefs is mounted."""
-    if any((place / "events").is_dir() for place in _PLACES):
+    if any((mount / "events").is_dir() for mount in _MOUNTS):
         return command
     return [sys.executable, "-I", "-S", __file__, *command]
 
@@ -33,7 +33,7 @@ def unavailable_reason() -> str | None:
 
 def _check(result: int, what: str) -> None:
     if result != 0:
-        sys.exit(f"ERROR: {what}: {os.strerror(ctypes.get_errno())}; mount it: mount -t tracefs tracefs {_PLACES[0]}")
+        sys.exit(f"ERROR: {what}: {os.strerror(ctypes.get_errno())}; mount it: mount -t tracefs tracefs {_MOUNTS[0]}")
 
 
 def _main(command: list[str]) -> None:
@@ -42,7 +42,7 @@ def _main(command: list[str]) -> None:
     _check(
         libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "tracefs is not mounted, and mounts cannot be made private"
     )
-    _check(libc.mount(b"tracefs", bytes(_PLACES[0]), b"tracefs", 0, None), "tracefs is not mounted and cannot be")
+    _check(libc.mount(b"tracefs", bytes(_MOUNTS[0]), b"tracefs", 0, None), "tracefs is not mounted and cannot be")
     os.execvp(command[0], command)  # noqa: S606 - the same process, so that it is signalled and waited for as COMMAND
 
 

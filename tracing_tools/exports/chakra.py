@@ -72,8 +72,8 @@ class _Phases:
 
     def __init__(self, phases: pd.DataFrame) -> None:
         kinds = phases["phase"].astype(str)
-        told = kinds.isin(list(et.PHASE_NODES)) & (phases["rank"].nunique(dropna=True) <= 1)
-        chosen = np.flatnonzero(told.to_numpy())
+        of_phase = kinds.isin(list(et.PHASE_NODES)) & (phases["rank"].nunique(dropna=True) <= 1)
+        chosen = np.flatnonzero(of_phase.to_numpy())
         start = phases["start_ns"].to_numpy(np.int64)[chosen]
         order = np.argsort(start, kind="stable")
         self._start, self._end = start[order], phases["end_ns"].to_numpy(np.int64)[chosen][order]
@@ -83,9 +83,9 @@ class _Phases:
         """Return the id of each call's phase, 0 for none."""
         if not len(self._start):
             return np.zeros(len(start_ns), np.uint64)
-        place = np.searchsorted(self._start, start_ns, "right") - 1
-        inside = (place >= 0) & (start_ns < self._end[place])
-        return np.where(inside, self._id[place], _NONE)
+        index = np.searchsorted(self._start, start_ns, "right") - 1
+        inside = (index >= 0) & (start_ns < self._end[index])
+        return np.where(inside, self._id[index], _NONE)
 
 
 def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArray[np.uint64]:
@@ -101,11 +101,11 @@ def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArr
             continue
         rows = np.flatnonzero(pids == pid)
         start = group["start_ns"].to_numpy(np.int64)
-        place = np.searchsorted(start, issued[rows], "right") - 1
-        end = start[place] + group["duration_ns"].to_numpy(np.int64)[place]
-        file = group["file_id"].fillna(-1).to_numpy(np.int64)[place]
-        fits = (place >= 0) & (issued[rows] <= end) & ((files[rows] < 0) | (file < 0) | (files[rows] == file))
-        found[rows] = np.where(fits, group.index.to_numpy(np.uint64)[place] + np.uint64(first), _NONE)
+        index = np.searchsorted(start, issued[rows], "right") - 1
+        end = start[index] + group["duration_ns"].to_numpy(np.int64)[index]
+        file = group["file_id"].fillna(-1).to_numpy(np.int64)[index]
+        fits = (index >= 0) & (issued[rows] <= end) & ((files[rows] < 0) | (file < 0) | (files[rows] == file))
+        found[rows] = np.where(fits, group.index.to_numpy(np.uint64)[index] + np.uint64(first), _NONE)
     return found
 
 
@@ -132,7 +132,7 @@ def _text_attribute(name: str, value: str) -> bytes:
     return pb.text(1, name) + pb.text(29, value)
 
 
-def _words(name: str, values: list[str], present: NDArray[np.bool_] | None = None) -> pb.Part:
+def _strings(name: str, values: list[str], present: NDArray[np.bool_] | None = None) -> pb.Part:
     return pb.messages(10, [pb.constant(pb.text(1, name), len(values)), pb.texts(29, values)], present)
 
 
@@ -191,9 +191,9 @@ def _block_nodes(block: pd.DataFrame, first: int, causes: NDArray[np.uint64], pa
     others = [
         pb.integers(4, causes, causes != _NONE),
         *_numbers(block, {"pid": "pid", "queued_ns": "queued_ns", "cgroup": "cgroup", "size_bytes": "size_bytes"}),
-        _words("origin", block["origin"].astype(str).tolist()),
-        _words("comm", block["comm"].fillna("").astype(str).tolist(), block["comm"].notna().to_numpy()),
-        _words("path", file_paths, file_known),
+        _strings("origin", block["origin"].astype(str).tolist()),
+        _strings("comm", block["comm"].fillna("").astype(str).tolist(), block["comm"].notna().to_numpy()),
+        _strings("path", file_paths, file_known),
         _attribute("unfinished", np.ones(len(ops), np.int64), block["duration_ns"].isna().to_numpy()),
         storage,
     ]
@@ -207,7 +207,7 @@ def _gpu_nodes(gpu: pd.DataFrame, first: int) -> bytes:
     on_device = gpu["kind"].astype(str).isin(["kernel", "copy", "set"]).to_numpy()
     columns = {"pid": "pid", "tid": "tid", "device": "device", "stream": "stream", "size_bytes": "size_bytes"}
     words = [
-        _words(name, gpu[name].astype(object).fillna("").astype(str).tolist(), gpu[name].notna().to_numpy())
+        _strings(name, gpu[name].astype(object).fillna("").astype(str).tolist(), gpu[name].notna().to_numpy())
         for name in ("kind", "direction", "source")
     ]
     is_cpu = pb.messages(10, [pb.constant(pb.text(1, "is_cpu_op"), rows), pb.integers(27, (~on_device).astype(np.int64))])

@@ -85,11 +85,11 @@ def counters(trace: Trace) -> Iterator[Counter]:
         keys = [name for name in ("device", "pid", "resource") if name in expected.names]
         measured = [name for name in samples.columns if name not in (*_NOT_MEASURED, *keys, "command")]
         for key, group in samples.groupby(keys) if keys else [((), samples)]:
-            place = " ".join(str(part) for part in key)
+            source = " ".join(str(part) for part in key)
             for name in measured:
                 valid = group[group[name].notna()]
                 if len(valid):
-                    track = " ".join(part for part in (kind, place, name) if part)
+                    track = " ".join(part for part in (kind, source, name) if part)
                     yield Counter(track, valid["time_ns"].to_numpy(np.int64), valid[name].to_numpy(np.float64))
     block = trace.block()
     for device, group in [] if block is None else block[block["duration_ns"].notna()].groupby("device"):

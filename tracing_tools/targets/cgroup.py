@@ -161,8 +161,8 @@ def remove_stale_cgroups() -> list[str]:
     Those of another pid namespace, such as a container's, are left: here nobody can tell whether their recorder lives.
     """
     removed = []
-    places = {place for place in (_own_cgroup(), cgroup2_mount()) if place}
-    for path in (path for place in places for path in place.glob(f"{_PREFIX.strip('-')}[-_]*")):
+    parents = {parent for parent in (_own_cgroup(), cgroup2_mount()) if parent}
+    for path in (path for parent in parents for path in parent.glob(f"{_PREFIX.strip('-')}[-_]*")):
         _, recorder, namespace, *_ = [*path.name.replace("_", "-").split("-"), ""]
         if namespace == _pid_namespace() and not Path(f"/proc/{recorder}").exists() and not Cgroup(path).pids():
             for stale in (path, *_legacy_twins(path)):

@@ -125,12 +125,12 @@ class Trace:
         """Return every table the trace has as an Arrow dataset, by name; those of samples are called samples_KIND."""
         expected = {"files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "block": schema.BLOCK,
                     "gpu": schema.GPU}  # fmt: skip
-        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
-        places |= {
+        expected_at = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
+        expected_at |= {
             f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()
         }
         found: dict[str, ds.Dataset] = {"events": self._events}
-        for name, (path, columns) in places.items():
+        for name, (path, columns) in expected_at.items():
             if path.exists():
                 _footer(path, columns)
                 found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())

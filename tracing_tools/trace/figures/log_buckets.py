@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 def octaves(values: NDArray[Any], per_octave: int) -> NDArray[np.float64]:
     """Return where each value lies on the axis, in buckets of 1/`per_octave` octave from 1; values below 1 count as 1."""
-    places: NDArray[np.float64] = np.log2(np.maximum(values, 1)) * per_octave
-    return places
+    positions: NDArray[np.float64] = np.log2(np.maximum(values, 1)) * per_octave
+    return positions
 
 
 def bucket_from_zero(values: NDArray[np.int64], per_octave: int) -> NDArray[np.int64]:

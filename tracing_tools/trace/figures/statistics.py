@@ -98,8 +98,8 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
     running = np.cumsum(calls)
     before = running[first] - calls[first]
     for name, share in PERCENTILES.items():
-        place = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
-        table[name] = time[place] / calls[place]
+        index = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
+        table[name] = time[index] / calls[index]
     table["max_ns"] = np.maximum.reduceat(frame["max_ns"].to_numpy(), first)
     return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
 
@@ -110,9 +110,9 @@ def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers:
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
     for trace, label in zip(traces, labels, strict=True):
-        mine = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.parts]]
+        own = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.parts]]
         counted += trace.parts
-        together.append(named(add_up(mine) if mine else _nothing(), trace, label, by))
+        together.append(named(add_up(own) if own else _nothing(), trace, label, by))
     return rows(together, by)
 
 

@@ -90,7 +90,7 @@ def _number(text: str) -> int:
 def transfer_line(line: str) -> tuple[Any, ...] | None:
     """Return (end_ns, pid, offset, result as unsigned, duration_ns, name) of a line of trace_read.out, None when it is torn."""
     parts = line.split(None, 5)
-    if len(parts) < 5 or not all(_PLAIN_NUMBER.fullmatch(parts[place]) for place in (0, 1, 4)):
+    if len(parts) < 5 or not all(_PLAIN_NUMBER.fullmatch(parts[column]) for column in (0, 1, 4)):
         return None
     try:
         end, pid, offset, result, took = map(_number, parts[:5])
@@ -197,8 +197,8 @@ def _labels(labels: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
 def _of_code(code: NDArray[np.int64], names: list[str]) -> pa.Array:
     """Return a label column of the rows' names."""
     known = list(dict.fromkeys(names))
-    places = np.array([known.index(name) for name in names], np.int16)
-    return labels(places[code], known)
+    codes = np.array([known.index(name) for name in names], np.int16)
+    return labels(codes[code], known)
 
 
 def _as(values: Any, kind: pa.DataType) -> Any:

@@ -38,8 +38,8 @@ class LocalClock:
 
     def monotonic_ns(self, second: int) -> int:
         """Return when the (unwrapped) local second began, from the tick before it."""
-        place = max(bisect_right(self.ticks, second, key=lambda tick: tick[1]) - 1, 0)
-        time_ns, at = self.ticks[place]
+        index = max(bisect_right(self.ticks, second, key=lambda tick: tick[1]) - 1, 0)
+        time_ns, at = self.ticks[index]
         return time_ns + (second - at) * _SECOND
 
     def unwrap(self, seconds: list[int]) -> list[int]:

@@ -100,45 +100,45 @@ def _nodes(source: Path) -> Iterator[Fields]:
         content: bytes = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise IotwinError(f"{source} holds more than {_MOST_BYTES >> 30} GiB; split it")
-    place = 0
-    while place < len(content):
-        length, place = _varint(content, place)
-        if place + length > len(content):
+    position = 0
+    while position < len(content):
+        length, position = _varint(content, position)
+        if position + length > len(content):
             raise ValueError("the last node is cut off")
-        yield _fields(content[place : place + length])
-        place += length
+        yield _fields(content[position : position + length])
+        position += length
 
 
-def _varint(content: bytes, place: int) -> tuple[int, int]:
+def _varint(content: bytes, position: int) -> tuple[int, int]:
     value = 0
     for count in range(10):
-        if place >= len(content):
+        if position >= len(content):
             raise ValueError("a number is cut off")
-        byte = content[place]
-        place += 1
+        byte = content[position]
+        position += 1
         value |= (byte & 0x7F) << 7 * count
         if byte < 0x80:
-            return value & (1 << 64) - 1, place
+            return value & (1 << 64) - 1, position
     raise ValueError("a number is longer than 64 bits")
 
 
 def _fields(content: bytes) -> Fields:
     found: Fields = {}
-    place = 0
-    while place < len(content):
-        key, place = _varint(content, place)
+    position = 0
+    while position < len(content):
+        key, position = _varint(content, position)
         kind = key & 7
         value: Any
         if kind == 0:
-            value, place = _varint(content, place)
+            value, position = _varint(content, position)
         else:
             length = {1: 8, 5: 4}.get(kind)
             if length is None:
                 if kind != 2:
                     raise ValueError(f"wire type {kind} is unknown")
-                length, place = _varint(content, place)
-            value, place = content[place : place + length], place + length
-            if place > len(content):
+                length, position = _varint(content, position)
+            value, position = content[position : position + length], position + length
+            if position > len(content):
                 raise ValueError("a field is cut off")
         found.setdefault(key >> 3, []).append(value)
     return found

@@ -201,17 +201,17 @@ class Runs:
         bounds = _bounds(starts, self.rows) if runs else np.zeros(0, np.int64)
         cuts = [np.concatenate(([0], np.searchsorted(start, bounds), [len(start)])).tolist() for start in starts]
 
-        def gathered(place: int) -> pa.Table:
+        def gathered(gap: int) -> pa.Table:
             """What lies between two bounds of every run."""
             pieces = [
-                run.slice(cut[place], cut[place + 1] - cut[place])
-                for run, cut in zip(runs, cuts, strict=True) if cut[place + 1] > cut[place]
+                run.slice(cut[gap], cut[gap + 1] - cut[gap])
+                for run, cut in zip(runs, cuts, strict=True) if cut[gap + 1] > cut[gap]
             ]  # fmt: skip
             return sorted_by_start(pa.Table.from_batches(pieces, NUMBERED))
 
-        places = range(len(bounds) + 1) if runs else range(0)
+        gaps = range(len(bounds) + 1) if runs else range(0)
         # Many calls of one time lie between the same two bounds, and then none between others.
-        whole = [place for place in places if any(cut[place + 1] > cut[place] for cut in cuts)]
+        whole = [gap for gap in gaps if any(cut[gap + 1] > cut[gap] for cut in cuts)]
         return [map(gathered, whole[first : first + _CHUNKS_PER_PART]) for first in range(0, len(whole), _CHUNKS_PER_PART)]
 
 

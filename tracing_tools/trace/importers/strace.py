@@ -123,10 +123,10 @@ class _Rows:
             if child := self._replay.fork(call):
                 self._add_child(child, pid, call.start_ns)
         elif call.name == "execve" and call.result == 0:
-            words = [readable(word) for word in command_line(call)]
+            arguments = [readable(word) for word in command_line(call)]
             process |= {
-                "command_line": " ".join(words),
-                "comm": Path(words[0]).name[:15] if words else "",
+                "command_line": " ".join(arguments),
+                "comm": Path(arguments[0]).name[:15] if arguments else "",
                 "started_program": True,
             }
         elif call.name == "exit":

@@ -63,7 +63,7 @@ class Use:
             np.array([name in group for name in self._calls.ops], bool)[op] & (path >= 0)
             for group in (schema.READ_OPS, schema.WRITE_OPS)
         )
-        sums = [np.bincount(path[mine], weights=moved[mine], minlength=len(paths)) for mine in (is_read, is_write)]
+        sums = [np.bincount(path[chosen], weights=moved[chosen], minlength=len(paths)) for chosen in (is_read, is_write)]
         kinds = [
             file_kind(path, TYPE_REGULAR if path.startswith("/") or read or written else 0, int(read), int(written), False)
             for path, read, written in zip(paths, *sums, strict=True)
@@ -73,8 +73,8 @@ class Use:
         ]
         table = rows_table(rows, schema.FILES)
         of_dataset = np.array([kind == "dataset" for kind in kinds] + [False], bool)[path] & is_read
-        pids, place = np.unique(pid[of_dataset], return_inverse=True)
-        sizes = np.bincount(place, weights=moved[of_dataset], minlength=len(pids)).astype(int)
+        pids, index_of_pid = np.unique(pid[of_dataset], return_inverse=True)
+        sizes = np.bincount(index_of_pid, weights=moved[of_dataset], minlength=len(pids)).astype(int)
         return table, dict(zip(pids.tolist(), sizes.tolist(), strict=True))
 
     def _sums(self) -> NDArray[np.int64]:
@@ -87,12 +87,12 @@ def _tally(chunk: pa.Table) -> NDArray[np.int64]:
     op, pid, path, result = (numbers(chunk[name]) for name in ("op", "pid", "path", "result"))
     key, moved = pid.astype(np.int64) << 32 | path.astype(np.uint32), np.maximum(result, 0)
     tallies = []
-    for number in np.flatnonzero(np.bincount(op + 1)) - 1:
-        mine = op == number
+    for code_of_op in np.flatnonzero(np.bincount(op + 1)) - 1:
+        of_op = op == code_of_op
         # Arrow's dictionaries are hashed, which is faster than numpy's sorting.
-        known = column(key[mine], pa.int64()).dictionary_encode()
+        known = column(key[of_op], pa.int64()).dictionary_encode()
         code, combination = numbers(known.indices), numbers(known.dictionary)
-        sums = np.bincount(code), np.bincount(code, moved[mine]).astype(np.int64)
+        sums = np.bincount(code), np.bincount(code, moved[of_op]).astype(np.int64)
         file = combination.astype(np.uint32).view(np.int32).astype(np.int64)
-        tallies.append(np.stack([np.full(len(combination), number), combination >> 32, file, *sums]))
+        tallies.append(np.stack([np.full(len(combination), code_of_op), combination >> 32, file, *sums]))
     return np.concatenate(tallies, axis=1)

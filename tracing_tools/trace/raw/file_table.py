@@ -69,9 +69,9 @@ class FileTable:
             if record.time_ns < first.time_ns:
                 self._opened[identity] = record
             history = self._history.setdefault(record.text, [])
-            place = bisect_right(history, record.time_ns, key=lambda entry: entry[0])
-            if not place or history[place - 1][1] != identity:
-                history.insert(place, (record.time_ns, identity))
+            index = bisect_right(history, record.time_ns, key=lambda entry: entry[0])
+            if not index or history[index - 1][1] != identity:
+                history.insert(index, (record.time_ns, identity))
         elif record.type == NAME_GIVEN:
             self._given.add(record.time_ns, record.tid, record.text)
         elif record.type == NAME_INHERITED:
