@@ -39,8 +39,8 @@ class Permutation:
 
     def _pass(self, items: NDArray[np.uint64]) -> NDArray[np.uint64]:
         right, left = np.divmod(items, self._a)
-        for number, key in enumerate(self._keys):
-            if number % 2 == 0:
+        for index, key in enumerate(self._keys):
+            if index % 2 == 0:
                 left = (left + _mix(right ^ key) % self._a) % self._a
             else:
                 right = (right + _mix(left ^ key) % self._b) % self._b

@@ -166,8 +166,8 @@ def _write_hdf5(file: File) -> list[Piece]:
         path = Path(f"/proc/self/fd/{opened.fileno()}")  # for a library that takes names only: this file and no other
         with h5py.File(path, "w") as target:
             target.create_dataset("labels", data=np.zeros(file.records, np.int64))
-            for number in range(layout.datasets):
-                _fill_dataset(file, target, f"records_{number}")
+            for index in range(layout.datasets):
+                _fill_dataset(file, target, f"records_{index}")
         os.fsync(opened.fileno())
         return [read_open_piece(opened, file.name, 0, path.stat().st_size, file.written)]
 

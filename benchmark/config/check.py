@@ -31,9 +31,9 @@ def _check(config: Config, where: Callable[[str], str]) -> None:
     """Refuse values that are right one by one but not together; UsageError names the key."""
     wrong = [(key, problem) for key, bad, problem in _conflicts(config) if bad]
     wrong += _wrong_distributions(config, "")
-    for number, file in enumerate(config.twin.checkpoint.files):
+    for index, file in enumerate(config.twin.checkpoint.files):
         if not _is_file_name(file.name):
-            wrong.append((f"twin.checkpoint.files[{number}].name", f"'{file.name}' must be a path inside checkpoint_folder"))
+            wrong.append((f"twin.checkpoint.files[{index}].name", f"'{file.name}' must be a path inside checkpoint_folder"))
     for kind in ("train_files", "eval_files"):
         names = getattr(config.twin, kind) or []
         wrong += [(f"twin.{kind}", f"'{name}' must be a path inside data_folder") for name in names if not _is_file_name(name)]
@@ -111,8 +111,8 @@ def recorded_times(config: Config) -> str:
 def _distributions(value: Any, at: str) -> Iterator[tuple[str, msgspec.Struct]]:
     """Yield (key, struct) of all within `value`, lists looked into."""
     if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _distributions(item, f"{at}[{number}]")
+        for index, item in enumerate(value):
+            yield from _distributions(item, f"{at}[{index}]")
     if isinstance(value, msgspec.Struct):
         yield at, value
         for field in msgspec.structs.fields(value):

@@ -49,8 +49,8 @@ class WithGpuCalls:
         try:
             self._object.set_constants(task_filter.SECTION, task_filter.packed_constants(scope))
             self._object.load()
-            for number, call in enumerate(CUDA_CALLS):
-                self._object.update_bytes("functions", number, packed_arguments(call))
+            for index, call in enumerate(CUDA_CALLS):
+                self._object.update_bytes("functions", index, packed_arguments(call))
             self._calls = RingBuffer(self._object.map_fd("gpu_calls"), _CALLS_BYTES)
             self._mappers = RingBuffer(self._object.map_fd("mappers"), _MAPPERS_BYTES)
         except BaseException:

@@ -50,8 +50,8 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
         partial.mkdir(parents=True)
         rows = write_events(partial / "events.parquet", _events(traces, shifts))
         _write_tables(partial, traces, names, shifts)
-        for number, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
-            own = _file_name(name, number)
+        for index, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
+            own = _file_name(name, index)
             _write_samples(partial / "hosts" / own / "samples", trace, shift)
             _copy_logs(trace.path / "logs", partial / "logs", own)
         manifest = _manifest(traces, names, shifts, rows)
@@ -80,19 +80,19 @@ def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Tab
     """Yield the events of all traces in order of start: whatever no trace can precede any more."""
     file_bases = np.cumsum([0, *(len(trace.files()) for trace in traces)])
     streams = [
-        _moved(trace, shift, number, int(base))
-        for number, (trace, shift, base) in enumerate(zip(traces, shifts, file_bases[:-1], strict=True))
+        _moved(trace, shift, index, int(base))
+        for index, (trace, shift, base) in enumerate(zip(traces, shifts, file_bases[:-1], strict=True))
     ]
     waiting: list[pa.Table | None] = [next(stream, None) for stream in streams]
     while any(table is not None for table in waiting):
         bound = min(table["start_ns"][-1].as_py() for table in waiting if table is not None)
         ready = []
-        for number, table in enumerate(waiting):
+        for index, table in enumerate(waiting):
             if table is None:
                 continue
             count = int(np.searchsorted(table["start_ns"].to_numpy(), bound, side="right"))
             ready.append(table.slice(0, count))
-            waiting[number] = table.slice(count) if count < table.num_rows else next(streams[number], None)
+            waiting[index] = table.slice(count) if count < table.num_rows else next(streams[index], None)
         yield pa.concat_tables(ready).unify_dictionaries().combine_chunks().sort_by("start_ns")
 
 
@@ -114,7 +114,7 @@ def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[
 def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], shifts: Sequence[Shift]) -> None:
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ("files", "processes", "phases", "block", "gpu")}
     file_base = 0
-    for number, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
+    for index, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
         files = trace.files()
         frames = {
             "files": files.assign(host=name), "processes": trace.processes().assign(host=name), "phases": trace.phases(),
@@ -122,7 +122,7 @@ def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], sh
         }  # fmt: skip
         for table, frame in frames.items():
             if frame is not None:
-                parts[table].append(_moved_frame(frame, shift, number * PIDS_PER_HOST, file_base))
+                parts[table].append(_moved_frame(frame, shift, index * PIDS_PER_HOST, file_base))
         file_base += len(files)
     first_column = {"files": "file_id", "processes": "start_ns", "phases": "start_ns", "block": "issue_ns", "gpu": "start_ns"}
     schemas = {

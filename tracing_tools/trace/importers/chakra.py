@@ -63,8 +63,8 @@ def _imported(source: Path) -> Imported:
     block: list[dict[str, Any]] = []
     gpu: list[dict[str, Any]] = []
     others = 0
-    for number, node in enumerate(_nodes(source)):
-        if number == 0:
+    for index, node in enumerate(_nodes(source)):
+        if index == 0:
             continue  # GlobalMetadata
         attributes = dict(_attributes(node))
         storage = _fields(node[11][0]) if 11 in node else {}

@@ -174,7 +174,7 @@ class Runs:
                 f"{tempfile.gettempdir()} cannot take the calls to be sorted ({error.strerror or error}); "
                 "set TMPDIR to a directory with room"
             ) from None
-        self._filed += [filed.get_batch(number) for number in range(filed.num_record_batches)]
+        self._filed += [filed.get_batch(index) for index in range(filed.num_record_batches)]
         self._held, self._held_bytes = [], 0
 
     def span(self) -> tuple[int, int]:

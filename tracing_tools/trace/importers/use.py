@@ -69,7 +69,7 @@ class Use:
             for path, read, written in zip(paths, *sums, strict=True)
         ]
         rows = [
-            {"file_id": number, "path": path, "kind": kind} for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+            {"file_id": index, "path": path, "kind": kind} for index, (path, kind) in enumerate(zip(paths, kinds, strict=True))
         ]
         table = rows_table(rows, schema.FILES)
         of_dataset = np.array([kind == "dataset" for kind in kinds] + [False], bool)[path] & is_read

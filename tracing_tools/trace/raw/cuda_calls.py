@@ -88,7 +88,7 @@ CUDA_CALLS = (
 )  # fmt: skip
 
 _SUFFIXES = ("", "_v2", "_ptds", "_ptsz", "_v2_ptds", "_v2_ptsz")
-FUNCTION_OF_SYMBOL = {call.name + suffix: number for number, call in enumerate(CUDA_CALLS) for suffix in _SUFFIXES}
+FUNCTION_OF_SYMBOL = {call.name + suffix: index for index, call in enumerate(CUDA_CALLS) for suffix in _SUFFIXES}
 
 
 def packed_arguments(call: CudaCall) -> bytes:

@@ -26,13 +26,13 @@ def sorted_chunks(path: Path, record: np.dtype[np.void], time: str, chunk_rows: 
     bounds = _bounds(path, record, time, rows, chunk_rows)
     blocks_of: list[list[int]] = [[] for _ in range(len(bounds) + 1)]
     for block in range(-(-rows // _BLOCK_ROWS)):
-        for number in np.unique(_range_of(_read(path, record, block, rows)[time], bounds)).tolist():
-            blocks_of[number].append(block)
-    for number, blocks in enumerate(blocks_of):
+        for index in np.unique(_range_of(_read(path, record, block, rows)[time], bounds)).tolist():
+            blocks_of[index].append(block)
+    for index, blocks in enumerate(blocks_of):
         pieces = []
         for block in blocks:
             records = _read(path, record, block, rows)
-            pieces.append(records[_range_of(records[time], bounds) == number])
+            pieces.append(records[_range_of(records[time], bounds) == index])
         if pieces:
             gathered = np.concatenate(pieces)
             yield gathered[np.argsort(gathered[time], kind="stable")]
