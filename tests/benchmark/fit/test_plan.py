@@ -1,0 +1,143 @@
+"""What a twin will do, told without running it, against the same counted by hand and by the cadence that the emulator goes by."""
+
+from typing import Any
+
+import pytest
+
+from benchmark import config as c
+from benchmark.fit.plan import plan
+from benchmark.fit.twin_parts import Fitted
+
+TRAINING, EVALUATION = [f"train_{i}" for i in range(8)], [f"eval_{i}" for i in range(4)]
+FILES = [(name, 100) for name in TRAINING] + [(name, 50) for name in EVALUATION]
+
+
+def twin(files: list[tuple[str, int]] | None = None, **sections: Any) -> Fitted:
+    """Eight training files of 100 bytes by twos, four of 50 bytes to evaluate one by one, three epochs."""
+    given: dict[str, Any] = {
+        "dataset": c.Dataset(data_folder="data", num_files_train=8, num_files_eval=4),
+        "reader": c.Reader(batch_size=2),
+        "train": c.Train(epochs=3),
+        "workflow": c.Workflow(evaluation=True),
+        "twin": c.Twin(train_files=TRAINING, eval_files=EVALUATION),
+    }
+    return Fitted(c.Config(**(given | sections)), {}, FILES if files is None else files)
+
+
+def counts(fitted: Fitted) -> tuple[int, float, float]:
+    """Steps, bytes read and opens of the data set."""
+    found = plan(fitted)
+    return found.steps, found.bytes_or_opens["read", "dataset"], found.bytes_or_opens["open", "dataset"]
+
+
+def test_every_epoch_reads_all_and_is_followed_by_an_evaluation():
+    assert counts(twin()) == (3 * (4 + 4), 3 * (800 + 200), 3 * (8 + 4))
+
+
+def test_ranks_share_the_samples_of_a_step():
+    shared = c.Twin(train_files=TRAINING, eval_files=EVALUATION, ranks=2)
+    assert counts(twin(twin=shared)) == (3 * (2 + 2) * 2, 3 * (800 + 200), 3 * (8 + 4))
+    uneven = c.Twin(train_files=TRAINING, eval_files=EVALUATION, ranks=3)
+    assert counts(twin(twin=uneven)) == (3 * (1 + 1) * 3, 3 * (6 * 100 + 3 * 50), 3 * (6 + 3))
+
+
+@pytest.mark.parametrize(
+    ("section", "evaluations"),
+    [
+        (c.Evaluation(), 3),
+        (c.Evaluation(eval_after_epoch=2), 2),
+        (c.Evaluation(epochs_between_evals=2), 2),
+        (c.Evaluation(eval_after_epoch=3, epochs_between_evals=5), 1),
+        (c.Evaluation(steps_between_evals=5), 2),  # after steps 5 and 10 of 12
+        (c.Evaluation(steps_between_evals=6), 2),
+        (c.Evaluation(steps_between_evals=5, eval_after_step=2), 3),  # 2, 7 and 12
+        (c.Evaluation(steps_between_evals=13), 0),
+    ],
+)
+def test_evaluations_are_counted_as_they_are_due(section, evaluations):
+    assert counts(twin(evaluation=section))[0] == 12 + 4 * evaluations
+    assert counts(twin(evaluation=section, workflow=c.Workflow()))[0] == 12
+
+
+def test_limits_of_steps():
+    limited = {"train": c.Train(epochs=1, total_training_steps=3), "evaluation": c.Evaluation(total_eval_steps=1)}
+    assert counts(twin(**limited)) == (3 + 1, 600 + 50, 6 + 1)
+    assert counts(twin(train=c.Train(epochs=1, total_training_steps=9)))[0] == 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("section", "checkpoints"),
+    [
+        (c.Checkpoint(), 3),
+        (c.Checkpoint(checkpoint_after_epoch=2), 2),
+        (c.Checkpoint(epochs_between_checkpoints=2), 2),
+        (c.Checkpoint(checkpoint_after_step=0), 1 + 3),
+        (c.Checkpoint(checkpoint_after_step=12), 1 + 3),
+        (c.Checkpoint(checkpoint_after_step=13), 3),
+        (c.Checkpoint(steps_between_checkpoints=5), 2),
+        (c.Checkpoint(steps_between_checkpoints=4), 3),
+        (c.Checkpoint(steps_between_checkpoints=5, checkpoint_after_step=3), 3),
+        (c.Checkpoint(steps_between_checkpoints=5, checkpoint_after_step=0), 1 + 2),
+        (c.Checkpoint(steps_between_checkpoints=5, checkpoint_after_step=5), 2),
+    ],
+)
+def test_checkpoints_are_counted_as_they_are_due(section, checkpoints):
+    assert plan(twin(checkpoint=section, workflow=c.Workflow(checkpoint=True))).checkpoints == checkpoints
+    assert plan(twin(checkpoint=section, workflow=c.Workflow())).checkpoints == 0
+
+
+def test_files_of_checkpoints_are_written_opened_and_read_back():
+    files = [
+        c.CheckpointFile(name="model.pt", write_sizes=[(10, 3), (7, 1)], read_back=[(0, 5), (5, 6)]),
+        c.CheckpointFile(name="best.pt", write_sizes=[(100, 2)], epochs=[2]),
+    ]
+    section = c.Twin(train_files=TRAINING, eval_files=EVALUATION, checkpoint=c.TwinCheckpoint(files=files))
+    amounts = plan(twin(twin=section, workflow=c.Workflow(checkpoint=True))).bytes_or_opens
+    assert amounts["write", "checkpoint"] == 3 * 37 + 200
+    assert amounts["open", "checkpoint"] == 3 * 2 + 1
+    assert amounts["read", "checkpoint"] == 3 * 11
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads", "opens"),
+    [
+        ({}, 0, 36),
+        ({"keep_open": True}, 0, 12),
+        ({"keep_open": True}, 2, 36),  # 12 files by two workers in three epochs would be 72: no more than the samples
+        ({"keep_open": True, "persistent_workers": True}, 2, 24),
+        ({"keep_open": True, "persistent_workers": True, "ranks": 4}, 0, 36),
+        ({"keep_open": True, "persistent_workers": True, "ranks": 2}, 1, 24),
+    ],
+)
+def test_files_that_stay_open_are_opened_once_by_each_process(changes, threads, opens):
+    reader = c.TwinReader(keep_open=changes.get("keep_open", False))
+    others = {name: value for name, value in changes.items() if name != "keep_open"}
+    section = c.Twin(train_files=TRAINING, eval_files=EVALUATION, reader=reader, **others)
+    assert counts(twin(twin=section, reader=c.Reader(batch_size=1, read_threads=threads)))[2] == opens
+
+
+def test_pairs_are_two_files_a_sample():
+    files = [(f"{name}_{half}.npy", size) for name in ("a", "b") for half, size in (("x", 90), ("y", 10))]
+    section = c.Twin(layout="unet3d", train_files=["a", "b"])
+    data = c.Dataset(data_folder="data", num_files_train=2)
+    found = counts(twin(files, dataset=data, twin=section, train=c.Train(epochs=1), workflow=c.Workflow()))
+    assert found == (1, 200, 4)
+
+
+def test_a_stream_reads_ahead_of_its_steps():
+    """Beside the steps' records: a shuffle buffer, two batches, and the first buffers of the files that are open."""
+    section = c.Twin(reader=c.TwinReader(streamed=True, interleave_files=4))
+    data = c.Dataset(data_folder="data", num_files_train=12, num_samples_per_file=5, record_length_bytes=20)
+    reader = c.Reader(batch_size=2, read_threads=0, transfer_size=64, sample_shuffle="seed", shuffle_size=7)
+    train = c.Train(epochs=1, total_training_steps=10)
+    files = [(f"f{i}", 100) for i in range(12)]
+
+    def read(**changes: Any) -> float:
+        given = {"dataset": data, "reader": reader, "train": train, "workflow": c.Workflow(), "twin": section} | changes
+        return counts(twin(files, **given))[1]
+
+    assert read() == 10 * 2 * 20 + (7 + 4) * 20 + 4 * 64
+    threaded = c.Reader(batch_size=2, read_threads=3, transfer_size=640, sample_shuffle="off", shuffle_size=7)
+    assert read(reader=threaded) == 10 * 2 * 20 + 4 * 20 + 12 * 100
+    assert read(train=c.Train(epochs=1)) == 12 * 100  # to the end of its files, nothing is read that no step uses
+    assert counts(twin(files, dataset=data, reader=reader, train=train, workflow=c.Workflow(), twin=section))[2] == read() / 100
