@@ -1,11 +1,124 @@
-"""Times as quantiles."""
+"""Times of a fit: what is taken for all values alike, a stall, a first value of its own; and the pauses of made-up passes."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmark.config import Quantiles
-from benchmark.fit.times import quantiles
+from benchmark.fit.checkpoint_files import SeenFile
+from benchmark.fit.passes import Pass
+from benchmark.fit.times import _calls, _in_turn, pass_times, quantiles, taken_ns, warm_up
 from common.draws import inverse_cdf
+
+SECOND = 10**9
+RANK, FIRST, SECOND_LOADER = 1, 2, 3
+
+
+def made_pass(
+    end_s: float, accesses: list[tuple], batches: list[tuple], loaders: tuple[int, ...] = (), logged: bool = True
+) -> Pass:
+    """A pass from 0; accesses (pid, start_s, end_s, idle_s, batch), batches (pid, start_s, end_s, count)."""
+    read = pd.DataFrame(accesses, columns=["pid", "start_ns", "end_ns", "idle_ns", "batch"])
+    taken = pd.DataFrame(batches, columns=["pid", "start_ns", "end_ns", "count"])
+    for frame in (read, taken):
+        for name in frame.columns.intersection(["start_ns", "end_ns", "idle_ns"]):
+            frame[name] = (frame[name] * SECOND).astype(np.int64)
+    none = np.zeros(0, np.int64)
+    return Pass(
+        "epoch", 1, 0, int(end_s * SECOND), RANK, none, taken, read, loaders, None, logged, 1, list[SeenFile](), none
+    )  # fmt: skip
+
+
+def made_job(*calls: tuple[float, float, int, str, int, int]) -> Any:
+    """Calls (start_s, end_s, pid, op, file, result) of a job whose files are two pipes and a file."""
+    frame = pd.DataFrame(calls, columns=["start_ns", "end_ns", "pid", "op", "file_id", "result"])
+    for name in ("start_ns", "end_ns"):
+        frame[name] = (frame[name] * SECOND).astype(np.int64)
+    frame = frame.astype({"pid": int, "file_id": int, "result": int})
+    return SimpleNamespace(calls=frame.assign(tid=frame["pid"]), files=pd.DataFrame({"kind": ["pipe", "pipe", "dataset"]}))
+
+
+@pytest.mark.parametrize(("logged", "computed"), [(True, [67, 62]), (False, [67])])
+def test_a_rank_that_reads_by_itself_computes_between_its_batches(logged, computed):
+    """Two batches of two samples: what goes on within a batch is preprocessing, and so is as much of each pause after one."""
+    accesses = [(RANK, 0, 10, 2, 0), (RANK, 15, 25, 0, 0), (RANK, 100, 110, 1, 1), (RANK, 118, 130, 3, 1)]
+    part = made_pass(200, accesses, [(RANK, 0, 25, 2), (RANK, 100, 130, 2)], logged=logged)
+    times = pass_times(made_job(), [part])
+    assert times.preprocess_s.tolist() == [15 - 10 + 2, 118 - 110 + 1] and not times.waits_unseen
+    assert times.compute_s.tolist() == computed
+
+
+def test_the_only_sample_of_a_batch_is_preprocessed_while_it_is_read():
+    part = made_pass(30, [(RANK, 0, 4, 1, 0), (RANK, 10, 14, 2, 1)], [(RANK, 0, 4, 1), (RANK, 10, 14, 1)])
+    times = pass_times(made_job(), [part])
+    assert times.preprocess_s.tolist() == [1, 2] and times.compute_s.tolist() == [6, 16]
+
+
+# The rank polls and reads a message of 96 bytes in two calls, its length first; then it polls and reads one of 50 bytes in one.
+MESSAGES = (
+    (5, 11, RANK, "poll", 2, 1), (10, 11, FIRST, "write", 0, 4), (11, 12, FIRST, "write", 0, 96), (12, 13, RANK, "read", 0, 4),
+    (13, 14, RANK, "read", 0, 96), (20, 21, SECOND_LOADER, "write", 1, 50), (24, 25, RANK, "poll", 2, 1),
+    (30, 31, RANK, "read", 1, 50),
+)  # fmt: skip
+BATCHES = [(FIRST, 2, 8, 1), (SECOND_LOADER, 3, 15, 1)]
+ACCESSES = [(FIRST, 2, 8, 0, 0), (SECOND_LOADER, 3, 15, 1, 1)]
+
+
+@pytest.mark.parametrize(("logged", "computed"), [(True, [24 - 14, 60 - 31]), (False, [24 - 14])])
+def test_a_rank_with_loaders_computes_from_a_batch_until_it_asks_for_the_next(logged, computed):
+    part = made_pass(60, ACCESSES, BATCHES, (FIRST, SECOND_LOADER), logged)
+    job = made_job(*MESSAGES)
+    assert (taken_ns(job, part) / SECOND).tolist() == [14, 31]
+    times = pass_times(job, [part])
+    assert times.compute_s.tolist() == computed and not times.waits_unseen
+    assert times.preprocess_s.tolist() == [10 - 8, 20 - 15 + 1]  # until the hand-over, and idle within the sample
+
+
+def test_a_rank_that_never_asks_hides_its_waits():
+    """Of one that is told by its thread, only the times between batches are known."""
+    job = made_job(*MESSAGES)
+    job.calls.loc[job.calls["pid"] == RANK, "tid"] = 99
+    times = pass_times(job, [made_pass(60, ACCESSES, BATCHES, (FIRST, SECOND_LOADER))])
+    assert times.compute_s.tolist() == [31 - 14] and times.waits_unseen
+
+
+def test_batches_that_came_by_no_pipe_are_taken_when_they_were_read():
+    part = made_pass(60, ACCESSES, BATCHES, (FIRST, SECOND_LOADER))
+    assert (taken_ns(made_job(), part) / SECOND).tolist() == [8, 15]
+
+
+def test_no_passes_have_no_times():
+    times = pass_times(made_job(), [])
+    assert not len(times.compute_s) and not len(times.preprocess_s)
+
+
+def test_calls_of_a_span_begin_from_its_first_to_its_last_nanosecond():
+    job = made_job(*((second, second + 1, RANK, "read", 2, 1) for second in (0, 5, 10)))
+    assert len(_calls(job, [RANK], 0, 10 * SECOND).start_ns) == 3
+    assert len(_calls(job, [RANK], 1, 10 * SECOND - 1).start_ns) == 1 and not len(_calls(job, [FIRST], 0, 10 * SECOND).start_ns)
+
+
+def test_the_rank_takes_from_its_loaders_in_turn():
+    loaders, arrivals = np.array([FIRST, FIRST, SECOND_LOADER]), np.array([5, 9, 1])
+    assert _in_turn(loaders, arrivals, (FIRST, SECOND_LOADER)).tolist() == [5, 1, 9]
+    assert _in_turn(loaders, arrivals, (SECOND_LOADER, FIRST)).tolist() == [1, 5, 9]
+
+
+def test_a_first_value_is_warm_up_when_half_as_long_again_as_nearly_all_others():
+    others = np.full(20, 2.0)
+    assert warm_up(np.append(3.01, others))[0] == 3.01 and warm_up(np.append(3.0, others))[0] is None
+    assert warm_up(np.append(3.01, others))[1].tolist() == others.tolist() and warm_up(np.array([9.0]))[0] is None
+
+
+def test_values_become_as_many_quantiles_as_tell_something():
+    assert quantiles(np.zeros(0)) == 0.0 and quantiles(np.full(5, 0.25)) == 0.25
+    assert quantiles(np.array([3.0, 1.0, 2.0])).values == [1.0, 2.0, 3.0]
+    many = quantiles(np.arange(1.0, 101.0)).values
+    assert len(many) == 21 and many[0] == 1.0 and many[10] == pytest.approx(50.5)
+    assert many[-1] == pytest.approx(2 * np.mean([96, 97, 98, 99, 100]) - many[-2])
 
 
 def test_one_stall_among_thousands_does_not_become_many():
