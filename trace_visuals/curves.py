@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from common.errors import IotwinError, UsageError
-from common.files import check_output, check_type
+from common.errors import UsageError
+from common.files import check_output, check_type, open_whole
 from trace_visuals.labels import plain
 from trace_visuals.style import FIGURE_RC, TRACE_COLOURS
 
@@ -103,14 +103,8 @@ def _draw(panels: list[Curves], output: Path) -> None:
             spare.set_axis_off()
         for panel, curves in zip(axes, panels, strict=False):
             _draw_panel(panel, curves)
-        partial = output.with_name(f".{output.stem}.partial{output.suffix}")
-        try:
-            figure.savefig(partial, dpi=200, metadata=_without_date(output))
-            partial.replace(output)
-        except OSError as error:
-            raise IotwinError(f"{output} cannot be written: {error.strerror or error}") from None
-        finally:
-            partial.unlink(missing_ok=True)
+        with open_whole(output) as file:
+            figure.savefig(file, format=output.suffix.lower().removeprefix("."), dpi=200, metadata=_without_date(output))
 
 
 def _without_date(output: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common.errors import UsageError
-from common.files import check_output
+from common.files import check_output, open_whole
 from workloads.pipedream.graph import Graph
 
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#8C8C8C")
@@ -57,6 +57,6 @@ def draw(graph: Graph, output: Path) -> None:
         axes.set_axis_off()
         axes.margins(x=0.35)
         axes.legend(loc="upper right", frameon=False)
-        partial = output.with_name(f".{output.stem}.partial{output.suffix}")
-        figure.savefig(partial, dpi=150, metadata={"Date": None} if output.suffix == ".svg" else None)
-        partial.replace(output)
+        with open_whole(output) as file:
+            form = output.suffix.removeprefix(".")
+            figure.savefig(file, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
