@@ -127,6 +127,32 @@ def test_an_hdf5_record_may_have_several_datasets_that_can_grow(tmp_path):
         assert len(np.unique(file["records_2"][:])) > 50
 
 
+@pytest.mark.parametrize(
+    ("option", "names", "facts"),
+    [
+        ({}, {"records_0"}, ((6, 50), None, None, (6, 50))),
+        ({"datasets": 3}, {"records_0", "records_1", "records_2"}, ((2, 50), None, None, (2, 50))),
+        ({"chunk_dims": (3, 10)}, {"records_0"}, ((6, 50), (3, 10), None, (6, 50))),
+        ({"max_shape": (9, 60)}, {"records_0"}, ((6, 50), ..., None, (9, 60))),
+        ({"compression": "gzip"}, {"records_0"}, ((6, 50), ..., "gzip", (6, 50))),
+        ({"compression": "lzf"}, {"records_0"}, ((6, 50), ..., "lzf", (6, 50))),
+    ],
+)
+def test_each_option_of_hdf5_holds_by_itself(tmp_path, option, names, facts):
+    """Shape of a record, chunks, compression and the shape up to which it may grow; and the bytes are the same."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    layout, (path, *_) = made(tmp_path, format="hdf5", record_dims=(6, 50), samples_per_file=2, **option)
+    shape, chunks, compression, most = facts
+    with h5py.File(path) as file:
+        assert set(file) == {"labels", *names}
+        for name in names:
+            found = file[name]
+            assert (found.shape[1:], found.compression, found.maxshape[1:]) == (shape, compression, most)
+            assert chunks is ... or (found.chunks and found.chunks[1:]) == chunks
+        if names == {"records_0"}:
+            assert file["records_0"][:].tobytes() == drawn(layout, 0).tobytes()
+
+
 def test_parquet_has_the_columns_asked_for(tmp_path):
     config = tmp_path / "dlio.yaml"
     columns = "[{name: id, dtype: int64}, {name: dense, size: 13}, {name: share, dtype: float64, read: false}]"

@@ -22,6 +22,7 @@ from tracing_tools.trace.raw.finish import finish_trace, recover_trace
 from tracing_tools.trace.raw.recording import Recording, refuse_unusable
 from tracing_tools.trace.raw.records import BLOCK, EVENT
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.trace_directory import foreign_entry
 
 _SMALL = Job(files=4, epochs=1, file_bytes=1 << 20)
 
@@ -62,6 +63,22 @@ def test_force_replaces_traces_and_nothing_else(tmp_path):
         Recording(tmp_path / "t", manifest(), force=True).close()
         finish_trace(tmp_path / "t", read_manifest(tmp_path / "t"))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "is_ours"),
+    [
+        ("manifest.json", True), ("block.parquet.partial", True), ("notes.txt", False), ("raw/any", True), ("logs/x/y", True),
+        ("events.parquet/part-00003.parquet", True), ("events.parquet/part-3.parquet", False), ("samples/cpu.parquet", True),
+        ("samples/other.parquet", False), ("events.parquet/part-00003.parquet/x", False), ("samples/cpu.parquet/x", False),
+        ("hosts/node0/samples/cpu.parquet", True), ("hosts/node0/samples/other", False), ("hosts/node0/files.parquet", False),
+        ("hosts/node0/raw/x", False), ("hosts/notes.txt", False), ("other/cpu.parquet", False),
+    ],
+)  # fmt: skip
+def test_what_a_trace_may_hold(tmp_path, path, is_ours):
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).touch()
+    assert (foreign_entry(tmp_path) is None) == is_ours
 
 
 def test_a_link_is_no_place_for_a_trace(tmp_path):
