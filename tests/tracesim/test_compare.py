@@ -36,16 +36,6 @@ JOB = Job()
 
 
 @pytest.fixture
-def trace(tmp_path):
-    made = iter(range(1_000_000))
-
-    def make(job=JOB, **changes):
-        return Trace(write_job(tmp_path / f"{next(made)}", replace(job, **changes)))
-
-    return make
-
-
-@pytest.fixture
 def rerun(trace):
     """The base job once more: another shuffle, and every compute time 5 % longer on top of the jitter within."""
     return trace(seed=2, compute_ns=63 * MILLISECOND)

@@ -5,25 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.synthetic import MILLISECOND, Job, write_job
+from tests.synthetic import MILLISECOND, Job
 from tracesim import compare
 from tracesim.aspects import TIME
 from tracesim.controls import CONTROLS, computation_halved
 from tracesim.equivalence import _margin, _student
 from tracesim.profile import profiles_of, summarise
-from tracing_tools.trace.reader import Trace
 
 JOB = Job(files=32, log_waits=True)
-
-
-@pytest.fixture
-def trace(tmp_path):
-    made = iter(range(1_000_000))
-
-    def make(job=JOB, **changes):
-        return Trace(write_job(tmp_path / f"{next(made)}", replace(job, **changes)))
-
-    return make
 
 
 def run(trace, seed, **changes):
