@@ -43,7 +43,7 @@ def calls() -> list[text.Call]:
 
 
 def test_the_backend_s_records():
-    made = backend._Records(0, [name for name, (_, kind) in CALLS.items() if kind not in backend._NOT_TOLD])
+    made = backend._Records(0, [name for name, (_, kind) in CALLS.items() if kind not in backend._NOT_IN_TEXT])
     fields, got = records.EVENT.names, []
     for call in calls():
         for event in made.apply(call):
