@@ -1,6 +1,5 @@
 """The test behind the verdict: is a twin as a further run of its job would be?"""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
