@@ -1,6 +1,5 @@
 """The test behind the verdict: is a twin as a further run of its job would be?"""
 
-
 import numpy as np
 import pytest
 
