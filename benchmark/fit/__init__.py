@@ -6,7 +6,7 @@ under ``twin.assumptions``.
 
 from typing import Literal
 
-from benchmark.fit.coverage import Coverage, check_coverage
+from benchmark.fit.coverage import Coverage, check_coverage, told
 from benchmark.fit.look import Job, look
 from benchmark.fit.recorded.twin import fit_recorded
 from benchmark.fit.sample_twin import fit_samples
@@ -40,6 +40,17 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
     if kind == "auto" and (short_of := coverage.short_of):
         return _told(fit_recorded(trace), f"recorded, as that is nearer (--kind structured can be edited): {short_of}")
     return _told(fitted, "structured: samples, batches and epochs can be edited")
+
+
+def foretell(trace: Trace) -> str:
+    """Return in words which twin `fit` makes of the trace, and what it accounts for or why it is none that can be edited."""
+    try:
+        fitted, coverage = fit_structured(trace)
+    except IotwinError as error:
+        return f"recorded, as no structure can be told: {str(error).removeprefix(f'{trace.path}: ')}"
+    if short_of := coverage.short_of:
+        return f"recorded, as that is nearer: {short_of}"
+    return f"structured: {told(fitted.coverage)}"
 
 
 def fit_structured(trace: Trace) -> tuple[Fitted, Coverage]:

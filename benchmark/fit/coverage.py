@@ -23,6 +23,7 @@ _VERBS = {"read": "read", "write": "written", "open": "opened"}
 _LEAST = 0.5  # share of the bytes read or written, below which a structured twin is refused
 _NEAR, _NEAR_WRITTEN = 0.9, 0.7  # shares of the bytes read and written (a checkpoint more or less is no other job), and
 _ALIKE = 0.8  # share of the reads of the data, below which a recorded twin is made unless a structured one is asked for
+_MAPPED = 0.5  # share of the bytes read of the data that come by page faults, from which it is mapped
 _APART = 2.0  # times as many hand-overs as steps, or steps as hand-overs, from which one of the two is wrong
 _LEAST_AGREE, _ENOUGH = 0.25, 8  # share of so many batches that must have the size that the twin has
 
@@ -50,6 +51,7 @@ class Coverage:
     flows: tuple[Flow, ...]
     reasons: tuple[str, ...]  # contradictions, and what is not seen at all
     reads: tuple[int, float] | None = None  # calls on data: the job's and the twin's, where these are known
+    mapped: bool = False  # most of what is read of the data comes by page faults, which a structured twin makes calls of
 
     @property
     def read_share(self) -> float:
@@ -74,6 +76,8 @@ class Coverage:
     @property
     def short_of(self) -> str | None:
         """Why a recorded twin is nearer to the job than this one; None where it is not."""
+        if self.mapped:
+            return "the data are mapped, and the structured one would read them by calls"
         read, written = self._share("read", ("dataset", "checkpoint")), self._share("write", ("checkpoint",))
         if read < _NEAR or written < _NEAR_WRITTEN:
             return told(self.document())
@@ -102,7 +106,9 @@ def account(job: Job, fitted: Fitted) -> Coverage:
     flows = flows_of(job.calls[job.calls["result"] >= 0], job.files["kind"].astype(str).to_numpy(), planned.bytes_or_opens)
     made = job.calls_on([*job.file_ids("dataset"), *_started_from(job, fitted)], schema.READ_OPS)
     reads = None if planned.data_reads is None else (int((made["result"] > 0).sum()), planned.data_reads)
-    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads)
+    faults = int(made.loc[made["op"] == "page_fault", "result"].sum())
+    mapped = faults > _MAPPED * int(made["result"].sum()) and not fitted.config.twin.reader.mmap
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, mapped)
 
 
 def _started_from(job: Job, fitted: Fitted) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 _SHOWN = 5
+_MOST_EVENTS = 2_000_000  # of which is told what twin they have: a fit holds them in memory
 
 
 class Info(Command):
@@ -24,12 +25,14 @@ class Info(Command):
         """Summarise in one pass over the events."""
         import msgspec
 
+        from benchmark.fit import foretell
         from tracing_tools.trace.clocks import summarise_clock
         from tracing_tools.trace.figures.summary import summarise
         from tracing_tools.trace.reader import Trace
 
         trace = Trace(args.trace)
         summary = summarise(trace)
+        summary["twin"] = foretell(trace) if 0 < trace.manifest.events <= _MOST_EVENTS else None
         clock = msgspec.to_builtins(summarise_clock(trace.manifest.clock))
         return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), "clock": clock, **summary})
 
@@ -81,5 +84,7 @@ class Info(Command):
             console.print(table)
         processes = ", ".join(f"{count} {role}" for role, count in document["processes"].items())
         console.print(f"processes: {processes}")
+        if document["twin"] is not None:
+            console.print(Text(plain(f"its twin: {document['twin']}", 1000)))
         for note in manifest["notes"]:
             console.print(Text(plain(f"note: {note}", 500)))

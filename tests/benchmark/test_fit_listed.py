@@ -7,7 +7,7 @@ from benchmark import config as c
 from benchmark.config import listed_reads
 from benchmark.emulator.checkpoints.plan import files_written
 from benchmark.emulator.data.dataset import open_dataset, start_up
-from benchmark.fit import fit
+from benchmark.fit import fit, foretell
 from common.errors import IotwinError, UsageError
 from tests.benchmark.made_trace import Made
 from tracing_tools.trace.reader import Trace
@@ -95,6 +95,26 @@ def test_a_twin_that_would_read_otherwise_gives_way_to_a_recorded_one(tmp_path):
     assert fitted.evidence["kind"].startswith("recorded, as that is nearer") and "reads of the data" in fitted.evidence["kind"]
     assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
     assert fitted.coverage["flows"][0]["twin"] == 80 * 200_000
+
+
+def test_mapped_data_have_a_recorded_twin(tmp_path):
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    data = made.file("/d/tokens.bin", size=200 * 65_536)
+    for page in range(200):
+        now = 20 + made.call(now, 1000, "page_fault", data, page * 65_536, 65_536)
+    trace = made.trace(tmp_path / "t")
+    assert fit(trace, "structured").evidence["kind"].startswith("structured")
+    assert foretell(trace).startswith("recorded, as that is nearer: the data are mapped")
+
+
+def test_what_twin_a_trace_has_is_foretold(tmp_path):
+    assert foretell(chunks_and_labels(tmp_path)).startswith("structured: the twin accounts for 100% of what is read (")
+    made, now = Made(), 0.0
+    pid = made.process(1000, 1, "helper")
+    for number in range(6):
+        now = made.read_file(now, pid, made.file(f"/d/{number}", "other", 1000))
+    assert foretell(made.trace(tmp_path / "other")).startswith("recorded, as no structure can be told: no data set is read")
 
 
 def test_shards_of_a_checkpoint_are_written_by_their_ranks(tmp_path):

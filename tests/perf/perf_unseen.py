@@ -51,7 +51,7 @@ def _of_training(name: str, program: tuple[str, ...], folder: Path) -> Iterator[
         if seed == "1":
             subprocess.run(command, check=True, capture_output=True)  # which makes its data
             shutil.rmtree(data / "out1")
-        options = Options(forward_output=False, detail=frozenset(groups))
+        options = Options(forward_output=False, detail=groups)
         assert trace_command(command, folder / f"{seed}.trace", options).exit_status == 0
         traces.append(folder / f"{seed}.trace")
     made = make_twin(traces, folder / "twin", _ROUNDS, force=False)
