@@ -7,6 +7,8 @@ optimizer enumerates the same states from the first source of the graph.
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.errors import IotwinError
 from workloads.pipedream.graph import Graph, bits
 
@@ -94,22 +96,40 @@ def _fronts(graph: Graph, closures: list[int]) -> list[int]:
     return [sum(1 << node for node in bits(closure) if not successors[node] & closure) for closure in closures]
 
 
-def some_states_of(graph: Graph) -> States:
-    """Return states enough to find a good plan of a graph that has too many: what has run along each of four orders.
+def states_from(graph: Graph, closures: list[int], complete: bool = True) -> States:
+    """Return the states of some closures, which are sorted by size."""
+    width = len(graph.nodes) // 8 + 1
+    packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in closures), np.uint8).reshape(-1, width)
+    before = []
+    for state, own in enumerate(packed):
+        inside = ~(packed[:state] & ~own).any(axis=1)
+        before.append(int.from_bytes(np.packbits(inside, bitorder="little").tobytes(), "little"))
+    return States(_fronts(graph, closures), closures, before, complete)
+
+
+def some_states_of(graph: Graph, most: int) -> States:
+    """Return about `most` states, enough for a good plan of a graph that has too many: what has run along each of four orders.
 
     The orders take layers as they become ready, the latest first, the one first that leaves the fewest bytes to carry, and the
-    one with the fewest parameters. Cuts that every order must pass are among them.
+    one with the fewest parameters. Of each share of the compute time the state is taken that carries the fewest bytes.
     """
-    found: dict[int, None] = {}
-    for order in (_order(graph, rule) for rule in ("ready", "latest", "bytes", "parameters")):
-        closure = 0
-        for node in order:
+    found = {graph.everything}
+    total_ms = sum(node.forward_ms + node.backward_ms for node in graph.nodes)
+    for rule in ("ready", "latest", "bytes", "parameters"):
+        least: dict[int, tuple[float, int]] = {}
+        left = [len(after) for after in graph.successors]
+        closure, carried, ran_ms = 0, 0.0, 0.0
+        for node in _order(graph, rule):
             closure |= 1 << node
-            found[closure] = None
-    closures = sorted(found, key=int.bit_count)
-    before = [sum(1 << k for k, other in enumerate(closures[:state]) if not other & ~each and other != each)
-              for state, each in enumerate(closures)]  # fmt: skip
-    return States(_fronts(graph, closures), closures, before, complete=False)
+            ran_ms += graph.nodes[node].forward_ms + graph.nodes[node].backward_ms
+            carried += graph.nodes[node].activation_bytes
+            for before in graph.predecessors[node]:
+                left[before] -= 1
+                carried -= 0 if left[before] else graph.nodes[before].activation_bytes
+            share = int(ran_ms / total_ms * most / 4) if total_ms else 0
+            least[share] = min(least.get(share, (np.inf, 0)), (carried, closure))
+        found |= {closure for _, closure in least.values()}
+    return states_from(graph, sorted(found, key=lambda each: (each.bit_count(), each)), complete=False)
 
 
 def _order(graph: Graph, rule: str) -> list[int]:

@@ -4,12 +4,14 @@ from typing import Any
 
 from workloads.pipedream.antichains import Antichains, states_of
 from workloads.pipedream.graph import Graph, bits, is_series_parallel
-from workloads.pipedream.prepare import without_inputs
+from workloads.pipedream.lattice import count_states
+from workloads.pipedream.prepare import folded, without_inputs
 
 
 def describe(graph: Graph, with_states: bool = False) -> dict[str, Any]:
     """Return counts, order and totals; when asked for, `states` and their `augmented` sets, of the graph without inputs.
 
+    `state_count` is that of the graph as it is searched, without inputs and what is free; None where it is not counted.
     Raises IotwinError when there are too many states to list.
     """
 
@@ -22,6 +24,7 @@ def describe(graph: Graph, with_states: bool = False) -> dict[str, Any]:
         "sources": names(graph.sources()),
         "sinks": names(graph.sinks()),
         "topological": names(graph.topological),
+        "state_count": count_states(folded(without_inputs(graph))),
         "states": None,
         "augmented": None,
         "totals": {

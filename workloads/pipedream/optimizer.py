@@ -126,6 +126,42 @@ class _Search:
         self._matrices.clear()
         return best
 
+    def from_ends(self, level: int) -> Array:
+        """Return the best seconds of all units of the level from the first point to any, and from any to the last.
+
+        Others are infinite: the next level has no use for them when it has two units at most. Memory is not limited.
+        """
+        points, exact, last = self.points, self.options.all_workers, self.points.last
+        best = np.full((last + 1, last + 1), np.inf)
+        suffix = self._suffix(level, last)
+        for begin in range(last):
+            ends = np.flatnonzero(points.reach[begin])
+            by_units = self._best(self.rows(level, begin, ends, True), begin, ends, suffix[:, ends])
+            best[begin, last] = by_units[-1] if exact else by_units.min()
+        prefix = self._prefix(level)
+        best[0, 1:] = prefix[-1, 1:] if exact else prefix[:, 1:].min(axis=0)
+        return best
+
+    def _prefix(self, level: int) -> Array:
+        """Return the best seconds (units x points) from the first point to each, on exactly so many units."""
+        points, last = self.points, self.points.last
+        found = np.full((self.options.levels[level].machines + 1, last + 1), np.inf)
+        ends = np.arange(1, last + 1)
+        first = self.rows(level, 0, ends, True)
+        found[1 : len(first) + 1, 1:] = first
+        replicas = np.arange(1, self.most(level) + 1)[:, None]
+        inner = self.inner[level]
+        for end in range(1, last + 1):
+            begins = np.flatnonzero(points.reach[1:end, end]) + 1
+            compute = points.seconds[end] - points.seconds[begins] if inner is None else inner[begins, end]
+            parameters = points.parameters[end] - points.parameters[begins]
+            leaving = 0.0 if end == last else points.output[end]
+            times = self.costs.later(level, compute, parameters, points.output[begins], leaving, replicas)
+            for m, row in enumerate(times, 1):
+                before = np.maximum(found[:-m, begins], row).min(axis=1, initial=np.inf)
+                found[m:, end] = np.minimum(found[m:, end], before)
+        return found
+
     def _compose(self, level: int, units: int, suffix: list[Array], first: bool) -> Array:
         count = self.points.last + 1
         whole = units <= self.most(level)
@@ -255,9 +291,10 @@ def solve(points: Points, options: Options) -> Solution:
 
 def _solve(points: Points, options: Options, stages: Array | None) -> Solution:
     search = _Search(points, options, stages)
-    for level in range(len(options.levels) - 1):
-        search.inner.append(search.all_pairs(level))
     top = len(options.levels) - 1
+    for level in range(top):
+        ends_only = level == top - 1 and options.levels[top].machines <= 2 and options.memory_bytes is None
+        search.inner.append(search.from_ends(level) if ends_only else search.all_pairs(level))
     by_units = search.outermost(top)
     seconds = float(by_units[-1] if options.all_workers else by_units.min())
     if not np.isfinite(seconds):

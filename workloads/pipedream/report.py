@@ -5,17 +5,21 @@ from typing import Any
 
 from common.errors import IotwinError, UsageError
 from common.progress import note
-from workloads.pipedream.antichains import MOST_STATES, States, TooManyStates, some_states_of, states_of
+from workloads.pipedream.antichains import MOST_STATES, TooManyStates, some_states_of, states_from, states_of
 from workloads.pipedream.costs import Costs, Options, Points, chain_points, points_of, sent_bytes
 from workloads.pipedream.graph import Graph, bits
+from workloads.pipedream.lattice import count_states, useful_states
 from workloads.pipedream.optimizer import Solution, Split, arrange, plan_seconds, solve
-from workloads.pipedream.prepare import folded, without_inputs
+from workloads.pipedream.prepare import folded, runs_of, without_inputs
 from workloads.policies.pipeline import Plan, Stage
 
 # A graph of more states is not solved a second time without folding: that only matters where every worker must be used.
 _MOST_UNFOLDED = 600
-_MOST_BETWEEN_PAIRS = 2_000
-_MOST_FLAT = 100_000  # states times workers
+_MOST_BETWEEN_PAIRS = 2_000  # states that are all held against one another, where there are several levels
+_MOST_PAIRS = 500  # the same for one level; of more the useful ones are found first
+_MOST_USEFUL = 4_000_000  # states of which the useful ones can be found in 1 GiB
+_MOST_STEPS = 60_000_000  # the same times (units, replicas), for minutes
+_SAMPLE = 600
 
 
 @dataclass(frozen=True)
@@ -39,44 +43,82 @@ def optimize(
     if not whole.nodes:
         raise UsageError(f"{graph.name} holds inputs only; there is nothing to optimise")
     kept = whole if fold is False else folded(whole)
-    states = _states(kept, _most_states(options))
-    unfolded = len(states.closures)
-    points = points_of(kept, states)
-    best = solve(points, options)
-    if kept is not whole and fold is None and options.all_workers and states.complete:
-        wide = _states(whole, MOST_STATES)
-        unfolded = len(wide.closures)
-        if wide.complete and unfolded <= _MOST_UNFOLDED:
-            other = points_of(whole, wide)
-            solution = solve(other, options)
-            if solution.seconds < best.seconds:
-                best, points, kept = solution, other, whole
+    found, unfolded = _searched(kept, options), None
+    if fold is None and options.all_workers and found.complete and len(kept.nodes) < len(whole.nodes):
+        wide = points_of(whole, states_of(whole))
+        unfolded = wide.last
+        other = _Found(solve(wide, options), wide, unfolded, True) if unfolded <= _MOST_UNFOLDED else found
+        if other.best.seconds < found.best.seconds:
+            found, kept = other, whole
+    best, points = found.best, found.points
     partition = _with_stages(graph, kept, points, best)
     plan = plan_of(partition, kept, points, options, best.levels)
     plan = replace(plan, origin={**plan.origin, "graph_sha256": sha256, "cost_model": options.cost_model})
     if in_flight is not None:
         plan = _limited(plan, in_flight)
-    head = {"graph": graph.name, "sha256": sha256, "states": unfolded, "folded_states": points.last}
-    head["complete"] = states.complete
-    return Optimized(plan, partition, head | _document(points, options, best, plan))
+    head = {"graph": graph.name, "sha256": sha256, "states": unfolded or found.states}
+    head |= {"folded_states": found.states, "complete": found.complete}
+    return Optimized(plan, partition, head | _document(found, options, plan))
 
 
-def _most_states(options: Options) -> int:
-    """Return how many states a search is for seconds: its work is their square, with inner levels their cube."""
-    return _MOST_BETWEEN_PAIRS if len(options.levels) > 1 else min(MOST_STATES, _MOST_FLAT // options.workers)
+@dataclass(frozen=True)
+class _Found:
+    """The best plan over `points`, of a graph of so many states (None: not counted); `complete` where no other is better."""
+
+    best: Solution
+    points: Points
+    states: int | None
+    complete: bool
 
 
-def _states(graph: Graph, most: int) -> States:
-    """Return the states of a graph, or with a note a part of them where there are more than `most`."""
+def _searched(graph: Graph, options: Options) -> _Found:
+    """Return the best plan over all states of a graph, or with a note over some where they are too many."""
+    count = count_states(graph)
+    flat = len(options.levels) == 1
+    # Limits that the search of useful states knows nothing of may leave it without a plan where there is one.
+    limited = options.all_workers or options.memory_bytes is not None
+    most = MOST_STATES if flat else _MOST_BETWEEN_PAIRS
+    if count is None or count <= (most if limited or not flat else _MOST_PAIRS):
+        try:
+            points = points_of(graph, states_of(graph, most))
+            return _Found(solve(points, options), points, points.last, True)
+        except TooManyStates:
+            pass
+    points = points_of(graph, some_states_of(graph, _SAMPLE))
     try:
-        return states_of(graph, most)
-    except TooManyStates:
-        states = some_states_of(graph)
+        found = _Found(solve(points, options), points, count, False)
+    except IotwinError as error:
+        raise IotwinError(f"{error}; only {points.last} of the graph's states were searched") from None
+    if flat:
+        found = _among_useful(graph, options, found)
+    if not found.complete:
         note(
-            f"{graph.name} has too many states to search all: the plan is the best over {len(states.closures):,} of them, "
-            "not certainly the best there is"
+            f"{graph.name} has {'too many' if count is None else format(count, ',')} states to search all: the plan is the best "
+            f"over {found.points.last:,} of them, not certainly the best there is"
         )
-        return states
+    return found
+
+
+def _among_useful(graph: Graph, options: Options, sample: _Found) -> _Found:
+    """Return the best plan over all states of a graph, or of its runs of layers where those are too many; else `sample`."""
+    machines = options.levels[0].machines
+
+    def few(count: int | None) -> bool:
+        return count is not None and count <= _MOST_USEFUL and count * machines * (machines - 1) // 2 <= _MOST_STEPS
+
+    runs, members = graph, [1 << node for node in range(len(graph.nodes))]
+    if not few(sample.states):
+        runs, members = runs_of(graph)
+        if not few(count_states(runs)):
+            return sample
+    useful, limit_s = useful_states(runs, options, sample.best.seconds)
+    closures = [sum(members[run] for run in bits(each)) for each in useful]
+    if not closures:  # no other plan is as fast
+        return replace(sample, complete=runs is graph)
+    points = points_of(graph, states_from(graph, closures))
+    best = solve(points, options)
+    complete = runs is graph and best.seconds <= limit_s * (1 + 1e-9)
+    return _Found(best, points, sample.states, complete) if complete or best.seconds < sample.best.seconds else sample
 
 
 def _with_stages(graph: Graph, kept: Graph, points: Points, solution: Solution) -> Graph:
@@ -187,7 +229,8 @@ def bytes_per_minibatch(plan: Plan) -> tuple[float, float]:
     return cuts + shared, float(sent_bytes(parameters, plan.ranks))
 
 
-def _document(points: Points, options: Options, best: Solution, plan: Plan) -> dict[str, Any]:
+def _document(found: _Found, options: Options, plan: Plan) -> dict[str, Any]:
+    best, points = found.best, found.points
     single = float(points.seconds[-1])
     parallel = Costs(options).data_parallel(single, float(points.parameters[-1]))
     sent, sent_parallel = bytes_per_minibatch(plan)
@@ -196,6 +239,7 @@ def _document(points: Points, options: Options, best: Solution, plan: Plan) -> d
         "single_machine_s": single,
         "data_parallel_s": parallel,
         "stage_time_s": best.seconds,
+        "bound_s": best.seconds if found.complete else single / options.workers,
         "speedup_over_single": single / best.seconds if best.seconds else None,
         "data_parallel_speedup": single / parallel if parallel else None,
         "speedup_over_data_parallel": parallel / best.seconds if best.seconds else None,

@@ -32,7 +32,9 @@ class ShowGraph(Command):
 
         totals = document["totals"]
         shape = "series-parallel" if document["series_parallel"] else "not series-parallel"
-        print(f"{document['nodes']} nodes, {document['edges']} edges, {shape}")
+        count = document["state_count"]
+        states = "" if count is None else f", {count:,} states"
+        print(f"{document['nodes']} nodes, {document['edges']} edges, {shape}{states}")
         print(f"from {', '.join(document['sources'])} to {', '.join(document['sinks'])}")
         print(f"{totals['forward_ms']:.3f} ms forward, {totals['backward_ms']:.3f} ms backward a minibatch")
         print(f"{format_size(totals['parameter_bytes'])} parameters, {format_size(totals['activation_bytes'])} activations")

@@ -64,8 +64,7 @@ class Optimize(Command):
             for stage in document["stages"]:
                 print(f"stage {stage['stage']}: {stage['replicas']} x {len(stage['nodes'])} layers, {stage['compute_s']:.6g} s")
             return
-        part = "" if document["complete"] else ", a part of all"
-        print(f"{document['graph']}: {document['folded_states']} states of {document['states']}{part}")
+        print(_states(document))
         for stage in document["stages"]:
             print(
                 f"stage {stage['stage']}: {len(stage['nodes'])} layers on {stage['replicas']}, "
@@ -74,6 +73,18 @@ class Optimize(Command):
                 f"weight versions {stage['weight_versions']}, {format_size(stage['memory_bytes'])}"
             )
         _show_times(document)
+
+
+def _states(document: dict[str, Any]) -> str:
+    """Return what was searched of the graph."""
+    folded, count = document["folded_states"], document["states"]
+    if document["complete"]:
+        return f"{document['graph']}: {count:,} states" + (f", {folded:,} after folding" if folded != count else "")
+    number = "too many" if count is None else f"{count:,}"
+    return (
+        f"{document['graph']}: {number} states, a part of which was searched; no plan is faster than "
+        f"{document['bound_s']:.6g} s, this one takes {document['stage_time_s'] / document['bound_s'] - 1:.2%} more"
+    )
 
 
 def _show_times(document: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,11 @@ from common.errors import IotwinError, UsageError
 from tests.workloads.pipedream.common import DATA, profile, random_graph
 from workloads.pipedream.antichains import Antichains, states_of
 from workloads.pipedream.compress import compress
+from workloads.pipedream.costs import points_of
 from workloads.pipedream.graph import Graph, Node, bits, is_isomorphic, is_series_parallel, partition
 from workloads.pipedream.graph_file import format_graph, parse_graph, read_graph
-from workloads.pipedream.prepare import folded, without_inputs
+from workloads.pipedream.lattice import count_states, lattice_of
+from workloads.pipedream.prepare import folded, runs_of, without_inputs
 
 FILES = sorted(DATA.glob("*.graph.txt"))
 TIMES = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, parameter_size=4.0"
@@ -111,6 +114,47 @@ def test_states_are_all_sets_closed_under_ancestors_that_hold_the_source(seed):
         assert set(bits(states.before[state])) == contained
         assert max(contained, default=-1) < state
         assert graph.closure(bits(states.antichains[state])) == closure
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_lattice_has_the_same_states_totals_and_steps(seed):
+    graph = random_graph(seed, 11)
+    states = states_of(graph)
+    points, lattice = points_of(graph, states), lattice_of(graph)
+    assert count_states(graph) == len(lattice.output) == len(states.closures)
+    place = {closure: state for state, closure in enumerate(states.closures)}
+    order = [place[lattice.closure(state)] + 1 for state in range(len(lattice.output))]
+    assert sorted(order) == list(range(1, len(order) + 1))
+    for name in ("seconds", "parameters", "output"):
+        np.testing.assert_allclose(getattr(lattice, name), getattr(points, name)[order], rtol=1e-12)
+    for number, step in enumerate(lattice.steps):
+        begin, end, upper = lattice.begins[number : number + 3]
+        below = [lattice.closure(state) for state in range(begin, end)]
+        above = [lattice.closure(state) for state in range(end, upper)]
+        pairs = {(a, b) for a, small in enumerate(below) for b, large in enumerate(above) if not small & ~large}
+        owner = np.searchsorted(step.of_parent, np.arange(len(step.child)), side="right") - 1
+        assert set(zip(owner.tolist(), step.child.tolist(), strict=True)) == pairs
+        owner = np.searchsorted(step.of_child, np.arange(len(step.parent)), side="right") - 1
+        assert set(zip(step.parent.tolist(), owner.tolist(), strict=True)) == pairs
+
+
+def test_states_beyond_listing_are_counted():
+    nodes = tuple(Node(f"n{k}", "Layer") for k in range(41))
+    assert count_states(Graph(nodes[:15], tuple((0, k) for k in range(1, 15)))) == 2**14
+    branches = tuple((k - 2 if k > 2 else 0, k) for k in range(1, 41))  # two branches of twenty
+    assert count_states(Graph(nodes, branches)) == 21 * 21
+    assert count_states(Graph(nodes, ())) is None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_runs_keep_totals_and_their_states_are_states(seed):
+    graph = random_graph(seed, 12)
+    runs, members = runs_of(graph)
+    assert sum(members) == graph.everything
+    closed = set(states_of(graph).closures)
+    assert {sum(members[run] for run in bits(each)) for each in states_of(runs).closures} <= closed
+    for total in ("forward_ms", "backward_ms", "parameter_bytes"):
+        assert sum(getattr(n, total) for n in runs.nodes) == pytest.approx(sum(getattr(n, total) for n in graph.nodes))
 
 
 def test_the_search_of_states_agrees_with_next():

@@ -15,7 +15,7 @@ from tests.workloads.pipedream.common import DATA, chain, options, profile, rand
 from workloads.pipedream.antichains import states_of
 from workloads.pipedream.costs import Costs, points_of
 from workloads.pipedream.latency import optimize_latency
-from workloads.pipedream.optimizer import Split, plan_seconds, seconds_by_workers, solve
+from workloads.pipedream.optimizer import Split, _Search, plan_seconds, seconds_by_workers, solve
 from workloads.pipedream.prepare import folded, prepared_points, without_inputs
 from workloads.pipedream.report import evaluate, optimize
 
@@ -276,14 +276,16 @@ def test_latency_is_the_sum_of_the_way_under_the_interval():
         optimize_latency(chain(10, 20, 30), wanted, 0.005)
 
 
-def test_documents_are_the_same_whatever_the_hash_seed(tmp_path):
+@pytest.mark.parametrize("profile_name", ["gnmt", "resnet50"])  # resnet50's useful states are found first
+def test_documents_are_the_same_whatever_the_hash_seed(tmp_path, profile_name):
+    asked = ["-n", "4", "2", "-b", "1e10", "1e9"] if profile_name == "gnmt" else ["-n", "8", "-b", "1e9"]
+    words = ["pipedream", "optimize", str(DATA / f"{profile_name}.graph.txt"), *asked, "--activation-compression-ratio", "1"]
+    code = (
+        "import sys; from iotwin.main import main; import workloads.pipedream.report as report; report._MOST_PAIRS = 100; "
+        f"main({[*words, '-o', 'out', '--json']!r})"
+    )
     texts = set()
-    for seed in range(3):
-        code = (
-            "import sys, json; from iotwin.main import main; "
-            f"main(['pipedream', 'optimize', {str(DATA / 'gnmt.graph.txt')!r}, '-n', '4', '2', '-b', '1e10', '1e9', "
-            "'--activation-compression-ratio', '1', '-o', 'out', '--json'])"
-        )
+    for seed in (0, 1, 2, 12345, 4294967295):
         place = tmp_path / str(seed)
         place.mkdir()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(seed)}
@@ -291,17 +293,60 @@ def test_documents_are_the_same_whatever_the_hash_seed(tmp_path):
             [sys.executable, "-c", code], cwd=place, env=environment, capture_output=True, text=True, check=True
         )
         document = {**json.loads(done.stdout), "seconds": None}
-        texts.add(
-            (json.dumps(document), *((place / "out" / name).read_text() for name in ("plan.json", "gpus=8.txt", "gpus=8.svg")))
-        )
+        names = ("plan.json", "gpus=8.txt", "gpus=8.svg")
+        texts.add((json.dumps(document), *((place / "out" / name).read_text() for name in names)))
     assert len(texts) == 1
 
 
-def test_a_graph_with_too_many_states_still_gets_a_plan(monkeypatch):
-    monkeypatch.setattr("workloads.pipedream.report.MOST_STATES", 50)
+@pytest.mark.parametrize("few", [{"_MOST_USEFUL": 200}, {"_MOST_USEFUL": 10}], ids=["runs of layers", "a sample"])
+def test_a_graph_with_too_many_states_still_gets_a_plan(monkeypatch, few):
+    monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", 50)
+    for name, value in few.items():
+        monkeypatch.setattr(f"workloads.pipedream.report.{name}", value)
     graph = profile("resnet50")
     found = optimize(graph, options([4], [1e9]))
     assert found.document["complete"] is False
     assert 0.162880924 - 1e-12 <= found.document["stage_time_s"] <= 0.162880924 * 1.1
+    assert found.document["bound_s"] == pytest.approx(found.document["single_machine_s"] / 4)
     again = evaluate(found.partition, options([4], [1e9]), found.plan)
     assert again["stage_time_s"] == pytest.approx(found.document["stage_time_s"], rel=1e-12)
+
+
+def test_searching_only_useful_states_changes_no_plan(monkeypatch):
+    """Brute force holds the search over all states; the search that first drops states must find the same plans."""
+    monkeypatch.setattr("workloads.pipedream.lattice._MOST_CUTS", 10)
+    plain = [changes for name, changes in ASKED.items() if not ("exact" in name or "memory" in name)]
+    for seed in range(200):
+        graph = random_graph(seed, 12)
+        asked = options([1 + seed % 5], [10.0 ** (8 + seed % 3)], **plain[seed // 5 % len(plain)])
+        found = []
+        for most in (10**6, 0):
+            monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", most)
+            found.append(optimize(graph, asked, fold=False).document)
+        assert found[1]["stage_time_s"] == pytest.approx(found[0]["stage_time_s"], rel=1e-12, abs=1e-15)
+        if found[1]["complete"]:
+            chosen = [[(stage["nodes"], stage["replicas"]) for stage in each["stages"]] for each in found]
+            assert chosen[0] == chosen[1]
+        else:
+            assert asked.cost_model == "paper"
+
+
+@pytest.mark.parametrize(("name", "asked"), [
+    ("resnet50", ([4], [1e9])), ("resnet50", ([16], [1.25e9])), ("resnet50.compressed", ([16], [1e8])), ("vgg16", ([16], [2e8])),
+])  # fmt: skip
+def test_searching_only_useful_states_of_a_profile_gives_its_optimum(monkeypatch, name, asked):
+    whole = _best(name, *asked).document
+    monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", 10)
+    found = _best(name, *asked).document
+    assert found["complete"] and found["stage_time_s"] == pytest.approx(whole["stage_time_s"], rel=1e-14)
+    assert [stage["nodes"] for stage in found["stages"]] == [stage["nodes"] for stage in whole["stages"]]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_ends_that_two_outer_machines_need_are_those_of_all_pairs(exact):
+    for name in ("vgg16", "gnmt"):
+        points = prepared_points(without_inputs(profile(name)))[1]
+        search = _Search(points, options([5, 2], [1e9, 1e8], exact_workers=exact))
+        pairs, ends = search.all_pairs(0), search.from_ends(0)
+        np.testing.assert_allclose(ends[0, 1:], pairs[0, 1:], rtol=1e-12)
+        np.testing.assert_allclose(ends[:-1, -1], pairs[:-1, -1], rtol=1e-12)
