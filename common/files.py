@@ -28,13 +28,21 @@ def check_output(path: Path) -> None:
 
 
 @contextmanager
-def open_whole(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails."""
+def open_whole(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+    """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails.
+
+    `durable`: bytes and name are on disk when the block has ended, so that a loss of power leaves the old file or the new one.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
+        if durable:
+            fsync_directory(path.parent)
     except OSError as error:
         raise IotwinError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:

@@ -32,6 +32,7 @@ _COMMANDS = (
     ("emulate", "Emulate"),
     ("compare", "Compare"),
     ("twin", "Twin"),
+    ("checkpoints", "Checkpoints"),
     ("dtr", "Dtr"),
     ("plot", "Plot"),
     ("report", "Report"),

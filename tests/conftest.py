@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,16 +158,19 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)  # what was started may still write
 
 
+def compile_c(program: Path, *sources: Path, options: Sequence[str] = ()) -> Path:
+    """Compile C files to a program, or with `-shared` to a library; without a compiler the test is skipped."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler (cc) is installed")
+    subprocess.run(["cc", "-O1", *options, "-o", program, *sources], check=True)
+    return program
+
+
 @pytest.fixture(scope="session")
 def calls_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C program that makes a known number of calls."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) is installed")
-    program = tmp_path_factory.mktemp("calls") / "calls"
     source = ROOT / "tests" / "tracing_tools" / "calls.c"
-    subprocess.run([compiler, "-O1", "-pthread", "-o", program, source], check=True)
-    return program
+    return compile_c(tmp_path_factory.mktemp("calls") / "calls", source, options=["-pthread"])
 
 
 @pytest.fixture(scope="session")

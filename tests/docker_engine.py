@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, compile_c
 from tracing_tools.targets.mounts import cgroup2_mount
 
 IMAGE = "iotwin-test:latest"
@@ -154,12 +154,9 @@ def build_from_scratch(tag: str, folder: Path) -> None:
 
 def build_test_image(folder: Path) -> str:
     """Build the image of busybox, `calls` and `direct` (static, of tests/tracing_tools) and return its name."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) is installed")
     (folder / "bin").mkdir(parents=True)
     for name in ("calls", "direct"):
         source = ROOT / "tests" / "tracing_tools" / f"{name}.c"
-        subprocess.run([compiler, "-O1", "-static", "-pthread", "-o", folder / "bin" / name, source], check=True)
+        compile_c(folder / "bin" / name, source, options=["-static", "-pthread"])
     build_from_scratch(IMAGE, folder)
     return IMAGE

@@ -41,6 +41,7 @@ class Job:
     start_ns: int = 5 * SECOND
     lost: dict[str, int] = field(default_factory=dict)
     block: bool = False  # every second read of a file comes from the disk, in two requests; writeback follows each checkpoint
+    parts: bool = False  # of the steps, eight an epoch: the wait for a batch and the computation, three times as long
     gpu: bool = False  # kernels back to back while a batch is computed, a copy before each; and samples of one device
 
 
@@ -164,7 +165,19 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     manifest.events = write_events(path / "events.parquet", [events])
     write_tables(path, manifest, *tables,
                  {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()},
-                 _block(job, rows) if job.block else None, _gpu(job, phases) if job.gpu else None)  # fmt: skip
+                 _block(job, rows) if job.block else None, _gpu(job, phases) if job.gpu else None,
+                 _parts(phases) if job.parts else None)  # fmt: skip
+
+
+def _parts(phases):
+    rows = []
+    for phase, begin, end, rank, epoch, _ in phases:
+        step_ns = (end - begin) // 8
+        for step in range(8 if phase == "epoch" else 0):
+            start, waited_ns = begin + step * step_ns, step_ns // 4
+            rows.append(("load_batch_mem", start, waited_ns, rank, epoch, step))
+            rows.append(("all_compute", start + waited_ns, step_ns - waited_ns, rank, epoch, step))
+    return _encode({name: [row[i] for row in rows] for i, name in enumerate(schema.PARTS.names)}, schema.PARTS)
 
 
 def _block(job, rows):

@@ -30,7 +30,7 @@ PROGRAMS = {
     f"workloads.pipedream.{name}"
     for name in ("driver", "compress_graph_branches", "optimizer_graph_hierarchical", "convert_graph_to_model")
 }
-FLOOR_MAY_IMPORT = {"numpy", "msgspec", "rich"}  # besides the standard library
+FLOOR_MAY_IMPORT = {"numpy", "msgspec", "rich", "google_crc32c"}  # besides the standard library
 WITHOUT_TORCH = ("workloads.policies", "workloads.dtr.static", "workloads.dtr.simulator", "workloads.pipedream")
 SYSTEMS = ("checkfreq", "detrain", "dtr", "pipedream")
 MOST_LINES, MOST_FILES = 400, 20

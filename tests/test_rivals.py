@@ -1,11 +1,10 @@
 """A rival that did not trace has no time in `make perf`, and its row says why."""
 
 import shutil
-import subprocess
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, compile_c
 from tests.perf.rivals import NotMeasuredError, Traced, nanoseconds_a_call, own_ns, under_bpftrace, under_strace
 
 _PREADS = 50
@@ -13,10 +12,8 @@ _PREADS = 50
 
 @pytest.fixture
 def command(tmp_path):
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler (cc) is installed")
-    program, data = tmp_path / "preads", tmp_path / "cached"
-    subprocess.run(["cc", "-O2", "-o", program, ROOT / "tests" / "perf" / "preads.c"], check=True)
+    program = compile_c(tmp_path / "preads", ROOT / "tests" / "perf" / "preads.c", options=["-O2"])
+    data = tmp_path / "cached"
     data.write_bytes(bytes(1 << 18))
     return [str(program), str(data), "4096", str(_PREADS)]
 

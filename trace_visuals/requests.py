@@ -1,4 +1,4 @@
-"""Block requests and accelerator activity spread over bins of time, as calls are."""
+"""Block requests, accelerator activity and parts of steps spread over bins of time, as calls are."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from tracing_tools.trace.reader import Trace
 
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
+_MOST_PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,18 @@ def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
     if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
         return None
     return _binned(gpu, "start_ns", gpu["kind"], DEVICE_LANES, grid)
+
+
+def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes]:
+    """Return the names of the parts that the lowest rank spent most time in, in order of their first, and their lanes of bins."""
+    parts = trace.step_parts()
+    if parts is None:
+        return (), LaneBins(grid, 0).result()
+    leading = parts[parts["rank"].fillna(0) == parts["rank"].fillna(0).min()]
+    name = leading["name"].astype(str)
+    longest = leading["duration_ns"].groupby(name).sum().nlargest(_MOST_PARTS).index
+    names = tuple(each for each in name.unique() if each in longest)
+    return names, _binned(leading.assign(size_bytes=0), "start_ns", name, names, grid)
 
 
 def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> Lanes:

@@ -13,6 +13,7 @@ GROUP_COLOURS = {"read": BLUE, "write": VERMILLION, "open": GREEN, "sync": PURPL
 PHASE_COLOURS = {"init": "#D9D9D9", "epoch": "#BBDDF2", "block": "#BBDDF2", "evaluation": YELLOW, "checkpoint": ORANGE}
 CPU_COLOURS = {"user": SKY, "system": ORANGE, "iowait": VERMILLION}
 BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
+PART_COLOUR = GREY  # of a step; their names are the job's own
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 

@@ -106,12 +106,19 @@ def _phase_view(traces: list[Trace], word: str, number: str) -> View:
         if len(chosen) < ordinal:
             raise UsageError(
                 f"{trace.path} has {len(chosen)} {_PHASE_WORDS[word]} phases: nothing to show for --zoom {word}:{ordinal}"
+                f"{_unlogged(trace, phases)}"
             )
         begin, end = int(chosen["start_ns"].iloc[ordinal - 1]), int(chosen["end_ns"].iloc[ordinal - 1])
         margin = (end - begin) // 50
         windows.append(TimeWindow(begin - margin, end + margin + 1, begin))
     what = _PHASE_WORDS[word] + ("" if word == "init" else f" {ordinal}")
     return View(windows, f"seconds from the start of {what}")
+
+
+def _unlogged(trace: Trace, phases: pd.DataFrame) -> str:
+    if trace.told is not None:
+        return "; the job logged none, and these are told from its reads"
+    return "" if len(phases) else "; the job logged none, and its reads tell of no training (docs/trace.md#phases)"
 
 
 def _seconds(zoom: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The cadences that a workload's YAML asks for: of evaluations and of checkpoints."""
 
 from benchmark.config import Checkpoint, Evaluation
-from workloads.policies.cadence import Cadence
+from workloads.policies.cadence import Cadence, Policy
 
 
 def evaluation_cadence(config: Evaluation) -> tuple[Cadence | None, Cadence | None]:
@@ -12,10 +12,11 @@ def evaluation_cadence(config: Evaluation) -> tuple[Cadence | None, Cadence | No
     return None, Cadence(first, config.steps_between_evals)
 
 
-def checkpoint_cadence(config: Checkpoint, by_time: bool) -> tuple[Cadence | None, Cadence | None]:
-    """Return the cadence over epochs and that over steps; both are None where time decides."""
+def checkpoint_policy(config: Checkpoint, by_time: bool) -> Policy:
+    """Return what decides on every rank, over epochs or steps; where time decides (`by_time`), it does so when it is asked."""
     if by_time:
-        return None, None
+        return Policy()
     if config.steps_between_checkpoints < 1:
-        return Cadence(config.checkpoint_after_epoch, config.epochs_between_checkpoints), None
-    return None, Cadence(config.steps_between_checkpoints, config.steps_between_checkpoints, config.checkpoint_after_step)
+        return Policy(epochs=Cadence(config.checkpoint_after_epoch, config.epochs_between_checkpoints))
+    steps = config.steps_between_checkpoints
+    return Policy(steps=Cadence(steps, steps, config.checkpoint_after_step))

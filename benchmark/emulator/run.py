@@ -8,7 +8,7 @@ from typing import TextIO
 
 from benchmark.config import Config
 from benchmark.emulator.accelerator import Accelerator
-from benchmark.emulator.cadences import checkpoint_cadence, evaluation_cadence
+from benchmark.emulator.cadences import checkpoint_policy, evaluation_cadence
 from benchmark.emulator.checkpoints.writer import Checkpoints, open_checkpoints
 from benchmark.emulator.data.dataset import open_dataset, start_up
 from benchmark.emulator.data.order import Batch, evaluation_batches
@@ -22,6 +22,7 @@ from common.mllog import MlLog
 from common.processes import age_s, sharpen_timers
 from common.progress import note
 from common.sleeper import Sleeper
+from workloads.policies.cadence import LoopPosition, Policy
 
 
 def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
@@ -62,7 +63,9 @@ class _Run:
         self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
         self._accelerator = Accelerator(config, rank, sleeper)
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
-        self._deadline = self._checkpoint_due = float("inf")
+        self._deadline = float("inf")
+        self._save_after = checkpoint_policy(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        self._by_time = Policy()  # of checkpoints; what one rank finds is told to all
         self._flags = 0
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
         self._steps = 0  # of training so far
@@ -95,8 +98,7 @@ class _Run:
         now = time.monotonic()
         if limit_s is not None:
             self._deadline = now + limit_s
-        if self._config.twin.checkpoint.seconds_between is not None:
-            self._checkpoint_due = now + self._config.twin.checkpoint.seconds_between
+        self._by_time = Policy(seconds=self._config.twin.checkpoint.seconds_between, now=now)
 
     def run(self) -> None:
         """Train, or write and read checkpoints alone."""
@@ -112,14 +114,13 @@ class _Run:
         """Run the epochs: the loop position to resume at is an epoch and the steps before it."""
         config = self._config
         evaluate_after, _ = evaluation_cadence(config.evaluation)
-        save_after, _ = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
         if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0:
             self._save(self._checkpoints, 0)
         for epoch in range(1, config.train.epochs + 1):
             with self._span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
             evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(epoch)
-            self._interrupt(epoch, evaluates, save_after is not None and save_after.due(epoch))
+            self._interrupt(epoch, evaluates, self._saves(epoch, epoch_ended=True))
             if self._stopped:
                 self._measured.stopped_early = True
                 return
@@ -138,9 +139,8 @@ class _Run:
         batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
         steps = self._passing("train", epoch, batches)
         _, evaluate_after = evaluation_cadence(config.evaluation)
-        _, save_after = checkpoint_cadence(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
         in_blocks = (evaluate_after is not None and self._evaluates) or (
-            self._checkpoints is not None and (save_after is not None or self._checkpoint_due < float("inf"))
+            self._checkpoints is not None and (self._save_after.within_epochs or self._by_time.within_epochs)
         )
         done = 0
         begin = time.monotonic()
@@ -151,9 +151,7 @@ class _Run:
                 for _ in steps:
                     done, self._steps = done + 1, self._steps + 1
                     evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(self._steps)
-                    saves = self._checkpoints is not None and (
-                        bool(self._flags & CHECKPOINT) or (save_after is not None and save_after.due(self._steps))
-                    )
+                    saves = self._saves(epoch)
                     if evaluates or saves or self._stopped:
                         break
                 amounts.append(done - first)
@@ -161,6 +159,12 @@ class _Run:
         next(steps, None)  # nothing is left; the loader learns that, and ends its workers
         self._tell(epoch, "train", done, time.monotonic() - begin)
         return done
+
+    def _saves(self, epoch: int, epoch_ended: bool = False) -> bool:
+        if self._flags & CHECKPOINT and not epoch_ended:
+            self._save_after.ask()
+        due = self._save_after.due(LoopPosition(epoch, self._steps, epoch_ended), time.monotonic())
+        return self._checkpoints is not None and due is not None
 
     def _interrupt(self, epoch: int, evaluates: bool, saves: bool) -> None:
         """Run the checkpoints and evaluations that are due after a step, unless the run is to stop."""
@@ -214,7 +218,7 @@ class _Run:
     def _wishes(self) -> int:
         """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""
         now = time.monotonic()
-        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if now >= self._checkpoint_due else 0)
+        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if self._by_time.time_is_up(now) else 0)
 
     def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
         with self._log.interval("checkpoint", epoch_num=epoch), self._span("save_ckpt", epoch) as amounts:
@@ -224,8 +228,7 @@ class _Run:
         self._measured.saved += saved
         if self._config.checkpoint.rank_sync:
             self._rank.meet(0)
-        if self._config.twin.checkpoint.seconds_between is not None:
-            self._checkpoint_due = time.monotonic() + self._config.twin.checkpoint.seconds_between
+        self._by_time.restart(time.monotonic())
 
     def _checkpoints_alone(self, checkpoints: Checkpoints) -> None:
         """Write checkpoint after checkpoint, computing in between."""

@@ -82,6 +82,12 @@ class Info(Command):
             for row in document["phases"]:
                 table.add_row(row["phase"], str(row["count"]), format_duration(row["mean_ns"]), format_duration(row["total_ns"]))
             console.print(table)
+        if document["parts"]:
+            table = Table("part", "times", "median", "total", title="parts of steps", title_justify="left")
+            for row in document["parts"]:
+                times = (format_duration(row[key] * 1e9) for key in ("median_s", "total_s"))
+                table.add_row(plain(row["name"], 40), str(row["count"]), *times)
+            console.print(table)
         processes = ", ".join(f"{count} {role}" for role, count in document["processes"].items())
         console.print(f"processes: {processes}")
         if document["twin"] is not None:

@@ -65,10 +65,11 @@ class Plot(Command):
             return _run_steps(args)
         if args.kind == "curves":
             return _run_curves(args)
+        from iotwin.loops.told_passes import open_with_passes
         from trace_visuals.timeline import Form, plot_timeline
 
         form = Form(args.short, args.paper, args.legend is None)
-        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend)
+        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend, open_with_passes)
         return Outcome({
             "kind": args.kind, "output": str(args.output),
             "traces": [

@@ -25,10 +25,11 @@ class Report(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Write the page."""
+        from iotwin.loops.told_passes import open_with_passes
         from trace_visuals.report import write_report
         from trace_visuals.report.texts import describe
 
-        analyses = write_report(args.traces, args.output, args.dask)
+        analyses = write_report(args.traces, args.output, args.dask, open_with_passes)
         return Outcome({
             "output": str(args.output), "size_bytes": args.output.stat().st_size,
             "traces": [

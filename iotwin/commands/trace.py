@@ -217,8 +217,7 @@ def _interpret_attach(args: Namespace) -> None:
 
 
 def _container_options(args: Namespace) -> "ContainerOptions":
-    import yaml
-
+    from datagen.dlio.yaml12 import parse
     from tracing_tools.targets.container import ContainerOptions
 
     parameters: dict[str, Any] = {}
@@ -226,10 +225,7 @@ def _container_options(args: Namespace) -> "ContainerOptions":
         key, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--container-option {text} has no value; write KEY=VALUE, for example shm_size=8g")
-        try:
-            parameters[key.replace("-", "_")] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UsageError(f"--container-option {text}: the value is not YAML") from None
+        parameters[key.replace("-", "_")] = parse(value, f"--container-option {text}")
     if args.volume:
         parameters["volumes"] = [_volume(text) for text in args.volume]
     return ContainerOptions(parameters, args.gpus)

@@ -27,11 +27,12 @@ class View(Command):
         import threading
 
         from common.errors import UsageError
+        from iotwin.loops.told_passes import open_with_passes
         from trace_visuals.report.view import ReportServer
 
         if not 0 <= args.port < 1 << 16:
             raise UsageError(f"--port {args.port} is no port; give a number below 65536, or 0 for a free one")
-        with ReportServer(args.traces, args.port) as server:
+        with ReportServer(args.traces, args.port, open_with_passes) as server:
             try:
                 # The user needs the address, so it is printed even under --quiet and --json.
                 print(f"open {server.url} in a browser on this machine; Ctrl-C ends", file=sys.stderr, flush=True)

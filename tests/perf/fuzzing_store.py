@@ -20,7 +20,7 @@ from tracing_tools.trace.columns import rows_table
 from tracing_tools.trace.figures.statistics import statistics
 from tracing_tools.trace.figures.summary import summarise
 from tracing_tools.trace.importers import import_trace
-from tracing_tools.trace.logs.mllog import phase_edge, read_phases, read_values
+from tracing_tools.trace.logs.mllog import phase_edge, read_log, read_values
 from tracing_tools.trace.manifest import MANIFEST_NAME, ClockPair, Host, Manifest, Target, read_manifest
 from tracing_tools.trace.profiles import attach_profiles
 from tracing_tools.trace.raw.finish import recover_trace
@@ -208,6 +208,9 @@ _LOG = "".join(
     f'"value": 3, "metadata": {{"epoch_num": 1, "rank": 0, "step_num": 5, "step_count": 7}}}}\n'
     for second, event, key in ((0, "INTERVAL_START", "epoch"), (1, "INTERVAL_START", "block"), (2, "INTERVAL_END", "block"),
                                (3, "INTERVAL_END", "epoch"), (4, "POINT_IN_TIME", "batch_size"))
+) + (
+    ':::MLLOG {"namespace": "", "time_ms": 1700003, "time_ns": 1700003000000000, "event_type": "INTERVAL_END", "key": "all_compute", '
+    '"value": {"start": 1700002000000000, "duration": 900000000}, "metadata": {"step_num": 5, "rank": 0}}\n'
 ) + "[INFO] 2023-11-14T22:13:20.5 Starting epoch 1\n[INFO] 2023-11-14T22:13:21 Ending epoch 1\n"  # fmt: skip
 
 
@@ -226,8 +229,9 @@ def _log(rng: random.Random) -> bytes:
 def _read_log(content: bytes, directory: Path) -> None:
     log = directory / "stdout"
     log.write_bytes(content)
-    rows, _ = read_phases([log], lambda time_ns: time_ns, (1_700_000_000 * _SECOND, 1_700_000_009 * _SECOND))
-    rows_table(rows, schema.PHASES)
+    logged = read_log([log], lambda time_ns: time_ns, (1_700_000_000 * _SECOND, 1_700_000_009 * _SECOND))
+    rows_table(logged.phases, schema.PHASES)
+    rows_table(logged.parts, schema.PARTS)
     read_values([log])
     for line in content.decode("utf-8", "replace").splitlines():
         phase_edge(line)

@@ -1,5 +1,7 @@
 """The test behind the verdict: is a twin as a further run of its job would be?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from tests.synthetic import MILLISECOND, Job
 from tracesim import compare
 from tracesim.aspects import TIME
 from tracesim.controls import CONTROLS, computation_halved
-from tracesim.equivalence import _margin, _student
+from tracesim.equivalence import Finding, _margin, _student
 from tracesim.profile import profiles_of, summarise
 
 JOB = Job(files=32, log_waits=True)
@@ -109,3 +111,10 @@ def test_margins_grow_with_the_spread_of_reruns_and_shrink_with_their_number():
 @pytest.mark.parametrize(("probability", "freedom", "value"), [(0.975, 5, 2.571), (0.995, 10, 3.169), (0.999, 8, 4.501)])
 def test_quantiles_of_student(probability, freedom, value):
     assert _student(probability, freedom) == pytest.approx(value, rel=0.02)
+
+
+def test_a_finding_says_the_difference_and_what_a_rerun_may_differ_by():
+    assert Finding("access_order", True, 0.25, 0.1).sentence() == "access order scores 0.75, a rerun 0.90 or more"
+    longer = Finding("time", False, float(np.log(1.5)), float(np.log(1.2)))
+    assert "time (a rerun may differ by 20 %)" in longer.sentence() and "50 %" in longer.sentence()
+    assert longer.distance == pytest.approx(np.log(1.5) / np.log(1.2)) == replace(longer, difference=-longer.difference).distance

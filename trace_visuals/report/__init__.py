@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,19 @@ _MOST_TRACES = 8
 _WORTH_PROCESSES = 8_000_000  # events in all, from which processes save more time than their start takes
 
 
-def write_report(paths: list[Path], output: Path, dask: str | None = None) -> list[Analysis]:
+def write_report(
+    paths: list[Path], output: Path, dask: str | None = None, open_trace: Callable[[Path], Trace] = Trace
+) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
 
-    `dask` says where to work on their chunks, as `workers.workers` takes it. Raises UsageError for another file
-    type or too many traces, IotwinError for an unreadable trace or an unwritable directory.
+    `dask` says where to work on their chunks, as `workers.workers` takes it; `open_trace` opens a
+    trace. Raises UsageError for another file type or too many traces, IotwinError for an unreadable trace or an unwritable
+    directory.
     """
     check_type(output, (".html", ".htm"))
     check_output(output)
     check_number(paths)
-    traces = [Trace(path) for path in paths]
+    traces = [open_trace(path) for path in paths]
     view = choose_view(traces, None)
     detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=_CALLS // len(traces))
     zeros, events = [window.zero_ns for window in view.windows], sum(trace.manifest.events for trace in traces)
@@ -57,7 +61,10 @@ def check_number(paths: list[Path]) -> None:
 
 
 def report_document(analyses: list[Analysis], axis_label: str, each: Workers | None = None) -> dict[str, Any]:
-    """Return the document that the page's scripts show; the first trace is compared with each of the others."""
+    """Return the document that the page's scripts show; the first trace is compared with each of the others.
+
+    Scores rest on what the jobs logged: phases that were told from a trace are shown, but are no evidence of a likeness.
+    """
     groups = {**style.GROUP_COLOURS}
     groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
     groups |= {f"device {name}": colour for name, colour in style.DEVICE_COLOURS.items()}
@@ -65,7 +72,9 @@ def report_document(analyses: list[Analysis], axis_label: str, each: Workers | N
         "axis": axis_label,
         "colours": {"groups": groups, "phases": style.PHASE_COLOURS, "cpu": style.CPU_COLOURS, "traces": style.TRACE_COLOURS},
         "traces": [trace_document(analysis) for analysis in analyses],
-        "comparisons": comparison_documents([found.trace for found in analyses], [found.label for found in analyses], each),
+        "comparisons": comparison_documents(
+            [Trace(found.trace.path) for found in analyses], [found.label for found in analyses], each
+        ),
     }
 
 

@@ -15,7 +15,7 @@ from trace_visuals.report.lanes import LaneName, LanePlan
 from trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
 from trace_visuals.report.survey import Survey, surveys
 from trace_visuals.report.tables import FileTable, OperationTable, ProcessTable
-from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES, block_lanes, device_lanes
+from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES, block_lanes, device_lanes, part_lanes
 from trace_visuals.windows import leading_phases
 from tracing_tools.trace.calls import Collectors, folded
 from tracing_tools.trace.chunks import Chunk, chunks_of
@@ -96,16 +96,17 @@ def analyse(
     """Return the analyses of the traces; `each` works on their chunks, `advance` gets twice the number of events."""
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
-    found = each(_analyses, [(chunk, survey, detail) for own, survey in zip(chunks, surveyed, strict=True) for chunk in own])
+    plans = zip(traces, chunks, surveyed, strict=True)
+    found = each(_analyses, [(chunk, survey, detail, trace.told) for trace, own, survey in plans for chunk in own])
     analysed = []
     for trace, label, zero_ns, own, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
         analysed.append(_analysis(trace, label, zero_ns, survey, folded(found, own, advance), detail))
     return analysed
 
 
-def _analyses(task: tuple[Chunk, Survey, Detail]) -> _Analyses:
-    chunk, surveyed, detail = task
-    trace = Trace(chunk.path)
+def _analyses(task: tuple[Chunk, Survey, Detail, pd.DataFrame | None]) -> _Analyses:
+    chunk, surveyed, detail, told = task
+    trace = Trace(chunk.path, told)
     plan = LanePlan(trace.processes(), surveyed.busiest)
     found, reader = _Analyses(trace, surveyed, plan, detail), CallReader(trace, list(surveyed.ops))
     before = reader.in_flight(chunk)
@@ -130,8 +131,13 @@ def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _
 
 
 def with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[list[LaneName], Lanes]:
-    """Return the lanes with those of block requests and of the accelerators, where the trace has them, at their end."""
-    found = [(block_lanes(trace, lanes.grid), "block", BLOCK_LANES), (device_lanes(trace, lanes.grid), "device", DEVICE_LANES)]
+    """Return the lanes, then those of block requests, of the accelerators and of parts of steps, where the trace has them."""
+    grid = lanes.grid
+    part_names, parts = part_lanes(trace, grid)
+    found: list[tuple[Lanes | None, str, tuple[str, ...]]] = [
+        (block_lanes(trace, grid), "block", BLOCK_LANES), (device_lanes(trace, grid), "device", DEVICE_LANES),
+        (parts if part_names else None, "part", part_names),
+    ]  # fmt: skip
     for more, section, titles in found:
         if more is not None:
             names = [*names, *(LaneName(section, f"{section} {title}", f"{section} {title}") for title in titles)]

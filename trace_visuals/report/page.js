@@ -8,6 +8,7 @@ async function main() {
   document.getElementById("subtitle").textContent = `${traces.map((trace) => trace.label).join(", ")} · time in ${raw.axis}`;
   addFindings(page);
   const timeline = new Timeline(page, traces);
+  addPhaseLegend(page);
   addZoomButtons(timeline, traces[0]);
   if (raw.served) new Detail(timeline, traces);
   wireToggles(timeline, traces, raw.served);
@@ -31,6 +32,12 @@ function addFindings(page) {
     place.append(element("div", { class: "summary" }, element("h3", {}, trace.label), element("p", { class: "machine" }, trace.command),
       element("p", { class: "machine" }, trace.machine), ...loss, list));
   }
+}
+
+function addPhaseLegend(page) {
+  const used = new Set(page.traces.flatMap((trace) => trace.phases.map((phase) => phase[0])));
+  const shown = Object.entries(page.colours.phases).filter(([name]) => used.has(name));
+  document.getElementById("phase-legend").append(legend(shown.map(([name, colour]) => [colour, name])));
 }
 
 // Buttons for the whole run and for the first of each kind of phase; the first trace's phases set the place.

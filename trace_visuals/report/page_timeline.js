@@ -4,6 +4,16 @@ const LEFT = 148, RIGHT = 132, AXIS = 26;
 const HEIGHTS = { head: 30, phases: 20, graph: 42, rate: 46, lane: 22 }, GAP = 4;
 const MOST_STEP_MARKS = 400;
 
+const PHASE_FONT = "11.5px system-ui, sans-serif";
+
+// A phase in full, and in short; without a number, in short it is not written.
+function phaseWords(name, epoch) {
+  const number = epoch === null ? "" : String(epoch);
+  return [number ? `${name} ${number}` : name, { evaluation: "eval", checkpoint: "ckpt" }[name] || number];
+}
+
+function phaseFits(g, text, wide) { return g.measureText(text).width + 6 < wide; }
+
 class Timeline {
   constructor(page, traces) {
     this.page = page;
@@ -11,7 +21,7 @@ class Timeline {
     this.canvas = document.getElementById("timeline-canvas");
     this.box = document.getElementById("canvas-box");
     this.tooltip = document.getElementById("tooltip");
-    this.sections = new Set(["storage", "block", "device", "wait"]);
+    this.sections = new Set(["storage", "block", "device", "part", "wait"]);
     this.keep = null; // per trace: which files' calls count, or null for all
     const from = Math.min(...traces.map((trace) => trace.span_s[0])), to = Math.max(...traces.map((trace) => trace.span_s[1]));
     const margin = Math.max((to - from) * 0.004, 1e-9);
@@ -71,6 +81,7 @@ class Timeline {
     this.plot = Math.max(50, width - LEFT - RIGHT);
     this.pixelCache = new Map();
     this.peak = this.peakRate();
+    this.spelt = this.spellings(g);
     this.paintAxis(g);
     for (const row of this.rows) this["paint_" + row.kind](g, row);
     const span = this.view.to - this.view.from, range = document.getElementById("range");
@@ -172,7 +183,7 @@ class Timeline {
   }
 
   paint_phases(g, row) {
-    this.nameRow(g, row, "phases", row.trace.phases.length ? [] : ["none logged"]);
+    this.nameRow(g, row, "phases", row.trace.phases_told ? ["not logged:", "told from reads"] : row.trace.phases.length ? [] : ["none logged"]);
     const inView = row.trace.phases.filter((phase) => phase[4] > this.view.from && phase[3] < this.view.to);
     const steps = inView.filter((phase) => phase[0] === "step");
     g.save();
@@ -193,13 +204,28 @@ class Timeline {
   }
 
   labelPhase(g, row, name, epoch, left, right) {
-    g.font = "11.5px system-ui, sans-serif";
+    g.font = PHASE_FONT;
     g.fillStyle = "#222";
     g.textAlign = "center";
     g.textBaseline = "middle";
-    const short = { evaluation: "eval", checkpoint: "ckpt" }[name] || (epoch === null ? "" : String(epoch));
-    const text = [epoch === null ? name : `${name} ${epoch}`, short].find((words) => g.measureText(words).width + 6 < right - left);
-    if (text) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
+    const text = phaseWords(name, epoch)[this.spelt.get(name)];
+    if (text && phaseFits(g, text, right - left)) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
+  }
+
+  // How each kind of phase is written in all traces, so that they can be compared: the first of its words that fits most of its bars.
+  spellings(g) {
+    g.font = PHASE_FONT;
+    const bars = new Map();
+    for (const trace of this.traces) for (const [name, epoch, , begin, end] of trace.phases) {
+      const wide = Math.min(this.x(end), LEFT + this.plot) - Math.max(this.x(begin), LEFT);
+      if (wide <= 0 || name === "step") continue;
+      if (!bars.has(name)) bars.set(name, []);
+      bars.get(name).push([phaseWords(name, epoch), wide]);
+    }
+    return new Map([...bars].map(([name, own]) => {
+      const fitting = (form) => own.filter(([words, wide]) => phaseFits(g, words[form], wide)).length;
+      return [name, 2 * fitting(0) >= own.length ? 0 : 1];
+    }));
   }
 
   paint_graph(g, row) {
@@ -440,7 +466,7 @@ class Timeline {
 }
 
 // What a lane counts.
-function laneUnit(lane) { return { block: "request", device: "operation" }[lane.section] || "call"; }
+function laneUnit(lane) { return { block: "request", device: "operation", part: "time" }[lane.section] || "call"; }
 
 function line(g, x0, y0, x1, y1) {
   g.beginPath();

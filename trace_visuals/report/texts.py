@@ -160,7 +160,8 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
     )
     spent = spent.sort_values("sum", ascending=False)
     parts = [f"{name} {total / span:.1%} in {count}" for name, total, count in spent.itertuples()]
-    return "Phases", f"Share of the run's time by the job's own log: {', '.join(parts)}."
+    source = "by the job's own log" if analysis.trace.told is None else "told from its reads, as the job logged none"
+    return "Phases", f"Share of the run's time, {source}: {', '.join(parts)}."
 
 
 def _recompute(analysis: Analysis) -> tuple[str, str]:

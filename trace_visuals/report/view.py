@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,9 +41,9 @@ class ReportServer:
     A context manager; within it `url` answers. Raises UsageError for too many traces, IotwinError for unreadable ones.
     """
 
-    def __init__(self, paths: list[Path], port: int = 0) -> None:
+    def __init__(self, paths: list[Path], port: int = 0, open_trace: Callable[[Path], Trace] = Trace) -> None:
         check_number(paths)
-        traces = [Trace(path) for path in paths]
+        traces = [open_trace(path) for path in paths]
         view = choose_view(traces, None)
         detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=0)
         with progress("view: reading calls", 2 * sum(trace.manifest.events for trace in traces), "calls") as advance:

@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from common.progress import progress
 from trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
 from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
-from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PURPLE, VERMILLION
+from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
 from trace_visuals.timeline import rows as draw_row
 from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
 from trace_visuals.windows import View, choose_view
@@ -76,12 +76,13 @@ def plot_timeline(
     how: str = "all",
     form: Form | None = None,
     legend: Path | None = None,
+    open_trace: Callable[[Path], Trace] = Trace,
 ) -> list[TraceTimeline]:
     """Draw the traces at `paths` into `output` (PNG, SVG or PDF by its name) and return what was drawn.
 
     `zoom` is as `windows.choose_view` takes it, `how` one of `grouping.GROUPINGS`. With `legend` the legend is drawn
-    into that file instead. Raises UsageError for an unknown file type or zoom, IotwinError for an unreadable trace or
-    an unwritable directory.
+    into that file instead; `open_trace` opens a trace. Raises UsageError for an unknown file type or
+    zoom, IotwinError for an unreadable trace or an unwritable directory.
     """
     for path in (output, legend):
         if path is not None:
@@ -90,7 +91,7 @@ def plot_timeline(
     if legend is not None and legend.resolve() == output.resolve():
         raise UsageError(f"{legend} cannot hold both the picture and its legend; give the legend another name")
     form = form or Form(legend=legend is None)
-    traces = [Trace(path) for path in paths]
+    traces = [open_trace(path) for path in paths]
     view = choose_view(traces, zoom)
     begin, end = view.limits_s()
     bin_ns = (end - begin) * _SECOND / form.columns
@@ -102,7 +103,7 @@ def plot_timeline(
     with matplotlib.rc_context(FIGURE_RC):
         write_whole(output, _render(draw(blocks, view, form), output.suffix.lower()[1:]))
         if legend is not None:
-            write_whole(legend, _render(_draw_legend(blocks, form), legend.suffix.lower()[1:]))
+            write_whole(legend, _render(_draw_legend(blocks, view, form), legend.suffix.lower()[1:]))
     return blocks
 
 
@@ -129,8 +130,9 @@ class _Row:
 def draw(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
     """Return the figure of the blocks, one above the other."""
     shared = _shared(blocks)
-    plans = [_plan(block, shared, form) for block in blocks]
-    legend = _legend_rows(_handles(blocks, shared), form.width_in) if form.legend else []
+    spelt = draw_row.spellings(blocks, view.limits_s(), form.plot_in)
+    plans = [_plan(block, shared, form, spelt) for block in blocks]
+    legend = _legend_rows(_handles(spelt, shared), form.width_in) if form.legend else []
     foot = _AXIS_IN - _BLOCK_GAP_IN + _LEGEND_ROW_IN * len(legend) + (_NOTE_IN if form.legend else 0)
     height = foot + sum(_block_height(rows, form) for rows in plans) + (0 if not form.paper else 0.06)
     figure = Figure(figsize=(form.width_in, height))
@@ -191,8 +193,8 @@ def _shared(blocks: list[TraceTimeline]) -> _Shared:
     )  # fmt: skip
 
 
-def _plan(block: TraceTimeline, shared: _Shared, form: Form) -> list[_Row]:
-    rows = [_Row(_PHASES_IN, lambda ax: draw_row.draw_phases(ax, block, form.plot_in))]
+def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str, int]) -> list[_Row]:
+    rows = [_Row(_PHASES_IN, lambda ax: draw_row.draw_phases(ax, block, form.plot_in, spelt))]
     if shared.cpu and not form.paper:
         rows.append(_Row(_GRAPH_IN, lambda ax: draw_row.draw_cpu(ax, block)))
     if shared.gpu:
@@ -201,6 +203,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form) -> list[_Row]:
         rows.append(_Row(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
     if shared.device:
         rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(DEVICE_LANES))]
+    rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
         # Apart, a process that never writes needs no empty row; together, rows stay so that traces can be compared by eye.
@@ -255,8 +258,9 @@ def _write_head(figure: Figure, block: TraceTimeline, top: float, form: Form) ->
                     color=VERMILLION, fontweight="bold")  # fmt: skip
 
 
-def _handles(blocks: list[TraceTimeline], shared: _Shared) -> list[Patch | Line2D]:
+def _handles(phases: Iterable[str], shared: _Shared) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
+        *(Patch(facecolor=PHASE_COLOURS[name], label=name) for name in phases),
         Patch(facecolor=GREY, label="height: share of time with a call in flight"),
         Patch(facecolor=(*to_rgb(GREY), 0.3), label="pale: some call starts or is in flight, darker for more"),
     ]
@@ -292,9 +296,9 @@ def _write_legend(figure: Figure, rows: list[list[Patch | Line2D]], height_in: f
                       borderpad=0)  # fmt: skip
 
 
-def _draw_legend(blocks: list[TraceTimeline], form: Form) -> Figure:
-    shared = _shared(blocks)
-    handles = [handle for handle in _handles(blocks, shared) if not (form.paper and str(handle.get_label()).startswith("CPU"))]
+def _draw_legend(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
+    shared, phases = _shared(blocks), draw_row.spellings(blocks, view.limits_s(), form.plot_in)
+    handles = [handle for handle in _handles(phases, shared) if not (form.paper and str(handle.get_label()).startswith("CPU"))]
     rows = _legend_rows(handles, form.width_in)
     height = _LEGEND_ROW_IN * len(rows) + 0.06
     figure = Figure(figsize=(form.width_in, height))

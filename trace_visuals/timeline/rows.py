@@ -12,15 +12,26 @@ from matplotlib.patches import StepPatch
 from common.units import format_duration, format_size
 from trace_visuals.bins import Floats, Lanes
 from trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
-from trace_visuals.labels import counted
+from trace_visuals.labels import counted, plain
 from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
-from trace_visuals.style import BLACK, BLOCK_COLOURS, CPU_COLOURS, DEVICE_COLOURS, GREEN, GROUP_COLOURS, PHASE_COLOURS, PURPLE
+from trace_visuals.style import (
+    BLACK,
+    BLOCK_COLOURS,
+    CPU_COLOURS,
+    DEVICE_COLOURS,
+    GREEN,
+    GROUP_COLOURS,
+    PART_COLOUR,
+    PHASE_COLOURS,
+    PURPLE,
+)
 from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
 _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
+_NAME_LETTERS = 22  # what fits on the right of a row
 _NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
 
 Draw = Callable[[Axes], None]
@@ -67,39 +78,63 @@ def _seconds(block: TraceTimeline, time_ns: Ints | Floats) -> Floats:
     return (time_ns - block.window.zero_ns) / _SECOND
 
 
-def draw_phases(ax: Axes, block: TraceTimeline, width_in: float) -> None:
-    """Draw the phases as coloured bars with their names where they fit, and steps as marks; `width_in` is the axis's."""
-    name_row(ax, "phases", "" if len(block.phases) else "none logged")
+def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], width_in: float) -> dict[str, int]:
+    """Return how each kind of phase is written in all blocks: as which of `_words`; those that none shows are left out.
+
+    It is the first that fits most bars of that kind on an axis `width_in` wide from `limits_s`.
+    """
+    per_in = (limits_s[1] - limits_s[0]) / width_in
+    shown = {name: [bar for block in blocks for bar in _bars(block, name, limits_s)] for name in PHASE_COLOURS}
+    return {name: _spelling(name, [(number, (right - left) / per_in) for left, right, number in bars])
+            for name, bars in shown.items() if bars}  # fmt: skip
+
+
+def _spelling(name: str, bars: Sequence[tuple[float, float]]) -> int:
+    forms = len(_words(name, np.nan))
+    fitting = [sum(len(_words(name, number)[form]) * _LETTER_IN < width for number, width in bars) for form in range(forms)]
+    return next((form for form, fits in enumerate(fitting) if 2 * fits >= len(bars)), forms - 1)
+
+
+def _words(name: str, number: float) -> tuple[str, str]:
+    """A phase in full, and in short; without a number, in short it is not written."""
+    counted_as = "" if number != number else f"{number:.0f}"
+    return f"{name} {counted_as}".strip(), {"evaluation": "eval", "checkpoint": "ckpt"}.get(name, counted_as)
+
+
+def _bars(block: TraceTimeline, name: str, limits_s: tuple[float, float]) -> list[tuple[float, float, float]]:
+    """(begin, end, epoch or NaN) of each phase of that name, cut at the limits."""
+    phases = block.phases[block.phases["phase"] == name]
+    begin, end = (_seconds(block, phases[column].to_numpy()) for column in ("start_ns", "end_ns"))
+    inside = (end > limits_s[0]) & (begin < limits_s[1])
+    cut = np.maximum(begin, limits_s[0]), np.minimum(end, limits_s[1]), phases["epoch"].to_numpy(dtype=float)
+    return list(zip(*(values[inside].tolist() for values in cut), strict=True))
+
+
+def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[str, int]) -> None:
+    """Draw the phases as coloured bars with their names, `spelt` as `spellings` says, where they fit, and steps as marks.
+
+    `width_in` is the axis's width.
+    """
+    name_row(ax, "phases", "not logged:\ntold from reads" if block.told else "" if len(block.phases) else "none logged")
     ax.set_ylim(0, 1)
     ax.set_yticks([])
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
     begin, end = ax.get_xlim()
     per_inch = (end - begin) / width_in
-    phases = block.phases
-    inside = (_seconds(block, phases["end_ns"].to_numpy()) > begin) & (_seconds(block, phases["start_ns"].to_numpy()) < end)
-    phases = phases[inside]
-    steps = phases[phases["phase"] == "step"]
-    for name in ("init", "epoch", "block", "evaluation", "checkpoint"):
-        chosen = phases[phases["phase"] == name]
-        lefts = np.maximum(_seconds(block, chosen["start_ns"].to_numpy()), begin)
-        rights = np.minimum(_seconds(block, chosen["end_ns"].to_numpy()), end)
-        ax.broken_barh(
-            list(zip(lefts, rights - lefts, strict=True)), (0, 1), facecolor=PHASE_COLOURS[name], edgecolor="white", linewidth=0.4
-        )
-        for left, right, number in zip(lefts, rights, chosen["epoch"], strict=True):
-            _label_bar(ax, left, right, name, number, (right - left) / per_inch)
+    for name, spelling in spelt.items():
+        bars = _bars(block, name, (begin, end))
+        # An edge of its own keeps a checkpoint in sight that takes less than a pixel.
+        edge = PHASE_COLOURS[name] if name == "checkpoint" else "white"
+        spans = [(left, right - left) for left, right, _ in bars]
+        ax.broken_barh(spans, (0, 1), facecolor=PHASE_COLOURS[name], edgecolor=edge, linewidth=0.4)
+        for left, right, number in bars:
+            text = _words(name, number)[spelling]
+            if text and len(text) * _LETTER_IN < (right - left) / per_inch:
+                ax.text((left + right) / 2, 0.5, text, ha="center", va="center", fontsize=6.2, clip_on=True)
+    steps = [left for left, _, _ in _bars(block, "step", (begin, end))]
     if len(steps) <= _MOST_STEPS:
-        ax.vlines(_seconds(block, steps["start_ns"].to_numpy()), 0, 0.22, colors="#333333", linewidth=0.4)
-
-
-def _label_bar(ax: Axes, left: float, right: float, name: str, number: float, width_in: float) -> None:
-    numbered = name if number != number else f"{name} {number:.0f}"
-    short = {"evaluation": "eval", "checkpoint": "ckpt"}.get(name, numbered.removeprefix(f"{name} "))
-    for text in (numbered, short):
-        if text and len(text) * _LETTER_IN < width_in:
-            ax.text((left + right) / 2, 0.5, text, ha="center", va="center", fontsize=6.2, clip_on=True)
-            return
+        ax.vlines(steps, 0, 0.22, colors="#333333", linewidth=0.4)
 
 
 def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
@@ -208,7 +243,15 @@ def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
     _draw_strip(ax, block, block.device, lane, thing, name == "copy")
 
 
-def _draw_strip(ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: tuple[str, str, str], moves: bool) -> None:
+def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
+    """Draw one part of the steps as a strip; names of parts are too long to stand on its left."""
+    name = plain(block.part_names[lane], _NAME_LETTERS)
+    _draw_strip(ax, block, block.parts, lane, ("" if lane else "parts", PART_COLOUR, "time"), False, f"{name}\n")
+
+
+def _draw_strip(
+    ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: tuple[str, str, str], moves: bool, right: str = ""
+) -> None:
     name, colour, unit = thing
     calls, busy, moved = lanes.calls[lane], lanes.busy[lane], int(lanes.size_bytes[lane].sum())
     edges = _seconds(block, lanes.grid.edges())
@@ -223,7 +266,7 @@ def _draw_strip(ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: 
     amount = counted(int(calls.sum()), unit).replace("copys", "copies")
     # A narrow picture has no room for both on one line.
     between = ",\n" if ax.bbox.width < _NARROW_PIXELS else ", "
-    name_row(ax, name, f"{amount}{between}{format_size(moved)}" if moves else amount)
+    name_row(ax, name, right + (f"{amount}{between}{format_size(moved)}" if moves else amount))
 
 
 def _presence(calls: Ints, busy: Floats) -> Floats:

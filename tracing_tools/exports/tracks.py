@@ -42,7 +42,7 @@ def process_names(trace: Trace) -> dict[int, str]:
 
 
 def slices(trace: Trace) -> Iterator[Slices]:
-    """Yield the tracks of phases (by rank and phase) and of accelerator activity (calls by thread, work by device and stream)."""
+    """Yield the tracks of phases (by rank and phase), of parts of steps, and of accelerator activity (calls and work)."""
     phases = trace.phases()
     key: Any
     for key, group in phases.groupby(["rank", "phase"], observed=True, dropna=False):
@@ -51,6 +51,7 @@ def slices(trace: Trace) -> Iterator[Slices]:
         numbers = group["step" if phase == "step" else "epoch"]
         names = pd.Series([f"{phase} {_whole(number)}" if pd.notna(number) else str(phase) for number in numbers], dtype=object)
         yield _slices(f"rank {_whole(rank)}: {phase}", None, group["start_ns"], duration, names)
+    yield from _parts(trace.step_parts())
     gpu = trace.gpu()
     if gpu is None:
         return
@@ -63,6 +64,32 @@ def slices(trace: Trace) -> Iterator[Slices]:
         process = None if pd.isna(pid) else int(pid)
         names = group["name"].astype(str)
         yield _slices(f"CUDA calls of thread {_whole(tid)}", process, group["start_ns"], group["duration_ns"], names)
+
+
+def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
+    """Yield tracks of the parts, by rank and name; those of one name that overlap, as several loaders' do, on several."""
+    for key, group in [] if parts is None else parts.groupby(["rank", "name"], observed=True, dropna=False):
+        rank, name = key
+        start, duration = group["start_ns"].to_numpy(np.int64), group["duration_ns"].to_numpy(np.int64)
+        row = _rows_without_overlap(start, start + duration)
+        steps = [f"{name} {_whole(step)}" if pd.notna(step) else str(name) for step in group["step"]]
+        for number in range(row.max() + 1):
+            at = row == number
+            track = f"rank {_whole(rank)}: {name}" + (f" ({number + 1})" if number else "")
+            yield Slices(track, None, start[at], duration[at], np.array(steps, dtype=object)[at])
+
+
+def _rows_without_overlap(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each interval, in order of start, the first row whose last one has ended."""
+    row = np.zeros(len(start), np.int64)
+    if (start[1:] >= end[:-1]).all():
+        return row
+    ends: list[int] = []
+    for index, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        number = next((i for i, last in enumerate(ends) if last <= begin), len(ends))
+        ends[number : number + 1] = [finish]
+        row[index] = number
+    return row
 
 
 def _slices(

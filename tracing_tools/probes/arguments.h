@@ -3,6 +3,7 @@
 #include "call_kinds.h"
 #include "files.h"
 #include "kernel_types.h"
+#include "open_flags.h"
 #include "records.h"
 
 #define MAX_VECTORS 16
@@ -98,17 +99,4 @@ INLINE s32 descriptor_of(struct pt_regs *regs, u8 kind, s64 result)
 	if (kind == NAME_AT)
 		return has_empty_path(regs) ? (s32)regs->di : -1;
 	return (kind >= RANGE && kind <= LENGTH) || kind == COPY ? (s32)regs->di : -1;
-}
-
-INLINE u64 open_flags_of(struct pt_regs *regs, u8 kind)
-{
-	u64 flags = 0;
-	if (kind == OPEN)
-		return regs->si;
-	if (kind == OPEN_AT)
-		return regs->dx;
-	if (kind == CREATE)
-		return 01101; /* O_CREAT | O_WRONLY | O_TRUNC, as creat(2) says */
-	bpf_probe_read_user(&flags, sizeof(flags), (void *)regs->dx); /* first field of struct open_how */
-	return flags;
 }

@@ -8,6 +8,7 @@
 #include "call_kinds.h"
 #include "filter.h"
 #include "integers.h"
+#include "open_flags.h"
 #include "records.h"
 
 #define MAX_PATH 4096
@@ -281,19 +282,6 @@ INLINE void describe(struct event *event, struct registers *regs, u8 kind, struc
 	}
 }
 
-INLINE u64 open_flags_of(struct registers *regs, u8 kind)
-{
-	u64 flags = 0;
-	if (kind == OPEN)
-		return regs->si;
-	if (kind == OPEN_AT)
-		return regs->dx;
-	if (kind == CREATE)
-		return 01101; /* O_CREAT | O_WRONLY | O_TRUNC, as creat(2) says */
-	bpf_probe_read_user(&flags, sizeof(flags), (void *)regs->dx); /* first field of struct open_how */
-	return flags;
-}
-
 INLINE void send_given_names(void *task, struct registers *regs, u8 kind, u64 start_ns, s64 result)
 {
 	int relative = kind == OPEN_AT || kind == OPEN_AT2 || kind == NAME_AT || kind == RENAME_AT;
@@ -402,7 +390,7 @@ RAW_TRACEPOINT_PROBE(sys_exit)
 	event->fd = fd;
 	event->call_flags_cpu = packed_call(number, file.flags, bpf_get_smp_processor_id());
 	if (kind >= OPEN && kind <= OPEN_AT2)
-		event->requested = open_flags_of(&regs, kind);
+		event->requested = open_flags_of(kind, regs.si, regs.dx);
 	else
 		describe(event, &regs, kind, &file);
 	events.ringbuf_submit(event, NO_WAKEUP);

@@ -99,7 +99,7 @@ INLINE void fill_call(struct event *event, const struct finished *call, struct i
 	event->result = call->result;
 	event->fd = call->fd;
 	if (call->kind >= OPEN && call->kind <= OPEN_AT2)
-		event->requested = open_flags_of(call->regs, call->kind);
+		event->requested = open_flags_of(call->kind, call->regs->si, call->regs->dx);
 	else
 		describe(event, call->regs, call->kind, file);
 }

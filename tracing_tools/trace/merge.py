@@ -28,6 +28,10 @@ from tracing_tools.trace.writer import write_events, write_table
 
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
+_SCHEMAS = {
+    "files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "parts": schema.PARTS, "block": schema.BLOCK,
+    "gpu": schema.GPU,
+}  # fmt: skip
 MAX_HOSTS = (1 << 31) // PIDS_PER_HOST
 
 Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -112,28 +116,27 @@ def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[
 
 
 def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], shifts: Sequence[Shift]) -> None:
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in ("files", "processes", "phases", "block", "gpu")}
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in _SCHEMAS}
     file_base = 0
     for index, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
         files = trace.files()
         frames = {
             "files": files.assign(host=name), "processes": trace.processes().assign(host=name), "phases": trace.phases(),
-            "block": trace.block(), "gpu": trace.gpu(),
+            "parts": trace.step_parts(), "block": trace.block(), "gpu": trace.gpu(),
         }  # fmt: skip
         for table, frame in frames.items():
             if frame is not None:
                 parts[table].append(_moved_frame(frame, shift, index * PIDS_PER_HOST, file_base))
         file_base += len(files)
-    first_column = {"files": "file_id", "processes": "start_ns", "phases": "start_ns", "block": "issue_ns", "gpu": "start_ns"}
-    schemas = {
-        "files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "block": schema.BLOCK, "gpu": schema.GPU,
-    }  # fmt: skip
+    first_column = {"files": "file_id", "block": "issue_ns"}
     for table, frames_of in parts.items():
         if frames_of:
             plain = [frame.astype(dict.fromkeys(frame.select_dtypes("category"), object)) for frame in frames_of]
-            whole = pd.concat(plain, ignore_index=True).sort_values(first_column[table], kind="stable", na_position="first")
-            arrow = pa.Table.from_pandas(whole, schema=_plain(schemas[table]), preserve_index=False)
-            write_table(directory / f"{table}.parquet", schemas[table], arrow)
+            whole = pd.concat(plain, ignore_index=True).sort_values(
+                first_column.get(table, "start_ns"), kind="stable", na_position="first"
+            )
+            arrow = pa.Table.from_pandas(whole, schema=_plain(_SCHEMAS[table]), preserve_index=False)
+            write_table(directory / f"{table}.parquet", _SCHEMAS[table], arrow)
 
 
 def _plain(expected: pa.Schema) -> pa.Schema:

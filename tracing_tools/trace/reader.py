@@ -25,9 +25,13 @@ class Trace:
     Tables come as pandas frames with the columns of `schema`; nullable integers are floats with NaN there, as pandas has it.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        """Open the trace at `path`; IotwinError when it is missing, unfinished, truncated or not a trace."""
+    def __init__(self, path: Path | str, told: pd.DataFrame | None = None) -> None:
+        """Open the trace at `path`; IotwinError when it is missing, unfinished, truncated or not a trace.
+
+        `told` are phases with the columns of `schema.PHASES` that stand in for those that the job did not log.
+        """
         self.path = Path(path)
+        self.told = told
         self.manifest: Manifest = read_manifest(self.path)
         if self.manifest.status == "recording":
             raise IotwinError(f"{self.path} is still recording or was cut off; finish it: iotwin recover {self.path}")
@@ -36,7 +40,7 @@ class Trace:
         self._events = self._open_events()
 
     @property
-    def parts(self) -> int:
+    def event_parts(self) -> int:
         """How many parts the events are in."""
         return len(self._events.files)
 
@@ -110,8 +114,12 @@ class Trace:
         return self._table("processes.parquet", schema.PROCESSES)
 
     def phases(self) -> pd.DataFrame:
-        """Return the phases table in order of start; empty when the job logged none."""
-        return self._table("phases.parquet", schema.PHASES)
+        """Return the phases table in order of start; when the job logged none, those told, or an empty one."""
+        return self.told if self.told is not None else self._table("phases.parquet", schema.PHASES)
+
+    def step_parts(self) -> pd.DataFrame | None:
+        """Return the parts of steps and checkpoints in order of start, or None when the job logged none."""
+        return self._optional("parts.parquet", schema.PARTS)
 
     def block(self) -> pd.DataFrame | None:
         """Return the block requests in order of issue, or None when they were not traced."""
@@ -123,14 +131,14 @@ class Trace:
 
     def tables(self) -> dict[str, ds.Dataset]:
         """Return every table the trace has as an Arrow dataset, by name; those of samples are called samples_KIND."""
-        expected = {"files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "block": schema.BLOCK,
-                    "gpu": schema.GPU}  # fmt: skip
-        expected_at = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
-        expected_at |= {
+        expected = {"files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "parts": schema.PARTS,
+                    "block": schema.BLOCK, "gpu": schema.GPU}  # fmt: skip
+        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
+        places |= {
             f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()
         }
         found: dict[str, ds.Dataset] = {"events": self._events}
-        for name, (path, columns) in expected_at.items():
+        for name, (path, columns) in places.items():
             if path.exists():
                 _footer(path, columns)
                 found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())

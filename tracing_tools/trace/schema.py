@@ -115,6 +115,16 @@ PHASES = pa.schema([
 # init: before training; epoch: one training epoch without its evaluation and checkpoint; block: several training steps
 PHASE_NAMES = ("init", "epoch", "block", "evaluation", "checkpoint", "step")
 
+# What a step or a checkpoint consists of, as instrumented jobs log it; parts may lie beside one another, and beside phases.
+PARTS = pa.schema([
+    ("name", _label),  # the job's own: load_batch_mem, all_compute, ...
+    ("start_ns", pa.int64()),
+    ("duration_ns", pa.int64()),
+    ("rank", pa.int32()),
+    ("epoch", pa.int32()),
+    ("step", pa.int32()),
+])  # fmt: skip
+
 CPU_SAMPLES = pa.schema([
     ("time_ns", pa.int64()),  # end of the interval
     ("interval_ns", pa.int64()),

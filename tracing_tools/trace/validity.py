@@ -18,6 +18,7 @@ _REQUIRED = {
     "files": ("file_id", "path", "kind"),
     "processes": ("pid", "comm", "role"),
     "phases": ("phase", "start_ns", "end_ns"),
+    "parts": ("name", "start_ns", "duration_ns"),
     "block": ("issue_ns", "op", "sector", "size_bytes", "origin"),
     "gpu": ("start_ns", "duration_ns", "kind"),
     "cpu": ("time_ns",), "memory": ("time_ns",), "disk": ("time_ns",), "gpu_process": ("time_ns",),

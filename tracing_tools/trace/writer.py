@@ -110,11 +110,12 @@ def write_tables(
     samples: Mapping[str, Mapping[str, Any] | pa.Table] | None = None,
     block: Mapping[str, Any] | pa.Table | None = None,
     gpu: Mapping[str, Any] | pa.Table | None = None,
+    parts: Mapping[str, Any] | pa.Table | None = None,
 ) -> None:
     """Write all of a trace but its events, which are there; then the manifest, which makes them one.
 
     `manifest.status` and the counts must already say what the tables hold. `block` and `gpu` are left out, not empty, when they
-    were not traced.
+    were not traced, and `parts` when the job logged none.
     """
     write_table(directory / "files.parquet", schema.FILES, files)
     write_table(directory / "processes.parquet", schema.PROCESSES, processes)
@@ -123,6 +124,8 @@ def write_tables(
         write_table(directory / "block.parquet", schema.BLOCK, block)
     if gpu is not None:
         write_table(directory / "gpu.parquet", schema.GPU, gpu)
+    if parts is not None:
+        write_table(directory / "parts.parquet", schema.PARTS, parts)
     for kind, columns in (samples or {}).items():
         write_table(directory / "samples" / f"{kind}.parquet", schema.SAMPLES[kind], columns)
     write_manifest(directory, manifest)

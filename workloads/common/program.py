@@ -69,11 +69,17 @@ def write_result(output: Path, result: Result) -> None:
 
 def plain_configuration(config: Any) -> dict[str, Any]:
     """Return the options of a job (a dataclass) as JSON can hold them; those not given are left out."""
+    return _plain(asdict(config))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: list(value) if isinstance(value, tuple) else value if isinstance(value, (int, float)) else str(value)
-        for key, value in asdict(config).items()
+        key: _plain(value) if isinstance(value, dict)
+        else list(value) if isinstance(value, tuple)
+        else value if isinstance(value, (int, float)) else str(value)
+        for key, value in values.items()
         if value is not None
-    }
+    }  # fmt: skip
 
 
 def require_at_least(lowest: float, **values: float) -> None:

@@ -19,8 +19,12 @@ class StepMeter:
         self._wait_s.append((arrived_ns - asked_ns) / 1e9)
         self._compute_s.append((done_ns - arrived_ns) / 1e9)
 
-    def summary(self) -> dict[str, float]:
-        """Return the means of the whole step and its two parts; and the median, which the first, cold steps do not move."""
+    def summary(self) -> dict[str, float | None]:
+        """Return the means of whole steps and their parts, and the median, which cold steps do not move; None without steps."""
+        if not self._wait_s:
+            return dict.fromkeys(
+                ("seconds_per_step", "median_seconds_per_step", "wait_seconds_per_step", "compute_seconds_per_step")
+            )
         wait_s, compute_s = fmean(self._wait_s), fmean(self._compute_s)
         whole_s = median(wait + compute for wait, compute in zip(self._wait_s, self._compute_s, strict=True))
         return {

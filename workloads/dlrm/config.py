@@ -7,11 +7,15 @@ from pathlib import Path
 from common.errors import UsageError
 from workloads.common.program import require_at_least
 from workloads.common.variant import add_variant_options, check_variant
+from workloads.state.options import StateOptions, add_state_options, take_state_options
 
 
 @dataclass(frozen=True)
 class Config:
-    """One training job, in one process over all devices, as published. Every N steps: counted from 1; 0 means never."""
+    """One training job: in one process over all devices, as published, or in ranks that share each batch.
+
+    Every N steps: counted from 1; 0 means never.
+    """
 
     data: Path
     output: Path
@@ -30,6 +34,7 @@ class Config:
     seed: int
     variant: str
     sleep: str | None  # model of the variant sleep
+    state: StateOptions
 
     @property
     def network(self) -> dict[str, int | list[int]]:
@@ -63,12 +68,14 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--learning-rate", type=float, default=1.0, help="of SGD (default %(default)s)")
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
     add("--seed", type=int, default=1, help="of weights and order (default %(default)s)")
+    add_state_options(parser)
     add_variant_options(parser)
 
 
 def parse_config(args: Namespace) -> Config:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
     values = vars(args) | {name: _parse_widths(name, getattr(args, name)) for name in ("bottom", "top")}
+    values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
     config = Config(**values)
     require_at_least(1, batch_size=config.batch_size, steps=config.steps, eval_batches=config.eval_batches,
@@ -76,6 +83,8 @@ def parse_config(args: Namespace) -> Config:
                      most_categories=config.most_categories)  # fmt: skip
     require_at_least(0, eval_every=config.eval_every, learning_rate=config.learning_rate, threads=config.threads,
                      seed=config.seed)  # fmt: skip
+    if config.sleep is not None and config.state.used:
+        raise UsageError("--variant sleep of dlrm only reads: it cannot be resumed, stopped or asked for its indices")
     return config
 
 

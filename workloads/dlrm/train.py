@@ -3,24 +3,32 @@
 import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
+from torch import distributed
 from torch.nn import functional
 
-from common.errors import IotwinError
+from common.checkpoints import Position
+from common.errors import IotwinError, UsageError
 from common.mllog import MlLog
 from datagen.layouts import DlrmLayout
 from workloads.common.parts import Parts
 from workloads.common.program import Result, plain_configuration
 from workloads.common.steps import StepMeter
+from workloads.common.torch_ranks import Ranks, join_ranks
 from workloads.common.variant import INSTRUMENTED
 from workloads.dlrm.config import Config
 from workloads.dlrm.data import Batch, BatchFile, batch_order, table_rows
 from workloads.dlrm.metrics import roc_auc
 from workloads.dlrm.model import Dlrm
+from workloads.state.keeper import Keeper, Resumed
+from workloads.state.position import after, begin, go_on
 from workloads.state.save import save
+from workloads.state.stateful import weights_sha256
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -35,44 +43,62 @@ class History:
 
 
 class Job:
-    """A training job: its model over all devices, its files and its position."""
+    """A training job: its model over all devices, or as one of several ranks with a share of each batch."""
 
-    def __init__(self, config: Config, log: MlLog) -> None:
-        self._config, self._log, self.history = config, log, History()
+    def __init__(self, config: Config, ranks: Ranks, log: MlLog) -> None:
+        self._config, self._ranks, self._log, self.history = config, ranks, log, History()
+        if config.batch_size % ranks.world_size:
+            raise UsageError(f"--batch-size {config.batch_size} cannot be shared by {ranks.world_size} ranks; choose a multiple")
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.devices = _devices()
+        self.devices = _devices() if ranks.world_size == 1 else [ranks.device]
         settle = torch.cuda.synchronize if self.devices[0].type == "cuda" else None
         self._parts = Parts(config.variant == INSTRUMENTED, settle)
-        self._training = BatchFile(config.data / DlrmLayout.TRAIN_NAME, config.batch_size, self._parts)
+        share = config.batch_size // ranks.world_size
+        self._training = BatchFile(config.data / DlrmLayout.TRAIN_NAME, share, self._parts)
+        self._batches = self._training.batches // ranks.world_size
+        if not self._batches:
+            raise IotwinError(f"{config.data} has too few samples for one batch of {config.batch_size}; generate more data")
         self._test = None
         if config.eval_every:
             self._test = BatchFile(config.data / DlrmLayout.TEST_NAME, config.eval_batch_size, self._parts, "eval_")
         rows = table_rows(config.most_categories).tolist()
         self.model = Dlrm(rows, config.embedding_size, config.bottom, config.top, self.devices)
         self._optimizer = torch.optim.SGD(self.model.parameters(), config.learning_rate)
-        config.output.mkdir(parents=True, exist_ok=True)
+        identity = {"job": "dlrm", "network": config.network, "seed": config.seed, "batch_size": config.batch_size,
+                    "shuffle": config.shuffle}  # fmt: skip
+        self.keeper = Keeper(config.state, config.output, ranks, identity)
+        if resumed := self.keeper.resume():
+            self._resume(resumed)
+        if ranks.rank == 0:
+            config.output.mkdir(parents=True, exist_ok=True)
         log.point("seed", config.seed)
         log.point("global_batch_size", config.batch_size)
-        log.point("train_samples", self._training.batches * config.batch_size)
+        log.point("train_samples", self._batches * config.batch_size)
 
     def run(self) -> None:
         """Train, evaluating and saving after every `eval_every`-th step; intervals follow one another, never nested."""
-        config, every = self._config, self._config.eval_every or self._config.steps
-        order = batch_order(self._training.batches, config.steps, config.shuffle, config.seed)
-        for first in range(0, config.steps, every):
-            last = min(first + every, config.steps)
-            with self._log.interval("training", first_step_num=first, step_count=last - first):
-                self._train([next(order) for _ in range(last - first)], first)
-            if self._test is not None and last == first + every:
-                self._evaluate(last, self._test)
-                self._checkpoint(last)
+        config, every, done = self._config, self._config.eval_every or self._config.steps, self.keeper.steps
+        order = islice(batch_order(self._batches, config.steps, config.shuffle, config.seed), done, None)
+        while done < config.steps and not self.keeper.stops:
+            until = min(done - done % every + every, config.steps)
+            with self._log.interval("training", first_step_num=done, step_count=until - done):
+                reason = self._train(order, done, until)
+            done = self.keeper.steps
+            if self._test is not None and done % every == 0 and self._ranks.rank == 0:
+                self._evaluate(done, self._test)
+                self._checkpoint(done)
+            if reason:
+                self._keep(reason, done)
 
-    def _train(self, numbers: list[int], first: int) -> None:
+    def _train(self, order: Iterator[int], first: int, until: int) -> str | None:
+        """Take the steps from `first` on, until the state is to be kept or the run to stop; return why it is to be kept."""
         asked_ns = time.monotonic_ns()
-        for step, number in enumerate(numbers, first):
-            batch = self._training.read(number, self._config.most_categories)
+        size, ranks = self._config.batch_size, self._ranks
+        share = size // ranks.world_size
+        for step, number in zip(range(first, until), order, strict=False):
+            batch = self._training.read(number * ranks.world_size + ranks.rank, self._config.most_categories)
             arrived_ns = time.monotonic_ns()
             self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
             loss = self._step(batch, step)
@@ -83,6 +109,33 @@ class Job:
             if not math.isfinite(loss):
                 raise IotwinError(f"the loss of step {step} is {loss}: training diverged; lower --learning-rate")
             self.history.loss.append(loss)
+            own = number * size + ranks.rank * share
+            self.keeper.consumed(1 + step // self._batches, range(own, own + share), [number])
+            reason = self.keeper.due(1 + step // self._batches)
+            if reason or self.keeper.stops:
+                return reason
+        return None
+
+    def _position(self, step: int) -> Position:
+        """Return the position after `step` steps: of one consumer, as each batch is shared by whatever ranks there are."""
+        epoch, done = divmod(step, self._batches)
+        config = self._config
+        return after(begin(config.seed, epoch + 1, self._batches * config.batch_size, config.batch_size, 1), done)
+
+    def _keep(self, reason: str, step: int) -> None:
+        with self._log.interval("checkpoint", step_num=step):
+            shared = {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+            self.keeper.keep(self._position(step), reason, shared, {})
+
+    def _resume(self, resumed: Resumed) -> None:
+        expected = self._position(self.keeper.steps)
+        go_on(resumed.position, expected.samples, expected.batch_size, 1)
+        if resumed.position != expected or self.keeper.steps >= self._config.steps:
+            raise IotwinError(f"the checkpoint ended step {self.keeper.steps}; give --steps a higher number to go on")
+        self.model.load_state_dict(resumed.shared["model"])
+        self._optimizer.load_state_dict(resumed.shared["optimizer"])
+        for group in self._optimizer.param_groups:  # the command line's word is the later one
+            group["lr"] = self._config.learning_rate
 
     def _step(self, batch: Batch, step: int) -> float:
         """Update the weights from `batch` and return its loss."""
@@ -97,10 +150,21 @@ class Job:
                 loss = functional.binary_cross_entropy_with_logits(scores, labels)
             with measure("model_backward_pass", step_num=step):
                 loss.backward()
+                self._average_gradients()
             with measure("model_optim_step", step_num=step):
                 self._optimizer.step()
             with measure("cum_loss_fn_calc", step_num=step):
-                return float(loss.item())
+                [total] = self._ranks.sum(float(loss.item()))
+                return total / self._ranks.world_size
+
+    def _average_gradients(self) -> None:
+        """Make every rank's gradients those of the whole batch; those of embeddings stay sparse."""
+        if self._ranks.world_size > 1:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    gradient = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
+                    distributed.all_reduce(gradient)
+                    parameter.grad = gradient / self._ranks.world_size
 
     def _evaluate(self, step: int, file: BatchFile) -> None:
         count = min(self._config.eval_batches, file.batches)
@@ -151,23 +215,32 @@ def _devices() -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 
 
-def train(config: Config) -> Result:
-    """Run the job that `config` describes and return its result; IotwinError for data and output that cannot be used."""
-    log = MlLog(sys.stdout)
-    with log.interval("init"):
-        job = Job(config, log)
-    begin = time.perf_counter()
-    with log.interval("run"):
-        job.run()
-    run_s = time.perf_counter() - begin
+def train(config: Config) -> Result | None:
+    """Run the job that `config` describes and return its result on rank 0, None on the others.
+
+    Raises IotwinError for data, checkpoints and output that cannot be used.
+    """
+    with join_ranks() as ranks:
+        log = MlLog(sys.stdout if ranks.rank == 0 else None)
+        with log.interval("init"):
+            job = Job(config, ranks, log)
+        begin = time.perf_counter()
+        with log.interval("run"), job.keeper:
+            job.run()
+        run_s = time.perf_counter() - begin
     job.close()
-    history, tenth = job.history, max(1, config.steps // 10)
+    return _result(config, ranks, job, run_s) if ranks.rank == 0 else None
+
+
+def _result(config: Config, ranks: Ranks, job: Job, run_s: float) -> Result:
+    losses = job.history.loss
+    tenth = max(1, len(losses) // 10)
     cpu = f"cpu, {torch.get_num_threads()} threads"
     return {
-        "steps": config.steps, "first_loss": sum(history.loss[:tenth]) / tenth, "last_loss": sum(history.loss[-tenth:]) / tenth,
-        "evaluations": history.evaluations, "run_seconds": run_s,
-        **history.times.summary(),
-        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+        "steps": len(losses), "first_loss": sum(losses[:tenth]) / tenth, "last_loss": sum(losses[-tenth:]) / tenth,
+        "evaluations": job.history.evaluations, "run_seconds": run_s,
+        **job.history.times.summary(), **job.keeper.result(), "weights_sha256": weights_sha256([job.model]),
+        "parameters": sum(parameter.numel() for parameter in job.model.parameters()), "world_size": ranks.world_size,
         "device": ", ".join(torch.cuda.get_device_name(device) for device in job.devices if device.type == "cuda") or cpu,
         "torch": torch.__version__, "configuration": plain_configuration(config),
     }  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 from common.errors import UsageError
 from workloads.common.program import require_at_least
 from workloads.common.variant import add_variant_options, check_variant
+from workloads.state.options import StateOptions, add_state_options, take_state_options
 
 Size = tuple[int, int, int]  # voxels along D, H, W
 
@@ -31,9 +32,9 @@ class Config:
     learning_rate: float
     threads: int  # of the rank's computation; 0 leaves torch's choice
     seed: int
-    resume: Path | None
     variant: str
     sleep: str | None  # model of the variant sleep
+    state: StateOptions
 
     @property
     def network(self) -> dict[str, int]:
@@ -64,13 +65,14 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--learning-rate", type=float, default=0.3, help="of SGD with Nesterov momentum 0.9 (default %(default)s)")
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
     add("--seed", type=int, default=1, help="of weights, order and augmentation (default %(default)s)")
-    add("--resume", type=Path, metavar="CHECKPOINT", help="continue after the epoch that this checkpoint ended")
+    add_state_options(parser)
     add_variant_options(parser)
 
 
 def parse_config(args: Namespace) -> Config:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
     values = {**vars(args), "crop": _parse_crop(args.crop)}
+    values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
     config = Config(**values)
     require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, prefetch=config.prefetch,

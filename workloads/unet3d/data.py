@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,11 +12,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from common.checkpoints import Position
 from common.errors import IotwinError
 from datagen.layouts import Case, Unet3dLayout
 from workloads.common.parts import Parts
 from workloads.common.torch_ranks import Ranks
 from workloads.common.variant import TIMED
+from workloads.state.position import begin, next_epoch, places, steps_left
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.transforms import Image, Label, augment, pad_to
 
@@ -89,16 +92,45 @@ class EpochSampler(DistributedSampler):
         return ((self.epoch, index) for index in super().__iter__())
 
 
-def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tuple[DataLoader, EpochSampler]:
-    """Return the loader of this rank's batches and its sampler; IotwinError when a rank's cases do not fill one batch."""
+class EpochBatches:
+    """This rank's batches of an epoch, keys of TrainingCases: those of DistributedSampler and drop_last, from any position on."""
+
+    def __init__(self, order: EpochSampler, position: Position, rank: int) -> None:
+        self._order, self._rank, self.position = order, rank, position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`, or stay where in it a resumed job begins."""
+        if self.position.epoch != epoch:
+            self.position = next_epoch(msgspec.structs.replace(self.position, epoch=epoch - 1))
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return the keys of all samples in the epoch's order."""
+        self._order.set_epoch(self.position.epoch)
+        return list(self._order)
+
+    def __len__(self) -> int:
+        """Return the steps that the epoch has left."""
+        return steps_left(self.position)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        """Yield the keys of each batch that has any."""
+        order, position = self.order(), self.position  # the loader asks for batches long before the job has come to them
+        for step in range(steps_left(position)):
+            if found := places(position, self._rank, step):
+                yield [order[place] for place in found]
+
+
+def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tuple[DataLoader, EpochBatches]:
+    """Return the loader of this rank's batches and what they are; IotwinError when a rank's cases do not fill one batch."""
     if len(cases) // ranks.world_size < config.batch_size:
         raise IotwinError(
             f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
             f"{ranks.world_size} ranks; generate more data or lower --batch-size"
         )
     dataset = TrainingCases(cases, config.crop, config.seed, Parts(config.variant in TIMED, rank=ranks.rank))
-    sampler = EpochSampler(dataset, ranks.world_size, ranks.rank, shuffle=True, seed=config.seed, drop_last=True)
-    return _loader(dataset, config, ranks, batch_size=config.batch_size, sampler=sampler, drop_last=True), sampler
+    order = EpochSampler(dataset, 1, 0, shuffle=True, seed=config.seed)
+    batches = EpochBatches(order, begin(config.seed, 1, len(cases), config.batch_size, ranks.world_size), ranks.rank)
+    return _loader(dataset, config, ranks, batch_sampler=batches), batches
 
 
 def evaluation_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> DataLoader:

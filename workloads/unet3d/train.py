@@ -3,7 +3,8 @@
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.checkpoints import Position
 from common.errors import IotwinError
 from common.mllog import MlLog, Value
 from datagen.layouts import Unet3dLayout
@@ -19,10 +21,14 @@ from workloads.common.program import plain_configuration
 from workloads.common.steps import StepMeter
 from workloads.common.torch_ranks import Ranks, join_ranks
 from workloads.common.variant import TIMED, SleptSteps, parse_sleep
+from workloads.state.keeper import Keeper, Resumed
+from workloads.state.options import NEVER
+from workloads.state.position import after, go_on, places, steps_done, steps_left
 from workloads.state.save import State, save
+from workloads.state.stateful import weights_sha256
 from workloads.unet3d import checkpoint
 from workloads.unet3d.config import Config
-from workloads.unet3d.data import evaluation_loader, training_loader
+from workloads.unet3d.data import Sample, evaluation_loader, training_loader
 from workloads.unet3d.evaluate import evaluate
 from workloads.unet3d.loss import dice_cross_entropy
 from workloads.unet3d.model import UNet3d
@@ -48,20 +54,27 @@ class Job:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         training, evaluation = Unet3dLayout.split(Unet3dLayout.discover(config.data))
-        self._training, self._sampler = training_loader(training, config, ranks)
+        self._training, self._batches = training_loader(training, config, ranks)
         self._evaluation = evaluation_loader(evaluation, config, ranks)
         if config.eval_every and not evaluation:
             raise IotwinError(f"{config.data} has no case left for evaluation; generate more data or give --eval-every 0")
-        self._network = UNet3d(config.base_channels, config.depth).to(ranks.device, memory_format=torch.channels_last_3d)
-        self._model: nn.Module = DistributedDataParallel(self._network) if ranks.world_size > 1 else self._network
-        self._optimizer = torch.optim.SGD(self._network.parameters(), config.learning_rate, momentum=_MOMENTUM, nesterov=True)
+        self.network = UNet3d(config.base_channels, config.depth).to(ranks.device, memory_format=torch.channels_last_3d)
+        self._model: nn.Module = DistributedDataParallel(self.network) if ranks.world_size > 1 else self.network
+        self._optimizer = torch.optim.SGD(self.network.parameters(), config.learning_rate, momentum=_MOMENTUM, nesterov=True)
         self._policy = checkpoint.EveryEpochs(config.checkpoint_every)
         self._best_score = -math.inf
         self._unsaved_best: State | None = None
         self.epoch = 0  # the last one that ended
         self.history = History()
-        if config.resume:
-            self._resume(config.resume)
+        self._loss, self._loss_steps = 0.0, 0  # of this rank in the epoch so far
+        identity = {"job": "unet3d", "network": config.network, "seed": config.seed}
+        file = Path(config.state.resume)
+        of_epoch = file.suffix == ".pt"  # a checkpoint of an epoch's end, as published
+        self.keeper = Keeper(replace(config.state, resume=NEVER) if of_epoch else config.state, config.output, ranks, identity)
+        if of_epoch:
+            self._resume_epoch(file)
+        elif resumed := self.keeper.resume():
+            self._resume(resumed, len(training))
         if ranks.rank == 0:
             config.output.mkdir(parents=True, exist_ok=True)
         settle = torch.cuda.synchronize if ranks.device.type == "cuda" else None
@@ -81,8 +94,9 @@ class Job:
     def run(self) -> None:
         """Train the epochs that are left, evaluating and saving after those that the configuration names."""
         for epoch in range(self.epoch + 1, self._config.epochs + 1):
-            with self._log.interval("epoch", epoch_num=epoch):
-                loss = self._train_epoch(epoch)
+            loss = self._train_epoch(epoch)
+            if self.keeper.stops:
+                return
             self.epoch = epoch
             self.history.train_loss.append(loss)
             self._log.point("train_loss", loss, epoch_num=epoch)
@@ -94,11 +108,37 @@ class Job:
                 self._checkpoint()
 
     def _train_epoch(self, epoch: int) -> float:
-        """Return the mean loss of the epoch's steps over all ranks."""
-        self._sampler.set_epoch(epoch)
-        total = 0.0
+        """Return the mean loss of the epoch's steps over all ranks, those before the job was resumed included."""
+        self._batches.set_epoch(epoch)
+        steps = self._steps(epoch, self._batches.position)
+        while steps_left(self._batches.position) and not self.keeper.stops:
+            reason = None
+            with self._log.interval("block" if self.keeper.active else "epoch", epoch_num=epoch):
+                for position in steps:
+                    self._batches.position = position
+                    reason = self.keeper.due(epoch)
+                    if reason or self.keeper.stops:
+                        break
+            if reason:
+                self._keep(reason)
+        if self.keeper.stops:
+            return math.nan
+        next(steps, None)  # the loader learns that nothing is left, and ends its workers
+        loss, count = self._ranks.sum(self._loss, self._loss_steps)
+        self._loss, self._loss_steps = 0.0, 0
+        if not math.isfinite(loss):
+            raise IotwinError(f"the loss of epoch {epoch} is {loss}: training diverged; lower --learning-rate")
+        return loss / count
+
+    def _steps(self, epoch: int, position: Position) -> Iterator[Position]:
+        """Take the steps that the epoch has left; yield the position after each."""
+        order = [index for _, index in self._batches.order()]
         asked_ns = time.monotonic_ns()
-        for step, (image, label) in enumerate(self._training):
+        fetching = iter(self._training)
+        done = steps_done(position)
+        for step in range(done, done + steps_left(position)):
+            own = places(position, self._ranks.rank)
+            batch = next(fetching) if own else None
             arrived_ns = time.monotonic_ns()
             where: dict[str, Value] = {"epoch_num": epoch, "step_num": step}
             self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, **where)
@@ -106,19 +146,29 @@ class Job:
                 with self._parts.measure("all_compute", **where):
                     self._slept.next_step()
             else:
-                total += self._step(image, label, where)
+                self._loss += self._step(batch, self._weight(position), where)
+            self._loss_steps += 1
             done_ns = time.monotonic_ns()
             self._parts.log("step_end", asked_ns, done_ns - asked_ns, **where)
             self.history.times.add(asked_ns, arrived_ns, done_ns)
-            asked_ns = done_ns
-        loss, steps = self._ranks.sum(total, len(self._training))
-        if not math.isfinite(loss):
-            raise IotwinError(f"the loss of epoch {epoch} is {loss}: training diverged; lower --learning-rate")
-        return loss / steps
+            before, position = position, after(position)
+            self.keeper.consumed(epoch, [order[place] for place in own], order[before.position : position.position])
+            yield position
+            asked_ns = time.monotonic_ns() if self.keeper.active else done_ns
+        next(fetching, None)
 
-    def _step(self, image: Tensor, label: Tensor, where: dict[str, Value]) -> float:
-        """Update the weights from one batch and return its loss; the loss's value waits for the device to finish."""
+    def _weight(self, position: Position) -> float:
+        """Return what this rank's loss counts for in the ranks' mean: 1, but in a short step after a change of their number."""
+        taken = after(position).position - position.position
+        return len(places(position, self._ranks.rank)) * position.world_size / taken
+
+    def _step(self, batch: Sample | None, weight: float, where: dict[str, Value]) -> float:
+        """Update the weights from one batch and return its loss; the loss's value waits for the device to finish.
+
+        A rank without a batch computes on zeros, which count for nothing, as the others' gradients need its part.
+        """
         measure = self._parts.measure
+        image, label = batch or (torch.zeros(1, 1, *self._config.crop), torch.zeros(1, 1, *self._config.crop))
         with measure("load_batch_gpu", **where):
             image = image.to(self._ranks.device, non_blocking=True)
             label = label.to(self._ranks.device, non_blocking=True)
@@ -128,6 +178,8 @@ class Job:
                 scores = self._model(image)
             with measure("loss_tensor_calc", **where):
                 loss = dice_cross_entropy(scores, label[:, 0].long())
+                if weight != 1:
+                    loss = loss * weight
             with measure("model_backward_pass", **where):
                 loss.backward()
             with measure("model_optim_step", **where):
@@ -138,7 +190,7 @@ class Job:
     def _evaluate(self) -> None:
         with self._log.interval("eval", epoch_num=self.epoch):
             # Not the distributed wrapper: ranks may have unequal numbers of windows, and nothing is to be synchronised.
-            total, count = evaluate(self._network, self._evaluation, self._config, self._ranks.device, self._parts)
+            total, count = evaluate(self.network, self._evaluation, self._config, self._ranks.device, self._parts)
             with self._parts.measure("eval_scores_and_loss_reduction", epoch_num=self.epoch):
                 total, cases = self._ranks.sum(total, count)
         score = total / cases
@@ -161,22 +213,44 @@ class Job:
     def _state(self) -> State:
         return {
             "epoch": self.epoch, "best_score": self._best_score, "network": self._config.network,
-            "model": self._network.state_dict(), "optimizer": self._optimizer.state_dict(),
+            "model": self.network.state_dict(), "optimizer": self._optimizer.state_dict(),
         }  # fmt: skip
 
-    def _resume(self, path: Path) -> None:
+    def _keep(self, reason: str) -> None:
+        """Write the whole state, in the middle of an epoch."""
+        with self._log.interval("checkpoint", epoch_num=self._batches.position.epoch):
+            shared = {**self._state(), "best_score": None if self._best_score == -math.inf else self._best_score}
+            shared["unsaved_best"] = self._unsaved_best
+            self.keeper.keep(self._batches.position, reason, shared, {"loss": self._loss, "loss_steps": self._loss_steps})
+
+    def _resume(self, resumed: Resumed, samples: int) -> None:
+        """Go on in the middle of an epoch, as these ranks are now."""
+        state, config = resumed.shared, self._config
+        self._batches.position = go_on(resumed.position, samples, config.batch_size, self._ranks.world_size)
+        self.epoch = resumed.position.epoch - 1
+        if self.epoch >= config.epochs:
+            raise IotwinError(f"{config.state.resume} is in epoch {self.epoch + 1}; give --epochs a higher number to go on")
+        self._loss, self._loss_steps = (sum(own[key] for own in resumed.own) for key in ("loss", "loss_steps"))
+        self._best_score = -math.inf if state["best_score"] is None else state["best_score"]
+        self._unsaved_best = state["unsaved_best"]
+        self._load(state)
+
+    def _resume_epoch(self, path: Path) -> None:
         state = checkpoint.load(path, self._ranks.device, self._config.network)
         self.epoch, self._best_score = state["epoch"], state["best_score"]
         if self.epoch >= self._config.epochs:
             raise IotwinError(f"{path} ended epoch {self.epoch}; give --epochs a higher number to go on")
-        self._network.load_state_dict(state["model"])
+        self._load(state)
+
+    def _load(self, state: State) -> None:
+        self.network.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:  # the command line's word is the later one
             group["lr"] = self._config.learning_rate
 
     def parameter_count(self) -> int:
         """Return the number of the network's weights."""
-        return sum(parameter.numel() for parameter in self._network.parameters())
+        return sum(parameter.numel() for parameter in self.network.parameters())
 
 
 def _on_cpu(state: Any) -> Any:
@@ -199,7 +273,7 @@ def train(config: Config) -> dict[str, Any] | None:
             job = Job(config, ranks, log)
         first_epoch = job.epoch + 1
         begin = time.perf_counter()
-        with log.interval("run"):
+        with log.interval("run"), job.keeper:
             job.run()
         seconds = time.perf_counter() - begin
     return _result(config, ranks, job, first_epoch, seconds) if ranks.rank == 0 else None
@@ -218,6 +292,8 @@ def _result(config: Config, ranks: Ranks, job: Job, first_epoch: int, run_s: flo
         "evaluations": history.evaluations,
         "run_seconds": run_s,
         **history.times.summary(),
+        **job.keeper.result(),
+        "weights_sha256": weights_sha256([job.network]),
         "parameters": job.parameter_count(),
         "world_size": ranks.world_size,
         "device": device,

@@ -61,12 +61,13 @@ def test_a_run_prints_its_phases_and_leaves_its_results(twin_path: Path, tmp_pat
 
 
 def test_a_trace_finds_the_phases_in_the_log(twin_path: Path, tmp_path: Path) -> None:
-    from tracing_tools.trace.logs.mllog import read_phases
+    from tracing_tools.trace.logs.mllog import read_log
 
     log = tmp_path / "stdout"
     log.write_text(emulate(twin_path).stdout)
-    rows, torn = read_phases([log], lambda time_ns: time_ns)
-    assert torn == 0
+    logged = read_log([log], lambda time_ns: time_ns)
+    rows = logged.phases
+    assert logged.torn == 0
     assert [(row["phase"], row["epoch"]) for row in rows] == [
         ("init", None), ("epoch", 1), ("evaluation", 1), ("checkpoint", 1), ("epoch", 2), ("evaluation", 2), ("checkpoint", 2),
     ]  # fmt: skip

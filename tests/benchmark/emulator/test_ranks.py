@@ -80,6 +80,17 @@ def test_a_killed_rank_ends_all_and_is_named() -> None:
         run_local(3, job)
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_ends_without_a_result_ends_all_and_is_named(status: int) -> None:
+    def job(rank: Rank) -> None:
+        if rank.number == 1:
+            os._exit(status)
+        rank.meet(0)
+
+    with pytest.raises(IotwinError, match=rf"rank 1 \(process \d+\) ended with status {status}; the run is ended"):
+        run_local(2, job)
+
+
 def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path) -> None:
     def job(rank: Rank) -> None:
         if rank.number == 0:

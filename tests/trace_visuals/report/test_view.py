@@ -26,7 +26,7 @@ def _with_browser(test):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    return write_job(tmp_path_factory.mktemp("view") / "real.trace", Job(block=True, gpu=True))
+    return write_job(tmp_path_factory.mktemp("view") / "real.trace", Job(block=True, gpu=True, parts=True))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_stretch_holds_exactly_its_calls(server, trace):
     assert calls[names.index("read")].sum() == (started & (events["op"] == "read")).sum() > 0
     kept = _unpacked(document["calls"]["start"])
     assert len(kept) == (touching & events["op"].isin(["read", "openat", "write", "fsync"])).sum()
-    assert {"block read", "device kernel"} <= {lane["group"] for lane in lanes["names"]}
+    assert {"block read", "device kernel", "part all_compute"} <= {lane["group"] for lane in lanes["names"]}
 
 
 @_with_browser

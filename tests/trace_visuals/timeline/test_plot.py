@@ -21,7 +21,7 @@ from iotwin.commands.plot import Plot
 from tests.synthetic import SECOND, Job, write_job
 from tests.trace_visuals.common import stall
 from trace_visuals.gaps import sample_gaps
-from trace_visuals.style import FIGURE_RC
+from trace_visuals.style import FIGURE_RC, PHASE_COLOURS
 from trace_visuals.timeline import Form, draw, plot_timeline
 from trace_visuals.timeline.data import load_timeline
 from trace_visuals.windows import choose_view
@@ -131,14 +131,14 @@ def test_a_stalled_sampler_shows(tmp_path):
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory):
     """A trace with block requests, accelerator activity and samples of everything."""
-    return write_job(tmp_path_factory.mktemp("rich") / "rich.trace", Job(block=True, gpu=True))
+    return write_job(tmp_path_factory.mktemp("rich") / "rich.trace", Job(block=True, gpu=True, parts=True))
 
 
 def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_path):
     block, other = plot_timeline([rich, traces[1]], tmp_path / "t.svg")
     text = _svg_text(tmp_path / "t.svg")
     for expected in ("GPU memory", "in use", "4 GiB", "kernels", "copies", "block read", "block write", "disks, whole",
-                     "in flight,",
+                     "in flight,", "parts", "load_batch_mem", "24 times",
                      "GPU not sampled", "not traced", "disk not sampled", "block requests"):  # fmt: skip
         assert expected in text, expected
     requests, gpu = pq.read_table(rich / "block.parquet").to_pandas(), pq.read_table(rich / "gpu.parquet").to_pandas()
@@ -149,6 +149,12 @@ def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_
     kernels = gpu[gpu["kind"] == "kernel"]
     assert block.device.calls.sum() == len(gpu)
     assert block.device.busy[0].sum() * block.device.grid.width == pytest.approx(kernels["duration_ns"].sum())
+    parts = pq.read_table(rich / "parts.parquet").to_pandas()
+    assert block.part_names == ("load_batch_mem", "all_compute") and other.part_names == ()
+    for lane, name in enumerate(block.part_names):
+        chosen = parts[parts["name"] == name]
+        assert block.parts.calls[lane].sum() == len(chosen) == 24
+        assert block.parts.busy[lane].sum() * block.parts.grid.width == pytest.approx(chosen["duration_ns"].sum())
     assert other.block is None and other.device is None
 
 
@@ -247,3 +253,19 @@ def test_the_command(traces, tmp_path, capsys):
     command.show(outcome.document)
     assert outcome.exit_status == 0 and outcome.document["traces"][0]["lost"] == 77
     assert "events lost: 77" in capsys.readouterr().out
+
+
+def test_phases_have_one_name_and_one_colour_in_all_traces_and_in_the_legend(tmp_path):
+    """A job with epochs too short for their names beside one with long ones: neither is labelled otherwise than the other."""
+    short = write_job(tmp_path / "short.trace", Job(epochs=12, files=4, evaluation_files=0, checkpoint_every=0))
+    long = write_job(tmp_path / "long.trace", Job(epochs=2, files=24, evaluation_files=0, checkpoint_every=2))
+    plot_timeline([short, long], tmp_path / "t.svg")
+    picture = (tmp_path / "t.svg").read_text()
+    labels = re.findall(r">(epoch \d+|\d+)</text>", picture)
+    assert ">epoch</text>" in picture and ">checkpoint</text>" in picture and ">init</text>" in picture
+    assert "1" in labels and "12" in labels and not any(label.startswith("epoch") for label in labels)
+    alone = tmp_path / "alone.svg"
+    plot_timeline([long], alone)
+    assert "epoch 2</text>" in alone.read_text()
+    plot_timeline([short, long], tmp_path / "u.svg", legend=tmp_path / "legend.svg")
+    assert ">epoch</text>" in (tmp_path / "legend.svg").read_text() and PHASE_COLOURS["epoch"].lower() in picture

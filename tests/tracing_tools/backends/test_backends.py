@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import IotwinError, UsageError
-from tests.conftest import ROOT, run_iotwin, small_disk
+from tests.conftest import ROOT, compile_c, run_iotwin, small_disk
 from tests.tracing_tools.recorder.test_faults import left_behind, wait_for
 from tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
@@ -204,9 +204,8 @@ if __name__ == "__main__":
 
 
 def test_preload_refuses_what_it_cannot_see(tmp_path):
-    program = tmp_path / "static"
     (tmp_path / "p.c").write_text("int main(void) { return 0; }")
-    subprocess.run(["cc", "-static", "-o", program, tmp_path / "p.c"], check=True)
+    program = compile_c(tmp_path / "static", tmp_path / "p.c", options=["-static"])
     result = run_iotwin("trace", "-o", tmp_path / "t", "--backend", "preload", "--", program)
     assert result.returncode == 1 and "statically linked" in result.stderr and "--backend strace" in result.stderr
     assert not (tmp_path / "t").exists()

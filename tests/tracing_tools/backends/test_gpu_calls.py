@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import ROOT, compile_c, run_iotwin
 from tracing_tools.backends.elf_symbols import function_offsets
 from tracing_tools.backends.gpu_calls import WithGpuCalls
 from tracing_tools.backends.libbpf import LibbpfBackend
@@ -41,15 +40,13 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """The job linked to the stand-in, and the same in one static file."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler (cc) is installed")
     folder = tmp_path_factory.mktemp("cuda")
     stub, job = HERE / "stub_cudart.c", HERE / "cuda_job.c"
-    compile_ = ["cc", "-O1", "-fno-ipa-icf", "-fno-inline", "-pthread", "-w"]
-    library = folder / "libcudart.so.12"
-    subprocess.run([*compile_, "-shared", "-fPIC", "-Wl,-soname,libcudart.so.12", "-o", library, stub], check=True)
-    subprocess.run([*compile_, "-o", folder / "linked", job, library, f"-Wl,-rpath,{folder}"], check=True)
-    subprocess.run([*compile_, "-static", "-o", folder / "static", job, stub], check=True)
+    options = ["-fno-ipa-icf", "-fno-inline", "-pthread", "-w"]
+    shared = [*options, "-shared", "-fPIC", "-Wl,-soname,libcudart.so.12"]
+    library = compile_c(folder / "libcudart.so.12", stub, options=shared)
+    compile_c(folder / "linked", job, library, options=[*options, f"-Wl,-rpath,{folder}"])
+    compile_c(folder / "static", job, stub, options=[*options, "-static"])
     return folder
 
 

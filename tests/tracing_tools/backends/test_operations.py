@@ -1,15 +1,13 @@
 """Every kind of operation besides plain reads and writes: each call of a C program is one row, on the right file."""
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from common.errors import UsageError
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import compile_c, run_iotwin
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import FLAG_DIRECT, GROUP_OF_OP
 from tracing_tools.trace.syscalls import CALLS, DETAIL_GROUPS, NUMBER_OF_OP, calls_of, parse_detail
@@ -19,13 +17,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) is installed")
-    built = tmp_path_factory.mktemp("operations") / "operations"
-    source = ROOT / "tests" / "tracing_tools" / "backends" / "operations.c"
-    subprocess.run([compiler, "-O1", "-o", built, source], check=True)
-    return built
+    return compile_c(tmp_path_factory.mktemp("operations") / "operations", Path(__file__).with_name("operations.c"))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from iotwin.main import main
 from tests.synthetic import Job, event_table, write_job
 from tests.trace_visuals.hostile import write_hostile
 from tracing_tools.exports import protobuf as pb
+from tracing_tools.exports.tracks import slices
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import read_manifest
 from tracing_tools.trace.reader import Trace
@@ -25,6 +26,17 @@ from tracing_tools.trace.writer import write_events, write_table
 
 def export(trace, output, *options):
     return main(["export", str(trace), "-o", str(output), "--quiet", *map(str, options)])
+
+
+def test_parts_of_several_loaders_lie_beside_one_another(tmp_path):
+    trace = write_job(tmp_path / "t", Job(epochs=1))
+    times = {"start_ns": [10, 12, 14, 21], "duration_ns": [10, 10, 2, 5]}
+    labels = {"name": ["sample_load"] * 4, "rank": [0] * 4, "step": [None, None, None, 9]}
+    write_table(trace / "parts.parquet", schema.PARTS, times | labels)
+    tracks = {track.track: track for track in slices(Trace(trace)) if "sample_load" in track.track}
+    starts = {name: track.start_ns.tolist() for name, track in tracks.items()}
+    assert starts == {"rank 0: sample_load": [10, 21], "rank 0: sample_load (2)": [12], "rank 0: sample_load (3)": [14]}
+    assert tracks["rank 0: sample_load"].names.tolist() == ["sample_load", "sample_load 9"]
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """The C headers of the probes and their mirrors in Python say the same: layouts, kinds of calls, constants."""
 
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
+from tests.conftest import compile_c
 from tracing_tools.backends import task_filter
 from tracing_tools.backends.lanes import LANE
 from tracing_tools.probes import BCC_SOURCE, text_with_headers
@@ -27,12 +27,10 @@ MIRRORS = {
 
 def compiled_answers(directory, statements: str) -> list[str]:
     """The words that a C program of `statements` prints, which knows the probes' records and kinds."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler (cc) is installed")
-    source, program = directory / "asks.c", directory / "asks"
+    source = directory / "asks.c"
     headers = "".join(f'#include "{PROBES}/{name}.h"\n' for name in ("records", "call_kinds"))
     source.write_text(f"#include <stddef.h>\n#include <stdio.h>\n{headers}int main(void) {{\n{statements}\nreturn 0; }}\n")
-    subprocess.run(["cc", "-o", program, source], check=True)
+    program = compile_c(directory / "asks", source)
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import run_iotwin, until_sampled
+from tests.conftest import ROOT, run_iotwin, until_sampled
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
@@ -285,6 +285,24 @@ def test_samples_and_clock(tmp_path):
         assert pressure["some"].between(0, 1).all()
     clock = trace.manifest.clock
     assert len(clock) >= 2 and all(pair.uncertainty_ns < 1_000_000 for pair in clock)
+
+
+def test_parts_of_steps_are_kept(tmp_path):
+    code = """
+import time
+from workloads.common.parts import Parts
+parts = Parts(True, rank=1)
+for step in (1, 2):
+    with parts.measure("all_compute", step_num=step, epoch_num=3):
+        time.sleep(0.02)
+"""
+    trace = python(tmp_path, f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + code)
+    parts = trace.step_parts()
+    assert parts["name"].astype(str).tolist() == ["all_compute"] * 2 and parts["step"].tolist() == [1, 2]
+    assert set(parts["rank"]) == {1} and set(parts["epoch"]) == {3}
+    assert (parts["duration_ns"] >= 20_000_000).all() and parts["start_ns"].is_monotonic_increasing
+    assert parts["start_ns"].between(trace.manifest.start_ns, trace.manifest.end_ns).all()
+    assert not len(trace.phases())
 
 
 def test_mllog_lines_become_phases(tmp_path):

@@ -1,26 +1,19 @@
 """GPU samples through the real Python binding of NVML, on a stand-in for the driver's library with two GPUs."""
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin, until_sampled
+from tests.conftest import ROOT, compile_c, run_iotwin, until_sampled
 from tracing_tools.trace.reader import Trace
 
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory):
     pytest.importorskip("pynvml", reason="the Python package nvidia-ml-py is not installed")
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler (cc) is installed")
-    folder = tmp_path_factory.mktemp("nvml")
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, ROOT / "tests" / "tracing_tools" / "samplers" / "stub_nvml.c"], check=True
-    )
+    folder: Path = tmp_path_factory.mktemp("nvml")
+    compile_c(folder / "libnvidia-ml.so.1", Path(__file__).with_name("stub_nvml.c"), options=["-shared", "-fPIC"])
     return folder
 
 

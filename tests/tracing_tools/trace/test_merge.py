@@ -34,8 +34,8 @@ def host_trace(path: Path, name: str, boot_ns: int, **job) -> Trace:
 
 def test_two_hosts_on_the_clock_of_the_first(tmp_path):
     # The second was booted 7 s later, so that its clock shows 7 s less at the same moment.
-    first = host_trace(tmp_path / "a", "node0", BOOTED, seed=1)
-    second = host_trace(tmp_path / "b", "node1", BOOTED + 7 * SECOND, seed=2)
+    first = host_trace(tmp_path / "a", "node0", BOOTED, seed=1, parts=True)
+    second = host_trace(tmp_path / "b", "node1", BOOTED + 7 * SECOND, seed=2, parts=True)
     merge_traces([first, second], tmp_path / "set")
     merged = Trace(tmp_path / "set")
     events = merged.events_frame()
@@ -54,10 +54,15 @@ def test_two_hosts_on_the_clock_of_the_first(tmp_path):
     processes = merged.processes()
     assert set(processes["host"]) == {"node0", "node1"} and processes["pid"].is_unique
     assert (merged.files()["file_id"] == np.arange(len(merged.files()))).all()
+    steps = [trace.step_parts()["start_ns"].tolist() for trace in (first, second)]
+    assert merged.step_parts()["start_ns"].tolist() == sorted(steps[0] + [start_ns + 7 * SECOND for start_ns in steps[1]])
     assert len(merged.phases()) == len(first.phases()) + len(second.phases())
     hosts = merged.manifest.hosts
     assert [host.shift_ns for host in hosts] == [0, 7 * SECOND] and [host.uncertainty_ns for host in hosts] == [100, 200]
     assert merged.manifest.notes == ["node0: a note", "node1: a note"]
+    wall_ns = merged.manifest.end_ns - merged.manifest.start_ns
+    assert merged.manifest.cost.wall_ns == wall_ns > 0
+    assert merged.manifest.cost.events_per_s == pytest.approx(len(events) / (wall_ns / SECOND), abs=0.05)
     assert merged.manifest.counts == {op: 2 * n for op, n in first.manifest.counts.items()}
 
 

@@ -11,8 +11,8 @@ from tracing_tools.trace.reader import Trace
 def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
     """Return the column names and the rows (JSON-able values) of one SELECT over the trace's tables.
 
-    The tables are events, files, processes, phases and, where the trace has them, block, gpu and samples_KIND. Raises UsageError
-    for what is not one SELECT or that DuckDB refuses, IotwinError when DuckDB is not installed.
+    The tables are events, files, processes, phases and, where the trace has them, parts, block, gpu and samples_KIND. Raises
+    UsageError for what is not one SELECT or that DuckDB refuses, IotwinError when DuckDB is not installed.
     """
     try:
         import duckdb

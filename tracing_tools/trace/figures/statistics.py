@@ -98,21 +98,21 @@ def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
     running = np.cumsum(calls)
     before = running[first] - calls[first]
     for name, share in PERCENTILES.items():
-        index = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
-        table[name] = time[index] / calls[index]
+        place = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
+        table[name] = time[place] / calls[place]
     table["max_ns"] = np.maximum.reduceat(frame["max_ns"].to_numpy(), first)
     return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
 
 
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = here) -> pd.DataFrame:
     """Return the rows of the traces together, each part of each counted by one of the workers."""
-    parts = [(trace.path, part, by) for trace in traces for part in range(trace.parts)]
+    parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
     for trace, label in zip(traces, labels, strict=True):
-        own = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.parts]]
-        counted += trace.parts
-        together.append(named(add_up(own) if own else _nothing(), trace, label, by))
+        mine = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
+        counted += trace.event_parts
+        together.append(named(add_up(mine) if mine else _nothing(), trace, label, by))
     return rows(together, by)
 
 

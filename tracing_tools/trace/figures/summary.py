@@ -13,7 +13,10 @@ _STORAGE = ("dataset", "checkpoint")
 
 
 def summarise(trace: Trace) -> dict[str, Any]:
-    """Return the operations, files by kind, phases and processes of a trace as JSON-able rows; times in ns, sizes in bytes."""
+    """Return the operations, files by kind, phases, parts of steps and processes of a trace as JSON-able rows.
+
+    Times are in ns unless their name says otherwise, sizes in bytes.
+    """
     tallies = tally_trace(trace, BY)
     tables = {by: rows([named(counted, trace, str(trace.path), by)], by) for by, counted in tallies.items()}
     operations = tables["op"].assign(bytes=tables["op"]["read_bytes"] + tables["op"]["written_bytes"])
@@ -25,6 +28,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "busiest_storage_files": document(files[files["kind"].isin(_STORAGE)].head(_BUSIEST)),
         "page_cache": summarise_page_cache(trace),
         "phases": _phases(trace.phases()),
+        "parts": _parts(trace.step_parts()),
         "processes": {
             str(role): int(count) for role, count in trace.processes()["role"].value_counts(sort=True).items() if count
         },
@@ -50,3 +54,14 @@ def _phases(phases: pd.DataFrame) -> list[dict[str, Any]]:
             {"phase": str(phase), "count": len(group), "mean_ns": float(durations.mean()), "total_ns": int(durations.sum())}
         )
     return found
+
+
+def _parts(parts: pd.DataFrame | None) -> list[dict[str, Any]]:
+    """Return how often and how long each part of a step came, in the order of their first."""
+    if parts is None:
+        return []
+    seconds = (parts["duration_ns"] / 1e9).groupby(parts["name"].astype(str), sort=False)
+    return [
+        {"name": name, "count": len(each), "total_s": float(each.sum()), "median_s": float(each.median())}
+        for name, each in seconds
+    ]

@@ -14,7 +14,7 @@ from tracing_tools.trace.importers.artifact_calls import read_block, read_calls
 from tracing_tools.trace.importers.assemble import Imported
 from tracing_tools.trace.importers.text import read_lines
 from tracing_tools.trace.logs.dlio_log import parse_edge
-from tracing_tools.trace.logs.mllog import read_phases
+from tracing_tools.trace.logs.mllog import read_log
 from tracing_tools.trace.manifest import ClockPair
 
 _SECOND = 1_000_000_000
@@ -79,7 +79,8 @@ def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zon
     imported.clock = [ClockPair(monotonic_ns, realtime_ns, clock.uncertainty_ns)]
     _check_zone(imported, unix, monotonic_ns - realtime_ns, zone)
 
-    imported.phases, imported.torn["MLLOG"] = read_phases(logs, one_by_one(realtime_to_monotonic(imported.clock)))
+    logged = read_log(logs, one_by_one(realtime_to_monotonic(imported.clock)))
+    imported.phases, imported.parts, imported.torn["MLLOG"] = logged.phases, logged.parts, logged.torn
 
 
 def _log_times_ns(logs: list[Path]) -> list[int]:

@@ -30,6 +30,7 @@ class Imported:
     notes: list[str] = field(default_factory=list)
     processes: list[dict[str, Any]] = field(default_factory=list)  # what is known of them, by names of schema.PROCESSES
     phases: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)  # of steps
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     block: pa.Table | None = None
     gpu: pa.Table | None = None
@@ -63,7 +64,7 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
         processes = _processes(used.pids(), imported.processes, read_by_pid)
         write_tables(
             partial, manifest, files, rows_table(processes, schema.PROCESSES), rows_table(phases, schema.PHASES), samples,
-            imported.block, imported.gpu,
+            imported.block, imported.gpu, rows_table(imported.parts, schema.PARTS) if imported.parts else None,
         )  # fmt: skip
         put_in_place(partial, directory)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Phases from the MLLOG lines that training jobs print (`:::MLLOG {json}`, mlcommons/logging), or from those of DLIO's log.
+"""Phases and parts of steps from a job's MLLOG lines (`:::MLLOG {json}`, mlcommons/logging), and phases from those of DLIO's log.
 
 Our own workloads and emulator add `time_ns` (UNIX nanoseconds) beside the standard `time_ms`, which is coarse for short phases.
 """
@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,21 @@ from tracing_tools.trace.logs.dlio_log import Edge, parse_edge, zone_of
 _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
 
 _LAST_NS = 1 << 62  # of UNIX time: in the year 2116
+_SAME_CLOCK_NS = 3_600_000_000_000  # a part whose end is farther than that from when it was logged was timed by another clock
+_PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
+_MOST_PART_NAMES = 1000
 _MOST_LINE_BYTES = 1 << 20  # what a longer line says is not looked at
 
 PhaseRow = dict[str, Any]
+
+
+@dataclass
+class JobLog:
+    """What the logs of a job tell: rows of schema.PHASES and schema.PARTS in order of start, and how many lines were torn."""
+
+    phases: list[PhaseRow] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    torn: int = 0
 
 
 def log_lines(log: Path) -> Iterator[str]:
@@ -40,17 +53,15 @@ def log_lines(log: Path) -> Iterator[str]:
             is_rest = not line.endswith(b"\n")
 
 
-def read_phases(
-    logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None
-) -> tuple[list[PhaseRow], int]:
-    """Return the phases (rows of schema.PHASES, sorted by start) that the log files tell, and how many MLLOG lines were torn.
+def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None) -> JobLog:
+    """Return the phases and the parts of steps that the log files tell.
 
-    Lines of DLIO's log count where there is no MLLOG line. They name no time zone: it is UTC, or this machine's if the lines then
-    lie within `span_ns` (UNIX ns).
+    Lines of DLIO's log count where no MLLOG line tells a phase. They name no time zone: it is UTC, or this machine's if the lines
+    then lie within `span_ns` (UNIX ns).
     """
-    rows: list[PhaseRow] = []
+    found = JobLog()
     dlio_rows: list[PhaseRow] = []
-    torn = 0
+    names: set[str] = set()
     for log in logs:
         open_phases: dict[tuple[str, int], PhaseRow] = {}
         dlio: list[str] = []
@@ -61,13 +72,18 @@ def read_phases(
                 continue
             event = _parse(line)
             if event is None:
-                torn += 1
+                found.torn += 1
+            elif part := _part(event, to_monotonic_ns):
+                names.add(part["name"])
+                if len(names) <= _MOST_PART_NAMES:
+                    found.parts.append(part)
             else:
-                _apply(event, open_phases, rows, to_monotonic_ns)
+                _apply(event, open_phases, found.phases, to_monotonic_ns)
         dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone_of(dlio, *span_ns) if span_ns else datetime.UTC)
-    rows = rows or dlio_rows
-    rows.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
-    return rows, torn
+    found.phases = found.phases or dlio_rows
+    found.phases.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
+    found.parts.sort(key=lambda row: (row["start_ns"], -row["duration_ns"]))
+    return found
 
 
 def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
@@ -152,6 +168,28 @@ def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
     if key in PHASE_OF_KEY and kind in ("INTERVAL_START", "INTERVAL_END"):
         return PHASE_OF_KEY[key], kind == "INTERVAL_START"
     return None
+
+
+def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] | None:
+    """Return the part of a step that the line tells, a row of schema.PARTS, or None when it tells something else.
+
+    Its start is on CLOCK_MONOTONIC; where that cannot be, as in a container with a clock of its own, it ended when it was logged.
+    """
+    value = event.get("value")
+    if not isinstance(value, dict) or not _PART_NAME.fullmatch(event["_key"]):
+        return None
+    start_ns, duration_ns = value.get("start"), value.get("duration")
+    if type(start_ns) is not int or type(duration_ns) is not int or not 0 <= duration_ns <= _LAST_NS:
+        return None
+    logged_ns = clock(event["_time_ns"])
+    if abs(start_ns + duration_ns - logged_ns) > _SAME_CLOCK_NS:
+        start_ns = logged_ns - duration_ns
+    if start_ns < 0:
+        return None
+    return {
+        "name": event["_key"], "start_ns": start_ns, "duration_ns": duration_ns, "rank": event["_rank"],
+        "epoch": event["_epoch"], "step": event["_step"],
+    }  # fmt: skip
 
 
 def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:

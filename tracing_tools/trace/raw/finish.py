@@ -20,7 +20,7 @@ from common.errors import IotwinError
 from tracing_tools.trace import schema
 from tracing_tools.trace.clocks import one_by_one, realtime_to_monotonic, step_notes
 from tracing_tools.trace.columns import column, labels, rows_table
-from tracing_tools.trace.logs.mllog import read_phases
+from tracing_tools.trace.logs.mllog import JobLog, read_log
 from tracing_tools.trace.manifest import (
     MANIFEST_NAME,
     ClockPair,
@@ -116,7 +116,7 @@ def finish_trace(directory: Path, manifest: Manifest, status: State = "complete"
     write_table(directory / "processes.parquet", schema.PROCESSES, processes)
     if (raw / GPU_FILE).exists():
         write_table(directory / "gpu.parquet", schema.GPU, gpu_table(raw / GPU_FILE))
-    _write_phases(directory, manifest)
+    _write_log_tables(directory, manifest)
     _write_samples(directory, journal)
 
     _close_ledger(manifest)
@@ -227,7 +227,8 @@ def _is_whole(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.
     return np.asarray(
         ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
         & (records["pid"] > 0) & (records["pid"] <= _MOST_PID) & (records["tid"] <= _MOST_PID)
-        & (start > bounds[0]) & (start <= bounds[1]) & (duration >= 0) & (duration <= LAST_NS) & (records["inode"] < 1 << 63)
+        & (start > bounds[0]) & (start <= bounds[1]) & (duration >= 0) & (duration <= LAST_NS - start)
+        & (records["inode"] < 1 << 63)
         & (np.abs(records["offset"].astype(np.float64)) <= LAST_NS) & (np.abs(records["result"].astype(np.float64)) <= LAST_NS)
     )  # fmt: skip
 
@@ -261,23 +262,25 @@ def _event_table(
     return pa.Table.from_arrays(arrays, schema=schema.EVENTS)
 
 
-def _write_phases(directory: Path, manifest: Manifest) -> None:
-    """Write the phases that the job's own log tells, whatever stands in it: no line of a log may cost the trace."""
-    rows: list[dict[str, Any]] = []
+def _write_log_tables(directory: Path, manifest: Manifest) -> None:
+    """Write the phases and parts that the job's own log tells, whatever stands in it: no line of a log may cost the trace."""
+    logged = JobLog()
     if manifest.clock:
         span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
         try:
-            rows, torn = read_phases(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
-            table = rows_table(rows, schema.PHASES)
+            logged = read_log(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
+            phases, parts = rows_table(logged.phases, schema.PHASES), rows_table(logged.parts, schema.PARTS)
         except (ArithmeticError, ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as error:
             manifest.notes.append(f"the phases are not known: the job's log could not be read ({type(error).__name__})")
-            torn, table = 0, schema.PHASES.empty_table()
-        if torn:
-            manifest.notes.append(f"{torn} MLLOG lines of the job's output were torn and left out")
+            logged, phases, parts = JobLog(), schema.PHASES.empty_table(), schema.PARTS.empty_table()
+        if logged.torn:
+            manifest.notes.append(f"{logged.torn} MLLOG lines of the job's output were torn and left out")
     else:
         manifest.notes.append("the phases are not known: the recording holds no reading of the clocks")
-        table = schema.PHASES.empty_table()
-    write_table(directory / "phases.parquet", schema.PHASES, table)
+        phases, parts = schema.PHASES.empty_table(), schema.PARTS.empty_table()
+    write_table(directory / "phases.parquet", schema.PHASES, phases)
+    if parts.num_rows:
+        write_table(directory / "parts.parquet", schema.PARTS, parts)
 
 
 def _logs(directory: Path) -> list[Path]:

@@ -1,0 +1,171 @@
+"""Tensors of one rank as one raw file and an index in JSON: written once, forwards, checksummed on the way."""
+
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import IotwinError
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4,
+    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+_CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its checksum and its copy to the page cache
+_ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
+_MOST_INDEX_BYTES = 256 << 20
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class Tensor(NamedTuple):
+    """A tensor to write, or as read: `data` holds its elements in C order, as bytes."""
+
+    name: str
+    dtype: str  # a key of ITEM_BYTES
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+class Entry(msgspec.Struct):
+    """Where a tensor lies in its raw file."""
+
+    name: str
+    dtype: str
+    shape: tuple[_Natural, ...]
+    offset: _Natural
+    size_bytes: _Natural
+
+
+class Index(msgspec.Struct):
+    """What a raw file holds, and the plain values beside it."""
+
+    tensors: list[Entry]
+    values: dict[str, Any]
+
+
+class Damaged(Exception):
+    """A file is not what was written; the text says how, without the file's name."""
+
+
+def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
+    """Return the CRC-32C of `content` following bytes whose checksum is `before`; IotwinError where google-crc32c is missing."""
+    try:
+        import google_crc32c
+    except ModuleNotFoundError:
+        raise IotwinError("checkpoints need the Python package google-crc32c; install it with pip") from None
+    return int(google_crc32c.extend(before, content))
+
+
+def write_tensors(path: Path, tensors: Iterable[Tensor]) -> tuple[list[Entry], int, int]:
+    """Write `tensors` at `path`, which must not exist, and fsync it; return the entries, the size in bytes and the CRC-32C."""
+    entries: list[Entry] = []
+    at = checksum = 0
+    with path.open("xb", buffering=0) as file:
+        for name, dtype, shape, data in tensors:
+            gap = -at % _ALIGNMENT
+            if gap:
+                checksum = _append(file.fileno(), np.zeros(gap, np.uint8), checksum)
+            entries.append(Entry(name, dtype, shape, at + gap, data.size))
+            checksum = _append(file.fileno(), data, checksum)
+            at += gap + data.size
+        os.fsync(file.fileno())
+    return entries, at, checksum
+
+
+def _append(descriptor: int, data: NDArray[np.uint8], checksum: int) -> int:
+    for first in range(0, data.size, _CHUNK_BYTES):
+        chunk = data[first : first + _CHUNK_BYTES]
+        checksum = crc32c(chunk, checksum)
+        while chunk.size:
+            chunk = chunk[os.write(descriptor, chunk.data) :]
+    return checksum
+
+
+def write_durably(path: Path, content: bytes) -> tuple[int, int]:
+    """Write `content` at `path`, which must not exist, and fsync it; return its size in bytes and its CRC-32C."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return len(content), crc32c(content)
+
+
+@contextmanager
+def _open_regular(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a regular file that is no link: a pipe would wait forever, a link lead elsewhere."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Damaged(os.strerror(error.errno or 0).lower()) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Damaged("is no regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_small(path: Path, most_bytes: int = _MOST_INDEX_BYTES) -> bytes:
+    """Return the content of a regular file of at most `most_bytes`; Damaged when it cannot be read."""
+    with _open_regular(path) as descriptor:
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes > most_bytes:
+            raise Damaged(f"has {size_bytes} bytes, more than any such file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a regular file; Damaged when there is none."""
+    with _open_regular(path) as descriptor:
+        return os.fstat(descriptor).st_size
+
+
+def checksum_of(path: Path) -> int:
+    """Return the CRC-32C of a file, read a chunk at a time; Damaged when it cannot be read."""
+    checksum, buffer = 0, np.empty(_CHUNK_BYTES, np.uint8)
+    with _open_regular(path) as descriptor, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        while count := file.readinto(buffer.data):
+            checksum = crc32c(buffer[:count], checksum)
+    return checksum
+
+
+def read_checked(path: Path, size_bytes: int, checksum: int) -> NDArray[np.uint8]:
+    """Return a file's bytes, which must be those of the checksum: what is used is what was checked. Raises Damaged."""
+    if (found := size_of(path)) != size_bytes:  # before memory is taken for it
+        raise Damaged(f"has {found} bytes instead of {size_bytes}")
+    content = np.empty(size_bytes, np.uint8)
+    at = computed = 0
+    with _open_regular(path) as descriptor, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        while at < size_bytes and (count := file.readinto(content[at : at + _CHUNK_BYTES].data)):
+            computed = crc32c(content[at : at + count], computed)
+            at += count
+    if at < size_bytes or computed != checksum:
+        raise Damaged("does not have the checksum that the manifest tells")
+    return content
+
+
+def decode_index(content: bytes) -> Index:
+    """Return the index in `content`; Damaged when it is none."""
+    try:
+        return msgspec.json.decode(content, type=Index)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"is no index of tensors ({error})") from None
+
+
+def tensors_in(index: Index, content: NDArray[np.uint8]) -> Iterator[Tensor]:
+    """Yield the tensors of a raw file as views of its `content`; Damaged where the index and the file do not agree."""
+    for entry in index.tensors:
+        item_bytes = ITEM_BYTES.get(entry.dtype)
+        if item_bytes is None:
+            raise Damaged(f"tensor {entry.name!r} has the unknown type {entry.dtype!r}")
+        if math.prod(entry.shape) * item_bytes != entry.size_bytes or entry.offset + entry.size_bytes > content.size:
+            raise Damaged(f"tensor {entry.name!r} does not lie in its file")
+        yield Tensor(entry.name, entry.dtype, entry.shape, content[entry.offset : entry.offset + entry.size_bytes])

@@ -1,0 +1,62 @@
+"""What the commands on a store share: its document, and how a person sees it."""
+
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iotwin.command import Outcome
+
+if TYPE_CHECKING:
+    from common.checkpoints import Found
+
+
+def add_directory(parser: ArgumentParser) -> None:
+    """Add the store."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the store: the folder checkpoints in a job's --output")
+
+
+def outcome(directory: Path, check: "Callable[[Found], Found]", removed: "list[Found] | None" = None) -> Outcome:
+    """Return what the store holds, newest first, each after `check`; exit status 1 when nothing can be loaded."""
+    from common.checkpoints import checkpoints, named_latest
+
+    found = [check(each) for each in checkpoints(directory)]
+    loadable = next((each.name for each in found if each.reason is None), None)
+    document = {
+        "directory": str(directory), "latest": named_latest(directory), "loadable": loadable,
+        "checkpoints": [_entry(each) for each in found], "removed": [each.name for each in removed or []],
+    }  # fmt: skip
+    return Outcome(document, 0 if loadable else 1)
+
+
+def _entry(found: "Found") -> dict[str, Any]:
+    manifest = found.manifest
+    return {
+        "name": found.name,
+        "step": manifest.step if manifest else None,
+        "epoch": manifest.epoch if manifest else None,
+        "position": manifest.position.position if manifest else None,
+        "world_size": manifest.world_size if manifest else None,
+        "size_bytes": found.size_bytes,
+        "files": len(manifest.files) if manifest else 0,
+        "whole": found.reason is None,
+        "reason": found.reason,
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print a line a checkpoint, and which one a job would resume from."""
+    from common.units import format_size
+
+    print(f"{'checkpoint':<16}{'step':>10}{'epoch':>7}{'position':>10}{'ranks':>7}{'size':>11}")
+    for entry in document["checkpoints"]:
+        if entry["step"] is None:
+            print(f"{entry['name']:<16}{'':>45}  {entry['reason']}")
+            continue
+        size = format_size(entry["size_bytes"])
+        numbers = f"{entry['step']:>10}{entry['epoch']:>7}{entry['position']:>10}{entry['world_size']:>7}{size:>11}"
+        print(f"{entry['name']:<16}{numbers}" + ("" if entry["whole"] else f"  {entry['reason']}"))
+    for name in document["removed"]:
+        print(f"{name} removed")
+    loadable = document["loadable"]
+    print(f"a job resumes from {loadable}" if loadable else f"{document['directory']} holds no checkpoint that loads")

@@ -1,0 +1,123 @@
+"""What the reads of a stream say of its steps: its bursts, the bytes used up, the open files and the time of steps, by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmark.fit.stream import Stream, _bursts, _file_ends, _logged_steps, _most_open, _record_bytes, _step_times, _Used, within
+from benchmark.fit.windows import Window
+
+SECOND = 10**9
+
+
+def window(start_s: float, end_s: float, phase: str = "block") -> Window:
+    return Window(phase, 1, int(start_s * SECOND), int(end_s * SECOND), True)
+
+
+def stream(*windows: Window) -> Stream:
+    nothing: Any = pd.DataFrame()
+    return Stream(1, "/data", ["a"], np.array([1]), nothing, nothing, list(windows), [])
+
+
+def reads(*rows: tuple[float, float, int, int]) -> pd.DataFrame:
+    """Reads of (start_s, end_s, offset, result)."""
+    frame = pd.DataFrame(rows, columns=["start_ns", "end_ns", "offset", "result"])
+    return frame.assign(start_ns=(frame["start_ns"] * SECOND).astype(int), end_ns=(frame["end_ns"] * SECOND).astype(int))
+
+
+def test_the_dense_first_reads_are_one_burst_and_pauses_part_the_others():
+    """Twenty reads a millisecond apart; then pairs of reads, the pairs a second apart."""
+    first = np.arange(20) * 10**6
+    later = SECOND + np.array([0, 1, 1000, 1001, 2000, 2001]) * 10**6
+    found = _bursts(np.concatenate([first, later]), 4 * SECOND)
+    assert found.tolist() == [0] * 20 + [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_burst_ends_where_two_constant_rates_are_likeliest(seed):
+    """Against the likelihood of two Poisson processes, written out for every place to part them."""
+    rng = np.random.default_rng(seed)
+    starts = np.cumsum(np.concatenate([rng.integers(1, 10**6, 30), rng.integers(1, 10**8, 12)]))
+    end_ns = int(starts[-1]) + 10**8
+    likelihood = {}
+    for k in range(2, len(starts)):
+        at = starts[k - 1]
+        rate, other = k / max(at - starts[0], 1), (len(starts) - k) / max(end_ns - at, 1)
+        likelihood[k] = k * np.log(rate) + (len(starts) - k) * np.log(other)
+    best = max(likelihood, key=lambda k: likelihood[k])
+    assert int((_bursts(starts, end_ns) == 0).sum()) == best
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_so_few_reads_are_all_first_ones(count):
+    assert _bursts(np.arange(count), 100).tolist() == [0] * count
+
+
+def test_bytes_are_those_of_the_first_reads_of_later_ones_and_all():
+    """Two files opened with buffers of 100 bytes: of the first 500, those of files that only wait their turn are not used up."""
+    frame = reads((0, 0.1, 0, 100), (0.1, 0.2, 0, 100), (0.2, 0.3, 100, 300), (5, 5.1, 400, 50), (6, 6.1, 450, 60))
+    group = np.array([0, 0, 0, 1, 2])
+    assert _Used.of(frame, group, 2, 1) == _Used(500 - 100, 110, 610)  # half a buffer of each of two files
+    assert _Used.of(frame, group, 1, 4) == _Used(500 - 250, 110, 610)  # and two more files that threads have opened ahead
+    assert _Used.of(frame, group, 3, 4).first_bytes == 0
+
+
+def test_open_files_are_counted_where_most_are():
+    opens = pd.DataFrame({"start_ns": [0, 1, 5, 9], "close_ns": [5, 6, 9, 12]})
+    assert _most_open(opens) == 2  # at 5 one closes as another opens
+    assert _most_open(opens.assign(close_ns=[6, 6, 9, 12])) == 3
+
+
+@pytest.mark.parametrize(
+    ("logged", "ranks", "found"),
+    [
+        ({"step_count": 30, "global_batch_size": 12}, 3, (30, 4)),
+        ({"step_count": 1, "global_batch_size": 1}, 0, (1, 1)),
+        ({"step_count": 30, "global_batch_size": 2}, 3, (30, 1)),
+        ({"step_count": 0, "global_batch_size": 12}, 1, None),
+        ({"step_count": 30, "global_batch_size": 0}, 1, None),
+        ({"step_count": 30, "global_batch_size": "12"}, 1, None),
+        ({"global_batch_size": 12}, 1, None),
+    ],
+)
+def test_a_rank_takes_its_share_of_the_logged_batch(logged, ranks, found):
+    job: Any = SimpleNamespace(logged=logged, processes=pd.DataFrame({"role": ["rank"] * ranks + ["loader"]}))
+    assert _logged_steps(job) == found
+
+
+def test_a_first_step_of_its_own_and_the_mean_of_the_others():
+    """First reads until 1 s, a step of 6 s, then steps of 1 s: 11 s from the window's start."""
+    frame = reads((0, 1, 0, 1), (7, 7.1, 0, 1), (8, 8.1, 0, 1), (9, 9.1, 0, 1))
+    first_s, compute_s = _step_times(stream(window(0, 11)), frame, np.arange(4), 6)
+    assert first_s == pytest.approx(6) and compute_s == pytest.approx((11 - 1 - 6) / 5)
+
+
+def test_a_first_step_as_the_others_is_none_of_its_own():
+    """The first pause, 2 s, is not three times a later one of 1 s; two windows of 4 steps, 0.5 s before the first."""
+    frame = reads((0.2, 0.5, 0, 1), (2.5, 2.6, 0, 1), (3.6, 3.7, 0, 1))
+    first_s, compute_s = _step_times(stream(window(0, 4.5), window(5, 9.5)), frame, np.arange(3), 4)
+    assert first_s is None and compute_s == pytest.approx((9 - 0.5) / 8)
+
+
+def test_files_end_where_others_are_opened():
+    frame = reads((0, 1, 0, 10), (0.5, 2, 10, 10), (4, 4.5, 20, 10))
+    opens = pd.DataFrame({"start_ns": [int(s * SECOND) for s in (0, 0.1, 1.5, 2, 3, 5)]})
+    before, later_s = _file_ends(frame, opens, np.array([0, 0, 1]), 2)
+    assert before == 2 and later_s.tolist() == [1.0, 3.0]
+
+
+def test_records_are_what_the_steps_used_up():
+    said: list[str] = []
+    assert _record_bytes(_Used(400.0, 600, 1200), False, 30, said) == 20
+    assert _record_bytes(_Used(400.0, 600, 1200), True, 30, said) == 40
+    assert not any("half of" in text for text in said)
+    assert _record_bytes(_Used(400.0, 0, 1200), False, 10, said) == 20 and "half of what those brought" in said[-2]
+
+
+def test_events_are_within_a_window_from_its_first_to_its_last_nanosecond():
+    events = pd.DataFrame({"start_ns": [9, 10, 20, 21, 29, 30]})
+    windows = [Window("block", 1, 10, 20, True), Window("block", 2, 30, 40, True)]
+    assert within(events, windows)["start_ns"].tolist() == [10, 20, 30]

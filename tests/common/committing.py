@@ -1,0 +1,60 @@
+"""A program that commits steps to a store, two ranks as threads; what it has returned from it says by looking for a file.
+
+python -m tests.common.committing STORE FIRST LAST [WORLD_SIZE] [KEEP]
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from common.commit import Retention, Store
+from tests.common.stores import manifest, tensors
+
+SIZES = (40, 0, 7)
+
+
+class ThreadRanks:
+    """Ranks as threads of one process."""
+
+    def __init__(self, world_size):
+        self._barrier, self._values = threading.Barrier(world_size), [()] * world_size
+        self.world_size = world_size
+
+    def of(self, rank):
+        ranks = self
+
+        class Rank:
+            world_size = ranks.world_size
+
+            def sum(self, *values):
+                ranks._values[rank] = values
+                ranks._barrier.wait()
+                total = [sum(each) for each in zip(*ranks._values, strict=True)]
+                ranks._barrier.wait()
+                return total
+
+        instance = Rank()
+        instance.rank = rank
+        return instance
+
+
+def run(directory, first, last, world_size=1, keep=1):
+    ranks = ThreadRanks(world_size)
+
+    def one(rank):
+        with Store(directory, Retention(keep), ranks.of(rank)) as store:
+            for step in range(first, last + 1):
+                store.commit(manifest(step, world_size), tensors(step, rank, SIZES), {"step": step})
+                if rank == 0:
+                    os.access(f"/committed-{step}", os.F_OK)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,0 +1,108 @@
+"""DLRM killed at a step and resumed: the same weights and the same samples; on another number of ranks the same samples."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed (pip install iotwin[torch])")
+
+from datagen.generate import generate
+from datagen.layouts import DlrmLayout
+from tests.workloads import killed
+from tests.workloads.dlrm.test_job import options
+from tests.workloads.killed import indices, same, until
+from workloads.dlrm.__main__ import main
+
+pytestmark = pytest.mark.torch
+STEPS, BATCH = 11, 64  # in passes of 7 batches
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("criteo")
+    generate(DlrmLayout(), directory, samples=7 * BATCH + 30, seed=3, workers=1)
+    return directory
+
+
+def run(data, tmp_path, output, ranks=1, killed_at=0, flags=("--shuffle",), **changes):
+    values = {"batch_size": BATCH, "steps": STEPS, "eval_every": 4, "eval_batch_size": 8, "eval_batches": 1,
+              "most_categories": 50, "embedding_size": 4, "bottom": "8", "top": "8", **changes}  # fmt: skip
+    return killed.run(main, [*options(data, tmp_path / output, **values), *flags], tmp_path, output, ranks, killed_at)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    return run(data, tmp_path_factory.mktemp("whole"), "whole")
+
+
+def test_an_uninterrupted_job_takes_each_sample_once_a_pass(whole):
+    result, log = whole
+    assert result["resumed_from"] is None and result["steps"] == STEPS and result["stopped"] is False
+    first = {(epoch, index): times for (epoch, index), times in indices(log).items() if epoch == 1}
+    assert first == Counter((1, index) for index in range(7 * BATCH))
+    assert sum(indices(log).values()) == STEPS * BATCH and max(indices(log).values()) == 1
+
+
+@pytest.mark.parametrize(("killed_at", "every"), [(1, 1), (5, 4), (8, 7), (11, 3)])
+def test_killed_at_a_step_and_resumed_it_ends_as_if_nothing_had_been(data, tmp_path, whole, killed_at, every):
+    _, before = run(data, tmp_path, "out", killed_at=killed_at, checkpoint_steps=every)
+    result, rest = run(data, tmp_path, "out", resume="auto", checkpoint_steps=every)
+    step = (killed_at - 1) // every * every
+    same(whole, result, until(before, step), rest)
+    assert result["steps"] == STEPS - step
+    assert result["evaluations"] == whole[0]["evaluations"][step // 4 :]
+    if step:
+        position = {"step": step, "epoch": 1 + step // 7, "position": step % 7 * BATCH}
+        assert result["resumed_from"] == {"name": f"step-{step}", **position}
+
+
+def test_two_ranks_killed_and_resumed_and_then_one(data, tmp_path, whole):
+    uninterrupted = run(data, tmp_path, "whole", ranks=2)
+    assert indices(uninterrupted[1]) == indices(whole[1])
+    assert uninterrupted[0]["last_loss"] == pytest.approx(whole[0]["last_loss"], rel=1e-4)  # the same batches, shared
+    _, before = run(data, tmp_path, "out", ranks=2, killed_at=6, checkpoint_steps=5)
+    result, rest = run(data, tmp_path, "out", ranks=2, resume="auto")
+    same(uninterrupted, result, until(before, 5), rest)
+    result, rest = run(data, tmp_path, "alone", resume=tmp_path / "out" / "checkpoints")
+    assert indices(until(before, 5), rest) == indices(uninterrupted[1])
+    assert result["order_sha256"] == uninterrupted[0]["order_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 32}, "is of batch size 64, this job is of batch size 32"),
+        ({"steps": 2}, "the checkpoint ended step 2; give --steps a higher number to go on"),
+        ({"embedding_size": 8}, "this job is of network {'embedding_size': 8"),
+        ({"resume": "never", "variant": "sleep", "sleep": 0, "stop_after": 1}, "cannot be resumed, stopped or asked"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(data, tmp_path, stopped, capsys, changes, message):
+    values = {"batch_size": BATCH, "steps": STEPS, "eval_every": 0, "most_categories": 50, "embedding_size": 4, "bottom": "8",
+              "top": "8", "resume": stopped / "out" / "checkpoints", **changes}  # fmt: skip
+    assert main([*options(data, tmp_path / "out", **values), "--shuffle"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stopped")
+    result, _ = run(data, directory, "out", stop_after=2, checkpoint_seconds=1000)
+    assert result["stopped"] is True and result["steps"] == 2
+    return directory
+
+
+def test_another_jobs_store_is_refused(tmp_path, data, stopped, capsys):
+    from tests.workloads.unet3d.conftest import options as of_unet3d
+    from workloads.unet3d.__main__ import main as unet3d
+
+    generate_cases(tmp_path / "cases")
+    assert unet3d(of_unet3d(tmp_path / "cases", tmp_path / "out", resume=stopped / "out" / "checkpoints")) == 1
+    assert "is of job dlrm, this job is of job unet3d" in capsys.readouterr().err
+
+
+def generate_cases(directory):
+    from datagen.layouts import Unet3dLayout
+
+    generate(Unet3dLayout(scale=0.1), directory, samples=10, seed=3, workers=1)

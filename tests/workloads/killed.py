@@ -1,0 +1,67 @@
+"""Jobs killed at a step, in processes of their own: what they consumed, and how what resumes them ends."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+from collections import Counter
+
+import torch._dynamo  # noqa: F401 - what the first optimizer imports, two seconds long: here once for all jobs that are forked
+
+from workloads.state import keeper
+
+
+def _rank(main, arguments, environment, killed_at, report):
+    os.environ |= environment
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    if killed_at:
+        consumed = keeper.Keeper.consumed
+
+        def then_die(self, *step):
+            consumed(self, *step)
+            if self.steps == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        keeper.Keeper.consumed = then_die
+    os._exit(main(arguments))
+
+
+def run(main, arguments, tmp_path, output, ranks=1, killed_at=0):
+    """Run a job in processes of its own, all of them killed at a step; return the result and the index log's lines."""
+    log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
+    arguments = [*map(str, arguments), "--output", str(tmp_path / output), "--index-log", str(log)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    context = multiprocessing.get_context("fork")
+    reports = [tmp_path / f"stderr.{rank}" for rank in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(main, arguments, environment | {"RANK": str(rank)}, killed_at, reports[rank]))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    expected = -signal.SIGKILL if killed_at else 0
+    assert [process.exitcode for process in processes] == [expected] * ranks, [each.read_text() for each in reports]
+    result = None if killed_at else json.loads((tmp_path / output / "result.json").read_text())
+    return result, [[int(word) for word in line.split()] for line in log.read_text().splitlines()]
+
+
+def indices(*logs):
+    """The samples of each epoch, each with how often it was consumed."""
+    return Counter((epoch, index) for log in logs for _, epoch, _, *found in log for index in found)
+
+
+def until(log, step):
+    return [line for line in log if line[2] <= step]
+
+
+def same(whole, resumed, *logs):
+    whole_result, whole_log = whole
+    assert resumed["weights_sha256"] == whole_result["weights_sha256"]
+    assert resumed["order_sha256"] == whole_result["order_sha256"]
+    assert indices(*logs) == indices(whole_log)
