@@ -8,7 +8,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -88,3 +88,16 @@ def console(stderr: bool = False, width: int | None = None) -> "Console":
 
     stream = sys.stderr if stderr else sys.stdout
     return CleanConsole(file=getattr(stream, "behind", stream), width=width)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows under their columns' names."""
+    texts = [[str(value) for value in row] for row in [columns, *rows]]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
+    for row in texts:
+        print(
+            "  ".join(
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(row, widths, strict=True))
+            )
+        )

@@ -20,7 +20,17 @@ class Report(Command):
             "traces", nargs="+", type=Path, metavar="TRACE", help="trace to report; several are compared with the first"
         )
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="page to write")
-
+        parser.add_argument(
+            "--repeats",
+            nargs="+",
+            type=Path,
+            default=[],
+            metavar="TRACE",
+            help="reruns of the first trace's job, for the verdict",
+        )
+        parser.add_argument(
+            "--response", type=Path, metavar="FILE", help="response.json of iotwin twin respond, shown as a table"
+        )
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
@@ -29,7 +39,9 @@ class Report(Command):
         from trace_visuals.report import write_report
         from trace_visuals.report.texts import describe
 
-        analyses = write_report(args.traces, args.output, args.dask, open_with_passes)
+        analyses = write_report(
+            args.traces, args.output, args.dask, open_with_passes, repeats=args.repeats, response=args.response
+        )
         return Outcome({
             "output": str(args.output), "size_bytes": args.output.stat().st_size,
             "traces": [

@@ -41,6 +41,8 @@ def checks() -> Iterator[Check]:
     for name, reason in unavailable_reasons().items():
         yield name, _BACKEND_PURPOSES[name], reason
     yield "cgroup filter", "telling the job's tasks from all others", _cgroup_reason()
+    yield "capped reads", "iotwin twin respond: a slower disk", _limit_reason("reads")
+    yield "memory limit", "iotwin twin respond: a small page cache", _limit_reason("memory")
     yield "clang", "compiling the eBPF programs", None if shutil.which("clang") else "not installed; install the package clang"
     yield "docker", "running jobs in containers", _docker_reason()
     yield "GPU samples", "GPU utilisation in traces", _gpu_reason()
@@ -89,6 +91,12 @@ def _cgroup_reason() -> str | None:
         return f"{cgroup}; the process tree is followed instead"
     cgroup.remove()
     return None
+
+
+def _limit_reason(what: str) -> str | None:
+    from tracing_tools.targets.limits import reason_against
+
+    return reason_against(what)
 
 
 def _gpu_reason() -> str | None:

@@ -2,16 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import IotwinError
 from common.progress import note
 from tracing_tools.trace.manifest import Manifest
 
+if TYPE_CHECKING:
+    from tracing_tools.targets.limits import LimitedCgroups
+
 _SAMPLE_EVERY_NS = 200_000_000
 
 
-def run_traced(command: list[str], directory: Path, workload: str, backend: str = "auto", page_faults: bool = False) -> Manifest:
+def run_traced(
+    command: list[str], directory: Path, workload: str, backend: str = "auto", page_faults: bool = False,
+    limits: "LimitedCgroups | None" = None,
+) -> Manifest:  # fmt: skip
     """Run `command` under the tracer, its trace at `directory`, and return the manifest; with `page_faults` those of maps too.
+
+    The command, not the tracer, is under `limits`.
 
     Raises IotwinError with the command's last line when it fails, and KeyboardInterrupt when it was interrupted: the tracer
     passes that on to the command and finishes the trace.
@@ -21,7 +30,7 @@ def run_traced(command: list[str], directory: Path, workload: str, backend: str 
     options = Options(backend, _SAMPLE_EVERY_NS, workload, forward_output=False)
     if page_faults:
         options = replace(options, detail=(*options.detail, "mmap"))
-    manifest = trace_command(command, directory, options)
+    manifest = trace_command(command, directory, options, limits)
     if any(text.startswith("interrupted") for text in manifest.notes):
         raise KeyboardInterrupt
     if manifest.exit_status != 0:

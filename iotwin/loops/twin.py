@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmark.fit.twin_parts import Fitted
 
 TWIN, RECIPE, SUMMARY, RECORDING = "twin.yaml", "dataset.csv", "summary.json", "twin.recording"
-_DATA, _OUTPUT = "data", "output"
+OUTPUT, _DATA = "output", "data"
 _LEAST_VOLUME = 0.90  # score of the calls and bytes below which the fit is wrong, which no correction of times can mend
 _LEAST_GAIN = 0.001  # in the overall score: a round that gains less is the last
 
@@ -52,7 +52,7 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
 
 def _prepare(directory: Path, force: bool) -> None:
     if claim_directory(directory, "twin", (directory / RECIPE).exists, force):
-        for path in [*directory.glob("round-*"), directory / _DATA, directory / _OUTPUT]:
+        for path in [*directory.glob("round-*"), directory / _DATA, directory / OUTPUT]:
             shutil.rmtree(path, ignore_errors=True)
         for name in (TWIN, RECIPE, SUMMARY, RECORDING):
             (directory / name).unlink(missing_ok=True)
@@ -82,10 +82,18 @@ def generate_data(directory: Path) -> None:
     generate(layout, directory / _DATA, samples=len(layout.files))
 
 
+def data_files(directory: Path) -> list[Path]:
+    """Return the files of the twin's data set; they are made if they are not there."""
+    from datagen.recorded import read_recipe
+
+    generate_data(directory)
+    return [directory / _DATA / name for name, _ in read_recipe(directory / RECIPE).files]
+
+
 def place(config: "Config", directory: Path) -> None:
     """Have the workload read and write below `directory` and nowhere else."""
     config.dataset.data_folder = str(directory / _DATA)
-    config.checkpoint.checkpoint_folder = config.output.folder = str(directory / _OUTPUT)
+    config.checkpoint.checkpoint_folder = config.output.folder = str(directory / OUTPUT)
 
 
 class _Rounds:
@@ -112,7 +120,7 @@ class _Rounds:
         folder = self._directory / f"round-{number}"
         folder.mkdir()
         dump(self._config, folder / TWIN)
-        shutil.rmtree(self._directory / _OUTPUT, ignore_errors=True)
+        shutil.rmtree(self._directory / OUTPUT, ignore_errors=True)
         real = self._traces[0]
         command = own_command("emulate", folder / TWIN)
         run_traced(

@@ -28,6 +28,8 @@ from tests.perf import (
     perf_pipedream,
     perf_probes,
     perf_reading,
+    perf_respond,
+    perf_rivals,
     perf_samplers,
     perf_tracesim,
     perf_twin,
@@ -42,6 +44,7 @@ _MODULES = {
     module.__name__.rpartition("perf_")[2]: module
     for module in (
         perf_capture, perf_faults, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted, perf_unseen,
+        perf_respond, perf_rivals,
         perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_dlio, perf_reading, perf_samplers, perf_tracesim,
         perf_verdict, perf_page_faults, perf_visuals, perf_workloads, perf_fuzz, perf_mutations, perf_pipedream, perf_dtr,
     )

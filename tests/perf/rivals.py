@@ -125,16 +125,7 @@ def under_bpftrace(command: list[str], directory: Path, script: str = _BPFTRACE)
 
 def under_dftracer(command: list[str], directory: Path) -> Callable[[], Traced]:
     """Return a run under DFTracer's preloaded library, with metadata, from the Python that IOTWIN_DFTRACER_PYTHON names."""
-    python = os.environ.get("IOTWIN_DFTRACER_PYTHON")
-    if not python:
-        raise NotMeasuredError("DFTracer (IOTWIN_DFTRACER_PYTHON) is not installed")
-    code = "import dftracer, pathlib; print(next(pathlib.Path(dftracer.__file__).parent.rglob('libdftracer_preload.so')))"
-    library = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    log = directory / "dftracer"
-    settings = {
-        "LD_PRELOAD": library, "DFTRACER_ENABLE": "1", "DFTRACER_INIT": "PRELOAD", "DFTRACER_INC_METADATA": "1",
-        "DFTRACER_DATA_DIR": str(directory), "DFTRACER_LOG_FILE": str(log),
-    }  # fmt: skip
+    settings = dftracer_settings(directory / "dftracer", str(directory))
 
     def run() -> Traced:
         for earlier in directory.glob("dftracer*"):
@@ -148,6 +139,22 @@ def under_dftracer(command: list[str], directory: Path) -> Callable[[], Traced]:
         return Traced(taken, seen)
 
     return run
+
+
+def dftracer_settings(log: Path, data: str) -> dict[str, str]:
+    """Return the environment in which DFTracer logs a program's calls on files below `data` (or "all") to files called `log`-...
+
+    NotMeasuredError where IOTWIN_DFTRACER_PYTHON names no Python that has it.
+    """
+    python = os.environ.get("IOTWIN_DFTRACER_PYTHON")
+    if not python:
+        raise NotMeasuredError("DFTracer (IOTWIN_DFTRACER_PYTHON) is not installed")
+    code = "import dftracer, pathlib; print(next(pathlib.Path(dftracer.__file__).parent.rglob('libdftracer_preload.so')))"
+    library = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return {
+        "LD_PRELOAD": library, "DFTRACER_ENABLE": "1", "DFTRACER_INIT": "PRELOAD", "DFTRACER_INC_METADATA": "1",
+        "DFTRACER_DATA_DIR": data, "DFTRACER_LOG_FILE": str(log),
+    }  # fmt: skip
 
 
 def _require(program: str) -> None:

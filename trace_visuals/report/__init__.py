@@ -4,7 +4,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from trace_visuals.labels import trace_labels
 from trace_visuals.report.analysis import Analysis, Detail, analyse
 from trace_visuals.report.comparison import comparison_documents
 from trace_visuals.report.page_data import trace_document
+from trace_visuals.report.response import response_document
 from trace_visuals.windows import choose_view
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers, workers
@@ -30,18 +31,20 @@ _WORTH_PROCESSES = 8_000_000  # events in all, from which processes save more ti
 
 
 def write_report(
-    paths: list[Path], output: Path, dask: str | None = None, open_trace: Callable[[Path], Trace] = Trace
-) -> list[Analysis]:
+    paths: list[Path], output: Path, dask: str | None = None, open_trace: Callable[[Path], Trace] = Trace,
+    repeats: Sequence[Path] = (), response: Path | None = None,
+) -> list[Analysis]:  # fmt: skip
     """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
 
-    `dask` says where to work on their chunks, as `workers.workers` takes it; `open_trace` opens a
-    trace. Raises UsageError for another file type or too many traces, IotwinError for an unreadable trace or an unwritable
-    directory.
+    `dask` says where to work on their chunks, as `workers.workers` takes it; `open_trace` opens a trace. `repeats` are reruns of
+    the first trace's job, and `response` is what `iotwin twin respond` wrote of it. Raises UsageError for another file type or
+    too many traces, IotwinError for an unreadable trace or an unwritable directory.
     """
     check_type(output, (".html", ".htm"))
     check_output(output)
     check_number(paths)
     traces = [open_trace(path) for path in paths]
+    table = {} if response is None else {"response": response_document(response)}
     view = choose_view(traces, None)
     detail = Detail(bins=1 << (_BINS // len(traces)).bit_length() - 1, most_calls=_CALLS // len(traces))
     zeros, events = [window.zero_ns for window in view.windows], sum(trace.manifest.events for trace in traces)
@@ -49,7 +52,7 @@ def write_report(
         # Each trace is read twice.
         with progress("report: reading calls", 2 * events, "calls") as advance:
             analyses = analyse(traces, trace_labels(paths), zeros, detail, each, advance)
-        document = report_document(analyses, view.axis_label, each)
+        document = report_document(analyses, view.axis_label, each, [Trace(path) for path in repeats]) | table
     write_whole(output, page(document).encode("utf-8"))
     return analyses
 
@@ -60,7 +63,9 @@ def check_number(paths: list[Path]) -> None:
         raise UsageError(f"a report holds at most {_MOST_TRACES} traces, not {len(paths)}; make several reports")
 
 
-def report_document(analyses: list[Analysis], axis_label: str, each: Workers | None = None) -> dict[str, Any]:
+def report_document(
+    analyses: list[Analysis], axis_label: str, each: Workers | None = None, repeats: Sequence[Trace] = ()
+) -> dict[str, Any]:
     """Return the document that the page's scripts show; the first trace is compared with each of the others.
 
     Scores rest on what the jobs logged: phases that were told from a trace are shown, but are no evidence of a likeness.
@@ -73,7 +78,7 @@ def report_document(analyses: list[Analysis], axis_label: str, each: Workers | N
         "colours": {"groups": groups, "phases": style.PHASE_COLOURS, "cpu": style.CPU_COLOURS, "traces": style.TRACE_COLOURS},
         "traces": [trace_document(analysis) for analysis in analyses],
         "comparisons": comparison_documents(
-            [Trace(found.trace.path) for found in analyses], [found.label for found in analyses], each
+            [Trace(found.trace.path) for found in analyses], [found.label for found in analyses], each, repeats
         ),
     }
 

@@ -1,5 +1,6 @@
 """How alike the report's traces are: tracesim's scores and the two curves behind each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,17 @@ from tracing_tools.trace.workers import Workers
 _MOST_POINTS = 400
 
 
-def comparison_documents(traces: list[Trace], labels: list[str], workers: Workers | None = None) -> list[dict[str, Any]]:
-    """Return the comparison of the first trace with each other one; one that cannot be made says why in its verdict."""
+def comparison_documents(
+    traces: list[Trace], labels: list[str], workers: Workers | None = None, repeats: Sequence[Trace] = ()
+) -> list[dict[str, Any]]:
+    """Return the comparison of the first trace, whose reruns are `repeats`, with each other one; a failed one says why."""
     pairs = list(zip(traces[1:], labels[1:], strict=True))
-    return [{"a": labels[0], "b": label} | _document(traces[0], trace, workers) for trace, label in pairs]
+    return [{"a": labels[0], "b": label} | _document(traces[0], trace, workers, repeats) for trace, label in pairs]
 
 
-def _document(a: Trace, b: Trace, workers: Workers | None) -> dict[str, Any]:
+def _document(a: Trace, b: Trace, workers: Workers | None, repeats: Sequence[Trace]) -> dict[str, Any]:
     try:
-        similarity = compare(a, b, each=workers)
+        similarity = compare(a, b, repeats, workers)
     except IotwinError as error:
         return {
             "overall": None,
@@ -29,12 +32,17 @@ def _document(a: Trace, b: Trace, workers: Workers | None) -> dict[str, Any]:
             "differences": [],
             "warnings": [],
             "dimensions": [],
-            "controls": {},
+            "controls": [],
+            "aspects": [],
         }
+    test = similarity.equivalence
     return {
         "overall": similarity.overall, "verdict": similarity.verdict, "differences": list(similarity.differences),
         "warnings": list(similarity.warnings), "dimensions": [_dimension(dimension) for dimension in similarity.dimensions],
-        "controls": {c.name: c.overall for c in similarity.equivalence.controls} if similarity.equivalence else {},
+        "controls": [[c.name, c.overall, c.distance, c.noticed] for c in test.controls] if test else [],
+        "aspects": [
+            [name, aspect["difference"], aspect["margin"]] for name, aspect in test.to_document()["aspects"].items()
+        ] if test else [],
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ async function main() {
   addTables(traces, timeline);
   addBlock(page);
   addComparisons(page, raw.comparisons);
+  addResponse(raw.response);
   document.getElementById("loading").remove();
   document.body.dataset.ready = "yes";
 }
@@ -117,13 +118,31 @@ function addComparisons(page, comparisons) {
     place.append(element("h3", {}, `A: ${comparison.a}, B: ${comparison.b}`), element("p", { class: "verdict" }, overall + comparison.verdict));
     for (const warning of comparison.warnings) place.append(element("p", { class: "loss" }, warning));
     if (comparison.differences.length) place.append(element("ul", {}, ...comparison.differences.map((text) => element("li", {}, text))));
-    const controls = Object.entries(comparison.controls).map(([name, score]) => `${name} ${score.toFixed(3)}`);
-    if (controls.length) place.append(element("p", {}, `Wrong twins of A, made from its own trace, would score: ${controls.join(", ")}.`));
+    addTest(place, comparison);
     const scores = { columns: ["name", "score", "weight", "value"], total: comparison.dimensions.length, rows: comparison.dimensions.map((one) =>
       [words(one.name), one.score, one.weight, Object.entries(one.parts).map(([part, score]) => `${words(part)} ${score.toFixed(3)}`).join(", ")]) };
     if (scores.total) addTable(place, scores);
     place.append(element("div", { class: "grid" }, ...comparison.dimensions.map((dimension) => dimensionChart(page, comparison, dimension))));
   }
+}
+
+// What the test behind a verdict can see: wrong twins, and by how much B and a rerun may differ from A in each aspect.
+function addTest(place, comparison) {
+  const controls = comparison.controls.map(([name, score, distance, noticed]) => [name, score, distance, noticed === null ? "" : noticed ? "yes" : "no"]);
+  if (controls.length) {
+    place.append(element("p", {}, "Wrong twins of A, made from its own trace; beyond a distance of 1 a twin is called different:"));
+    addTable(place, { columns: ["name", "score", "distance", "noticed"], rows: controls, total: controls.length });
+  }
+  if (!comparison.aspects.length) return;
+  place.append(element("p", {}, "By how much B differs from A and its reruns, and the smallest change that the test would have noticed:"));
+  addTable(place, { columns: ["name", "difference_share", "noticed_share"], rows: comparison.aspects, total: comparison.aspects.length });
+}
+
+// Epochs of the job and its twin under changed storage.
+function addResponse(table) {
+  if (!table) return;
+  document.getElementById("response").hidden = false;
+  addTable(document.getElementById("response-table"), table);
 }
 
 // Block requests, and the page cache as the difference between what calls moved and what the devices did.

@@ -1,7 +1,8 @@
 // Tables that can be sorted and filtered; a column's name says its unit, and so how it is written.
 
 const HEADINGS = {
-  name: "", value: "",
+  name: "", value: "", difference_share: "differs by", noticed_share: "noticed from", job_ns: "job", twin_ns: "twin", ratio: "twin / job",
+  first_epoch_ratio: "first epoch",
   p50_ns: "median", p90_ns: "p90", p99_ns: "p99", "p99.9_ns": "p99.9", most_ns: "longest", time_ns: "time in calls", size_bytes: "bytes",
   p50_bytes: "median size", extent_bytes: "size", read_bytes: "read", written_bytes: "written", sequential_share: "in order", first_s: "first call",
   last_s: "last call", start_s: "start", exit_s: "exit", storage_ns: "time on storage", wait_ns: "time waiting", storage_calls: "storage calls",
@@ -10,14 +11,14 @@ const HEADINGS = {
   sync_ns: "time in syncs", write_ns: "time in writes", duration_ns: "duration", bytes_per_s: "rate", command_line: "command line",
 };
 const WORDY = new Set(["path", "command_line", "value"]);
-const LABELS = new Set(["op", "kind", "role", "comm", "where", "name", "origin", "phase", ...WORDY]);
+const LABELS = new Set(["op", "kind", "role", "comm", "where", "name", "origin", "phase", "noticed", "storage", "of", ...WORDY]);
 
 function formatCell(name, value) {
   if (value === null || value === undefined) return "";
   if (LABELS.has(name)) return String(value);
   if (name === "pid" || name === "exit_status") return String(value);
   if (name === "offset") return value < 0 ? "" : formatSize(value);
-  if (name === "score" || name === "weight") return value.toFixed(3);
+  if (["score", "weight", "distance", "ratio", "first_epoch_ratio"].includes(name)) return value.toFixed(3);
   if (name.endsWith("_share")) return formatShare(value);
   if (name.endsWith("_bytes")) return formatSize(value);
   if (name === "bytes_per_s") return formatSize(value) + "/s";

@@ -22,6 +22,7 @@ from tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
 from tracing_tools.targets.command import CommandTarget
 from tracing_tools.targets.engine_gate import remove_stale_gates
 from tracing_tools.targets.job_output import Tail, output_tails, reading_tails
+from tracing_tools.targets.limits import LimitedCgroups
 from tracing_tools.targets.user import User, invoking_user
 from tracing_tools.trace.manifest import Manifest, write_manifest
 from tracing_tools.trace.raw.file_table import readable
@@ -57,9 +58,12 @@ class Options:
     live: bool = False  # show what the job does while it runs, instead of its output
 
 
-def trace_command(command: list[str], directory: Path, options: Options) -> Manifest:
-    """Run `command` under a tracer, leave its trace at `directory` and return the manifest (exit_status is the command's)."""
-    return trace_target(lambda: CommandTarget(command), directory, options)
+def trace_command(command: list[str], directory: Path, options: Options, limits: LimitedCgroups | None = None) -> Manifest:
+    """Run `command` under a tracer, leave its trace at `directory` and return the manifest (exit_status is the command's).
+
+    The command alone is under `limits`, not the tracer.
+    """
+    return trace_target(lambda: CommandTarget(command, limits), directory, options)
 
 
 def trace_target(make_target: Callable[[], TraceTarget], directory: Path, options: Options) -> Manifest:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import IotwinError, UsageError
 from tracing_tools.protocols import Scope
-from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts
+from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts, v1_cgroup_of
 from tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
@@ -57,13 +57,7 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         """Return the processes in the cgroup itself and in any below it."""
-        pids = []
-        for folder, _, _ in os.walk(self.path):
-            try:
-                pids += [int(pid) for pid in Path(folder, "cgroup.procs").read_text().split()]
-            except OSError:
-                continue  # removed meanwhile
-        return pids
+        return pids_in(self.path)
 
     def cpu_ns(self) -> int | None:
         """Return the CPU time its tasks have used, nanoseconds; None where the kernel does not say."""
@@ -91,15 +85,15 @@ class JobCgroup(Cgroup):
     """A fresh cgroup for one job. Remove it when the job has ended."""
 
     @classmethod
-    def create(cls) -> "JobCgroup | str":
-        """Return a new cgroup below the caller's own, so that the job keeps the limits it would have had.
+    def create(cls, parent: Path | None = None) -> "JobCgroup | str":
+        """Return a new cgroup below `parent`; by default the caller's own, so that the job keeps the limits it would have had.
 
         Or the reason why this machine or user cannot have one.
         """
-        own, reason = _own_cgroup(), _reason_against()
+        own, reason = parent or _own_cgroup(), _reason_against()
         if own is None or reason:
             return reason or "no cgroup2 hierarchy is mounted"
-        return cls.create_at(own / f"{_PREFIX}{_new_number()}")
+        return cls.create_at(own / new_name())
 
     @classmethod
     def create_for_containers(cls, systemd: bool) -> "JobCgroup":
@@ -130,14 +124,35 @@ class JobCgroup(Cgroup):
 
     def remove(self) -> None:
         """Remove the cgroup; processes that are still in it move to the one above."""
-        for pid in self.pids():
-            try:
-                (self.path.parent / "cgroup.procs").write_text(str(pid))
-            except OSError:
-                continue  # it ended meanwhile
-        remove_tree(self.path)
+        remove_cgroup(self.path)
         for twin in _legacy_twins(self.path):
             remove_tree(twin)
+
+
+def new_name() -> str:
+    """Return a name for a cgroup that no other recorder gives, and by which `remove_stale_cgroups` knows it."""
+    return _PREFIX + _new_number()
+
+
+def pids_in(path: Path) -> list[int]:
+    """Return the processes in the cgroup at `path`, of either version, and in any below it."""
+    pids = []
+    for folder, _, _ in os.walk(path):
+        try:
+            pids += [int(pid) for pid in Path(folder, "cgroup.procs").read_text().split()]
+        except OSError:
+            continue  # removed meanwhile
+    return pids
+
+
+def remove_cgroup(path: Path) -> None:
+    """Remove the cgroup at `path`, of either version; processes that are still in it move to the one above."""
+    for pid in pids_in(path):
+        try:
+            (path.parent / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            continue  # it ended meanwhile
+    remove_tree(path)
 
 
 def _new_number() -> str:
@@ -152,7 +167,9 @@ def _pid_namespace() -> str:
 def _legacy_twins(path: Path) -> list[Path]:
     """The cgroups of that path in the v1 hierarchies, which a container engine makes where both versions are mounted."""
     mount = cgroup2_mount()
-    return [twin for root in cgroup_mounts("cgroup") if mount and (twin := root / path.relative_to(mount)).is_dir()]
+    if mount is None or not path.is_relative_to(mount):
+        return []
+    return [twin for root in cgroup_mounts("cgroup") if (twin := root / path.relative_to(mount)).is_dir()]
 
 
 def remove_stale_cgroups() -> list[str]:
@@ -161,11 +178,12 @@ def remove_stale_cgroups() -> list[str]:
     Those of another pid namespace, such as a container's, are left: here nobody can tell whether their recorder lives.
     """
     removed = []
-    parents = {parent for parent in (_own_cgroup(), cgroup2_mount()) if parent}
+    limited = (v1_cgroup_of("blkio"), v1_cgroup_of("memory"))  # limits.py
+    parents = {parent for parent in (_own_cgroup(), cgroup2_mount(), *limited) if parent}
     for path in (path for parent in parents for path in parent.glob(f"{_PREFIX.strip('-')}[-_]*")):
         _, recorder, namespace, *_ = [*path.name.replace("_", "-").split("-"), ""]
-        if namespace == _pid_namespace() and not Path(f"/proc/{recorder}").exists() and not Cgroup(path).pids():
-            for stale in (path, *_legacy_twins(path)):
+        if namespace == _pid_namespace() and not Path(f"/proc/{recorder}").exists() and not pids_in(path):
+            for stale in {path, *_legacy_twins(path)}:
                 remove_tree(stale)
             if not path.exists():
                 removed.append(path.name)

@@ -14,6 +14,7 @@ from common.signals import REQUESTS
 from tracing_tools.protocols import Backend, Scope
 from tracing_tools.targets.cgroup import JobCgroup
 from tracing_tools.targets.job_output import JobOutput
+from tracing_tools.targets.limits import LimitedCgroups
 from tracing_tools.targets.processes import is_asleep, open_files, process_tree
 from tracing_tools.targets.user import User, invoking_user
 from tracing_tools.trace.manifest import Target
@@ -27,9 +28,12 @@ class CommandTarget:
 
     is_ours = True
 
-    def __init__(self, command: list[str]) -> None:
-        self._command, self._user = command, invoking_user()
-        self._cgroup = JobCgroup.create() if os.geteuid() == 0 else "it needs root"
+    def __init__(self, command: list[str], limits: LimitedCgroups | None = None) -> None:
+        self._command, self._user, self._limits = command, invoking_user(), limits
+        parent = limits.parent if limits else None
+        self._cgroup = JobCgroup.create(parent) if os.geteuid() == 0 else "it needs root"
+        if parent and isinstance(self._cgroup, str):
+            raise IotwinError(f"the job cannot be put under limits: {self._cgroup}")
         self.scope = Scope() if isinstance(self._cgroup, str) else replace(self._cgroup.scope, follows_job=True)
         self.notes: list[str] = []
         if isinstance(self._cgroup, str):
@@ -62,6 +66,8 @@ class CommandTarget:
             self._started.wait_at_gate()
             if not isinstance(self._cgroup, str):
                 self._cgroup.add(self.root_pid)
+            if self._limits is not None:
+                self._limits.add(self.root_pid)
             backend.follow(self.root_pid)
 
     def names(self) -> bytes:

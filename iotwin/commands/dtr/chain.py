@@ -52,7 +52,7 @@ class Chain(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a run."""
-        from iotwin.commands.dtr.options import print_table
+        from common.terminal import print_table
 
         rows = [
             [

@@ -1,7 +1,7 @@
 """What the actions of ``iotwin dtr`` share: lists in options, tables, and the note about numba."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -36,16 +36,3 @@ def note_missing_numba() -> None:
 
     if not has_numba():
         note("numba is not installed (iotwin[dtr]): the same answers, about fifty times more slowly")
-
-
-def print_table(columns: Sequence[str], rows: list[list[Any]]) -> None:
-    """Print rows under their columns' names."""
-    texts = [[str(value) for value in row] for row in [list(columns), *rows]]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
-    for row in texts:
-        print(
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(row, widths, strict=True))
-            )
-        )

@@ -80,8 +80,8 @@ class Simulate(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a run."""
+        from common.terminal import print_table
         from common.units import format_size
-        from iotwin.commands.dtr.options import print_table
 
         rows = [
             [

@@ -61,7 +61,7 @@ class Static(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a plan."""
-        from iotwin.commands.dtr.options import print_table
+        from common.terminal import print_table
 
         if "batches" in document:
             print_table(("solver", "largest batch"), [[row["solver"], row["batch"]] for row in document["batches"]])

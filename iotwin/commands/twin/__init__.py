@@ -1,4 +1,4 @@
-"""``iotwin twin``: make a proven twin of a traced job, pack it, run a packed one."""
+"""``iotwin twin``: make a proven twin of a traced job, pack it, run a packed one, see both under other storage."""
 
 from iotwin.command import Group
 
@@ -7,10 +7,11 @@ class Twin(Group):
     """Fit, generate, run, compare and correct; or send the result on."""
 
     name = "twin"
-    help = "make the twin of a traced job and correct it until its own trace matches; pack it; run a packed one"
+    help = "make the twin of a traced job and correct it until its own trace matches; pack it; run it; change the storage"
     epilog = """examples:
   iotwin twin real.trace rerun.trace -o twin
   iotwin twin pack twin -o unet3d.twin
-  iotwin twin run unet3d.twin -o here"""
-    leaf_classes = (("make", "Make"), ("pack", "Pack"), ("run", "Run"))
+  iotwin twin run unet3d.twin -o here
+  iotwin twin respond twin -o response --job python train.py"""
+    leaf_classes = (("make", "Make"), ("pack", "Pack"), ("run", "Run"), ("respond", "Respond"))
     default = "make"

@@ -14,9 +14,10 @@ from datagen.recorded import read_recipe, write_recipe
 from iotwin.loops.twin import make_twin
 from iotwin.main import main
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
-from tests.iotwin.processes import call
+from tests.iotwin.processes import call, press_ctrl_c, start, wait_for
 from tests.synthetic import Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.targets.mounts import cgroup2_mount, v1_cgroup_of
 
 SECRETS = ("acme", "hush", "confidential")
 
@@ -150,7 +151,67 @@ def test_mistakes_end_in_one_line(made, tmp_path):
         (("twin", "run", tmp_path / "no.twin", "-o", tmp_path / "t"), 1, "not a whole twin archive"),
         (("twin", "run", tmp_path / "absent.twin", "-o", tmp_path / "t"), 2, "no such archive"),
         (("twin", source, "-o", tmp_path / "t", "--rounds", "0"), 2, "--rounds 0"),
+        (("twin", "respond", tmp_path / "other", "-o", tmp_path / "t"), 2, "holds no twin"),
+        (("twin", "respond", made, "-o", tmp_path / "other", "--change", "cold"), 2, "holds other files"),
+        (("twin", "respond", made, "-o", tmp_path / "t", "--runs", "0"), 2, "--runs 0"),
     ):
         done = call(*arguments)
         assert done.returncode == status and says in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
     assert (tmp_path / "other" / "thesis.tex").read_text() == "mine"
+
+
+@pytest.fixture
+def command(job: list[Path]) -> list[str]:
+    return [sys.executable, "-m", "iotwin.main", "emulate", str(job[0].parent / "job.yaml")]
+
+
+def _limited_cgroups(pid: int | str = "*") -> list[Path]:
+    """The cgroups that processes, or one, have made for their runs' limits."""
+    places = {place for place in (v1_cgroup_of("blkio"), v1_cgroup_of("memory"), cgroup2_mount()) if place}
+    return [path for place in places for path in place.glob(f"iotwin-{pid}-*")]
+
+
+@pytest.mark.root
+def test_a_twin_and_its_job_run_under_the_same_changes_of_storage(made, command, tmp_path):
+    _skip_where_nothing_can_be_limited(made)
+    changes = ("--change", "cold", "--change", "read=200MB,requests=5000,cache=64MiB")
+    done = run_iotwin("twin", "respond", made, "-o", tmp_path / "resp", *changes, "--json", "--job", *command)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["job"] == command and json.loads((tmp_path / "resp" / "response.json").read_text())["runs"] == 1
+    assert [row["change"] for row in document["changes"]] == ["cached", "cold", "read=200MB,requests=5000,cache=64MiB"]
+    for row in document["changes"]:
+        assert row["of"] == "epoch" and row["ratio"] == pytest.approx(row["twin"]["seconds"] / row["job"]["seconds"])
+        for side in ("job", "twin"):
+            epochs = row[side]["epochs_s"][0]
+            assert len(epochs) == 2 and row[side]["seconds"] == pytest.approx(sum(epochs) / 2)
+            assert row[side]["first_epoch_s"] == epochs[0] and row[side]["reading_s"][0] > 0
+    assert {path.name for path in (tmp_path / "resp").glob("*.trace")} >= {"job-cold-1.trace", "twin-cached-1.trace"}
+    assert [path for path in _limited_cgroups() if not Path(f"/proc/{path.name.split('-')[1]}").exists()] == []
+    page = run_iotwin(
+        "report", made / "round-1" / "twin.trace", "-o", tmp_path / "r.html", "--response", tmp_path / "resp" / "response.json"
+    )
+    assert page.returncode == 0 and "requests=5000" in (tmp_path / "r.html").read_text()
+
+
+def _skip_where_nothing_can_be_limited(made: Path) -> None:
+    from common.errors import IotwinError
+    from tracing_tools.targets.limits import MEMORY, READS, device_below, reason_against
+
+    try:
+        device_below(made)
+        reason = reason_against(READS) or reason_against(MEMORY)
+    except IotwinError as error:
+        reason = str(error)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.root
+def test_an_interrupt_undoes_the_limits(made, tmp_path):
+    _skip_where_nothing_can_be_limited(made)
+    running = start("twin", "respond", made, "-o", tmp_path / "resp", "--change", "read=10kB", "--job", "sleep", "1000")
+    wait_for(lambda: _limited_cgroups(running.pid) or running.poll() is not None, "the limits")
+    result = press_ctrl_c(running)
+    assert result.returncode == 130 and result.stderr.splitlines()[-1] == "iotwin twin respond: interrupted"
+    assert not _limited_cgroups(running.pid)

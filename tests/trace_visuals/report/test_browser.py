@@ -1,5 +1,6 @@
 """The report in a real browser, from disk: it draws, zooms, filters, and runs nothing that a trace brought."""
 
+import json
 import shutil
 import time
 
@@ -27,7 +28,10 @@ def pages(tmp_path_factory):
     real = write_job(place / "real.trace", Job())
     twin = write_job(place / "twin.trace", Job(seed=5, loaders=3, lost={"ring buffer": 1}))
     hostile = write_hostile(place / f"{MARK.replace('/', '')}.trace")
-    write_report([real, twin], place / "pair.html")
+    rerun = write_job(place / "rerun.trace", Job(seed=7))
+    row = {"change": "read=25MB", "of": "epoch", "job": {"seconds": 13.0}, "twin": {"seconds": 12.8}, "ratio": 0.985}
+    (place / "response.json").write_text(json.dumps({"changes": [row]}))
+    write_report([real, twin], place / "pair.html", repeats=[rerun], response=place / "response.json")
     write_report([hostile], place / "hostile.html")
     block = write_job(place / "block.trace", Job(block=True, gpu=True))
     stall(block, "cpu")
@@ -105,6 +109,8 @@ def test_page_draws_everything_and_complains_of_nothing(browser, pages):
     assert begin <= -1 and end >= 2.9
     body = browser.find_element("tag name", "body").text
     for expected in ("What dominates", "1 event LOST", "Similarity", "Slowest calls on storage", "backend synthetic", "p99"):
+        assert expected in body, expected
+    for expected in ("computation halved", "noticed from", "Other storage", "read=25MB", "12.8 s", "0.985"):
         assert expected in body, expected
     assert len(browser.find_elements("css selector", "#charts svg")) == 6
     assert len(browser.find_elements("css selector", "#comparisons .chart svg")) >= 5

@@ -117,9 +117,37 @@ def test_comparison_is_tracesim_s(page):
     comparison = _document(page)["comparisons"][0]
     assert (comparison["a"], comparison["b"]) == ("real.trace", "twin.trace")
     assert 0 <= comparison["overall"] <= 1 and len(comparison["dimensions"]) >= 5
-    assert 0 < comparison["controls"]["computation halved"] < 1
+    halved = next(control for control in comparison["controls"] if control[0] == "computation halved")
+    assert 0 < halved[1] < 1 and halved[2:] == [None, None] and comparison["aspects"] == []  # without reruns nobody knows
     for dimension in comparison["dimensions"]:
         assert 0 <= dimension["score"] <= 1 and ("bars" in dimension) != ("curves" in dimension)
+
+
+def test_with_reruns_the_page_says_what_the_test_would_have_noticed(traces, tmp_path):
+    reruns = [write_job(tmp_path / f"rerun-{seed}.trace", Job(seed=seed)) for seed in (3, 4)]
+    write_report(traces, tmp_path / "r.html", repeats=reruns)
+    comparison = _document(tmp_path / "r.html")["comparisons"][0]
+    assert {control[0]: control[3] for control in comparison["controls"]}["computation halved"] is True
+    margins = {name: margin for name, _, margin in comparison["aspects"]}
+    assert 0 < margins["overall"] < 1
+
+
+def test_a_response_is_a_table_of_the_page(traces, tmp_path):
+    row = {"change": "cold", "of": "epoch", "job": {"seconds": 2.0}, "twin": {"seconds": 2.1}, "ratio": 1.05}
+    (tmp_path / "response.json").write_text(json.dumps({"changes": [row, {**row, "change": "<b>", "job": None, "ratio": None}]}))
+    write_report(traces[:1], tmp_path / "r.html", response=tmp_path / "response.json")
+    assert _document(tmp_path / "r.html")["response"]["rows"] == [
+        ["cold", "epoch", 2e9, 2.1e9, 1.05, None], ["<b>", "epoch", None, 2.1e9, None, None]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"changes": [{"change": 1}]}', '{"changes": [NaN]}'])
+def test_a_file_that_is_no_response_is_named_in_one_line(traces, tmp_path, content):
+    (tmp_path / "response.json").write_text(content)
+    with pytest.raises(IotwinError, match="is no response of iotwin twin respond"):
+        write_report(traces[:1], tmp_path / "r.html", response=tmp_path / "response.json")
+    with pytest.raises(IotwinError, match="no such file"):
+        write_report(traces[:1], tmp_path / "r.html", response=tmp_path / "absent.json")
 
 
 def test_traces_that_cannot_be_compared_still_make_a_page(place, traces, tmp_path):

@@ -1,0 +1,61 @@
+"""``iotwin twin respond``: the twin, and its job beside it, under changed storage."""
+
+from argparse import REMAINDER, ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from common.errors import UsageError
+from iotwin.command import Command, Outcome
+
+
+class Respond(Command):
+    """Run both with reads capped, or little page cache, and put their epochs side by side."""
+
+    name = "respond"
+    help = "run the twin, and its job beside it, under changed storage: reads capped, page cache cold or small; needs root"
+    epilog = """examples:
+  iotwin twin respond twin -o response --change cold --change read=25MB --job python train.py
+  iotwin twin respond twin -o response --change cache=64MiB --change requests=200"""
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the twin, the changes and the job."""
+        parser.add_argument("directory", type=Path, metavar="DIR", help="the directory that iotwin twin wrote")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="directory to write")
+        parser.add_argument(
+            "--change", action="append", metavar="CHANGE",
+            help="cold, read=BYTES a second, requests=N a second, cache=SIZE, or several with commas; may be repeated",
+        )  # fmt: skip
+        parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each N times and take medians (default 1)")
+        parser.add_argument("--force", action="store_true", help="replace an earlier response in OUT")
+        parser.add_argument(
+            "--job", nargs=REMAINDER, default=[], metavar="COMMAND",
+            help="the job's command, to the end of the line; without it the twin runs alone",
+        )  # fmt: skip
+
+    def run(self, args: Namespace) -> Outcome:
+        """Run both under each change."""
+        from iotwin.loops.respond import DEFAULT_CHANGES, parse_change, respond
+
+        if args.runs < 1:
+            raise UsageError(f"--runs {args.runs} runs nothing; give at least 1")
+        changes = [parse_change(text) for text in args.change or DEFAULT_CHANGES]
+        document = respond(args.directory, args.output, changes, args.runs, args.job, args.force)
+        return Outcome({"action": "respond", **document})
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print a row for each change."""
+        from common.terminal import print_table
+        from common.units import format_duration
+
+        def told(side: dict[str, Any] | None) -> str:
+            return "" if side is None else format_duration(side["seconds"] * 1e9)
+
+        def share(ratio: float | None) -> str:
+            return "" if ratio is None else f"{ratio:.2f}"
+
+        what = "an epoch" if document["changes"][0]["of"] == "epoch" else "from the first read to the last"
+        rows = [
+            (row["change"], told(row.get("job")), told(row["twin"]), share(row["ratio"]), share(row["first_epoch_ratio"]))
+            for row in document["changes"]
+        ]
+        print_table((what, "job", "twin", "twin / job", "first epoch"), rows)

@@ -1,0 +1,53 @@
+"""What ``iotwin twin respond`` found, as a table of the report."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.errors import IotwinError
+from common.foreign_files import MOST_JSON_BYTES, read_foreign
+
+
+class _Side(msgspec.Struct):
+    seconds: float
+
+
+class _Change(msgspec.Struct):
+    change: str
+    of: str
+    twin: _Side
+    job: _Side | None = None
+    ratio: float | None = None
+    first_epoch_ratio: float | None = None
+
+
+class _Response(msgspec.Struct):
+    changes: list[_Change]
+
+
+_COLUMNS = ("storage", "of", "job_ns", "twin_ns", "ratio", "first_epoch_ratio")
+
+
+def response_document(path: Path) -> dict[str, Any]:
+    """Return the table of the response at `path`, a row a change; IotwinError when it is none."""
+    try:
+        found = msgspec.json.decode(read_foreign(path, MOST_JSON_BYTES), type=_Response)
+    except FileNotFoundError:
+        raise IotwinError(f"{path}: there is no such file; iotwin twin respond writes it") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise IotwinError(f"{path} is no response of iotwin twin respond: {error}") from None
+    rows = [
+        [row.change, row.of, _ns(row.job), _ns(row.twin), _finite(row.ratio), _finite(row.first_epoch_ratio)]
+        for row in found.changes
+    ]
+    return {"columns": list(_COLUMNS), "rows": rows, "total": len(rows)}
+
+
+def _ns(side: _Side | None) -> float | None:
+    return None if side is None else _finite(side.seconds * 1e9)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
