@@ -45,6 +45,7 @@ CROWDED = {
     "benchmark/fit": "a file for each thing that is told from a trace",
     "tracesim": "a file a measure of likeness, and the test that weighs them",
     "datagen": "a file a data set and a mechanism; data sets are few",
+    "iotwin/loops": "a file a loop that takes several rooms",
 }
 
 
