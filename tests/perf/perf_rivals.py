@@ -86,8 +86,8 @@ def _scores(commands: Iterator[list[str]], place: Path, traces: list[Trace]) -> 
 
 def _traced(command: list[str], path: Path) -> Trace:
     manifest = trace_command(command, path, Options(forward_output=False))
-    # dftracer_replay ends with 1 whenever a call failed, as some calls of every job do.
-    if manifest.exit_status not in (0, 1) or manifest.events == 0:
+    # dftracer_replay ends with 1 or 2 whenever a call failed, as some calls of every job do.
+    if manifest.exit_status not in (0, 1, 2) or manifest.events == 0:
         raise NotMeasuredError(f"it ended with {manifest.exit_status}: {last_line((path / 'logs' / 'stderr').read_text())}")
     return Trace(path)
 
@@ -112,7 +112,7 @@ def _fio_histograms(trace: Trace, _job: list[str], place: Path) -> Iterator[list
         suffix = Path(str(chosen["path"].iloc[0])).suffix or ".bin"
         text += (
             f"[{kind}]\ndirectory={place}\nrw={direction}\nnumjobs={jobs}\nnrfiles={len(files)}\n"
-            f"filename_format={kind}.$filenum{suffix}\nfilesize={int(files.min())}-{int(files.max())}\n"
+            f"filename_format={kind}.$filenum{suffix}\nfilesize={int(files.min())}-{int(files.max())}\nsize={int(files.sum())}\n"
             f"bssplit={':'.join(f'{size}/10' for size in sizes)}\nbs_unaligned=1\nio_size={moved // jobs}\n"
             f"rate={max(int(moved / jobs / span_s), 1)}\n{'end_fsync=1' if kind == 'checkpoint' else ''}\n"
         )
