@@ -1,6 +1,8 @@
 """A program that commits steps to a store, two ranks as threads; what it has returned from it says by looking for a file.
 
-python -m tests.common.committing STORE FIRST LAST [WORLD_SIZE] [KEEP]
+python -m tests.common.committing STORE FIRST LAST [WORLD_SIZE] [COPIES]
+
+Each checkpoint has COPIES times the tensors of SIZES.
 """
 
 import os
@@ -39,13 +41,13 @@ class ThreadRanks:
         return instance
 
 
-def run(directory, first, last, world_size=1, keep=1):
+def run(directory, first, last, world_size=1, copies=1):
     ranks = ThreadRanks(world_size)
 
     def one(rank):
-        with Store(directory, Retention(keep), ranks.of(rank)) as store:
+        with Store(directory, Retention(1), ranks.of(rank)) as store:
             for step in range(first, last + 1):
-                store.commit(manifest(step, world_size), tensors(step, rank, SIZES), {"step": step})
+                store.commit(manifest(step, world_size), tensors(step, rank, SIZES * copies), {"step": step})
                 if rank == 0:
                     os.access(f"/committed-{step}", os.F_OK)
 
