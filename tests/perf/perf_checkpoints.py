@@ -2,6 +2,7 @@
 
 import collections
 import json
+import logging
 import os
 import random
 import re
@@ -33,6 +34,7 @@ from tests.workloads.dlrm import test_resume as of_dlrm
 from tests.workloads.unet3d import test_resume as of_unet3d
 
 _KILLS, _GIB = 1000, 1 << 30
+_COPIES, _MOST_A_CUT = 4, 1200  # copies of the tensors, so that many writes are not yet on disk at once
 _KILLING = ("write", "fsync", "openat", "mkdir", "rename", "unlinkat", "rmdir", "close", "lseek", "fstat", "newfstatat")
 
 
@@ -43,9 +45,13 @@ def measure() -> list[Figure]:
         return [*_crash_states(base), *_kills(base), *_every_step(base), _positions(), *_costs(base)]
 
 
+def _say_nothing(line: str) -> None:
+    pass
+
+
 def _load(directory: Path) -> int | None:
-    found = newest(directory, lambda line: None)
-    return None if found is None else {step_of(found, rank, SIZES) for rank in (0, 1)}.pop()
+    found = newest(directory, _say_nothing)
+    return None if found is None else {step_of(found, rank, SIZES * _COPIES) for rank in (0, 1)}.pop()
 
 
 def _recorded(base: Path, *words: object):
@@ -57,8 +63,9 @@ def _recorded(base: Path, *words: object):
 def _crash_states(base: Path) -> list[Figure]:
     store = base / "crash" / "root"
     store.mkdir(parents=True)
-    run(store, 1, 1, 2)
-    judged = judge(_recorded(base / "crash", "tests.common.committing", store, 2, 4, 2), _load, 3000, before=1)
+    run(store, 1, 1, 2, _COPIES)
+    recording = _recorded(base / "crash", "tests.common.committing", store, 2, 4, 2, _COPIES)
+    judged = judge(recording, _load, _MOST_A_CUT, before=1)
     figures = [
         Figure(
             "power cut in a commit: states enumerated", judged.states, 10_000, at_most=False, detail="three commits of two ranks"
@@ -72,6 +79,7 @@ def _crash_states(base: Path) -> list[Figure]:
         save(root, 1)
         found = judge(_recorded(base / name, "tests.common.saving", name, root, 2), load_torch, 200, before=1)
         figures.append(_control(f"torch.save {name.replace('_', ' ')}", found))
+    logging.disable(logging.CRITICAL)  # of every checkpoint that does not load
     root = base / "dcp" / "root"
     root.mkdir(parents=True)
     recording = _recorded(base / "dcp", "tests.common.saving", "dcp", root, 2)
@@ -88,7 +96,7 @@ def _control(name: str, judged: Judged) -> Figure:
 
 
 def _kills(base: Path) -> list[Figure]:
-    """Kill a committing process at random system calls, one kill a process; each goes on in the store that the one before left."""
+    """Kill committing processes at random system calls, one kill each; the next goes on in the store that is left."""
     store = base / "kills"
     run(store, 1, 1)
     calls = _calls_of_a_commit(base)
@@ -100,7 +108,7 @@ def _kills(base: Path) -> list[Figure]:
         returned, died = _killed_at(store, last + 1, call, number)
         missed += not died
         try:
-            step = step_of(newest(store, lambda line: None), 0, SIZES)
+            step = step_of(newest(store, _say_nothing), 0, SIZES)
             lost += step < max(last, returned)
             last = step
         except (AssertionError, AttributeError):
@@ -203,10 +211,10 @@ def _same(run_job, data: Path, folder: Path, ranks: int, step: int) -> bool:
 
 def _positions() -> Figure:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/workloads/common/test_position.py", "-k", "any_chain"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "POSITION_EXAMPLES": "10000"}, capture_output=True, check=False)
-    return Figure(
-        "chains of stops, batches and ranks that take a kept sample twice or never", done.returncode, 0, detail="of 10000"
-    )
+    environment = {**os.environ, "POSITION_EXAMPLES": "10000"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    name = "chains of stops, batches and ranks: one that takes a kept sample twice or never"
+    return Figure(name, done.returncode, 0, detail="of 10000; 1 where there is one")
 
 
 # Costs
