@@ -37,7 +37,7 @@ class Report(Command):
         """Write the page."""
         from iotwin.loops.told_passes import open_with_passes
         from trace_visuals.report import write_report
-        from trace_visuals.report.texts import describe
+        from trace_visuals.report.texts import describe, headline
 
         analyses = write_report(
             args.traces, args.output, args.dask, open_with_passes, repeats=args.repeats, response=args.response
@@ -46,17 +46,16 @@ class Report(Command):
             "output": str(args.output), "size_bytes": args.output.stat().st_size,
             "traces": [
                 {"label": analysis.label, "lost": analysis.trace.manifest.lost_events, "calls": analysis.survey.calls,
-                 "findings": {finding.topic: finding.text for finding in describe(analysis)}}
+                 "headline": headline(analysis), "findings": {finding.topic: finding.text for finding in describe(analysis)}}
                 for analysis in analyses
             ],
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print where the page is and what it says first."""
+        """Print where the page is and what it says of each trace first."""
         from common.units import format_size
 
         print(f"{document['output']}: {format_size(document['size_bytes'])}, open it in a browser")
         for trace in document["traces"]:
             print(f"\n{trace['label']}" + (f" (events lost: {trace['lost']:,})" if trace["lost"] else ""))
-            for topic, text in trace["findings"].items():
-                print(f"  {topic}: {text}")
+            print("\n".join(f"  {sentence}" for sentence in trace["headline"]))

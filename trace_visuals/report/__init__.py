@@ -23,7 +23,16 @@ from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers, workers
 
 # In the order they are run; each is a file beside this one.
-_SCRIPTS = ("page_units.js", "page_data.js", "page_timeline.js", "page_tables.js", "page_charts.js", "page_heatmap.js", "page.js")
+_SCRIPTS = (
+    "page_units.js",
+    "page_data.js",
+    "page_timeline.js",
+    "page_tables.js",
+    "page_charts.js",
+    "page_heatmap.js",
+    "page_short.js",
+    "page.js",
+)
 _SERVED_SCRIPTS = ("page_detail.js", *_SCRIPTS)
 _BINS, _CALLS = 32_768, 160_000  # of all traces of a page together
 _MOST_TRACES = 8

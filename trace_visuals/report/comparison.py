@@ -8,6 +8,7 @@ import numpy as np
 from common.errors import IotwinError
 from tracesim.dimensions import Curve
 from tracesim.similarity import Dimension, compare
+from tracesim.words import with_names
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 
@@ -19,7 +20,8 @@ def comparison_documents(
 ) -> list[dict[str, Any]]:
     """Return the comparison of the first trace, whose reruns are `repeats`, with each other one; a failed one says why."""
     pairs = list(zip(traces[1:], labels[1:], strict=True))
-    return [{"a": labels[0], "b": label} | _document(traces[0], trace, workers, repeats) for trace, label in pairs]
+    found = [{"a": labels[0], "b": label} | _document(traces[0], trace, workers, repeats) for trace, label in pairs]
+    return [one | {"headline": with_names(one["verdict"], one["a"], one["b"])} for one in found]
 
 
 def _document(a: Trace, b: Trace, workers: Workers | None, repeats: Sequence[Trace]) -> dict[str, Any]:

@@ -6,6 +6,9 @@ async function main() {
   const page = { colours: raw.colours, traces };
   document.querySelector("main").hidden = false;
   document.getElementById("subtitle").textContent = `${traces.map((trace) => trace.label).join(", ")} · time in ${raw.axis}`;
+  addVerdicts(raw.comparisons);
+  addHeadlines(page);
+  addOverview(page);
   addFindings(page);
   const timeline = new Timeline(page, traces);
   addPhaseLegend(page);
@@ -29,9 +32,7 @@ function addFindings(page) {
   for (const trace of page.traces) {
     const list = element("dl");
     for (const finding of trace.findings) list.append(element("dt", {}, finding.topic), element("dd", {}, finding.text));
-    const loss = trace.loss ? [element("p", { class: "loss" }, trace.loss)] : [];
-    place.append(element("div", { class: "summary" }, element("h3", {}, trace.label), element("p", { class: "machine" }, trace.command),
-      element("p", { class: "machine" }, trace.machine), ...loss, list));
+    place.append(element("div", { class: "summary" }, ...heading(page.traces, trace), list));
   }
 }
 

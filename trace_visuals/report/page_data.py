@@ -14,7 +14,7 @@ from trace_visuals.report.analysis import Analysis
 from trace_visuals.report.heatmap import Heat
 from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from trace_visuals.report.recompute import CURVES, recompute_shares
-from trace_visuals.report.texts import describe
+from trace_visuals.report.texts import describe, headline
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
 _MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
@@ -51,6 +51,7 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
         "machine": machine_line(manifest), "loss": loss_line(manifest), "facts": _facts(analysis),
         "span_s": [_second(analysis, analysis.survey.begin_ns), _second(analysis, analysis.survey.end_ns)],
+        "headline": headline(analysis),
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
         "phases": _phases(analysis), "phases_told": analysis.trace.told is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),

@@ -47,6 +47,36 @@ def describe(analysis: Analysis) -> list[Finding]:
     return [Finding(topic, text) for topic, text in (candidate(analysis) for candidate in candidates) if text]
 
 
+def headline(analysis: Analysis) -> list[str]:
+    """Return what comes first: what the job did to storage, whether it waits for it, and what storage must give."""
+    span = analysis.survey.end_ns - analysis.survey.begin_ns
+    files = analysis.storage_files
+    data, saved = files[(files["kind"] == "dataset") & (files["reads"] > 0)], analysis.checkpoints
+    did = []
+    if len(data):
+        did.append(f"read {format_size(data['read_bytes'].sum())} from {counted(len(data), 'data-set file')}")
+    if len(saved):
+        did.append(f"wrote {format_size(saved['written_bytes'].sum())} to {counted(len(saved), 'checkpoint file')}")
+    sentences = [f"{' and '.join(did) or 'read no data set and wrote no checkpoint'}, in {format_duration(span)}."]
+    sentences[0] = sentences[0][0].upper() + sentences[0][1:]
+    return sentences + [text for text in (_pace(analysis), _must_give(analysis)) if text]
+
+
+def _pace(analysis: Analysis) -> str:
+    """Whether the job waits for data, in a sentence."""
+    waiting, reading = (_share_of_training(analysis, lane) for lane in ("wait", "read"))
+    if not reading:
+        return ""
+    if waiting <= 0:
+        return f"A read is under way for {reading:.1%} of the time: no more than that could be saved by faster storage."
+    share = f"{waiting:.1%} of the time"
+    if waiting < _IDLE:
+        return f"It hardly waits for data ({share}): storage is not what limits it."
+    if reading < 0.5 * waiting:
+        return f"It waits for data for {share}, but storage is idle for much of that: look at the loaders' CPU work first."
+    return f"It waits for data for {share}, and storage is busy for much of that: faster storage or more loaders should help."
+
+
 def _overview(analysis: Analysis) -> tuple[str, str]:
     span = analysis.survey.end_ns - analysis.survey.begin_ns
     read, written = (int(analysis.storage_files[name].sum()) for name in ("read_bytes", "written_bytes"))
@@ -104,14 +134,10 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
 
 def _look_at(analysis: Analysis) -> tuple[str, str]:
     """What to size storage for, and what stands out: the points a storage engineer would go on from."""
-    lane = _lane(analysis, "read")
-    moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())
-    if not moved:
+    text = _must_give(analysis)
+    if not text:
         return "", ""
-    span_s = (analysis.survey.end_ns - analysis.survey.begin_ns) / _SECOND
-    window, most_bytes, most_calls = _busiest(analysis, lane)
-    text = f"To keep this pace storage must give {format_size(moved / span_s)}/s and {_rate(calls / span_s)} reads/s on average, "
-    text += f"{format_size(most_bytes)}/s and {_rate(most_calls)} reads/s in the busiest {format_duration(window)}."
+    span_s, calls = _span_s(analysis), int(analysis.lanes.calls[_lane(analysis, "read")].sum())
     opens = int(analysis.lanes.calls[_lane(analysis, "open")].sum())
     if opens and calls / opens < _FEW_READS:
         text += f" Files are opened for {calls / opens:.1f} reads each: {_rate(opens / span_s)} opens/s load the metadata server."
@@ -124,6 +150,21 @@ def _look_at(analysis: Analysis) -> tuple[str, str]:
     if len(written) and not written["syncs"].sum():
         text += " Checkpoints are never synced: what they cost the device does not show in their times."
     return "What to look at", text
+
+
+def _must_give(analysis: Analysis) -> str:
+    """The rates of reads that the job had, in a sentence; empty where it read nothing."""
+    lane, span_s = _lane(analysis, "read"), _span_s(analysis)
+    moved, calls = int(analysis.lanes.size_bytes[lane].sum()), int(analysis.lanes.calls[lane].sum())
+    if not moved:
+        return ""
+    window, most_bytes, most_calls = _busiest(analysis, lane)
+    text = f"To keep this pace storage must give {format_size(moved / span_s)}/s and {_rate(calls / span_s)} reads/s on average, "
+    return text + f"{format_size(most_bytes)}/s and {_rate(most_calls)} reads/s in the busiest {format_duration(window)}."
+
+
+def _span_s(analysis: Analysis) -> float:
+    return (analysis.survey.end_ns - analysis.survey.begin_ns) / _SECOND
 
 
 def _rate(per_s: float) -> str:

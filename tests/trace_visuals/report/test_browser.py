@@ -115,6 +115,14 @@ def test_page_draws_everything_and_complains_of_nothing(browser, pages):
     assert len(browser.find_elements("css selector", "#charts svg")) == 6
     assert len(browser.find_elements("css selector", "#comparisons .chart svg")) >= 5
     assert len(browser.find_elements("css selector", "#heatmaps canvas")) == 4
+    first = browser.find_element("id", "short").text
+    assert "How alike are real.trace and twin.trace?" in first and "Read 336 MiB from 28 data-set files" in first
+    assert "A makes" not in first and "of B" not in first
+    assert len(browser.find_elements("css selector", "#overview path")) == 4
+    epochs = browser.find_elements("css selector", "#overview rect[fill='#BBDDF2']")
+    assert len(epochs) == 6 and "epoch" in browser.find_element("css selector", "#overview .legend").text
+    legend = browser.find_elements("css selector", "#phase-legend li")
+    assert [entry.text for entry in legend] == ["init", "epoch", "evaluation", "checkpoint"]
     _no_complaints(browser)
 
 

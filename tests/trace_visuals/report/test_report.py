@@ -21,7 +21,7 @@ from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
 from trace_visuals import report as report_module
 from trace_visuals.report import write_report
 from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from trace_visuals.report.texts import describe
+from trace_visuals.report.texts import describe, headline
 
 
 class _Page(HTMLParser):
@@ -196,7 +196,7 @@ def test_the_command_says_what_it_found(traces, tmp_path, capsys):
     outcome = command.run(parser.parse_args([str(traces[1]), "-o", str(tmp_path / "r.html")]))
     command.show(outcome.document)
     out = capsys.readouterr().out
-    assert "events lost: 1)" in out and "What dominates" in out
+    assert "events lost: 1)" in out and "To keep this pace storage must give" in out and len(out.splitlines()) <= 6
     json.dumps(outcome.document)
 
 
@@ -253,6 +253,24 @@ def test_recomputing_has_a_row_and_a_sentence_where_its_parts_are_logged(tmp_pat
     assert (graph["title"], graph["stacked"], graph["lines"]) == ("recompute", ["base", "recomputed", "search"], [])
     first = [_unpack(graph["curves"][name])[0] for name in graph["stacked"]]
     assert first == pytest.approx([1.0, 0.0, 0.0], abs=0.01)  # both ranks compute all the time
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (Job(evaluation_files=0), ["Read 288 MiB from 24 data-set files and wrote 6.01 MiB to 3 checkpoint files, in "]),
+        (Job(), ["A read is under way for "]),
+        (Job(log_waits=True, compute_ns=900 * MILLISECOND, files=4), ["It hardly waits for data ("]),
+        (Job(log_waits=True, compute_ns=MILLISECOND), ["and storage is busy for much of that: faster storage"]),
+        (Job(checkpoint_every=0, files=2, evaluation_files=0), ["Read 24 MiB from 2 data-set files, in ", " in the busiest "]),
+        (Job(files=0, evaluation_files=0, checkpoint_every=0), ["Read no data set and wrote no checkpoint, in "]),
+    ],
+)  # fmt: skip
+def test_the_first_words_say_what_the_job_did_and_whether_it_waits(tmp_path, job, expected):
+    analysis = write_report([write_job(tmp_path / "t.trace", job)], tmp_path / "r.html")[0]
+    for part in expected:
+        assert part in " ".join(headline(analysis)), headline(analysis)
+    assert _document(tmp_path / "r.html")["traces"][0]["headline"] == headline(analysis)
 
 
 @given(st.lists(st.integers(0, 2**62), max_size=50))
