@@ -6,7 +6,7 @@ from typing import Any
 
 from iotwin.command import Command, Outcome, add_dask_option
 
-_SHOWN = 40
+_SHOWN = 30
 
 
 class Stats(Command):
@@ -30,7 +30,7 @@ class Stats(Command):
             "--sql", metavar="SELECT", help="answer this question about one trace; its tables are events, files, ..."
         )
         parser.add_argument("--kind", metavar="KIND", help="--by file: only files of this kind, such as dataset or checkpoint")
-        parser.add_argument("--all-files", action="store_true", help="--by file: a row for each library and system file, too")
+        parser.add_argument("--all-files", action="store_true", help="--by file: a row for each file, most time first")
         parser.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
 
         add_dask_option(parser)
@@ -57,7 +57,7 @@ class Stats(Command):
         counted = _count(traces, args.by, args.dask)
         if args.kind is not None:
             counted = _of_kind(counted, args.kind)
-        return Outcome(document | {"by": args.by, "all_files": args.all_files, "rows": counted})
+        return Outcome(document | {"by": args.by, "kind": args.kind, "all_files": args.all_files, "rows": counted})
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a table for a person, or CSV."""
@@ -69,7 +69,7 @@ class Stats(Command):
         else:
             from iotwin.loops.statistics_table import show_statistics, storage_first
 
-            if document["by"] == "file" and not document["all_files"]:
+            if document["by"] == "file" and not document["all_files"] and not document["kind"]:
                 rows = storage_first(rows)
             show_statistics(rows, f"calls by {document['by']}", _SHOWN, "see them all with --csv or --json")
             if document["lost"]:

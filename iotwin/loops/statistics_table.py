@@ -8,16 +8,14 @@ _HEADINGS = {
 }  # fmt: skip
 _NARROW_HEADINGS = {"time_share", "calls", "errors", "total_ns", "p50_ns", "p99_ns"}
 _SUMMED = {"calls", "errors", "read_bytes", "written_bytes", "total_ns", "time_share"}
-_KINDS_FIRST = ("dataset", "checkpoint", "log")
-FOLDED_KINDS = ("library", "system")
+KINDS_FIRST = ("dataset", "checkpoint", "log")
+_SHOWN_OF_KIND = 6
 _WIDE, _PIPE_WIDTH = 125, 160  # characters of a line
 _WORDS = 60  # characters of a name
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
     """Print the first `most` rows (of `trace.statistics.document`); `more` says where the others are, if anything."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from trace_visuals.labels import plain
@@ -28,7 +26,7 @@ def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str
         return
     headings = {name: text for name, text in _HEADINGS.items() if console.width >= _WIDE or name in _NARROW_HEADINGS}
     names = [name for name in rows[0] if name not in (*_HEADINGS, "bytes")]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = plain_table(title)
     for heading in headings.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for name in names:
@@ -36,40 +34,45 @@ def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str
     for row in rows[:most]:
         words = [Text(plain("" if row[name] is None else str(row[name]), _WORDS)) for name in names]
         table.add_row(*(_cell(name, row[name]) for name in headings), *words)
+    console.print()
     console.print(table)
     if more and len(rows) > most:
         console.print(f"{len(rows) - most:,} more; {more}")
 
 
+def plain_table(title: str | None = None) -> Any:
+    """Return an empty table with one rule, under its heading, and no empty lines."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+
+
 def storage_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows by file with the job's storage first, data set before checkpoints, and libraries and system files folded.
+    """Return rows by file for one screen: the data set's first, then checkpoints and logs, then a row for each other kind.
 
-    A folded row stands for all files of its kind; it has no percentiles.
+    Of a kind with many files the first rows are shown, and one that stands for all others, which has no percentiles.
     """
-    folded: dict[str, list[dict[str, Any]]] = {}
-    shown = []
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["kind"] in FOLDED_KINDS:
-            folded.setdefault(row["kind"], []).append(row)
+        kinds.setdefault(row["kind"], []).append(row)
+    order = [*(kind for kind in KINDS_FIRST if kind in kinds), *(kind for kind in kinds if kind not in KINDS_FIRST)]
+    shown = []
+    for kind in order:
+        files, most = kinds[kind], _SHOWN_OF_KIND if kind in KINDS_FIRST else 0
+        if len(files) <= most + 1:
+            shown += files
         else:
-            shown.append(row)
-    order = {kind: place for place, kind in enumerate(_KINDS_FIRST)}
-    shown.sort(key=lambda row: order.get(row["kind"], len(order)))
-    return shown + [_folded(kind, files) for kind, files in folded.items()]
+            shown += [*files[:most], _folded(kind, files[most:], "more " if most else "")]
+    return shown
 
 
-def _folded(kind: str, files: list[dict[str, Any]]) -> dict[str, Any]:
+def _folded(kind: str, files: list[dict[str, Any]], more: str) -> dict[str, Any]:
     sums = {name: sum(row[name] for row in files) for name in files[0] if name in _SUMMED}
     longest = max(row["max_ns"] for row in files)
     blank = {name: None for name in files[0] if name.startswith("p") and name.endswith("_ns")}
-    return {
-        **files[0],
-        **blank,
-        **sums,
-        "max_ns": longest,
-        "path": f"({len(files):,} files; --all-files shows each)",
-        "kind": kind,
-    }
+    path = f"({len(files):,} {more}files; --kind {kind})" if kind else f"({len(files):,} {more}files)"
+    return {**files[0], **blank, **sums, "max_ns": longest, "path": path, "kind": kind}
 
 
 def wide_console() -> Any:

@@ -63,6 +63,14 @@ def test_storage_comes_first_and_libraries_are_one_line():
     assert (shown[2]["calls"], shown[2]["read_bytes"], shown[2]["max_ns"]) == (13, 130, 9)
 
 
+def test_of_many_files_of_a_kind_the_busiest_are_shown_and_the_others_are_one_line():
+    rows = [_row(f"{i}.npy", "dataset", 100 - i) for i in range(50)] + [_row(f"{i}.pt", "checkpoint", 1) for i in range(7)]
+    shown = storage_first([*rows, _row("a.log", "log", 1), _row("a pipe", "pipe", 8)])
+    assert [row["path"] for row in shown[:6]] == [f"{i}.npy" for i in range(6)]
+    assert shown[6]["path"] == "(44 more files; --kind dataset)" and shown[6]["calls"] == sum(100 - i for i in range(6, 50))
+    assert [row["path"] for row in shown[7:]] == [*(f"{i}.pt" for i in range(7)), "a.log", "a pipe"]
+
+
 def test_files_of_one_kind_alone(trace):
     only = json.loads(call("stats", trace, "--by", "file", "--kind", "dataset", "--json").stdout)["rows"]
     assert only and {row["kind"] for row in only} == {"dataset"}
