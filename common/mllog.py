@@ -21,15 +21,17 @@ PHASE_OF_KEY = {
     "step": "step",
 }
 
+FOR_TRACERS = "iotwin"  # the emulator's namespace; output_keeper knows it, too
+
 
 class MlLog:
     """Writes MLLOG lines to a stream, each flushed at once, so that none is lost or late; nowhere when the stream is None.
 
-    `metadata` goes into every line.
+    `metadata` goes into every line. Lines of the namespace FOR_TRACERS are not shown on the terminal of who traces the job.
     """
 
-    def __init__(self, stream: TextIO | None, **metadata: Value) -> None:
-        self._stream, self._metadata = stream, metadata
+    def __init__(self, stream: TextIO | None, namespace: str = "", /, **metadata: Value) -> None:
+        self._stream, self._namespace, self._metadata = stream, namespace, metadata
 
     @property
     def enabled(self) -> bool:
@@ -64,7 +66,7 @@ class MlLog:
             return
         now_ns = time.time_ns()
         entry = {
-            "namespace": "",
+            "namespace": self._namespace,
             "time_ms": now_ns // 1_000_000,
             "time_ns": now_ns,  # ours: milliseconds are coarse beside the steps of a small job
             "event_type": event_type,

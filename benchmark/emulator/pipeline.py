@@ -29,7 +29,7 @@ from benchmark.emulator.ranks import Rank, run_local
 from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Usage
 from benchmark.emulator.results.steplog import StepParts
 from common.errors import IotwinError, UsageError
-from common.mllog import MlLog
+from common.mllog import FOR_TRACERS, MlLog
 from common.processes import sharpen_timers
 from common.sleeper import Sleeper
 from workloads.policies.pipeline import Pass, Plan, Stage, order
@@ -131,7 +131,7 @@ def _run_rank(
 ) -> Measured:
     """Be one rank of the pipeline for all epochs."""
     sharpen_timers()
-    log = MlLog(log_stream, **({"rank": rank.number} if rank.count > 1 else {}))
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.number} if rank.count > 1 else {}))
     measured = Measured(rank.number, rank.node, rank.nodes, time.time())
     before = Usage.so_far()
     with ExitStack() as open_things:

@@ -18,7 +18,7 @@ from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Us
 from benchmark.emulator.results.steplog import StepParts
 from common.draws import DrawnTime
 from common.keyed import Purpose
-from common.mllog import MlLog
+from common.mllog import FOR_TRACERS, MlLog
 from common.processes import age_s, sharpen_timers
 from common.progress import note
 from common.sleeper import Sleeper
@@ -35,7 +35,8 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
     """
     rank = rank or Rank()
     sharpen_timers()
-    sleeper, log = Sleeper(config.twin.busy_wait), MlLog(log_stream, **({"rank": rank.number} if rank.count > 1 else {}))
+    sleeper = Sleeper(config.twin.busy_wait)
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.number} if rank.count > 1 else {}))
     sleeper.sleep(config.twin.startup_time - age_s())
     measured = Measured(rank.number, rank.node, rank.nodes, time.time())
     before = Usage.so_far()

@@ -26,6 +26,8 @@ REPLY = struct.Struct(
     "<cQQ"
 )  # what was asked, and the bytes of stdout and of stderr that the logs lack; END also at the very end
 
+FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # how lines begin that common.mllog.FOR_TRACERS marks
+
 _CHUNK_BYTES = 1 << 20  # also the most that a pipe holds
 _REST_MS = 10  # between looks at a pipe that little comes from: one wake-up then serves many prints
 _BUSY_BYTES = 1 << 16
@@ -43,6 +45,7 @@ class _Stream:
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = 0
         self._is_shown = False
+        self._is_terminal = os.isatty(shown)
         self._step = _CHUNK_BYTES if _is_file(shown) else _WITHOUT_BLOCKING_BYTES
 
     @property
@@ -76,9 +79,10 @@ class _Stream:
             return 0  # it was drained meanwhile
         self.ended = not content
         self._write_log(content)
-        if self._is_shown and content:
-            self._waiting.append(content)
-            self._waiting_bytes += len(content)
+        shown = for_people(content) if self._is_terminal else content
+        if self._is_shown and shown:
+            self._waiting.append(shown)
+            self._waiting_bytes += len(shown)
         return len(content)
 
     def _write_log(self, content: memoryview) -> None:
@@ -109,6 +113,14 @@ class _Stream:
             self._waiting[0] = first[shown:]
         else:
             self._waiting.popleft()
+
+
+def for_people(content: memoryview) -> memoryview:
+    """Return what was printed without the lines that are for tracers alone; such a line is written, and so read, as a whole."""
+    if FOR_TRACERS not in bytes(content):
+        return content
+    lines = bytes(content).splitlines(keepends=True)
+    return memoryview(b"".join(line for line in lines if not line.startswith(FOR_TRACERS)))
 
 
 def _is_file(descriptor: int) -> bool:

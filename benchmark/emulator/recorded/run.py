@@ -18,7 +18,7 @@ from benchmark.emulator.recorded.process import Process, Watch
 from benchmark.emulator.recorded.shared import BUCKETS, COUNTS, FAILED, READ_BYTES, STOPPED, WRITTEN_BYTES, Board, Pipes, Shared
 from benchmark.emulator.results.measured import Host, Usage
 from common.errors import IotwinError
-from common.mllog import MlLog
+from common.mllog import FOR_TRACERS, MlLog
 from common.processes import age_s, sharpen_timers
 
 _NOISE_BYTES = 1 << 22
@@ -60,7 +60,7 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     places = Places(
         recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.number}" if rank.count > 1 else output
     )
-    log = MlLog(log_stream, **({"rank": rank.number} if rank.count > 1 else {}))
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.number} if rank.count > 1 else {}))
     measured, before = Replayed(rank.number, time.time()), Usage.so_far()
     places.prepare()
     rank.meet()
