@@ -27,9 +27,8 @@ def made_pass(
         for name in frame.columns.intersection(["start_ns", "end_ns", "idle_ns"]):
             frame[name] = (frame[name] * SECOND).astype(np.int64)
     none = np.zeros(0, np.int64)
-    return Pass(
-        "epoch", 1, 0, int(end_s * SECOND), RANK, none, taken, read, loaders, None, logged, 1, list[SeenFile](), none
-    )  # fmt: skip
+    span = 0, int(end_s * SECOND), RANK
+    return Pass("epoch", 1, *span, none, taken, read, loaders, None, logged, (RANK,), list[SeenFile](), none, none)
 
 
 def made_job(*calls: tuple[float, float, int, str, int, int]) -> Any:

@@ -99,21 +99,22 @@ def test_files_of_checkpoints_are_written_opened_and_read_back():
 
 
 @pytest.mark.parametrize(
-    ("changes", "threads", "opens"),
+    ("changes", "threads", "epochs", "opens"),
     [
-        ({}, 0, 36),
-        ({"keep_open": True}, 0, 12),
-        ({"keep_open": True}, 2, 36),  # 12 files by two workers in three epochs would be 72: no more than the samples
-        ({"keep_open": True, "persistent_workers": True}, 2, 24),
-        ({"keep_open": True, "persistent_workers": True, "ranks": 4}, 0, 36),
-        ({"keep_open": True, "persistent_workers": True, "ranks": 2}, 1, 24),
+        ({}, 0, 3, 36),
+        ({"keep_open": True}, 0, 3, 12),
+        ({"keep_open": True}, 2, 3, 36),  # new workers in every epoch
+        ({"keep_open": True}, 2, 1, 12),  # each file by the one worker that reads it
+        ({"keep_open": True, "ranks": 2}, 0, 1, 12),
+        ({"keep_open": True, "persistent_workers": True}, 1, 3, 12),
     ],
 )
-def test_files_that_stay_open_are_opened_once_by_each_process(changes, threads, opens):
+def test_files_that_stay_open_are_opened_once_by_each_process(changes, threads, epochs, opens):
     reader = c.TwinReader(keep_open=changes.get("keep_open", False))
     others = {name: value for name, value in changes.items() if name != "keep_open"}
     section = c.Twin(train_files=TRAINING, eval_files=EVALUATION, reader=reader, **others)
-    assert counts(twin(twin=section, reader=c.Reader(batch_size=1, read_threads=threads)))[2] == opens
+    given = {"reader": c.Reader(batch_size=1, read_threads=threads), "train": c.Train(epochs=epochs)}
+    assert counts(twin(twin=section, **given))[2] == opens
 
 
 def test_pairs_are_two_files_a_sample():
