@@ -81,8 +81,9 @@ def test_the_recording_ends_in_what_is_on_disk(tmp_path, committed):
 
 @needs_strace
 def test_every_state_of_a_commit_loads_what_was_committed(committed):
-    judged = judge(committed(), load_store, 128, before=1)
-    assert judged.states > 400
+    recording = committed()
+    judged = judge(recording, load_store, 128, before=1)
+    assert judged.states > 4 * len(recording.ops)  # the number depends on how the calls of the two ranks fall between one another
     assert judged == Judged(judged.states)
 
 
