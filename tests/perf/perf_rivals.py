@@ -151,7 +151,8 @@ def _program(name: str) -> str:
 
 def _dftracer_replay(_trace: Trace, job: list[str], place: Path) -> Iterator[list[str]]:
     logs = _dftracer_trace(job, place)
-    replay = [_program("dftracer_replay"), "--recursive"]
+    # It makes files in the current directory, of each whose name it did not find.
+    replay = ["env", "-C", str(place), _program("dftracer_replay"), "--recursive"]
     yield ["timeout", _TIMED_S, *replay, str(logs)]
     yield [*replay, "--no-timing", str(logs)]
 
