@@ -39,7 +39,7 @@ def scheduler():
 
 
 def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path, monkeypatch):
-    assert all(Trace(path).parts > 4 for path in cut)
+    assert all(Trace(path).event_parts > 4 for path in cut)
     monkeypatch.setattr(chunks, "_LEAST_EVENTS", 100)
     assert all(len(chunks_of(Trace(path), here)) > 3 for path in cut)
     for arguments in (

@@ -40,10 +40,16 @@ def test_processes_that_go_through_files_of_their_own_are_ranks_in_their_order(t
 @pytest.mark.root
 def test_random_reads_of_one_file_by_several_processes_are_one_block(tmp_path):
     words = ("--name=look", "--filename=table", "--rw=randread", "--bs=4k", "--size=4m", "--io_size=1m", "--numjobs=2")
-    config = fit(traced(tmp_path, *words)).config
+    trace = traced(tmp_path, *words)
+    config = fit(trace).config
     assert (config.twin.ranks, config.train.epochs, config.train.total_training_steps) == (2, 1, 256)
-    assert (config.reader.sample_shuffle, config.reader.batch_size, config.dataset.num_samples_per_file) == ("seed", 1, 1024)
-    assert config.dataset.record_length_bytes == 4096 and config.twin.reader.keep_open
+    assert (config.reader.batch_size, config.dataset.record_length_bytes) == (1, 4096) and config.twin.reader.keep_open
+    # Drawn at random, they are listed as they were read.
+    events, table = trace.events_frame(), trace.files()
+    table = table[table["path"].str.endswith("/table")]["file_id"]
+    offsets = events[(events["op"] == "pread64") & events["file_id"].isin(table)]["offset"]
+    assert len(offsets) == 512
+    assert sorted(config.twin.train_reads or []) == sorted(f"0:{int(offset)}+4096" for offset in offsets)
 
 
 def test_bursts_of_one_size_are_found_in_noise():

@@ -60,7 +60,8 @@ def test_the_emulators_own_stream_is_found_again(records, tmp_path, monkeypatch,
     assert found.dataset.record_length_bytes == pytest.approx(RECORD_BYTES, rel=0.1)
     assert found.reader.shuffle_size == pytest.approx(800, rel=0.2)
     assert isinstance(found.train.computation_time, float) and found.train.computation_time > 0.004
-    assert isinstance(found.twin.evaluation.lead_time, float) and found.twin.evaluation.lead_time >= 0.05
+    # The emulator sleeps less than the whole lead where it came late before, by up to 10 ms.
+    assert isinstance(found.twin.evaluation.lead_time, float) and found.twin.evaluation.lead_time >= 0.04
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")

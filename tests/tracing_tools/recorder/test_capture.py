@@ -345,7 +345,7 @@ def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_progr
     from tracing_tools.recorder import session as capture
     from tracing_tools.targets.cgroup import JobCgroup
 
-    monkeypatch.setattr(JobCgroup, "create", classmethod(lambda cls: "this test has none"))
+    monkeypatch.setattr(JobCgroup, "create", classmethod(lambda cls, parent: "this test has none"))
     target = tmp_path / "target"
     target.write_bytes(bytes(16384))
     loop = f"while True: open({str(target)!r}, 'rb').read()"
