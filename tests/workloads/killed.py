@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections import Counter
+from multiprocessing.connection import wait
 
 import torch._dynamo  # noqa: F401 - what the first optimizer imports, two seconds long: here once for all jobs that are forked
 
@@ -43,6 +44,10 @@ def run(main, arguments, tmp_path, output, ranks=1, killed_at=0):
     ]
     for process in processes:
         process.start()
+    if killed_at:  # all at once, as where a machine fails: gloo can wait for ever for a peer that is gone
+        wait([process.sentinel for process in processes])
+        for process in processes:
+            process.kill()
     for process in processes:
         process.join()
     expected = -signal.SIGKILL if killed_at else 0

@@ -1,5 +1,6 @@
 """Where this process stands among its fellows: rank, world size and device, from the environment that torchrun sets."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +42,18 @@ def join_ranks() -> Iterator[Ranks]:
             # gloo otherwise looks for the host's name on the network, which a container may not have.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
+        _never_destroy(distributed.group.WORLD)
     try:
         yield Ranks(rank, world_size, device)
     finally:
         if world_size > 1:
             distributed.destroy_process_group()
+
+
+def _never_destroy(group: object) -> None:
+    """Leave the group to the end of the process.
+
+    Its destructor waits for gloo's threads and holds the interpreter meanwhile. A thread that has yet to drop the tensor of the
+    last sum needs the interpreter for that, so that one rank in some tens would never end (torch 2.13).
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
