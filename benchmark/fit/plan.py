@@ -55,7 +55,7 @@ def plan(fitted: Fitted) -> Plan:
     evaluations, checkpoints = _evaluations(config, steps), _checkpoints(config, steps)
     read_bytes = training.size_bytes * epochs + evaluation.size_bytes * evaluations
     if config.twin.reader.streamed and config.train.total_training_steps >= 0:
-        read_bytes += _read_ahead(config, sizes)
+        read_bytes += _streamed(config, sizes, training.size_bytes * epochs)[0] - training.size_bytes * epochs
     amounts = _of_checkpoints(config, checkpoints)
     amounts["read", "dataset"] = read_bytes
     amounts["open", "dataset"] = _opens(config, training, evaluation, evaluations, read_bytes, sizes)
@@ -105,13 +105,22 @@ def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], 
     return sum(sizes) / max(min(sample_bytes, config.reader.transfer_size or sample_bytes), 1)
 
 
-def _read_ahead(config: c.Config, sizes: Mapping[str, int]) -> float:
-    """Bytes of a stream that no step uses: in the shuffle buffer, in batches made ahead, and the first buffers of open files."""
+def _streamed(config: c.Config, sizes: Mapping[str, int], used_bytes: float) -> tuple[float, float]:
+    """Bytes and opens of a stream by the end of steps that use so many bytes.
+
+    The shuffle buffer and batches made ahead take records too. Files end round by round: those in turn are read as far as
+    the buffer that their records have come to, and those that threads have opened ahead to the end of their first buffer.
+    """
     reader, record_bytes = config.reader, float(config.dataset.record_length_bytes or 0)
     shuffled = reader.shuffle_size if reader.sample_shuffle != "off" else 0
-    files = (config.twin.reader.interleave_files or 1) * (_OPEN_OF_A_TURN if reader.read_threads else 1)
-    first = min(reader.transfer_size or 0, sum(sizes.values()) / max(len(sizes), 1))
-    return (shuffled + _BATCHES_AHEAD * reader.batch_size) * record_bytes + files * first
+    taken = used_bytes + (shuffled + _BATCHES_AHEAD * reader.batch_size) * record_bytes
+    file_bytes = max(sum(sizes.values()) / max(len(sizes), 1), 1.0)
+    buffer = min(reader.transfer_size or file_bytes, file_bytes)
+    in_turn = config.twin.reader.interleave_files or 1
+    rounds, further = divmod(taken / file_bytes, in_turn)
+    begun = min((further / in_turn * file_bytes // buffer + 1) * buffer, file_bytes)
+    ahead = in_turn * (_OPEN_OF_A_TURN - 1) if reader.read_threads else 0
+    return in_turn * (rounds * file_bytes + begun) + ahead * buffer, in_turn * (rounds + 1) + ahead
 
 
 def _sizes(name: str, sizes: Mapping[str, int]) -> list[int]:
@@ -161,9 +170,12 @@ def _opens(
     config: c.Config, training: _Planned, evaluation: _Planned, evaluations: int, read_bytes: float, sizes: Mapping[str, int]
 ) -> float:
     """Opens of the data: one for each file of a sample, or as few as files that stay open or are streamed take."""
-    if config.twin.reader.streamed:
-        return read_bytes / max(sum(sizes.values()) / max(len(sizes), 1), 1)
     epochs, reader = config.train.epochs, config.reader
+    if config.twin.reader.streamed:
+        file_bytes = max(sum(sizes.values()) / max(len(sizes), 1), 1)
+        if config.train.total_training_steps < 0:
+            return read_bytes / file_bytes
+        return _streamed(config, sizes, training.size_bytes * epochs)[1] + evaluation.size_bytes * evaluations / file_bytes
     if config.twin.reader.keep_open or config.twin.layout == "dlrm":
         once = config.twin.persistent_workers or not reader.read_threads
         workers = config.twin.evaluation.read_threads if config.twin.evaluation.read_threads is not None else reader.read_threads

@@ -126,19 +126,21 @@ def test_pairs_are_two_files_a_sample():
 
 
 def test_a_stream_reads_ahead_of_its_steps():
-    """Beside the steps' records: a shuffle buffer, two batches, and the first buffers of the files that are open."""
+    """Beside the steps' records a shuffle buffer and two batches are taken, of files in turn, which are read by buffers."""
     section = c.Twin(reader=c.TwinReader(streamed=True, interleave_files=4))
     data = c.Dataset(data_folder="data", num_files_train=12, num_samples_per_file=5, record_length_bytes=20)
     reader = c.Reader(batch_size=2, read_threads=0, transfer_size=64, sample_shuffle="seed", shuffle_size=7)
     train = c.Train(epochs=1, total_training_steps=10)
     files = [(f"f{i}", 100) for i in range(12)]
 
-    def read(**changes: Any) -> float:
+    def read(**changes: Any) -> tuple[float, float]:
         given = {"dataset": data, "reader": reader, "train": train, "workflow": c.Workflow(), "twin": section} | changes
-        return counts(twin(files, **given))[1]
+        return counts(twin(files, **given))[1:]
 
-    assert read() == 10 * 2 * 20 + (7 + 4) * 20 + 4 * 64
-    threaded = c.Reader(batch_size=2, read_threads=3, transfer_size=640, sample_shuffle="off", shuffle_size=7)
-    assert read(reader=threaded) == 10 * 2 * 20 + 4 * 20 + 12 * 100
-    assert read(train=c.Train(epochs=1)) == 12 * 100  # to the end of its files, nothing is read that no step uses
-    assert counts(twin(files, dataset=data, reader=reader, train=train, workflow=c.Workflow(), twin=section))[2] == read() / 100
+    # 31 records of 20 bytes are 4 files and 55 bytes of each of the next 4, all within a first buffer of 64.
+    assert read() == (4 * 100 + 4 * 64, 8)
+    later = c.Train(epochs=1, total_training_steps=12)
+    assert read(train=later) == (8 * 100, 8)  # 35 records: 75 bytes of each of the next 4, so both of their buffers
+    threaded = c.Reader(batch_size=2, read_threads=3, transfer_size=64, sample_shuffle="off", shuffle_size=7)
+    assert read(reader=threaded) == (4 * 100 + 4 * 64 + 8 * 64, 16)  # 24 records: 20 of each of the next 4, and 8 opened ahead
+    assert read(train=c.Train(epochs=1))[0] == 12 * 100  # to the end of its files, nothing is read that no step uses
