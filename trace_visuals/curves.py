@@ -22,6 +22,9 @@ _TYPES = (".png", ".svg", ".pdf")
 _COLUMNS = 3
 _PANEL_INCHES = (2.6, 2.1)
 _MARKERS = "os^Dv<>"
+_MOST_WITHIN = 4  # curves whose legend has room within the axes
+_LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
+_MARGIN = 0.04  # of the span of x, on both sides
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,13 +99,17 @@ def _draw(panels: list[Curves], output: Path) -> None:
 
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
+    beside = [len(curves.series) > _MOST_WITHIN for curves in panels]
+    longest = max(len(curves.series) for curves in panels)
+    width = _PANEL_INCHES[0] + (_LEGEND_INCHES if any(beside) else 0)
+    height = max(_PANEL_INCHES[1], _LEGEND_LINE_INCHES * longest + 0.3 if any(beside) else 0)
     with mpl.rc_context(FIGURE_RC):
-        figure = Figure((_PANEL_INCHES[0] * max(columns, 1.4), _PANEL_INCHES[1] * rows + 0.3), layout="constrained")
+        figure = Figure((width * max(columns, 1.4), height * rows + 0.3), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for spare in axes[len(panels) :]:
             spare.set_axis_off()
-        for panel, curves in zip(axes, panels, strict=False):
-            _draw_panel(panel, curves)
+        for panel, curves, outside in zip(axes, panels, beside, strict=False):
+            _draw_panel(panel, curves, outside)
         with open_whole(output) as file:
             figure.savefig(file, format=output.suffix.lower().removeprefix("."), dpi=200, metadata=_without_date(output))
 
@@ -112,21 +119,41 @@ def _without_date(output: Path) -> dict[str, Any]:
     return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(output.suffix.lower(), {})
 
 
-def _draw_panel(panel: "Axes", curves: Curves) -> None:
+def _draw_panel(panel: "Axes", curves: Curves, legend_outside: bool) -> None:
     panel.set_title(plain(curves.title, 60))
     for index, series in enumerate(curves.series):
         points = sorted(zip(series.x, series.y, strict=True), key=lambda point: point[0])
         values = [float("nan") if y is None else y for _, y in points]
+        # Hollow marks of different kinds: curves that meet are all seen.
         panel.plot(
-            [x for x, _ in points], values, marker=_MARKERS[index // len(TRACE_COLOURS) % len(_MARKERS)], markersize=2.5,
-            linewidth=1, color=TRACE_COLOURS[index % len(TRACE_COLOURS)], label=plain(series.name, 30),
+            [x for x, _ in points], values, marker=_MARKERS[index % len(_MARKERS)], markersize=3.5, markerfacecolor="none",
+            markeredgewidth=0.8, linewidth=1, color=TRACE_COLOURS[index % len(TRACE_COLOURS)], label=plain(series.name, 60),
         )  # fmt: skip
     panel.set_xscale(curves.x.scale)
     panel.set_yscale(curves.y.scale)
-    if curves.y.scale == "linear":
-        panel.set_ylim(bottom=min(0, panel.get_ylim()[0]))
+    _show_all(panel, curves)
     panel.set_xlabel(curves.x.text())
     panel.set_ylabel(curves.y.text())
     panel.spines[["top", "right"]].set_visible(False)
-    if len(curves.series) > 1:
+    if legend_outside:
+        panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.03), borderaxespad=0)
+    elif len(curves.series) > 1:
         panel.legend(frameon=False)
+
+
+def _show_all(panel: "Axes", curves: Curves) -> None:
+    """Show every x, also where all curves have a gap, which says that no run came through; and 0 of a linear y."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    x = [value for series in curves.series for value in series.x]
+    least, most = min(x), max(x)
+    if most > least and curves.x.scale == "log":
+        panel.set_xlim(least / (most / least) ** _MARGIN, most * (most / least) ** _MARGIN)
+    elif most > least:
+        panel.set_xlim(least - _MARGIN * (most - least), most + _MARGIN * (most - least))
+    if curves.y.scale == "linear":
+        panel.set_ylim(bottom=min(0, panel.get_ylim()[0]))
+    for axis, shown in ((panel.xaxis, curves.x), (panel.yaxis, curves.y)):
+        if shown.scale == "log":
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))  # its own are written for TeX
+            axis.set_minor_formatter(NullFormatter())

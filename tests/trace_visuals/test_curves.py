@@ -1,6 +1,7 @@
 """Sheets of curves: what is drawn, and what is refused."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib.image
@@ -34,11 +35,36 @@ def write(tmp_path):
 def test_a_panel_a_document_with_its_words(write, tmp_path):
     found = plot_curves([write("a.json"), write("b.json", title="gnmt")], tmp_path / "c.svg")
     assert [panel["points"] for panel in found["panels"]] == [6, 6]
-    root = ElementTree.parse(tmp_path / "c.svg").getroot()
-    text = " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text"))
+    text = " ".join(words(tmp_path / "c.svg"))
     for expected in ("vgg16", "gnmt", "workers", "speed-up (times)", "pipeline", "data parallel"):
         assert expected in text
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "b.json", "c.svg"]
+
+
+def words(picture):
+    root = ElementTree.parse(picture).getroot()
+    return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_where_all_curves_have_a_gap_is_shown_and_powers_of_ten_are_numbers(write, tmp_path):
+    series = [{"name": "one", "x": [0, 1, 2, 3, 4], "y": [None, None, None, 20, 3000]}]
+    plot_curves([write(series=series, y={"label": "accesses", "scale": "log"})], tmp_path / "c.svg")
+    found = words(tmp_path / "c.svg")
+    assert {"0.0", "4.0", "100", "1,000"} <= set(found) and not any("math" in word for word in found)
+
+
+def test_the_legend_of_many_curves_is_whole_and_beside_them(write, tmp_path):
+    series = [{"name": f"heuristic without cost, number {number}", "x": [1, 2], "y": [1, 2]} for number in range(16)]
+    plot_curves([write(series=series)], tmp_path / "c.svg")
+    root = ElementTree.parse(tmp_path / "c.svg").getroot()
+    height = float(root.attrib["height"].removesuffix("pt"))
+    legend = next(node for node in root.iter() if node.attrib.get("id") == "legend_1")
+    lines = list(legend.iter("{http://www.w3.org/2000/svg}text"))
+    assert ["".join(line.itertext()) for line in lines] == [each["name"] for each in series]
+    places = [[float(line.attrib[name]) for name in "xy"] for line in lines]
+    axes = next(node for node in root.iter() if node.attrib.get("id") == "patch_2")
+    right = max(float(x) for x in re.findall(r"[ML] (\S+) ", axes[0].attrib["d"]))
+    assert all(x > right and 0 < y < height for x, y in places)
 
 
 def test_the_same_document_gives_the_same_bytes(write, tmp_path):
