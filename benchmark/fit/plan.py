@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmark import config as c
 from benchmark.config import listed_reads
+from benchmark.fit.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.twin_parts import Fitted
 from datagen.layouts import DlrmLayout
 from workloads.policies.cadence import Cadence
@@ -33,6 +34,7 @@ class _Planned:
     samples: int
     size_bytes: float
     files: int
+    each: int  # samples of a file
     reads: float | None  # calls; None: what a format's own reader makes
     opens: float  # where no file stays open
     listed: list[set[int]] | None  # files of each sample, where its reads are listed
@@ -49,7 +51,7 @@ def plan(fitted: Fitted) -> Plan:
     evaluation = _pass(
         config, sizes, config.twin.eval_files, config.twin.eval_reads, dataset.num_files_eval or 0,
         dataset.eval_num_samples_per_file or dataset.num_samples_per_file, config.reader.batch_size_eval,
-        config.evaluation.total_eval_steps,
+        config.evaluation.total_eval_steps, drop_last=False,
     )  # fmt: skip
     steps = training.steps * epochs
     evaluations, checkpoints = _evaluations(config, steps), _checkpoints(config, steps)
@@ -74,7 +76,7 @@ def _start_up_reads(config: c.Config) -> int:
 
 def _pass(
     config: c.Config, sizes: Mapping[str, int], names: Sequence[str] | None, reads: Sequence[str] | None, files: int, each: int,
-    batch: int, limit: int,
+    batch: int, limit: int, drop_last: bool = True,
 ) -> _Planned:  # fmt: skip
     own = [size for name in names or () for size in _sizes(name, sizes)]
     total, ranks = sum(own or sizes.values()), config.twin.ranks
@@ -82,14 +84,14 @@ def _pass(
     listed = None if reads is None else [{file for file, _, _ in listed_reads.parse(one)} for one in reads]
     if reads is not None:
         held, total = len(reads), listed_reads.size_bytes(reads)
-    steps = held // (batch * ranks)
+    steps = held // (batch * ranks) if drop_last else -(-held // (batch * ranks))
     if limit >= 0:
         steps = min(steps, limit)
-    samples = steps * batch * ranks
+    samples = min(steps * batch * ranks, held)
     sample_bytes = float(config.dataset.record_length_bytes or 0) if config.twin.layout == "dlrm" else total / max(held, 1)
     opens = samples if listed is None else sum(map(len, listed)) * samples / max(held, 1)
     calls = _calls(config, reads, own or list(sizes.values()), sample_bytes)
-    return _Planned(steps, samples, samples * sample_bytes, files, calls and calls * samples / max(held, 1), opens, listed)
+    return _Planned(steps, samples, samples * sample_bytes, files, each, calls and calls * samples / max(held, 1), opens, listed)
 
 
 def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], sample_bytes: float) -> float | None:
@@ -170,25 +172,48 @@ def _opens(
     config: c.Config, training: _Planned, evaluation: _Planned, evaluations: int, read_bytes: float, sizes: Mapping[str, int]
 ) -> float:
     """Opens of the data: one for each file of a sample, or as few as files that stay open or are streamed take."""
-    epochs, reader = config.train.epochs, config.reader
+    epochs = config.train.epochs
     if config.twin.reader.streamed:
         file_bytes = max(sum(sizes.values()) / max(len(sizes), 1), 1)
         if config.train.total_training_steps < 0:
             return read_bytes / file_bytes
         return _streamed(config, sizes, training.size_bytes * epochs)[1] + evaluation.size_bytes * evaluations / file_bytes
     if config.twin.reader.keep_open or config.twin.layout == "dlrm":
-        once = config.twin.persistent_workers or not reader.read_threads
-        workers = config.twin.evaluation.read_threads if config.twin.evaluation.read_threads is not None else reader.read_threads
-        return _kept_open(config, training, reader.read_threads, reader.batch_size) * (1 if once else epochs) + _kept_open(
-            config, evaluation, workers, reader.batch_size_eval
-        ) * (min(evaluations, 1) if once else evaluations)
+        return _kept_open(config, training, evaluation, evaluations)
     return (training.opens * epochs + evaluation.opens * evaluations) * (2 if config.twin.layout == "unet3d" else 1)
 
 
-def _kept_open(config: c.Config, planned: _Planned, workers: int, batch: int) -> float:
-    """Opens of one pass by loaders that keep files open: each those that it reads, batches dealt out in turn."""
-    dealt = max(workers, 1) * config.twin.ranks
-    if planned.listed is None:
-        return float(min(planned.files * dealt, planned.samples))
-    pairs = {(place // batch % dealt, file) for place, reads in enumerate(planned.listed) for file in reads}
-    return float(len(pairs))
+def _kept_open(config: c.Config, training: _Planned, evaluation: _Planned, evaluations: int) -> float:
+    """Opens by processes that keep files open: ranks that read for themselves open all at once, loaders those that they meet."""
+    reader, twin = config.reader, config.twin
+    threads = reader.read_threads, reader.read_threads if twin.evaluation.read_threads is None else twin.evaluation.read_threads
+    opens = 0.0 if reader.read_threads else float(twin.ranks * _named(config, training, evaluation))
+    for planned, workers, passes, shuffled in (
+        (training, threads[0], config.train.epochs, _shuffled(config)),
+        (evaluation, threads[1], evaluations, ""),
+    ):
+        batch = reader.batch_size if planned is training else reader.batch_size_eval
+        dealt = Dealt(planned.steps, batch, twin.ranks, max(workers, 1), planned.files, planned.each, planned.listed, shuffled)
+        if workers and not twin.persistent_workers:
+            opens += passes * openings(dealt, 1, anew=False)
+        elif workers or reader.read_threads:
+            opens += openings(dealt, passes, config.train.seed_change_epoch)
+    return opens
+
+
+def _named(config: c.Config, training: _Planned, evaluation: _Planned) -> int:
+    """Files of both kinds of pass, each once."""
+    if not config.workflow.evaluation:
+        return training.files
+    named = config.twin.train_files, config.twin.eval_files
+    return len({*named[0], *named[1]}) if named[0] and named[1] else training.files + evaluation.files
+
+
+def _shuffled(config: c.Config) -> Shuffled:
+    """What of a training pass comes in random order, as benchmark.emulator.data.order has it."""
+    reader = config.reader
+    if config.twin.reader.random_batches:
+        return "batches"
+    if reader.sample_shuffle == "off" and reader.file_shuffle != "off" and config.dataset.num_samples_per_file > 1:
+        return "files"
+    return "" if reader.sample_shuffle == reader.file_shuffle == "off" else "samples"
