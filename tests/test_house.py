@@ -18,7 +18,7 @@ ARROWS = {
     "common": (),
     "tracing_tools": (),
     "datagen": (),
-    "workloads": ("datagen.layouts",),
+    "workloads": ("datagen.dlio", "datagen.layouts"),
     "benchmark": ("datagen.dlio", "datagen.layouts", "datagen.tfrecord", "workloads.policies"),
     "tracesim": (),
     "trace_visuals": ("tracesim",),

@@ -19,6 +19,7 @@ _TYPES = (".png", ".svg", ".pdf")
 _COLUMNS = 3
 _PANEL_INCHES = (2.4, 1.7)
 _CELL_INCHES = 0.42
+_LONGEST_NAME = 255  # of a file: a trace's name stands whole at its row or column
 _COLOURS = (BLUE, VERMILLION)
 
 
@@ -102,14 +103,14 @@ def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], 
 
     values = np.array([[np.nan if score is None else score for score in row] for row in overall], dtype=float)
     with mpl.rc_context(FIGURE_RC):
-        figure = Figure((2.2 + _CELL_INCHES * len(columns), 1.6 + _CELL_INCHES * len(rows)), layout="constrained")
+        figure = Figure((2.2 + _CELL_INCHES * len(columns), 1.6 + _CELL_INCHES * len(rows)))
         axes = figure.subplots()
         # Scores of different jobs lie between 0.3 and 0.9; so the colours cover that range.
         image = axes.imshow(values, cmap="cividis", vmin=min(0.5, float(np.nanmin(values, initial=1.0))), vmax=1.0)
         for (row, column), value in np.ndenumerate(values):
             text = "-" if np.isnan(value) else f"{value:.2f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color="black" if value > 0.75 else "white")
-        axes.set_xticks(range(len(columns)), [plain(name, 24) for name in columns], rotation=45, ha="right")
-        axes.set_yticks(range(len(rows)), [plain(name, 24) for name in rows])
+            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color="white" if value <= 0.75 else "black")
+        axes.set_xticks(range(len(columns)), [plain(name, _LONGEST_NAME) for name in columns], rotation=45, ha="right")
+        axes.set_yticks(range(len(rows)), [plain(name, _LONGEST_NAME) for name in rows])
         figure.colorbar(image, ax=axes, label="overall similarity", shrink=0.8)
-        figure.savefig(path, dpi=200)
+        figure.savefig(path, dpi=200, bbox_inches="tight")  # the picture is as large as its labels need

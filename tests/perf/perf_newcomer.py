@@ -1,4 +1,7 @@
-"""A newcomer's way through the README after installation: from the first command on a job of their own to the first picture."""
+"""A newcomer's way through the README after installation: from the first command on a job of their own to the first picture.
+
+On the way `iotwin info` has to fit a screen.
+"""
 
 import os
 import shutil
@@ -44,8 +47,11 @@ def measure() -> Iterator[Figure]:
             )  # fmt: skip
         seconds = time.perf_counter() - begin
         assert (place / "timeline.pdf").stat().st_size
+        told = subprocess.run([programs / "iotwin", "info", "real.trace"], cwd=place, env=environment, check=True,
+                              capture_output=True, text=True).stdout  # fmt: skip
     commands = sum(text.count("iotwin ") for text in texts)
     yield Figure("README: seconds from the first command on a job to its picture", seconds, 180, detail=f"{commands} commands")
+    yield Figure("README: lines of iotwin info about that job", len(told.splitlines()), 40)
 
 
 if __name__ == "__main__":

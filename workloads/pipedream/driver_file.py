@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from common.errors import IotwinError, UsageError, nearest
+from datagen.dlio.yaml12 import parse, read_text
 from workloads.pipedream.plan_file import read_plan
 
 _REQUIRED = ("log_directory", "module", "data_dir", "container", "machines", "model_type", "distributed_backend")
@@ -54,11 +53,11 @@ class Driver:
 def read_driver(path: Path, models: Path | None = None) -> Driver:
     """Return a driver file with all its problems; its conf is looked for in `models` and beside the file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse(read_text(path), "the file")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return Driver(path, {}, problems=[("", _yaml_problem(error))])
+    except (UsageError, UnicodeDecodeError) as error:
+        return Driver(path, {}, problems=[("", str(error))])
     if not isinstance(content, dict):
         return Driver(path, {}, problems=[("", "the file holds no keys; write KEY: VALUE lines")])
     keys = {str(key): value for key, value in content.items()}
@@ -70,12 +69,6 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
     if ranks is not None and machines and ranks != len(machines):
         problems.append(("machines", f"{len(machines)} machines are listed, {keys['config_file']} is for {ranks} ranks"))
     return Driver(path, keys, machines, ranks if ranks is not None else len(machines) or None, problems)
-
-
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}: " if mark else ""
-    return f"{where}{getattr(error, 'problem', None) or error}".replace("\n", " ")
 
 
 def _key_problems(key: str, value: Any) -> list[tuple[str, str]]:

@@ -98,7 +98,9 @@ GOOD = (DRIVERS / "vgg16_4pipedream.yml").read_text()
     ("/mnt/deepak", "/mnt:deepak", "data_dir", "a path with a colon"),
     ("'v401:1'", "'v401'", "machines", "'v401' is not HOST:GPU"),
     ("'v401:1'", "'v401:0'", "machines", "is listed twice"),
-    ("'data_dir': ", "'data_dir': !!python/object/apply:os.system ", "", "could not determine a constructor"),
+    ("'data_dir': ", "'data_dir': !!python/object/apply:os.system ", "", "file:3: is not YAML: could not determine a"),
+    ("'batch_size': 64", "'batch_size': 64\n'batch_size': 32", "", "the key 'batch_size' is given twice"),
+    ("'batch_size': 64", "'lr_warmup': yes", "lr_warmup", "is 'yes'; it must be bool"),
     ("models/vgg16/gpus=4/hybrid_conf.json", "models/none.json", "config_file", "is neither beside the file nor below --models"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_driver_file_is_named(tmp_path, old, new, key, text):
