@@ -12,6 +12,7 @@ from tracing_tools.trace.reader import Trace
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
 _MOST_PARTS = 6
+_MOST_DEVICES = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,22 @@ def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
     if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
         return None
     return _binned(gpu, "start_ns", gpu["kind"], DEVICE_LANES, grid)
+
+
+def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes | None]:
+    """Return names and bins of the kernels, of each accelerator apart where several were used, and of all copies.
+
+    The names are those of `device_lanes`, a kernel's with its device: ``kernel 0``. The bins are None when there is nothing.
+    """
+    gpu = trace.gpu()
+    kernels = None if gpu is None else gpu["kind"] == "kernel"
+    used = [] if gpu is None or kernels is None else sorted(gpu.loc[kernels, "device"].dropna().unique())
+    if gpu is None or not 1 < len(used) <= _MOST_DEVICES:
+        return DEVICE_LANES, device_lanes(trace, grid)
+    names = (*(f"kernel {device:.0f}" for device in used), "copy")
+    kind = gpu["kind"].astype(str)
+    own = kind.where(kind != "kernel", "kernel " + gpu["device"].fillna(-1).astype(int).astype(str))
+    return names, _binned(gpu, "start_ns", own, names, grid)
 
 
 def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes]:

@@ -18,7 +18,7 @@ from common.files import check_output, check_type, write_whole
 from common.progress import progress
 from trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
 from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
-from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
+from trace_visuals.requests import BLOCK_LANES
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
 from trace_visuals.timeline import rows as draw_row
 from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
@@ -202,7 +202,7 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
     if shared.peak_gpu_bytes:
         rows.append(_Row(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
     if shared.device:
-        rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(DEVICE_LANES))]
+        rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(block.device_names))]
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]

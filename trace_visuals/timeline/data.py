@@ -10,7 +10,7 @@ from trace_visuals.bins import Grid, LaneBins, Lanes
 from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
 from trace_visuals.gaps import sample_gaps
 from trace_visuals.report.survey import surveys
-from trace_visuals.requests import block_lanes, device_lanes, part_lanes
+from trace_visuals.requests import block_lanes, device_rows, part_lanes
 from trace_visuals.timeline.grouping import Grouping, group_processes
 from trace_visuals.windows import TimeWindow, leading_phases
 from tracing_tools.trace.chunks import chunks_of
@@ -39,7 +39,8 @@ class TraceTimeline:
     disk: pd.DataFrame | None
     gaps: dict[str, Ints]  # by kind of sample: as sample_gaps, over the whole trace
     block: Lanes | None  # of requests.BLOCK_LANES
-    device: Lanes | None  # of requests.DEVICE_LANES: what ran on the accelerators
+    device_names: tuple[str, ...]  # as of requests.device_rows
+    device: Lanes | None  # of device_names: what ran on the accelerators
     part_names: tuple[str, ...]
     parts: Lanes  # of part_names: what the lowest rank's steps consist of
 
@@ -64,7 +65,7 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     cpu, gpu, disk = (_in_window(table, window) for table in samples.values())
     return TraceTimeline(
         label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.told is not None, cpu, gpu,
-        disk, gaps, block_lanes(trace, grid), device_lanes(trace, grid), *part_lanes(trace, grid),
+        disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid),
     )  # fmt: skip
 
 

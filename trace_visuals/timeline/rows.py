@@ -13,7 +13,7 @@ from common.units import format_duration, format_size
 from trace_visuals.bins import Floats, Lanes
 from trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
 from trace_visuals.labels import counted, plain
-from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES
+from trace_visuals.requests import BLOCK_LANES
 from trace_visuals.style import (
     BLACK,
     BLOCK_COLOURS,
@@ -233,14 +233,14 @@ def draw_block(ax: Axes, block: TraceTimeline, lane: int) -> None:
 
 
 def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
-    """Draw the accelerators' kernels or copies as a strip."""
-    name = DEVICE_LANES[lane]
+    """Draw the kernels of one accelerator or of all, or the copies, as a strip."""
+    kind, _, device = block.device_names[lane].partition(" ")
+    name = {"kernel": f"kernels {device}".strip(), "copy": "copies"}[kind]
     if block.device is None:
-        name_row(ax, {"kernel": "kernels", "copy": "copies"}[name], "not traced")
+        name_row(ax, name, "not traced")
         ax.set_yticks([])
         return
-    thing = {"kernel": ("kernels", DEVICE_COLOURS[name], "kernel"), "copy": ("copies", DEVICE_COLOURS[name], "copy")}[name]
-    _draw_strip(ax, block, block.device, lane, thing, name == "copy")
+    _draw_strip(ax, block, block.device, lane, (name, DEVICE_COLOURS[kind], kind), kind == "copy")
 
 
 def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:

@@ -158,6 +158,23 @@ def test_rows_for_the_accelerator_the_disk_and_block_requests(rich, traces, tmp_
     assert other.block is None and other.device is None
 
 
+def test_kernels_of_several_accelerators_have_a_row_each(rich, tmp_path):
+    path = tmp_path / "two.trace"
+    shutil.copytree(rich, path)
+    gpu = pq.read_table(rich / "gpu.parquet")
+    kernels = gpu.to_pandas()["kind"] == "kernel"
+    device = np.where(np.cumsum(kernels) % 3 == 0, 5, 2)
+    place = gpu.schema.get_field_index("device")
+    write_table(path / "gpu.parquet", schema.GPU, gpu.set_column(place, "device", pa.array(device, pa.int32())))
+    (block,) = plot_timeline([path], tmp_path / "t.svg")
+    assert block.device_names == ("kernel 2", "kernel 5", "copy")
+    assert block.device.calls.sum(axis=1).tolist() == [
+        (kernels & (device == 2)).sum(), (kernels & (device == 5)).sum(), (gpu.to_pandas()["kind"] == "copy").sum(),
+    ]  # fmt: skip
+    text = _svg_text(tmp_path / "t.svg")
+    assert "kernels 2" in text and "kernels 5" in text and "copies" in text
+
+
 def test_a_request_without_an_end_counts_once(rich, tmp_path):
     path = tmp_path / "cut.trace"
     shutil.copytree(rich, path)
