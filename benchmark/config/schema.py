@@ -224,6 +224,8 @@ class TwinCheckpoint(Section):
     asynchronous: bool = False  # a snapshot in memory, persisted beside training
     in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
     keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
+    first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
+    also_after_epoch: Positive | None = None  # one more, of those by epochs
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: as the checkpoint section says
 
 

@@ -1,6 +1,6 @@
 """The cadences that a workload's YAML asks for: of evaluations and of checkpoints."""
 
-from benchmark.config import Checkpoint, Evaluation
+from benchmark.config import Config, Evaluation
 from workloads.policies.cadence import Cadence, Policy
 
 
@@ -12,11 +12,14 @@ def evaluation_cadence(config: Evaluation) -> tuple[Cadence | None, Cadence | No
     return None, Cadence(first, config.steps_between_evals)
 
 
-def checkpoint_policy(config: Checkpoint, by_time: bool) -> Policy:
-    """Return what decides on every rank, over epochs or steps; where time decides (`by_time`), it does so when it is asked."""
-    if by_time:
+def checkpoint_policy(config: Config) -> Policy:
+    """Return what decides on every rank, over epochs or steps; where time decides, it does so when it is asked."""
+    section, twin = config.checkpoint, config.twin.checkpoint
+    if twin.seconds_between is not None:
         return Policy()
-    if config.steps_between_checkpoints < 1:
-        return Policy(epochs=Cadence(config.checkpoint_after_epoch, config.epochs_between_checkpoints))
-    steps = config.steps_between_checkpoints
-    return Policy(steps=Cadence(steps, steps, config.checkpoint_after_step))
+    also = section.checkpoint_after_step
+    if section.steps_between_checkpoints < 1:
+        epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
+        return Policy(epochs=epochs, listed=[also] if also > 0 else [])
+    first = twin.first_after_step or section.steps_between_checkpoints
+    return Policy(steps=Cadence(first, section.steps_between_checkpoints, also))

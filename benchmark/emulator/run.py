@@ -65,7 +65,7 @@ class _Run:
         self._accelerator = Accelerator(config, rank, sleeper)
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._deadline = float("inf")
-        self._save_after = checkpoint_policy(config.checkpoint, config.twin.checkpoint.seconds_between is not None)
+        self._save_after = checkpoint_policy(config)
         self._by_time = Policy()  # of checkpoints; what one rank finds is told to all
         self._flags = 0
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended

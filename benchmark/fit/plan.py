@@ -143,15 +143,13 @@ def _evaluations(config: c.Config, steps: int) -> int:
 def _checkpoints(config: c.Config, steps: int) -> int:
     if not config.workflow.checkpoint:
         return 0
-    section = config.checkpoint
-    before = int(section.checkpoint_after_step == 0)
+    section, twin = config.checkpoint, config.twin.checkpoint
+    before, after = int(section.checkpoint_after_step == 0), section.checkpoint_after_step
     if section.steps_between_checkpoints > 0:
         every = section.steps_between_checkpoints
-        return before + _times(Cadence(every, every, section.checkpoint_after_step), steps)
-    also = int(0 < section.checkpoint_after_step <= steps)
-    return (
-        before + also + _times(Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints), config.train.epochs)
-    )
+        return before + _times(Cadence(twin.first_after_step or every, every, after), steps)
+    by_epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
+    return before + int(0 < after <= steps) + _times(by_epochs, config.train.epochs)
 
 
 def _times(cadence: Cadence, until: int) -> int:

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark import config as c
+from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit.confidence import agreement, interval
 from benchmark.fit.find_samples import find_samples
@@ -22,12 +23,11 @@ from benchmark.fit.times import Times, pass_times, quantiles, warm_up
 from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
-    cadence,
-    checkpoint_section,
     evaluated_after_saving,
     most_common,
     order_agreement,
     phases_in_order,
+    set_checkpoints,
     start_times,
     told_losses,
     twin_checkpoint,
@@ -60,10 +60,11 @@ def fit_samples(job: Job) -> Fitted:
         reader=_reader(times, samples, training, evaluations, assumptions),
         train=_train(times, samples, training, are_listed(samples, training, evaluations), assumptions),
         evaluation=_evaluation(job, samples, training, evaluations, assumptions),
-        checkpoint=checkpoint_section(_steps_of_blocks(training), checkpoints, assumptions),
         twin=_twin(job, samples, training, evaluations, checkpoints, assumptions),
     )
     config.twin.first_step_time = first_step_s
+    steps = sum(len(part.batch_sizes) for part in training)
+    set_checkpoints(config, checkpoints, len(training), steps, _steps_of_blocks(training), assumptions)
     confidence = _confidence(times, training, evaluations, checkpoints)
     files = _files(job, samples, training, evaluations)
     start_up = find_start_up(job, samples.folder, training)
@@ -231,7 +232,8 @@ def _evaluation(
 ) -> c.Evaluation:
     if not evaluations:
         return c.Evaluation()
-    first, between = cadence([part.epoch for part in evaluations])
+    seen = [part.epoch for part in evaluations]
+    first, between, _ = find_cadence(seen, max(len(training), seen[-1]), exact=True, one_more=False)
     if len(evaluations) == 1:
         assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
     evaluation = c.Evaluation(eval_time=quantiles(pass_times(job, evaluations).compute_s))

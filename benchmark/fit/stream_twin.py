@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark import config as c
+from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, unnumbered
 from benchmark.fit.look import Job
 from benchmark.fit.stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
@@ -13,11 +14,10 @@ from benchmark.fit.times import quantiles
 from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
-    cadence,
-    checkpoint_section,
     evaluated_after_saving,
     order_agreement,
     phases_in_order,
+    set_checkpoints,
     start_times,
     told_losses,
     twin_checkpoint,
@@ -50,7 +50,6 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
             computation_time=round(steps.compute_s, 6),
         ),
         evaluation=_stream_evaluation(stream, steps) if eval_files else c.Evaluation(),
-        checkpoint=checkpoint_section(steps.steps if blocks else None, checkpoints, assumptions),
     )  # fmt: skip
     startup_s, init_s = start_times(job, stream.training[0].start_ns, assumptions)
     config.twin = c.Twin(
@@ -64,6 +63,8 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
         ),
         checkpoint=twin_checkpoint(checkpoints, assumptions),
     )  # fmt: skip
+    epochs = len(stream.training)
+    set_checkpoints(config, checkpoints, epochs, epochs * steps.steps, steps.steps if blocks else None, assumptions)
     assumptions.append("only files that the job opened are known; the data set may have more")
     assumptions.append("of the steps' times only the mean is known, since the stream hides the waits between them")
     config.twin.assumptions = assumptions
@@ -90,7 +91,8 @@ def _stream_evaluation(stream: Stream, steps: StreamSteps) -> c.Evaluation:
     seconds = sum(window.end_ns - window.start_ns for window in stream.evaluations) / 1e9 / len(stream.evaluations)
     seconds -= float(np.mean(_evaluation_leads_s(stream)))
     evaluation = c.Evaluation(eval_time=round(seconds / count, 6), total_eval_steps=count)
-    first, between = cadence([window.epoch for window in stream.evaluations])
+    seen = [window.epoch for window in stream.evaluations]
+    first, between, _ = find_cadence(seen, max(len(stream.training), seen[-1]), exact=True, one_more=False)
     if stream.training[0].phase == "block":
         evaluation.eval_after_step, evaluation.steps_between_evals = first * steps.steps, between * steps.steps
     else:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from benchmark import config as c
 from benchmark.config.recording import Recording
+from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoints
 from benchmark.fit.look import Job
@@ -66,42 +67,35 @@ def order_agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float
     return float(np.corrcoef(np.argsort(np.argsort(places)), np.argsort(np.argsort(other_places)))[0, 1])
 
 
-def cadence(epochs: Sequence[int]) -> tuple[int, int]:
-    """(first epoch, epochs between): the most common distance stands for the cadence."""
-    distances = np.diff(sorted(set(epochs)))
-    first = min(epochs)
-    return first, most_common(distances.tolist()) if len(distances) else first
+def set_checkpoints(
+    config: c.Config, checkpoints: SeenCheckpoints, epochs: int, steps: int, in_blocks: int | None, assumptions: list[str]
+) -> None:
+    """Say in `config` when the twin, which trains so many `epochs` and `steps`, writes checkpoints, beside what it writes.
 
-
-def checkpoint_section(steps_of_blocks: int | None, checkpoints: SeenCheckpoints, assumptions: list[str]) -> c.Checkpoint:
-    """Return when the twin writes checkpoints; `steps_of_blocks` are those between checkpoints where the job counts no epochs."""
+    `in_blocks`: the steps of a block, where the job counts no epochs; `epochs` are then its blocks.
+    """
     if not checkpoints.each:
-        return c.Checkpoint()
+        return
     # Never the job's own folder: the twin writes random bytes.
     assumptions.append(f"the job kept its checkpoints in {checkpoints.folder}; the twin writes to {_CHECKPOINT_FOLDER}")
-    if not checkpoints.between_epochs:
-        return _checkpoint_by_steps([point.steps for point in checkpoints.each], assumptions)
-    before_training = checkpoints.each[0].epoch == 0
-    first, between = cadence([point.epoch for point in checkpoints.each if point.epoch] or [1])
-    if len(checkpoints.each) == 1:
-        assumptions.append(f"one checkpoint, after epoch {first}: taken to come every {between} epochs")
-    checkpoint = c.Checkpoint(checkpoint_folder=_CHECKPOINT_FOLDER, checkpoint_after_step=0 if before_training else -1)
-    if steps_of_blocks is not None:
-        checkpoint.steps_between_checkpoints = between * steps_of_blocks
-    else:
-        checkpoint.checkpoint_after_epoch, checkpoint.epochs_between_checkpoints = first, between
-    return checkpoint
-
-
-def _checkpoint_by_steps(steps: Sequence[int], assumptions: list[str]) -> c.Checkpoint:
-    """The typical distance is the cadence; a first checkpoint that is out of step with it comes by itself."""
-    between = max(round(float(np.median(np.diff(steps)))) if len(steps) > 1 else steps[0], 1)
-    if len(steps) == 1:
-        assumptions.append(f"one checkpoint, after {steps[0]} steps: taken to come every {between} steps")
-    early = max(steps[0], 1) if steps[0] < between - 1 else -1
-    return c.Checkpoint(
-        checkpoint_folder=_CHECKPOINT_FOLDER, steps_between_checkpoints=between, checkpoint_after_step=early,
-    )  # fmt: skip
+    between, section, twin = checkpoints.between_epochs, config.checkpoint, config.twin.checkpoint
+    section.checkpoint_folder = _CHECKPOINT_FOLDER
+    times = [point.epoch if between else point.steps for point in checkpoints.each]
+    before_training, times = times[0] == 0, [time for time in times if time]
+    due = find_cadence(times, epochs if between else steps, exact=between, one_more=not before_training)
+    if len(times) == 1:
+        unit = "epochs" if between else "steps"
+        assumptions.append(f"one checkpoint, after {times[0]} {unit}: taken to come every {due.every} {unit}")
+    section.checkpoint_after_step = 0 if before_training else -1
+    if between and in_blocks is None:
+        section.checkpoint_after_epoch, section.epochs_between_checkpoints = due.first, due.every
+        twin.also_after_epoch = due.also if due.also > 0 else None
+        return
+    each = in_blocks if between and in_blocks is not None else 1
+    section.steps_between_checkpoints = due.every * each
+    twin.first_after_step = due.first * each if due.first != due.every else None
+    if due.also > 0:
+        section.checkpoint_after_step = due.also * each
 
 
 def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str], ranks: Sequence[int] = ()) -> c.TwinCheckpoint:

@@ -1,0 +1,40 @@
+"""The cadence of what comes again and again: evaluations and checkpoints, by the epochs or steps after which they were seen."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from workloads.policies.cadence import Cadence
+
+_NONE = -1  # Cadence.also
+_LATE, _LATE_SHARE = 1.0, 0.1  # steps, and share of those between, that what is written beside training may seem to come late
+
+
+def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:
+    """Return the cadence by which as many as were `seen` come `until` the end, nearest to when they came.
+
+    Numbers count from 1 and ascend; not `exact`: they may be a little late. `one_more`: the first or the last of them may be
+    outside the row. Of cadences as near, the simplest: in phase with the count rather than not, and with none outside. With none
+    `seen`, the first comes after the end.
+    """
+    if not seen:
+        return Cadence(until + 1, until + 1)
+    return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, until, exact))
+
+
+def _candidates(seen: Sequence[int], until: int, one_more: bool) -> Iterator[Cadence]:
+    for also in (_NONE, seen[0], seen[-1]) if one_more and len(seen) > 1 else (_NONE,):
+        row = seen if also == _NONE else seen[1:] if also == seen[0] else seen[:-1]
+        distances = np.diff(row)
+        typical = {int(distances.max()), *np.round(np.quantile(distances, (0.25, 0.5, 0.75))).astype(int)} if len(row) > 1 else ()
+        for every in sorted({row[0], *typical, *((until,) if len(row) == 1 else ())} - {0}):
+            for first in (every, row[0]):
+                yield Cadence(int(first), int(every), also)
+
+
+def _distance(cadence: Cadence, seen: Sequence[int], until: int, exact: bool) -> tuple[float, ...]:
+    last = max(until, seen[-1])
+    due = set(range(cadence.first, last + 1, cadence.every)) | ({cadence.also} - {_NONE})
+    apart = np.abs(np.subtract.outer(np.array(seen), np.array(sorted(due) or [0]))).min(axis=1).mean()
+    late = 0.0 if exact else min(_LATE, _LATE_SHARE * cadence.every)
+    return abs(len(due) - len(seen)), max(apart - late, 0.0), cadence.also != _NONE, cadence.first != cadence.every, apart

@@ -1,0 +1,99 @@
+"""Cadences found again: what the emulator's own log says it wrote, against what is foretold and what a fit makes of it."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmark import config as c
+from benchmark.emulator.run import emulate
+from benchmark.fit.cadences import find_cadence
+from benchmark.fit.checkpoint_files import SeenFile
+from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
+from benchmark.fit.plan import plan
+from benchmark.fit.twin_parts import Fitted, set_checkpoints
+from workloads.policies.cadence import Cadence
+
+FILES = 6
+few = st.integers(1, 9)
+
+
+def workload(folder: Path, epochs: int) -> c.Config:
+    """Steps of one small file each."""
+    (folder / "data").mkdir(exist_ok=True)
+    for number in range(FILES):
+        (folder / "data" / f"{number}.bin").write_bytes(b"1")
+    file = c.CheckpointFile(name="{epoch}_{step}", write_sizes=[(1, 1)])
+    return c.Config(
+        workflow=c.Workflow(checkpoint=True),
+        dataset=c.Dataset(data_folder=str(folder / "data"), format="bin", num_files_train=FILES),
+        reader=c.Reader(read_threads=0),
+        train=c.Train(epochs=epochs),
+        checkpoint=c.Checkpoint(checkpoint_folder=str(folder / "saved")),
+        twin=c.Twin(checkpoint=c.TwinCheckpoint(files=[file])),
+    )
+
+
+def written(config: c.Config) -> list[tuple[int, int]]:
+    """(epoch, step) of each checkpoint that the emulator says it wrote, in order."""
+    saved = [file.name.split("_") for file in emulate(config, None).saved]
+    return [(int(epoch), int(step)) for epoch, step in saved]
+
+
+def found_again(config: c.Config, seen: list[tuple[int, int]], by_epochs: bool) -> c.Config:
+    """The same workload with the cadence that a fit makes of these checkpoints."""
+    each = [SeenCheckpoint(epoch, step, False, list[SeenFile]()) for epoch, step in seen]
+    again = c.Config(
+        workflow=config.workflow, dataset=config.dataset, reader=config.reader, train=config.train,
+        twin=c.Twin(checkpoint=c.TwinCheckpoint(files=config.twin.checkpoint.files)),
+    )  # fmt: skip
+    set_checkpoints(again, SeenCheckpoints("", each, by_epochs, None, None), config.train.epochs,  # type: ignore[arg-type]
+                    config.train.epochs * FILES, None, [])  # fmt: skip
+    again.checkpoint.checkpoint_folder = config.checkpoint.checkpoint_folder
+    return again
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 4), few, few, st.sampled_from([-1, 0, 1, 3, 6, 12, 17]), st.booleans(), st.none() | st.integers(1, 4))
+def test_checkpoints_are_as_many_as_foretold(tmp_path, epochs, first, every, also, by_epochs, also_epoch):
+    config = workload(tmp_path, epochs)
+    config.checkpoint.checkpoint_after_step, config.twin.checkpoint.also_after_epoch = also, also_epoch
+    if by_epochs:
+        config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints = first, every
+    else:
+        config.checkpoint.steps_between_checkpoints, config.twin.checkpoint.first_after_step = every, first
+    assert plan(Fitted(config, {}, [])).checkpoints == len(written(config))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(epochs=st.integers(1, 4), first=few, every=few, by_epochs=st.booleans(), also=st.sampled_from(["", "before", "1", "last"]))
+def test_a_fit_finds_the_cadence_again(tmp_path, epochs, first, every, by_epochs, also):
+    config, last = workload(tmp_path, epochs), epochs if by_epochs else epochs * FILES
+    extra = {"": -1, "before": 0, "1": 1, "last": last}[also]
+    if by_epochs:
+        config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints = first, every
+        config.twin.checkpoint.also_after_epoch = extra if extra > 0 else None
+        config.checkpoint.checkpoint_after_step = min(extra, 0)
+    else:
+        config.checkpoint.steps_between_checkpoints, config.twin.checkpoint.first_after_step = every, first
+        config.checkpoint.checkpoint_after_step = extra
+    seen = written(config)
+    if seen:
+        assert written(found_again(config, seen, by_epochs)) == seen
+
+
+@pytest.mark.parametrize(
+    ("seen", "until", "cadence"),
+    [
+        ([11, 21, 31], 33, (10, 10, -1)),  # a little late: written beside training
+        ([9, 19, 29], 29, (9, 10, -1)),  # in phase there would be two
+        ([3, 13, 23, 33], 40, (3, 10, -1)),
+        ([3, 10, 20, 30], 33, (10, 10, 3)),
+        ([10, 20, 30, 33], 33, (10, 10, 33)),  # the last one at the end
+        ([5], 40, (5, 40, -1)),  # once, not every five steps
+        ([], 40, (41, 41, -1)),
+    ],
+)
+def test_cadences(seen, until, cadence):
+    assert find_cadence(seen, until, exact=False) == Cadence(*cadence)
