@@ -88,7 +88,7 @@ class Store:
     """
 
     def __init__(self, directory: Path, retention: Retention | None = None, together: Together | None = None) -> None:
-        self.directory, self._retention, self._together = directory, retention or Retention(), together or Alone()
+        self.directory, self.retention, self._together = directory, retention or Retention(), together or Alone()
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
@@ -163,7 +163,7 @@ class Store:
         """Verify all, then remove what was never finished and those that the retention does not keep; return the latter."""
         try:
             remove_unfinished(self.directory)
-            return prune([verify(found) for found in checkpoints(self.directory)], self._retention)
+            return prune([verify(found) for found in checkpoints(self.directory)], self.retention)
         except OSError as error:
             raise IotwinError(f"{error.filename or self.directory}: {error.strerror}; nothing more was removed") from None
 
@@ -183,7 +183,7 @@ class Store:
         fsync_directory(self.directory)
         with open_whole(self.directory / LATEST, durable=True) as file:
             file.write(f"{final.name}\n".encode())
-        prune([Found(final, whole), *before], self._retention)
+        prune([Found(final, whole), *before], self.retention)
         return final
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,30 +14,35 @@ from common.tensor_file import ITEM_BYTES, Tensor
 
 _TENSOR, _ARRAY, _TUPLE, _ITEMS = "$tensor", "$array", "$tuple", "$items"
 _MARKS = (_TENSOR, _ARRAY, _TUPLE, _ITEMS)
+_Place = Callable[[torch.Tensor], torch.Tensor]
 
 
-def flatten(state: Any) -> tuple[list[Tensor], Any]:
+def flatten(state: Any, place: _Place = torch.Tensor.detach) -> tuple[list[Tensor], Any]:
     """Return the tensors and arrays in nested dicts, lists and tuples, and what is around them as JSON can hold it.
 
-    Tensors on the CPU are not copied: write them before training goes on. TypeError for a value that is neither.
+    Tensors on the CPU are not copied: write them before training goes on, or give a `place` that returns a copy of each.
+    TypeError for a value that is neither.
     """
     tensors: list[Tensor] = []
-    return tensors, _flatten(state, "", tensors)
+    return tensors, _flatten(state, "", tensors, place)
 
 
-def _flatten(value: Any, path: str, tensors: list[Tensor]) -> Any:
+def _flatten(value: Any, path: str, tensors: list[Tensor], place: _Place) -> Any:
+    def inner(key: Any, each: Any) -> Any:
+        return _flatten(each, f"{path}.{key}" if path else str(key), tensors, place)
+
     if isinstance(value, torch.Tensor):
-        tensors.append(_as_tensor(path, value))
+        tensors.append(_as_tensor(path, place(value)))
         return {_TENSOR: path}
     if isinstance(value, np.ndarray):
-        tensors.append(_as_tensor(path, torch.from_numpy(value)))
+        tensors.append(_as_tensor(path, place(torch.from_numpy(value))))
         return {_ARRAY: path}
     if isinstance(value, tuple):
-        return {_TUPLE: [_flatten(each, f"{path}.{number}", tensors) for number, each in enumerate(value)]}
+        return {_TUPLE: [inner(number, each) for number, each in enumerate(value)]}
     if isinstance(value, list):
-        return [_flatten(each, f"{path}.{number}", tensors) for number, each in enumerate(value)]
+        return [inner(number, each) for number, each in enumerate(value)]
     if isinstance(value, dict):
-        pairs = [[key, _flatten(each, f"{path}.{key}" if path else str(key), tensors)] for key, each in value.items()]
+        pairs = [[key, inner(key, each)] for key, each in value.items()]
         plain = all(isinstance(key, str) and key not in _MARKS for key, _ in pairs)
         return dict(pairs) if plain else {_ITEMS: pairs}
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,0 +1,54 @@
+"""Batches in an order that is a function of seed and epoch alone: a job can go on at any of them without reading others."""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from common.checkpoints import Position
+from common.permutation import Permutation
+from workloads.state.position import begin, next_epoch, places, steps_left
+
+
+class CFBatches:
+    """A batch_sampler of a torch DataLoader: the indices of this rank's batches, of an epoch, from `position` on.
+
+    `samples` is the number in the data set, `batch_size` that of a rank. Each sample is taken once an epoch, but for those that
+    fill no step of all ranks. `with_epoch` yields (epoch, index) instead, for augmentation that is keyed by both.
+    """
+
+    def __init__(
+        self, samples: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1, with_epoch: bool = False
+    ) -> None:  # fmt: skip
+        if samples < batch_size * world_size:
+            raise ValueError(f"{samples} samples do not fill a batch of {batch_size} on each of {world_size} ranks")
+        self.position: Position = begin(seed, 1, samples, batch_size, world_size)
+        self._rank, self._with_epoch = rank, with_epoch
+
+    def order(self) -> Permutation:
+        """Return the order of the whole epoch."""
+        return Permutation(self.position.samples, self.position.seed, self.position.epoch)
+
+    def indices(self, position: Position) -> list[int]:
+        """Return the indices of this rank's batch at `position`, which is of the present epoch."""
+        return self.order()(np.array(places(position, self._rank), np.int64)).tolist()
+
+    def advance_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self.position = next_epoch(self.position)
+
+    def __len__(self) -> int:
+        """Return the batches that the epoch has left."""
+        return steps_left(self.position)
+
+    def __iter__(self) -> Iterator[list[int] | list[tuple[int, int]]]:
+        """Yield the indices of each batch."""
+        order, position = self.order(), self.position  # the loader asks for batches long before the job has come to them
+        for step in range(steps_left(position)):
+            found = order(np.array(places(position, self._rank, step), np.int64)).tolist()
+            yield [(position.epoch, index) for index in found] if self._with_epoch else found
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        state: dict[str, int] = msgspec.to_builtins(self.position)
+        return state

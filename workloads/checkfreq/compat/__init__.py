@@ -1,0 +1,1 @@
+"""Modules under the names that scripts of the original import."""

@@ -1,0 +1,149 @@
+"""What a checkpoint of this job costs on this machine: measured inside the job, and remembered for the next one like it."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.files import write_json
+from workloads.checkfreq.checkpoint import CFCheckpoint, State
+from workloads.checkfreq.manager import CFManager
+from workloads.checkfreq.persist import PROCESS, THREAD
+from workloads.policies.frequency import Plan, Profile
+
+WARM_UP, DECIDED = 5, 100  # calls before the measured window, and the call after it
+_CACHE_VERSION = 1
+
+
+class Measured:
+    """A profile, who wrote faster, and the fingerprint it is remembered by."""
+
+    def __init__(self, profile: Profile, worker: str, from_cache: bool = False) -> None:
+        self.profile, self.worker, self.from_cache = profile, worker, from_cache
+
+    def document(self) -> State:
+        """Return it as result.json tells it."""
+        own = self.profile
+        return {
+            "Ti_s": own.iteration_s, "Tw_s": own.update_s, "Tc_s": own.host_copy_s, "Tg_s": own.device_copy_s,
+            "Ts_s": own.write_s,
+            "m_bytes": own.size_bytes, "M_bytes": own.memory_used_bytes, "Mmax_bytes": own.memory_total_bytes,
+            "from_cache": self.from_cache,
+        }  # fmt: skip
+
+
+def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> Measured | None:
+    """Take checkpoints of the job where it stands, both ways and by both workers; return on rank 0 what they cost.
+
+    All that reach the store are whole, of the reason "profile". The first of each kind makes memory ready and does not count.
+    """
+    for _ in range(2):
+        host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
+    for _ in range(2):
+        at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
+    seconds = {}
+    for worker in (THREAD, PROCESS):
+        for _ in range(2 if worker == PROCESS else 1):  # the process starts with the first
+            manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)
+        seconds[worker] = manager.persisted[-1].write_s if manager.persisted else 0.0
+    if manager.rank:
+        return None
+    used, total = memory()
+    worker = min(seconds, key=lambda each: seconds[each])
+    size_bytes = manager.persisted[-1].size_bytes
+    profile = Profile(
+        iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, seconds[worker], size_bytes, used, total
+    )  # fmt: skip
+    return Measured(profile, worker)
+
+
+def memory() -> tuple[int, int]:
+    """Return the bytes of the device's memory in use at the most so far, and all it has; of the host without a CUDA device."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    sizes = {words[0]: int(words[1]) << 10 for words in lines}
+    return sizes["MemTotal:"] - sizes["MemAvailable:"], sizes["MemTotal:"]
+
+
+# The cache
+
+
+def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> State:
+    """Return what two runs must share for a profile of one to be of use to the other."""
+    shapes = hashlib.sha256()
+    for name, each in chk.tracked.items():
+        shapes.update(type(each).__name__.encode())
+        # Of optimizers the name will do: their state comes with the first update.
+        for path, shape in () if isinstance(each, torch.optim.Optimizer) else _shapes(each.state_dict()):
+            shapes.update(f"{name}.{path} {shape} ".encode())
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {torch.get_num_threads()}"
+    return {
+        "version": _CACHE_VERSION, "state": shapes.hexdigest(), "device": device, "file_system": file_system(directory),
+        "world_size": world_size, "job": job,
+    }  # fmt: skip
+
+
+def _shapes(value: Any, path: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, torch.Tensor):
+        return [(path, f"{value.dtype} {tuple(value.shape)}")]
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return [found for name, each in pairs for found in _shapes(each, f"{path}.{name}")]
+
+
+def file_system(directory: Path) -> str:
+    """Return the type and the device of the file system that holds `directory`."""
+    number = directory.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        words = line.split()
+        if words[2] == device:
+            return f"{words[words.index('-') + 1]} {device}"
+    return f"unknown {device}"
+
+
+def cache_folder() -> Path:
+    """Return where profiles are remembered."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin" / "checkfreq"
+
+
+def _cache_file(folder: Path, found: State) -> Path:
+    return folder / f"{hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]}.json"
+
+
+def remember(folder: Path, found: State, measured: Measured, plan: Plan) -> None:
+    """Write a profile and what was planned from it; a folder that cannot be written costs the next run its profile, no more."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {"key": found, "profile": asdict(measured.profile), "worker": measured.worker, "interval": plan.interval}
+        write_json(_cache_file(folder, found), document)
+    except OSError:
+        return
+
+
+def recall(folder: Path, found: State) -> Measured | None:
+    """Return the profile that was remembered by the key `found`, None without one."""
+    try:
+        document = json.loads(_cache_file(folder, found).read_bytes())
+        if document["key"] != found or document["worker"] not in (THREAD, PROCESS):
+            return None
+        return Measured(Profile(**document["profile"]), document["worker"], from_cache=True)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def recall_theirs(folder: Path, arch: str, batch_size: int) -> tuple[int, str, str] | None:
+    """Return interval, snapshot ("cpu" or "gpu") and worker of the original's file .cache_ARCH_BATCH, None without one."""
+    try:
+        document = json.loads((folder / f".cache_{arch}_{batch_size}").read_bytes())
+        interval = int(document["chk_freq"])
+        return (
+            max(1, interval), "host" if document["self._chk_fn"] == "cpu" else "device",
+            THREAD if document["self._use_thread"] in (True, "True", "true", 1) else PROCESS,
+        )  # fmt: skip
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
