@@ -33,6 +33,7 @@ _COMMANDS = (
     ("compare", "Compare"),
     ("twin", "Twin"),
     ("checkpoints", "Checkpoints"),
+    ("checkfreq", "CheckFreq"),
     ("dtr", "Dtr"),
     ("plot", "Plot"),
     ("report", "Report"),

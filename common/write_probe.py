@@ -1,0 +1,95 @@
+"""How fast a directory takes what must last: bytes written and synced, and the time of one sync."""
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import IotwinError, UsageError
+from common.files import file_system_of, write_json
+
+_BLOCK_BYTES = 1 << 20
+_SMALL_BYTES = 4096
+_SYNCS = 5
+
+
+@dataclass(frozen=True)
+class WriteProbe:
+    """What was measured: the type of the file system, its device's number, and how fast it writes."""
+
+    directory: str
+    file_system: str
+    device: str
+    write_bytes_per_s: float  # until fsync(2) has returned
+    fsync_s: float  # of one page, appended; median of 5
+    size_bytes: int
+    cached: bool
+
+
+def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable[[], float] = time.monotonic) -> WriteProbe:
+    """Write and sync a nameless file of `size_bytes` in `directory`, unless the same was measured before on that device.
+
+    What was measured is kept by device, file system and size below $XDG_CACHE_HOME or ~/.cache; `fresh` measures again. Raises
+    UsageError when there is no such directory, IotwinError when it cannot be written or is full.
+    """
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; name the one that checkpoints go to")
+    device = directory.stat().st_dev
+    file_system, number = file_system_of(directory), f"{os.major(device)}:{os.minor(device)}"
+    kept = _cache() / f"{number.replace(':', '-')}-{file_system.replace('/', '-')}-{size_bytes}.json"
+    speed = None if fresh else _kept(kept)
+    if speed is None:
+        try:
+            measured = _measure(directory, size_bytes, clock)
+        except OSError as error:
+            raise IotwinError(f"{directory} cannot be written to: {error.strerror}; free space, or name another") from None
+        _keep(kept, measured)
+        return WriteProbe(str(directory), file_system, number, *measured, size_bytes, False)
+    return WriteProbe(str(directory), file_system, number, *speed, size_bytes, True)
+
+
+def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Return bytes a second and the seconds of a sync."""
+    block = os.urandom(_BLOCK_BYTES)  # which no file system compresses
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        begin = clock()
+        for offset in range(0, size_bytes, _BLOCK_BYTES):
+            _write(file.fileno(), block[: size_bytes - offset])
+        os.fsync(file.fileno())
+        seconds = clock() - begin
+        syncs = []
+        for _ in range(_SYNCS):
+            _write(file.fileno(), block[:_SMALL_BYTES])
+            begin = clock()
+            os.fsync(file.fileno())
+            syncs.append(clock() - begin)
+    return size_bytes / max(seconds, 1e-9), statistics.median(syncs)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin" / "write-probe"
+
+
+def _kept(path: Path) -> tuple[float, float] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return float(found["write_bytes_per_s"]), float(found["fsync_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(path: Path, measured: tuple[float, float]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict(zip(("write_bytes_per_s", "fsync_s"), measured, strict=True)))
+    except (OSError, IotwinError):
+        pass  # it is then measured again next time

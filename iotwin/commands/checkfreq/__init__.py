@@ -1,0 +1,19 @@
+"""``iotwin checkfreq``: how often a job should checkpoint, and what that costs and saves."""
+
+from iotwin.command import Group
+
+
+class CheckFreq(Group):
+    """Intervals between checkpoints: planned, corrected, and held against failures."""
+
+    name = "checkfreq"
+    help = "choose how often to checkpoint at a bounded cost, and what remains when machines fail"
+    epilog = """examples:
+  iotwin checkfreq plan --iteration-time 0.2 --host-copy 0.6 --write-time 2 --size 1GiB --overhead 0.05
+  iotwin checkfreq probe out"""
+    leaf_classes = (
+        ("plan", "PlanInterval"),
+        ("tune", "Tune"),
+        ("goodput", "Goodput"),
+        ("probe", "Probe"),
+    )

@@ -1,0 +1,70 @@
+"""``iotwin checkfreq plan``: the interval that a profile asks for."""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from iotwin.command import Command, Outcome
+
+_TIMES = (
+    ("--iteration-time", None, "a whole step without checkpoints"),
+    ("--update-time", "0", "the weight update at the end of it, beside which the state must not be copied (default 0)"),
+    ("--host-copy", None, "a copy of the state into host memory"),
+    ("--device-copy", "", "a copy of the state beside itself on the device (default: there is no device)"),
+    ("--write-time", None, "the way from host memory to durable storage"),
+)
+
+
+class PlanInterval(Command):
+    """Runs Algorithm 1 of CheckFreq."""
+
+    name = "plan"
+    help = "plan the steps between checkpoints from what a step and a checkpoint take"
+    epilog = "example: iotwin checkfreq plan --iteration-time 200ms --host-copy 600ms --write-time 2 --size 1GiB --overhead 0.05"
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        """Add the profile and the bound."""
+        for option, default, text in _TIMES:
+            parser.add_argument(option, required=default is None, default=default, metavar="TIME", help=text)
+        parser.add_argument("--size", required=True, metavar="SIZE", help="the state: weights, optimizer and what else is kept")
+        parser.add_argument("--memory-used", default="0", metavar="SIZE", help="device memory in use at its peak (default 0)")
+        parser.add_argument("--memory-total", default="0", metavar="SIZE", help="device memory there is (default 0)")
+        parser.add_argument(
+            "--overhead", type=float, required=True, metavar="SHARE", help="bound of the stalls, as 0.05 for 5 %%"
+        )
+        parser.add_argument("--mtbf", metavar="TIME", help="mean time between failures; adds Young's interval")
+        parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="checkpoints on the way at once (default 1)")
+
+    def run(self, args: Namespace) -> Outcome:
+        """Plan, and say what each rule asks for."""
+        from dataclasses import asdict
+
+        from common.errors import UsageError
+        from common.units import parse_size
+        from iotwin.commands.checkfreq.tables import seconds
+        from workloads.policies.frequency import Profile, plan
+
+        times = [
+            seconds(text, option) if text else None
+            for option, _, _ in _TIMES
+            for text in [getattr(args, option[2:].replace("-", "_"))]
+        ]
+        sizes = [0 if text == "0" else parse_size(text) for text in (args.size, args.memory_used, args.memory_total)]
+        mtbf_s = None if args.mtbf is None else seconds(args.mtbf, "--mtbf")
+        try:
+            found = plan(Profile(*times, *sizes), args.overhead, mtbf_s, args.in_flight)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise UsageError(f"--iteration-time, --overhead, --mtbf or --in-flight: {error}") from None
+        return Outcome(asdict(found))
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print the interval and what it comes from."""
+        from common.units import format_duration
+
+        print(
+            f"a checkpoint every {document['interval']} steps, snapshot on the {document['snapshot']}: each stalls training for "
+            f"{format_duration(document['stall_s'] * 1e9)}, {document['overhead']:.2%} of the time of steps"
+        )
+        print(f"at least {document['interval_no_overlap']}, or more would be on the way at once than allowed")
+        print(f"at least {document['interval_bounded']}, or stalls would take more than the bound")
+        if document["interval_mtbf"] is not None:
+            print(f"at least {document['interval_mtbf']}, or stalls would cost more than failures do (Young)")

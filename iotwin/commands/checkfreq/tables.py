@@ -1,0 +1,74 @@
+"""The tables that the commands of ``iotwin checkfreq`` read, and their times."""
+
+import csv
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import IotwinError, UsageError
+
+if TYPE_CHECKING:
+    from workloads.policies.frequency import Step
+
+
+def seconds(text: str, option: str) -> float:
+    """Return the seconds of an option: 0.2, 200ms, 1h; UsageError names the option."""
+    from common.units import parse_duration
+
+    try:
+        return parse_duration(text) / 1e9
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def read_steps(path: Path) -> "list[Step]":
+    """Return the steps of a series: columns seconds, checkpoint, stall_s and, if there is one, writing."""
+    from workloads.policies.frequency import Step
+
+    rows = _read(path, ("seconds", "checkpoint", "stall_s"), ("writing",))
+    for line, (duration_s, checkpoint, stall_s, writing) in enumerate(rows, 2):
+        if not 0 <= stall_s <= duration_s or duration_s == 0:
+            raise IotwinError(f"{path}:{line}: seconds must be above 0 and hold stall_s, which is 0 or more")
+        if {checkpoint, writing} - {0.0, 1.0}:
+            raise IotwinError(f"{path}:{line}: checkpoint and writing are 0 or 1")
+    return [Step(duration_s, bool(checkpoint), stall_s, bool(writing)) for duration_s, checkpoint, stall_s, writing in rows]
+
+
+def read_failures(path: Path) -> tuple[int, float]:
+    """Return the failures that a trace of GPUs in use tells, and its seconds: columns Time (seconds) and GPUs.
+
+    A change of four GPUs is a failure, as PCcheck's evaluation counts them: its machines have four.
+    """
+    rows = _read(path, ("time", "gpus"))
+    times, gpus = [time_s for time_s, _ in rows], [count for _, count in rows]
+    if len(rows) < 2 or times != sorted(times) or times[0] == times[-1]:
+        raise IotwinError(f"{path}: Time must rise over two rows or more, in seconds")
+    return int(sum(abs(after - before) // 4 for before, after in itertools.pairwise(gpus))), times[-1] - times[0]
+
+
+def _read(path: Path, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> list[list[float]]:
+    """Return the numbers of the columns in each row, those of `others` 0 where there is no such column."""
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise IotwinError(f"{path} is no table of comma-separated values: {error}") from None
+    names = [name.strip().lower() for name in header]
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise IotwinError(f"{path} has no column {missing[0]}; it needs {', '.join(needed)}")
+    columns = [names.index(name) if name in names else None for name in needed + others]
+    return [_numbers(path, line, row, columns) for line, row in enumerate(rows, 2)]
+
+
+def _numbers(path: Path, line: int, row: list[str], columns: list[int | None]) -> list[float]:
+    try:
+        found = [0.0 if column is None else float(row[column]) for column in columns]
+    except (ValueError, IndexError):
+        raise IotwinError(f"{path}:{line}: '{','.join(row)}' has not a number in each column") from None
+    if not all(map(math.isfinite, found)):
+        raise IotwinError(f"{path}:{line}: '{','.join(row)}' has a number that is not finite")
+    return found
