@@ -35,7 +35,8 @@ class Call(NamedTuple):
 def strace(command: Sequence[str], calls: str, folder: Path) -> list[list[Call]]:
     """Run `command`, which must succeed, and return the `calls` (comma-separated) of each process, in order of its start."""
     prefix = folder / "strace"
-    command = ["strace", "-ff", "-y", "-s", "0", "-e", f"trace={calls}", "-e", "signal=none", "-o", str(prefix), *command]
+    options = ["--seccomp-bpf", "-y", "-s", "0", "-e", f"trace={calls}", "-e", "signal=none"]
+    command = ["strace", "-ff", *options, "-o", str(prefix), *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     traces = sorted(folder.glob("strace.*"), key=lambda path: int(path.suffix[1:]))

@@ -13,7 +13,7 @@ import pytest
 from benchmark.config import Checkpoint, CheckpointFile, Config, Dataset, Model, Train, Twin, TwinCheckpoint, load
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from common.errors import IotwinError, UsageError
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from common.errors import IotwinError, UsageError
 from datagen.generate import generate
 from datagen.layouts import FormatLayout, RecordedLayout, Unet3dLayout
 from datagen.recorded import read_recipe
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 
 SMALL = Unet3dLayout(scale=0.05)
 PIECE = {"offset": 0, "size_bytes": 2, "xxh3_128": "00"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_iotwin
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 
 
 @pytest.mark.parametrize(

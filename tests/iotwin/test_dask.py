@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
 from trace_visuals.report.analysis import Detail, analyse
 from tracesim.calls import GROUPS

@@ -11,7 +11,7 @@ import pytest
 from common.errors import UsageError
 from iotwin.loops import experiment_run, jobs
 from tests.conftest import ROOT, run_iotwin
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
 from tests.tracing_tools.trace.test_store import raw_events, record
 from tracing_tools.trace.manifest import read_manifest, write_manifest

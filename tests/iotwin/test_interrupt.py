@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.iotwin.processes import one_line, press_ctrl_c, start, wait_for
+from tests.processes import one_line, press_ctrl_c, start, wait_for
 from tests.synthetic import MILLISECOND, Job, write_job
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT, run_iotwin
 from tests.docs.conftest import cut_off_recording
-from tests.iotwin.processes import call
+from tests.processes import call
 
 
 def commands(traces: list[Path], folder: Path) -> dict[str, list[str | Path]]:

@@ -11,7 +11,7 @@ import pytest
 
 from datagen.recorded import write_recipe
 from tests.conftest import ROOT, run_iotwin
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('code of a stranger ran')\n"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

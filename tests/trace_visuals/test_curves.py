@@ -8,7 +8,7 @@ import matplotlib.image
 import pytest
 
 from common.errors import IotwinError, UsageError
-from tests.conftest import run_iotwin
+from tests.processes import call
 from trace_visuals.curves import plot_curves, read_curves
 
 DOCUMENT = {
@@ -105,7 +105,7 @@ def test_a_missing_document_and_a_missing_directory_are_named(write, tmp_path):
 
 def test_the_command_draws_and_refuses_options_of_timelines(write, tmp_path):
     document = write()
-    done = run_iotwin("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"))
+    done = call("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"))
     assert done.returncode == 0 and "2 curves in 1 panels" in done.stdout
-    done = run_iotwin("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"), "--short")
+    done = call("plot", "curves", str(document), "-o", str(tmp_path / "c.svg"), "--short")
     assert done.returncode == 2 and "leave them out for curves" in done.stderr

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ import pandas as pd
 import pytest
 
 from benchmark.config import Config, dump, load
+from tests.processes import children, name_of, wait_for
 
 COMMAND = [sys.executable, "-m", "iotwin.main", "emulate"]
 PATIENCE_S = 100  # only a failing test waits this long
@@ -162,13 +162,8 @@ def running(twin_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
     """A twin in its first epoch, slow enough to stay there, and its two workers."""
     slow = ["++workload.reader.preprocess_time=60", "--quiet"]
     process = subprocess.Popen([*COMMAND, str(twin_path), *slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + PATIENCE_S
-    workers: list[int] = []
-    while not (len(workers) == 2 and all(_is_loader(pid) for pid in workers)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        workers = [int(pid) for pid in children.read_text().split()]
-    assert len(workers) == 2
+    wait_for(lambda: sum(map(_is_loader, children(process.pid))) == 2, "two workers")
+    workers = sorted(children(process.pid))
     yield process, workers
     process.kill()
     for pid in filter(_is_loader, workers):  # left by a failed test; they would hold the pipes open
@@ -178,17 +173,11 @@ def running(twin_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
 
 
 def _is_loader(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("iotwin-loader")
-    except OSError:
-        return False
+    return name_of(pid).startswith("iotwin-loader")
 
 
-def gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while any(_is_loader(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(_is_loader(pid) for pid in pids)
+def _wait_for_the_end_of(pids: list[int]) -> None:
+    wait_for(lambda: not any(map(_is_loader, pids)), f"the end of {pids}")
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -198,7 +187,7 @@ def test_a_killed_worker_ends_the_run(running: tuple[subprocess.Popen[str], list
     _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert f"(process {workers[which]}) was killed by SIGKILL" in error and error.count("\n") == 1
-    assert gone(workers)
+    _wait_for_the_end_of(workers)
     assert list((tmp_path / "output").iterdir()) == []
 
 
@@ -208,11 +197,11 @@ def test_a_signal_ends_the_run_and_its_workers(running: tuple[subprocess.Popen[s
     process.send_signal(number)
     _, error = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, error) == (130, "iotwin emulate: interrupted\n")
-    assert gone(workers)
+    _wait_for_the_end_of(workers)
 
 
 def test_workers_die_with_a_killed_main_process(running: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, workers = running
     process.kill()
     process.wait()
-    assert gone(workers)
+    _wait_for_the_end_of(workers)

@@ -9,12 +9,9 @@ import pytest
 
 from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
 from common.errors import IotwinError, UsageError
+from tests.processes import children
 
 PATIENCE_S = 100  # only a failing test waits this long
-
-
-def children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
+from tests.processes import children, name_of, wait_for
 
 PATIENCE_S = 100  # only a failing test waits this long
 SMALL = [
@@ -192,37 +193,23 @@ def running(tmp_path: Path):
     command = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL, *slow]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    deadline, ranks, loaders = time.monotonic() + PATIENCE_S, [], []
-    while len(loaders) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-        ranks = [pid for pid in _children(process.pid) if _name(pid).startswith("iotwin-rank")]
-        loaders = [pid for rank in ranks for pid in _children(rank) if _name(pid).startswith("iotwin-loader")]
-    assert len(ranks) == len(loaders) == 3
+    ranks: list[int] = []
+    loaders: list[int] = []
+
+    def all_there() -> bool:
+        ranks[:] = [pid for pid in sorted(children(process.pid)) if name_of(pid).startswith("iotwin-rank")]
+        loaders[:] = [pid for rank in ranks for pid in children(rank) if name_of(pid).startswith("iotwin-loader")]
+        return len(ranks) == len(loaders) == 3
+
+    wait_for(all_there, "three ranks with a loader each")
     yield process, ranks, loaders
     if process.poll() is None:
         process.kill()
     process.communicate()
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while any(_name(pid).startswith("iotwin-") for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(_name(pid).startswith("iotwin-") for pid in pids)
+def _wait_for_the_end_of(pids: list[int]) -> None:
+    wait_for(lambda: not any(name_of(pid).startswith("iotwin-") for pid in pids), f"the end of {pids}")
 
 
 @pytest.mark.parametrize("whom", ["rank", "loader"])
@@ -235,7 +222,7 @@ def test_a_killed_process_ends_the_run_on_all_ranks(running, whom: str, tmp_path
     _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (1 if whom == "rank" else 130)
     assert error.count("\n") == 1 and ("was killed by SIGKILL" in error or "interrupted" in error)
-    assert _gone([*ranks, *loaders])
+    _wait_for_the_end_of([*ranks, *loaders])
     assert list((tmp_path / "output").iterdir()) == []
 
 
@@ -245,7 +232,7 @@ def test_nobody_outlives_the_launcher(running, number: signal.Signals) -> None:
     process.send_signal(number)
     _, error = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, error) == ((-9, "") if number == signal.SIGKILL else (130, "iotwin emulate: interrupted\n"))
-    assert _gone([*ranks, *loaders])
+    _wait_for_the_end_of([*ranks, *loaders])
 
 
 def test_a_clock_that_is_set_back_changes_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from common.errors import IotwinError
 from datagen.generate import generate
 from datagen.layouts import Unet3dLayout
 from tests.conftest import run_iotwin
+from tests.processes import call
 from tests.synthetic import Job, write_job
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
@@ -159,7 +160,7 @@ def test_fitted_times_are_the_jobs_own(data, tmp_path, workers):
 
 
 def test_the_yaml_is_read_back_by_the_emulator(tmp_path):
-    result = run_iotwin("fit", write_job(tmp_path / "t"), "-o", tmp_path / "twin.yaml", "--json")
+    result = call("fit", write_job(tmp_path / "t"), "-o", tmp_path / "twin.yaml", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     config = load(tmp_path / "twin.yaml")
@@ -215,9 +216,9 @@ def test_what_is_no_training_gets_a_recorded_twin_with_the_reason(tmp_path, word
         (tmp_path / "data" / f"{number}.dat").write_bytes(np.random.default_rng(number).bytes(300_000))
     command = [word.replace("{data}", str(tmp_path / "data")) for word in words]
     assert run_iotwin("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *command).returncode == 0
-    refused = run_iotwin("fit", tmp_path / "t.trace", "-o", tmp_path / "twin.yaml", "--kind", "structured")
+    refused = call("fit", tmp_path / "t.trace", "-o", tmp_path / "twin.yaml", "--kind", "structured")
     assert refused.returncode == 1 and reason in refused.stderr and len(refused.stderr.splitlines()) == 1
     assert not (tmp_path / "twin.yaml").exists()
-    recorded = run_iotwin("fit", tmp_path / "t.trace", "-o", tmp_path / "twin.yaml")
+    recorded = call("fit", tmp_path / "t.trace", "-o", tmp_path / "twin.yaml")
     assert recorded.returncode == 0 and "recorded" in recorded.stdout and reason in recorded.stdout
     assert run_iotwin("emulate", tmp_path / "twin.yaml", "--quiet", cwd=tmp_path).returncode == 0

@@ -5,7 +5,7 @@ import pytest
 
 from benchmark.fit.told_phases import told_phases
 from common.errors import IotwinError
-from tests.conftest import run_iotwin
+from tests.processes import call
 from tests.synthetic import Job, write_job
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
@@ -36,12 +36,12 @@ def test_a_trace_without_training_tells_none(tmp_path):
 
 def test_zoom_and_legend_know_passes_that_nobody_logged(tmp_path):
     trace = write_job(tmp_path / "t.trace", Job(evaluation_files=0, log_phases=False))
-    done = run_iotwin("plot", "timeline", trace, "-o", tmp_path / "t.svg", "--zoom", "epoch:2")
+    done = call("plot", "timeline", trace, "-o", tmp_path / "t.svg", "--zoom", "epoch:2")
     assert done.returncode == 0, done.stderr
     picture = (tmp_path / "t.svg").read_text()
     assert "epoch 2" in picture and "told from reads" in picture and "epoch 3" not in picture
-    beyond = run_iotwin("plot", "timeline", trace, "-o", tmp_path / "u.svg", "--zoom", "epoch:4")
+    beyond = call("plot", "timeline", trace, "-o", tmp_path / "u.svg", "--zoom", "epoch:4")
     assert beyond.returncode == 2 and "3 epoch phases" in beyond.stderr and "told from its reads" in beyond.stderr
     logged = write_job(tmp_path / "logged.trace")
-    assert run_iotwin("plot", "timeline", logged, "-o", tmp_path / "l.svg").returncode == 0
+    assert call("plot", "timeline", logged, "-o", tmp_path / "l.svg").returncode == 0
     assert "told from reads" not in (tmp_path / "l.svg").read_text()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.common.stores import fill
-from tests.iotwin.processes import call
+from tests.processes import call
 
 KEYS = {"name", "step", "epoch", "position", "world_size", "size_bytes", "files", "whole", "reason"}
 

@@ -5,7 +5,7 @@ import io
 import json
 
 from iotwin.loops.statistics_table import storage_first
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 from tests.trace_visuals.hostile import MARK, NAMES, write_hostile
 from tracing_tools.trace.reader import Trace
 

@@ -8,7 +8,7 @@ import pytest
 from iotwin.loops import demo
 from iotwin.main import main
 from tests.conftest import ROOT, nothing_can_trace
-from tests.iotwin.processes import one_line, press_ctrl_c, start, wait_for
+from tests.processes import one_line, press_ctrl_c, start, wait_for
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.torch

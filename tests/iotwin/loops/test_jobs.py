@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.conftest import run_iotwin
-from tests.tracing_tools.recorder.test_faults import start, wait_for
+from tests.processes import start, wait_for
 from tracing_tools.trace.reader import Trace
 
 

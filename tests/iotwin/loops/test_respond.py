@@ -9,7 +9,7 @@ from common.errors import IotwinError, UsageError
 from datagen.recorded import write_recipe
 from iotwin.loops import respond as module
 from iotwin.loops.respond import UNCHANGED, Change, parse_change, respond
-from tests.iotwin.processes import call
+from tests.processes import call
 from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.targets.limits import Limits
 from tracing_tools.trace.reader import Trace

@@ -17,7 +17,7 @@ from iotwin.loops.experiment import SHIPPED, cells, read_experiment
 from iotwin.loops.experiment_cell import trace_command
 from iotwin.loops.experiment_run import _explain, _Runner
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 from tracing_tools.trace.reader import Trace
 
 needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(nothing_can_trace()))

@@ -14,7 +14,7 @@ from datagen.recorded import read_recipe, write_recipe
 from iotwin.loops.twin import make_twin
 from iotwin.main import main
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
-from tests.iotwin.processes import call, press_ctrl_c, start, wait_for
+from tests.processes import call, press_ctrl_c, start, wait_for
 from tests.synthetic import Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.targets.mounts import cgroup2_mount, v1_cgroup_of

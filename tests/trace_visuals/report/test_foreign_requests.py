@@ -6,7 +6,7 @@ import socket
 import pyarrow.parquet as pq
 import pytest
 
-from tests.iotwin.processes import call
+from tests.processes import call
 from tests.synthetic import Job, write_job
 from trace_visuals.report import view
 from trace_visuals.report.view import ReportServer

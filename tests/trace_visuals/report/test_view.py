@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import pytest
 
-from tests.iotwin.processes import call, one_line, start
+from tests.processes import call, one_line, start
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.report.test_browser import _change, _ink, _point, _until
 from tests.trace_visuals.report.test_browser import pytestmark as browser_marks

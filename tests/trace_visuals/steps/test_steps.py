@@ -15,7 +15,7 @@ from common.draws import DrawnTime
 from common.errors import IotwinError, UsageError
 from common.keyed import Purpose
 from tests.conftest import ROOT
-from tests.iotwin.processes import call
+from tests.processes import call
 from trace_visuals.steps import plot_steps
 from trace_visuals.steps.distributions import fit_compute_time
 from trace_visuals.steps.read import read_steps

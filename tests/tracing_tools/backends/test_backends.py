@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import IotwinError, UsageError
 from tests.conftest import ROOT, compile_c, run_iotwin, small_disk
-from tests.tracing_tools.recorder.test_faults import left_behind, wait_for
+from tests.processes import children, left_behind, name_of, start, wait_for
 from tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
 from tracing_tools.backends.tracefs import with_tracefs
@@ -332,37 +332,25 @@ def test_bpftrace_knows_the_calls_of_the_data_group():
 def test_bpftrace_ends_with_a_killed_tracer(tmp_path):
     if reason := bpftrace.unavailable_reason():
         pytest.skip(f"no bpftrace here: {reason}")
-    command = [
-        sys.executable,
-        "-m",
-        "iotwin.main",
-        "trace",
-        "-o",
-        tmp_path / "t",
-        "--backend",
-        "bpftrace",
-        "--quiet",
-        "--",
-        "sleep",
-        "20",
-    ]
-    tracer = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children")
-    started: dict[str, str] = {}
-    while {"bpftrace", "sleep"} - set(started.values()):  # the second is there once the probes are attached
-        time.sleep(0.05)
+    command = ["trace", "-o", tmp_path / "t", "--backend", "bpftrace", "--quiet", "--", "sleep", "600"]
+    tracer = start(*command, stdout=None, stderr=None)
+    started: dict[str, int] = {}
+
+    def both() -> bool:
         assert tracer.poll() is None
-        started = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children.read_text().split()}
+        started.update({name_of(pid): pid for pid in children(tracer.pid)})
+        return {"bpftrace", "sleep"} <= started.keys()
+
+    wait_for(both, "bpftrace and, once the probes are attached, the job")
     tracer.kill()
     tracer.wait()
-    script, job = (next(pid for pid, name in started.items() if name == wanted) for wanted in ("bpftrace", "sleep"))
-    wait_for(lambda: _has_ended(script), "the end of bpftrace")
-    os.kill(int(job), signal.SIGKILL)
+    wait_for(lambda: _has_ended(started["bpftrace"]), "the end of bpftrace")
+    os.kill(started["sleep"], signal.SIGKILL)
     record(tmp_path, "libbpf", "true")  # the next trace removes what the killed one left
     assert not left_behind()
 
 
-def _has_ended(pid: str) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
         return "(zombie)" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

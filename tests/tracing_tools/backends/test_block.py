@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_iotwin
+from tests.processes import call
 from tracing_tools.trace.figures.page_cache import page_cache_hits
 from tracing_tools.trace.reader import Trace
 
@@ -125,7 +126,7 @@ def test_page_cache_hit_ratio(traced):
     assert (data["read_bytes"], data["device_bytes"]) == (16 * MIB, own["cold"])
     assert data["hit_ratio"] == 1 - own["cold"] / (16 * MIB)
     assert not hits["path"].str.endswith(".direct").any()
-    shown = run_iotwin("info", trace.path).stdout
+    shown = call("info", trace.path).stdout
     assert "were in the page cache" in shown
 
 

@@ -12,40 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
+from tests.processes import call, left_behind, one_line, start, wait_for
 from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.reader import Trace
 
 root = pytest.mark.root
-
-
-def left_behind() -> list[Path]:
-    """Cgroups of recorders that are gone, of our pid namespace."""
-    from tracing_tools.targets.cgroup import _own_cgroup, _pid_namespace
-
-    own = _own_cgroup()
-    found = own.glob(f"iotwin-*-{_pid_namespace()}-*") if own else []
-    return [path for path in found if not Path(f"/proc/{path.name.split('-')[1]}").exists()]
-
-
-def start(*arguments: str | Path, stderr: int = subprocess.PIPE, environment: dict[str, str] | None = None) -> subprocess.Popen:
-    command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
-    environment = environment or {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
-
-
-def wait_for(condition, what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never saw {what}"
-        time.sleep(0.02)
-
-
-def one_line(result: subprocess.CompletedProcess[str]) -> str:
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert "Traceback" not in lines[0]
-    return lines[0]
 
 
 @root
@@ -112,7 +84,7 @@ def test_second_tracer_on_the_same_trace_is_refused_and_another_works(tmp_path):
         wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").exists(), "the first recording")
         second = run_iotwin("trace", "-o", tmp_path / "t", "--force", "--", "true")
         assert second.returncode == 2 and "another" in one_line(second)
-        recovering = run_iotwin("recover", tmp_path / "t")
+        recovering = call("recover", tmp_path / "t")
         assert recovering.returncode == 1 and "right now" in one_line(recovering)
         elsewhere = run_iotwin("trace", "-o", tmp_path / "u", "--quiet", "--", "cat", "/etc/hostname")
         assert elsewhere.returncode == 0
@@ -165,7 +137,7 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     killed_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     tracer.kill()
     tracer.communicate()
-    refused = run_iotwin("info", tmp_path / "t")
+    refused = call("info", tmp_path / "t")
     assert refused.returncode == 1 and "iotwin recover" in one_line(refused)
 
     seen = data.stat().st_size
@@ -175,7 +147,7 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     last_line = (tmp_path / "t" / "logs" / "stdout").read_text().splitlines()[-1]
     assert last_line == f"{data.stat().st_size // 16} done"
 
-    recovered = run_iotwin("recover", tmp_path / "t")
+    recovered = call("recover", tmp_path / "t")
     assert recovered.returncode == 0, recovered.stderr
     trace = Trace(tmp_path / "t")
     assert trace.manifest.status == "recovered"
@@ -188,7 +160,7 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     # The job wrote its log itself: its phases are whole, up to the end that no tracer saw.
     phase = trace.phases().iloc[0]
     assert phase["start_ns"] <= writes["start_ns"].min() and phase["end_ns"] > killed_ns
-    assert run_iotwin("recover", tmp_path / "t").returncode == 1  # nothing left to recover
+    assert call("recover", tmp_path / "t").returncode == 1  # nothing left to recover
     assert run_iotwin("trace", "-o", tmp_path / "u", "--quiet", "--", "true").returncode == 0  # clears the stale cgroup
     assert not left_behind()
 
@@ -224,9 +196,9 @@ def test_full_disk_ends_the_recording_and_not_the_job(tmp_path):
         assert (tmp_path / "ended").read_text() == "done"
         manifest = json.loads((mount / "t" / "manifest.json").read_text())
         assert manifest["status"] == "recording"  # not passed off as a whole trace
-        assert run_iotwin("info", mount / "t").returncode == 1
+        assert call("info", mount / "t").returncode == 1
         subprocess.run(["mount", "-o", "remount,size=64m", mount], check=True)
-        assert run_iotwin("recover", mount / "t").returncode == 0
+        assert call("recover", mount / "t").returncode == 0
         recovered = Trace(mount / "t").manifest
         assert recovered.events > 1000
         assert isinstance(recovered, Manifest) and recovered.lost_events > 0

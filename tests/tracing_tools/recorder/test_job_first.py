@@ -17,7 +17,7 @@ import pytest
 from common import signals
 from common.errors import UnfinishedTraceError
 from tests.conftest import ROOT, run_iotwin, small_disk
-from tests.iotwin.processes import start, wait_for
+from tests.processes import call, start, wait_for
 from tracing_tools.backends import unavailable_reason
 from tracing_tools.recorder import interruption
 from tracing_tools.recorder import session as capture
@@ -52,7 +52,7 @@ def test_a_full_disk_takes_neither_the_jobs_output_nor_its_exit_status(tmp_path)
         assert "No space left" in errors[-1] and f"iotwin recover {small / 't'}" in errors[-1] and "is 7)" in errors[-1]
         assert json.loads((small / "t" / "manifest.json").read_text())["exit_status"] == 7
         subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
-        assert run_iotwin("recover", small / "t").returncode == 0
+        assert call("recover", small / "t").returncode == 0
         manifest = Trace(small / "t").manifest
         assert manifest.exit_status == 7 and manifest.seen == manifest.events + manifest.lost_events
 
@@ -67,7 +67,7 @@ def test_a_failure_of_the_trace_itself_comes_after_the_jobs_status(tmp_path, mon
         capture.trace_command(["sh", "-c", "exit 3"], tmp_path / "t", capture.Options(forward_output=False))
     assert error.value.job_status == 3
     monkeypatch.undo()
-    assert run_iotwin("recover", tmp_path / "t").returncode == 0
+    assert call("recover", tmp_path / "t").returncode == 0
 
 
 @root

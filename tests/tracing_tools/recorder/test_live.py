@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import run_iotwin
-from tests.tracing_tools.recorder.test_faults import start
+from tests.processes import start
 from tracing_tools.recorder import live
 from tracing_tools.recorder.live import LiveView
 from tracing_tools.recorder.live_phases import LivePhases, PhaseLog

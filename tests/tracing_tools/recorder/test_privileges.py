@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import IotwinError
 from tests.conftest import ROOT, run_iotwin
-from tests.tracing_tools.recorder.test_faults import one_line, start, wait_for
+from tests.processes import one_line, start, wait_for
 from tracing_tools.recorder.finishing import finish_as, give, hold
 from tracing_tools.targets.user import User
 from tracing_tools.trace.manifest import Host, Manifest, Target
@@ -161,7 +161,7 @@ def test_a_link_in_place_of_a_file_is_given_and_not_followed(open_path):
 
 
 def test_a_trace_that_was_cut_off_is_recovered_by_its_user(open_path, unreadable):
-    tracer = start("trace", "-o", open_path / "t", "--", "sh", "-c", "cat /etc/hostname; exec sleep 600", environment=SUDO)
+    tracer = start("trace", "-o", open_path / "t", "--", "sh", "-c", "cat /etc/hostname; exec sleep 600", env=SUDO)
     log = open_path / "t" / "logs" / "stdout"
     wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
     pid = json.loads((open_path / "t" / "manifest.json").read_text())["target"]["root_pid"]

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
-from tests.tracing_tools.recorder.test_faults import wait_for
 from tests.tracing_tools.targets.test_launched_container import has_events
 from tracing_tools.trace.reader import Trace
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.backends.test_block import device_of
 from tests.tracing_tools.recorder.test_capture import on_path
-from tests.tracing_tools.recorder.test_faults import left_behind, start, wait_for
 from tests.tracing_tools.targets.test_targets import NO_NETWORK
 from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.trace.manifest import read_manifest

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import ROOT, run_iotwin
 from tests.docker_engine import start_when_watched
+from tests.processes import wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
-from tests.tracing_tools.recorder.test_faults import wait_for
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root

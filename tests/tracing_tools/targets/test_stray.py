@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.conftest import run_iotwin
+from tests.processes import start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, python
-from tests.tracing_tools.recorder.test_faults import start, wait_for
 from tracing_tools.backends import unavailable_reason
 from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.trace.reader import Trace

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
+from tests.processes import call, left_behind, one_line, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
-from tests.tracing_tools.recorder.test_faults import left_behind, one_line, start, wait_for
 from tests.tracing_tools.targets.test_targets import NO_NETWORK, container
 from tracing_tools.trace.reader import Trace
 
@@ -109,7 +109,7 @@ def test_a_killed_tracer_leaves_the_container_running(tmp_path, test_image):
         assert survivor.wait()["StatusCode"] == 6
     finally:
         survivor.remove(force=True)
-    assert run_iotwin("recover", tmp_path / "t").returncode == 0
+    assert call("recover", tmp_path / "t").returncode == 0
     assert len(on_path(Trace(tmp_path / "t"), "/bin/calls"))
     assert not left_behind()  # recover has removed the cgroup
 
@@ -163,9 +163,9 @@ def test_a_machine_short_of_memory_at_the_end(tmp_path):
     _, errors = tracer.communicate(timeout=60)
     assert tracer.returncode == 3 and "Traceback" not in errors  # the job's own comes first
     assert "cannot be finished" in errors.splitlines()[-1] and f"iotwin recover {tmp_path}/t" in errors.splitlines()[-1]
-    refused = run_iotwin("info", tmp_path / "t")
+    refused = call("info", tmp_path / "t")
     assert refused.returncode == 1 and "recover" in one_line(refused)
-    assert run_iotwin("recover", tmp_path / "t").returncode == 0
+    assert call("recover", tmp_path / "t").returncode == 0
     trace = Trace(tmp_path / "t")
     assert trace.manifest.status == "recovered" and trace.manifest.exit_status == 3 and trace.manifest.lost_events == 0
     assert not left_behind()

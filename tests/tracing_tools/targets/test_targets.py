@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_iotwin
+from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, own_counts
-from tests.tracing_tools.recorder.test_faults import left_behind, start, wait_for
 from tracing_tools.backends import unavailable_reason
 from tracing_tools.targets.mounts import cgroup2_mount
 from tracing_tools.trace.reader import Trace

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import IotwinError, UsageError
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 from tracing_tools.trace.columns import numbers
 from tracing_tools.trace.importers import artifact_calls, import_trace
 from tracing_tools.trace.importers import runs as call_runs

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import IotwinError, UsageError
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import ROOT
+from tests.processes import call
 from tests.synthetic import SECOND, Job, write_job
 from tracing_tools.trace.clocks import between_hosts
 from tracing_tools.trace.manifest import ClockPair, read_manifest, write_manifest
@@ -102,7 +103,7 @@ def test_what_cannot_be_merged(tmp_path):
     with pytest.raises(IotwinError, match="no reading of the clocks"):
         merge_traces([trace, blind], tmp_path / "set")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "full"]
-    result = run_iotwin("merge", tmp_path / "a", tmp_path / "none", "-o", tmp_path / "set")
+    result = call("merge", tmp_path / "a", tmp_path / "none", "-o", tmp_path / "set")
     assert result.returncode == 1 and "no such trace" in result.stderr
 
 
@@ -117,7 +118,7 @@ def test_two_hosts_as_namespaces_of_one_machine(tmp_path):
         trace = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / name, "--quiet", "--", sys.executable, "-c", code]
         hosts.append(subprocess.Popen([*command, *map(str, trace)], env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}))
     assert [host.wait(timeout=120) for host in hosts] == [0, 0]
-    result = run_iotwin("merge", tmp_path / "node0", tmp_path / "node1", "-o", tmp_path / "set")
+    result = call("merge", tmp_path / "node0", tmp_path / "node1", "-o", tmp_path / "set")
     assert result.returncode == 0, result.stderr
     merged = Trace(tmp_path / "set")
     assert [host.name for host in merged.manifest.hosts] == ["node0", "node1"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import IotwinError
-from tests.conftest import run_iotwin
+from tests.processes import call
 from tests.synthetic import Job, write_job
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
@@ -74,7 +74,7 @@ def test_commands_end_in_one_line(trace_path, tmp_path):
         begin, end = data_pages(part_of(damaged), number)
         flip(part_of(damaged), (begin + end) // 2)
     for arguments in (["info", damaged], ["compare", damaged, trace_path], ["report", damaged, "-o", tmp_path / "r.html"]):
-        result = run_iotwin(*arguments, "--quiet")
+        result = call(*arguments, "--quiet")
         assert result.returncode == 1
         assert len(result.stderr.splitlines()) == 1 and str(damaged) in result.stderr
     assert not (tmp_path / "r.html").exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import UsageError
-from tests.conftest import run_iotwin
+from tests.processes import call
 from tests.workloads.pipedream.common import DATA, options, profile
 from workloads.pipedream.plan_file import parse_plan, plan_document, read_conf, read_plan
 from workloads.pipedream.report import optimize
@@ -182,7 +182,7 @@ def test_confs_of_the_original_are_read_and_broken_ones_named(tmp_path):
 
 def test_simulate_writes_a_timeline_for_perfetto_and_a_trace(tmp_path):
     conf = str(DATA / "confs" / "vgg16__gpus=4__hybrid_conf.json")
-    done = run_iotwin("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(tmp_path / "t.json"), "--json")
+    done = call("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(tmp_path / "t.json"), "--json")
     document = json.loads(done.stdout)
     assert document["order"]["3"][:4] == ["F0", "B0", "F1", "B1"]
     assert document["versions"]["0"] == [0, 0, 1, 2]
@@ -194,9 +194,9 @@ def test_simulate_writes_a_timeline_for_perfetto_and_a_trace(tmp_path):
     from tracing_tools.trace.reader import Trace
 
     trace = tmp_path / "plan.trace"
-    assert run_iotwin("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(trace), "--quiet").returncode == 0
+    assert call("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(trace), "--quiet").returncode == 0
     assert Trace(trace).manifest.events == 12 + 2
-    assert run_iotwin("plot", "timeline", str(trace), "-o", str(tmp_path / "t.svg")).returncode == 0
+    assert call("plot", "timeline", str(trace), "-o", str(tmp_path / "t.svg")).returncode == 0
     assert not list(tmp_path.glob(".*"))
-    again = run_iotwin("pipedream", "simulate", conf, "--trace", str(trace))
+    again = call("pipedream", "simulate", conf, "--trace", str(trace))
     assert again.returncode == 1 and "is there already" in again.stderr

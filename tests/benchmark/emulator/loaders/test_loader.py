@@ -17,6 +17,7 @@ from benchmark.emulator.loaders.base import Fetched, Fetcher
 from common.draws import DrawnTime
 from common.errors import IotwinError
 from common.keyed import Purpose
+from tests.processes import children
 
 NO_TIME = DrawnTime(0.0, 1, Purpose.TRAIN_SAMPLE)
 PATIENCE_S = 100  # only a failing test waits this long
@@ -43,10 +44,6 @@ def records(path: Path) -> list[tuple[int, int, int]]:
 
 def batches(count: int) -> list[Batch]:
     return [np.array([number], dtype=np.int64) for number in range(count)]
-
-
-def children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
 @pytest.fixture(autouse=True)
@@ -159,12 +156,12 @@ def test_a_killed_worker_ends_the_epoch_with_one_line(tmp_path: Path) -> None:
                 time.sleep(2 * PATIENCE_S)
             return super().fetch(epoch, batch)
 
-    before = set(children())  # other tests may have left multiprocessing's resource tracker
+    before = children()  # other tests may have left multiprocessing's resource tracker
     with pytest.raises(IotwinError) as error, make_loader(Stuck(tmp_path / "log"), 2, 2, False) as loader:
         fetched = loader.epoch(1, batches(8))
         next(fetched)
         time.sleep(0.05)  # batch 1, of the worker to be killed, is away
-        _, second = sorted(set(children()) - before)
+        _, second = sorted(children() - before)
         os.kill(second, signal.SIGKILL)
         list(fetched)
     assert f"(process {second}) was killed by SIGKILL in epoch 1" in str(error.value)

@@ -22,6 +22,7 @@ from common.permutation import Permutation
 from datagen.generate import generate
 from datagen.layouts import FormatLayout
 from tests.benchmark.strace import needs_strace, strace
+from tests.processes import children
 
 READ_CALLS = "openat,read,pread64,preadv,preadv2,readv,mmap,lseek,dup,fcntl,close"
 FILES = 12
@@ -158,10 +159,6 @@ def test_a_killed_worker_of_pytorchs_ends_in_one_line(files: Path) -> None:
         threading.Thread(target=kill_the_first, daemon=True).start()
         next(loader.epoch(1, sampled_batches(config, len(samples), 1)))
     assert "DataLoader worker" in str(error.value) and "\n" not in str(error.value)
-
-
-def children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def test_batches_are_copied_where_asked_for(files: Path) -> None:

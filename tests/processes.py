@@ -1,5 +1,6 @@
 """Command lines as processes of their own: started as from a terminal, interrupted, and what they leave."""
 
+import contextlib
 import io
 import os
 import signal
@@ -38,10 +39,12 @@ def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     """Start the command line in a session of its own, so that a Ctrl-C can reach it and its children and nobody else."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "iotwin.main", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True, **options,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+    defaults: dict = {
+        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True,
+        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+    }  # fmt: skip
+    return subprocess.Popen(command, **{**defaults, **options})
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 100) -> None:
@@ -72,3 +75,29 @@ def members(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(status.parent.name))
     return found
+
+
+def children(pid: int | str = "self") -> set[int]:
+    """Pids of the children of a process that runs, whichever of its threads started them; none once it is gone."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found |= {int(child) for child in task.read_text().split()}
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The name of a process, empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def left_behind() -> list[Path]:
+    """Cgroups of recorders that are gone, of our pid namespace."""
+    from tracing_tools.targets.cgroup import _own_cgroup, _pid_namespace
+
+    own = _own_cgroup()
+    found = own.glob(f"iotwin-*-{_pid_namespace()}-*") if own else []
+    return [path for path in found if not Path(f"/proc/{path.name.split('-')[1]}").exists()]
