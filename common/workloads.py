@@ -34,6 +34,7 @@ _ALL = (
     Workload("unet3d", "torch", "torchrun", has_loader_processes=True, other_names=("imseg",)),
     Workload("bert", "tensorflow", "launch", variants=("original", "instrumented", "sleep", "profiler", EMULATED)),
     Workload("dlrm", "torch", None),
+    Workload("checkfreq", "torch", "torchrun", has_loader_processes=True, variants=("original", "instrumented")),
 )
 WORKLOADS = {workload.name: workload for workload in _ALL}
 NAMES = {name: workload.name for workload in _ALL for name in (workload.name, *workload.other_names)}  # the artifact's, too

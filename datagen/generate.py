@@ -21,6 +21,7 @@ from datagen.layouts import (
     DlrmDaysLayout,
     DlrmLayout,
     FormatLayout,
+    ImagenetLayout,
     Layout,
     PlannedPiece,
     RecordedLayout,
@@ -270,6 +271,10 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
             from datagen.bert import write_shard
 
             return partial(write_shard, layout, request.samples, request.seed, directory)
+        case ImagenetLayout() as layout:
+            from datagen.imagenet import write_images
+
+            return partial(write_images, layout, request.samples, request.seed, directory)
         case FormatLayout() as layout:
             from datagen.formats import write_files
 

@@ -5,7 +5,7 @@
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 if [ "$#" -lt 1 ] || [ ! -f "$root/workloads/$1/Dockerfile" ]; then
-    echo "usage: $0 unet3d|bert|dlrm [original|instrumented|sleep|profiler] [OPTION OF docker build...]" >&2
+    echo "usage: $0 unet3d|bert|dlrm|checkfreq [original|instrumented|sleep|profiler] [OPTION OF docker build...]" >&2
     exit 2
 fi
 workload=$1 variant=${2:-original}

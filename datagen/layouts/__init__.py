@@ -7,6 +7,7 @@ from datagen.layouts.base import LARGEST_FILE_BYTES, Layout, PlannedPiece, eleme
 from datagen.layouts.bert import BertLayout
 from datagen.layouts.dlrm import DlrmDaysLayout, DlrmLayout
 from datagen.layouts.formats import FormatLayout
+from datagen.layouts.imagenet import ImagenetLayout
 from datagen.layouts.recorded import RecordedLayout
 from datagen.layouts.unet3d import Case, Unet3dLayout
 
@@ -17,6 +18,7 @@ __all__ = [
     "DlrmDaysLayout",
     "DlrmLayout",
     "FormatLayout",
+    "ImagenetLayout",
     "Layout",
     "PlannedPiece",
     "RecordedLayout",

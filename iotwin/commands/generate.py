@@ -49,7 +49,8 @@ class Generate(Command):
         parser.add_argument(
             "--nodes", metavar="I/N", help="this is node I (from 0) of N that write DIR; mpirun says so by itself"
         )
-        parser.add_argument("--scale", metavar="F", type=float, help="unet3d: multiply every volume extent (default 1)")
+        parser.add_argument("--scale", metavar="F", type=float, help="unet3d, checkfreq: multiply every side (default 1)")
+        parser.add_argument("--classes", metavar="N", type=int, help="checkfreq: classes of images (default 1000)")
         parser.add_argument("--form", metavar="FORM", help="dlrm: binary (default), text or npz")
         parser.add_argument(
             "--entropy", metavar="F", type=float, help="unet3d, --config: share of incompressible content (default 1)"
@@ -120,18 +121,23 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
     if args.workload is None:
         raise UsageError(f"name the workload whose data set to write ({', '.join(WORKLOADS)}) or give --config")
     workload_named(args.workload)
-    if args.dedup is not None or (args.entropy is not None and args.workload in ("bert", "dlrm")):
+    if args.dedup is not None or (args.entropy is not None and args.workload != "unet3d"):
         option = "--dedup goes" if args.dedup is not None else "--entropy goes with unet3d's images and"
         raise UsageError(f"{option} with --config; what {args.workload} reads decides its content")
-    from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, Unet3dLayout
+    from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, ImagenetLayout, Unet3dLayout
 
+    if args.classes is not None and args.workload != "checkfreq":
+        raise UsageError(f"--classes are checkfreq's; {args.workload} has none to choose, so leave it out")
     if args.scale is not None and args.workload in ("bert", "dlrm"):
         raise UsageError(f"--scale shrinks unet3d's volumes; {args.workload} has none, so leave it out")
-    if args.form is not None and args.workload in ("unet3d", "bert"):
+    if args.form is not None and args.workload != "dlrm":
         raise UsageError(f"--form chooses among dlrm's files; {args.workload} has one form, so leave it out")
     if args.workload == "unet3d":
         chosen = {"scale": args.scale, "entropy": args.entropy}
         return Unet3dLayout(**{key: value for key, value in chosen.items() if value is not None}), None
+    if args.workload == "checkfreq":
+        chosen = {"scale": args.scale, "classes": args.classes}
+        return ImagenetLayout(**{key: value for key, value in chosen.items() if value is not None}), None
     if args.workload == "bert":
         return BertLayout(), None
     return (DlrmLayout() if args.form in (None, "binary") else DlrmDaysLayout(form=args.form)), None
@@ -140,7 +146,8 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
 def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
     from datagen.recorded import read_recipe
 
-    given = {"a workload": args.workload, "--config": args.config, "--scale": args.scale, "--form": args.form,
+    given = {"a workload": args.workload, "--config": args.config, "--scale": args.scale, "--classes": args.classes,
+             "--form": args.form,
              "--entropy": args.entropy, "--dedup": args.dedup}  # fmt: skip
     if unfit := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"--recipe says all about the data set; leave out {', '.join(unfit)}")
@@ -153,7 +160,7 @@ def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
 
     from datagen.config import read_config
 
-    if args.workload is not None or args.scale is not None or args.form is not None:
+    if any(given is not None for given in (args.workload, args.scale, args.classes, args.form)):
         raise UsageError("give either a workload, which --scale and --form may change, or --config")
     layout, samples = read_config(args.config)
     shares = {"entropy": args.entropy, "dedup": args.dedup}

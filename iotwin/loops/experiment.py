@@ -1,6 +1,7 @@
 """An experiment: one YAML that says which training jobs run how, as a grid of cells."""
 
 import itertools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,6 +43,9 @@ class Jobs(msgspec.Struct, forbid_unknown_fields=True):
         default_factory=lambda: [1]
     )  # loader processes a rank
     options: dict[str, str | int | float | bool] = {}  # of the workload's program; a boolean true is a bare --name
+    sweep: dict[
+        str, Annotated[list[str | int | float], msgspec.Meta(min_length=1)]
+    ] = {}  # options whose values are cells of their own
     sleep: str | None = None  # of the variant sleep: measured or regression (the paper's V100s), or what --sleep takes
     emulate: list[str] = []  # of the variant emulated: a YAML or workload=NAME, then overrides
 
@@ -77,18 +81,25 @@ class Cell:
     ranks: int
     batch: int
     workers: int
+    swept: tuple[str | int | float, ...]  # a value of each option of the jobs' sweep
     repeat: int
+
+    @property
+    def options(self) -> dict[str, str | int | float | bool]:
+        """The options of the workload's program."""
+        return self.jobs.options | dict(zip(self.jobs.sweep, self.swept, strict=True))
 
     @property
     def name(self) -> str:
         """What tells it from all others; also its directory."""
-        sizes = f"r{self.ranks}-b{self.batch}-w{self.workers}"
-        return f"{self.jobs.workload}-{self.variant}-{self.data}-{sizes}-{self.repeat}"
+        sizes = "".join(f"-{value}" for value in (f"r{self.ranks}", f"b{self.batch}", f"w{self.workers}", *self.swept))
+        return f"{self.jobs.workload}-{self.variant}-{self.data}{sizes}-{self.repeat}"
 
     def parameters(self) -> dict[str, Any]:
         """The cell's place in the grid."""
         return {"workload": self.jobs.workload, "variant": self.variant, "data": self.data, "ranks": self.ranks,
-                "batch": self.batch, "workers": self.workers, "repeat": self.repeat}  # fmt: skip
+                "batch": self.batch, "workers": self.workers, "repeat": self.repeat,
+                **({"options": dict(zip(self.jobs.sweep, self.swept, strict=True))} if self.swept else {})}  # fmt: skip
 
 
 def read_experiment(source: Path) -> Experiment:
@@ -134,6 +145,11 @@ def _check(experiment: Experiment, source: Path) -> None:
             known = list(workload_named(jobs.workload).variants)
             if variant not in known:
                 raise UsageError(f"{where}: no variant '{variant}'{nearest(variant, known)}; known: {', '.join(known)}")
+        for value in itertools.chain(*jobs.sweep.values()):
+            if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,40}", str(value)):
+                raise UsageError(
+                    f"{where}: sweep value '{value}' cannot be part of a directory's name; use letters, digits, . _ + -"
+                )
         if "sleep" in jobs.variant and jobs.sleep is None:
             raise UsageError(f"{where}: the variant sleep needs sleep: measured, regression, SECONDS or MEAN,STDEV")
         if EMULATED in jobs.variant and not jobs.emulate:
@@ -150,7 +166,9 @@ def cells(experiment: Experiment) -> list[Cell]:
         [
             Cell(jobs, *place, repeat)
             for jobs in experiment.jobs
-            for place in itertools.product(jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers)
+            for place in itertools.product(
+                jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers, itertools.product(*jobs.sweep.values())
+            )
         ]
         for repeat in range(1, experiment.repeats + 1)
     ]

@@ -97,7 +97,7 @@ def _program(cell: Cell, seen: _Places, seed: int) -> list[str]:
         options["workers"] = cell.workers
     if cell.variant == "sleep":
         options["sleep"] = _sleep_model(cell, seen)
-    words = [word for name, value in (options | cell.jobs.options).items() for word in _option(name, value)]
+    words = [word for name, value in (options | cell.options).items() for word in _option(name, value)]
     return [*workload.launch_words(cell.ranks), f"workloads.{workload.name}", *words]
 
 

@@ -4,7 +4,7 @@ import importlib.util
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +30,9 @@ class CFIterator:
     AUTO: calls 5 to 99 are timed, the hundredth measures checkpoints and plans the interval for an overhead of `max_overhead` per
     cent, which with `dynamic` a controller then corrects, up and down, by what steps really take. MANUAL: training waits for a
     checkpoint every `chk_freq` steps, 0 for those at ends of epochs only, which both modes take. After `steps_to_run` steps it
-    stops and sets `exit`, as it does, with a checkpoint, once a signal of `stop_at` has come. `seconds` adds one by time.
+    stops and sets `exit`, as it does, with a checkpoint, once a signal of `stop_at` has come. `seconds` adds one by time. With
+    `synchronous`, AUTO's interval is planned, and training waits for each checkpoint nevertheless. Profiles are kept in `cache`,
+    where one of an earlier job like this one serves, unless `reprofile`.
 
     A loader whose batch_sampler is a CFBatches goes on after a restore without reading what was consumed; of others, what was
     consumed is read again and dropped. `bs` is the batch of a rank, `arch` names the model in the original's cache file.
@@ -41,6 +43,7 @@ class CFIterator:
         arch: str = "resnet18", worker_id: int = 0, chk_freq: int = 0, steps_to_run: int = -1, max_overhead: float = 5,
         dynamic: bool = False, persist: bool = True, cf_manager: CFManager | None = None,
         *, seconds: float = 0.0, mtbf_s: float | None = None, stop_at: tuple[int, ...] = (), cache: Path | None = None,
+        synchronous: bool = False, reprofile: bool = False,
     ) -> None:  # fmt: skip
         if dali and importlib.util.find_spec("nvidia.dali" if importlib.util.find_spec("nvidia") else "nvidia") is None:
             raise UsageError("dali=True needs NVIDIA DALI, which is not installed; give a torch DataLoader and dali=False")
@@ -54,6 +57,8 @@ class CFIterator:
         self.epoch, self._step_in_epoch, self._steps = epoch, steps_this_epoch, 0
         self._steps_to_run, self._steps_here = steps_to_run, 0
         self.exit = False
+        self.before_epoch_checkpoint: Callable[[], None] | None = None  # what a job does at the end of an epoch
+        self._synchronous, self._reprofile = synchronous, reprofile
         self.intervals: list[tuple[int, int]] = []  # from which step on which
         self.measured: profile.Measured | None = None
         self.plan: Plan | None = None
@@ -63,6 +68,7 @@ class CFIterator:
         self._durations_s: list[float] = []
         self._took = self._wrote = False  # whether the step that runs began with a checkpoint, beside one
         self._fetching: Iterator[Any] | None = None
+        self._cut = False
         self._skip = 0  # batches to drop, of a loader that cannot go on
         self._policy = Policy(seconds=seconds or None, now=time.monotonic())
         self._timed, self._cache = bool(seconds or stop_at), cache
@@ -80,7 +86,7 @@ class CFIterator:
         if manager.rank == 0 and self.interval:
             self._set_interval(self.interval)
         elif manager.rank == 0:
-            known = profile.recall(self._cache, self._key(manager)) if self._cache is not None else None
+            known = profile.recall(self._cache, self._key(manager)) if self._cache is not None and not self._reprofile else None
             if known:
                 self._decide(manager, known)
             elif theirs := profile.recall_theirs(Path.cwd(), self._arch, self._bs):
@@ -106,6 +112,8 @@ class CFIterator:
         if self.exit:
             raise StopIteration
         try:
+            if self._cut:
+                raise StopIteration
             if self._fetching is None:
                 self._fetching = self._begin_loader()
             batch = next(self._fetching)
@@ -176,7 +184,7 @@ class CFIterator:
             self._began_s = 0.0  # the step is none to learn from
             return False
         where: dict[str, Any] = {"position": self._position(), "reason": reason}
-        if self._fixed or reason == "signal":
+        if self._waits or reason == "signal":
             manager.save(self.state_dict(), epoch=self.epoch, synchronous=True, **where)
         elif manager.snapshot == HOST:
             manager.save_cpu(self.state_dict(), epoch=self.epoch, **where)
@@ -222,15 +230,17 @@ class CFIterator:
         self._policy.ask()
 
     def _end_epoch(self) -> None:
-        self._fetching = None
+        self._fetching, self._cut = None, False
         self.epoch += 1
         self._step_in_epoch = 0
         if self.batches is not None:
             self.batches.advance_epoch()
+        if self.before_epoch_checkpoint is not None:
+            self.before_epoch_checkpoint()
         self._began_s, self._took = 0.0, False  # what comes between two epochs is no step
         if self._manager is not None:
             where: dict[str, Any] = {"is_epoch": True, "epoch": self.epoch - 1, "position": self._position()}
-            if self._fixed:
+            if self._waits:
                 self._manager.save(self.state_dict(), synchronous=True, **where)
             elif self._manager.snapshot == HOST:
                 self._manager.save_cpu(self.state_dict(), **where)
@@ -238,6 +248,15 @@ class CFIterator:
                 self._manager.save(self.state_dict(), **where)
             self._manager.stalls.take()
             self._since = 0
+
+    @property
+    def _waits(self) -> bool:
+        """Whether training waits for checkpoints."""
+        return self._fixed or self._synchronous
+
+    def end_epoch_here(self) -> None:
+        """Let the next call end the epoch, whatever the loader still has."""
+        self._cut = True
 
     def reset(self) -> None:
         """Begin the loader anew, which ends of epochs do by themselves; for scripts of the original."""
@@ -274,7 +293,7 @@ class CFIterator:
         self.plan = plan(measured.profile, self._bound, self._mtbf_s, manager.in_flight)
         manager.worker, manager.snapshot = measured.worker, DEVICE if self.plan.snapshot == DEVICE else HOST
         least = max(self.plan.interval_no_overlap, self.plan.interval_mtbf or 1)
-        self._controller = Controller(self._bound, self.plan.interval, least)
+        self._controller = None if self._synchronous else Controller(self._bound, self.plan.interval, least)
         self._set_interval(self.plan.interval)
 
     def _set_interval(self, interval: int) -> None:

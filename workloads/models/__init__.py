@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 MODELS = {
     "mlp": 32, "resnet": 4, "densenet": 4, "unet": 2, "lstm": 8, "treelstm": 1, "transformer": 4, "vgg": 4, "gan": 8,
 }  # fmt: skip
+# Networks that classify images, as published and tiny.
+NETWORKS = ("resnet18", "resnet50", "resnext101", "vgg16", "densenet121")
+PRESETS = ("paper", "tiny")
+
+
+def build_network(name: str, preset: str, classes: int) -> "torch.nn.Module":
+    """Return a network that tells `classes` classes of images; UsageError for an unknown name or preset."""
+    if name not in NETWORKS:
+        raise UsageError(f"unknown network '{name}'{nearest(name, list(NETWORKS))}; known: {', '.join(NETWORKS)}")
+    if preset not in PRESETS:
+        raise UsageError(f"unknown preset '{preset}'{nearest(preset, list(PRESETS))}; known: {', '.join(PRESETS)}")
+    from workloads.models.networks import network
+
+    return network(name, preset, classes)
 
 
 def build(name: str, preset: str = "tiny") -> "tuple[torch.nn.Module, Inputs, Loss]":

@@ -16,4 +16,5 @@ class CheckFreq(Group):
         ("tune", "Tune"),
         ("goodput", "Goodput"),
         ("probe", "Probe"),
+        ("results", "Results"),
     )

@@ -156,7 +156,8 @@ def test_the_order_is_random_and_a_seed_s_own(tmp_path):
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.yaml")))
 def test_shipped_experiments_read(name):
     assert len(cells(read_experiment(Path(name)))) == {
-        "timeline": 6, "timeline-smoke": 6, "instrumentation": 270, "instrumentation-smoke": 20}[name]  # fmt: skip
+        "timeline": 6, "timeline-smoke": 6, "instrumentation": 270, "instrumentation-smoke": 20,
+        "checkfreq": 60, "checkfreq-smoke": 8}[name]  # fmt: skip
 
 
 @pytest.mark.parametrize(

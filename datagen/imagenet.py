@@ -1,0 +1,50 @@
+"""The content of images of classes: JPEGs of noise no storage can compress away, in which a small network can tell the classes.
+
+Every other block of a picture has a mean of its own, a few grey levels up or down (see `datagen.jpeg`). The picture is divided
+into 4 by 4 fields, and its class says for each whether up or down.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen import jpeg
+from datagen.files import Piece, PieceWriter
+from datagen.layouts import ImagenetLayout
+from datagen.randomness import CONTENT, NOISE, bulk_stream, random_words
+
+_FIELDS = 4
+_UP = 0x40  # the bit that makes a coefficient of a block's mean positive, in a byte below 0x80: of the largest size
+
+
+def fields(seed: int, number: int) -> NDArray[np.uint8]:
+    """Return for each field (rows, columns) of the pictures of class `number` whether it is brighter."""
+    bits = np.unpackbits(random_words(seed, number, CONTENT, 1).view(np.uint8))
+    return bits[: _FIELDS * _FIELDS].reshape(_FIELDS, _FIELDS)
+
+
+def picture(layout: ImagenetLayout, samples: int, seed: int, image: int) -> bytes:
+    """Return the file of an image."""
+    height, width = layout.shape(seed, image)
+    pixels = jpeg.padded_pixels(height, width)
+    content = bulk_stream(seed, image, NOISE).random_raw(-(-pixels // 8)).view(np.uint8)[:pixels]
+    rows, columns = height // jpeg.BLOCK_SIDE, width // jpeg.BLOCK_SIDE
+    brighter = fields(seed, layout.class_of(samples, image))
+    of_blocks = brighter[np.ix_(np.arange(rows) * _FIELDS // rows, np.arange(columns) * _FIELDS // columns)].reshape(-1)
+    means = content[:: jpeg.BLOCK_BYTES]
+    means[::2] = (means[::2] & (_UP - 1)) | of_blocks[::2] * _UP
+    return jpeg.header(height, width) + jpeg.coefficients(content).tobytes() + jpeg.END
+
+
+def write_images(
+    layout: ImagenetLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:  # fmt: skip
+    """Write the images of unit `unit` under temporary names and return their pieces."""
+    pieces = []
+    for image in layout.unit_images(samples, unit):
+        with PieceWriter(directory, layout.name(samples, image), written) as file:
+            file.write(picture(layout, samples, seed, image))
+            pieces.append(file.piece())
+    return pieces

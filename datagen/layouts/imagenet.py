@@ -1,0 +1,126 @@
+"""ImageNet (ILSVRC 2012) as image classification reads it: a folder for each class, a JPEG for each image."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import IotwinError, UsageError
+from datagen import jpeg
+from datagen.layouts.base import PlannedPiece
+from datagen.randomness import SHAPE, uniforms
+
+_GRID = 2 * jpeg.BLOCK_SIDE  # sides are multiples, so that every row has pairs of blocks
+
+
+class ImagenetLayout(msgspec.Struct, frozen=True):
+    """Training images `train/nCCCCCCCC/nCCCCCCCC_N.JPEG`, and a further 1 for every 26 of them under `val/`, as published.
+
+    Classes come in turn. Sides are uniform in SIDES pixels times `scale`, rounded to multiples of 16 (never below 16), so that
+    a file of the published size has about the published 110 kB: its coefficients take a byte each.
+    """
+
+    classes: int = 1000
+    scale: float = 1.0
+
+    workload: ClassVar[str] = "checkfreq"
+    samples_per_file: ClassVar[int] = 1
+    exact: ClassVar[bool] = True
+    SIDES: ClassVar[tuple[int, int]] = (200, 465)
+    VALIDATION_EVERY: ClassVar[int] = 26
+    UNIT_IMAGES: ClassVar[int] = 64
+
+    def __post_init__(self) -> None:
+        """Refuse what no data set can have."""
+        if not 1 <= self.classes <= 99_999_999:
+            raise UsageError(f"{self.classes} classes are out of range; give at least 1, for example 10")
+        if not 0 < self.scale <= 16:
+            raise UsageError(f"scale {self.scale} is out of range; give a factor above 0 and at most 16, for example 0.25")
+
+    def images(self, samples: int) -> int:
+        """Return how many images there are for `samples` training images, those for validation included."""
+        return samples + -(-samples // self.VALIDATION_EVERY)
+
+    def shape(self, seed: int, image: int) -> tuple[int, int]:
+        """Return height and width of an image, in pixels; those for validation are counted on after those for training."""
+        low, high = self.SIDES
+        height, width = (
+            max(1, round((low + draw * (high - low)) * self.scale / _GRID)) * _GRID for draw in uniforms(seed, image, SHAPE, 2)
+        )
+        return height, width
+
+    def name(self, samples: int, image: int) -> str:
+        """Return the name of an image's file."""
+        number = image if image < samples else image - samples
+        folder = f"n{number % self.classes + 1:08d}"
+        if image < samples:
+            return f"train/{folder}/{folder}_{number + 1}.JPEG"
+        return f"val/{folder}/ILSVRC2012_val_{number + 1:08d}.JPEG"
+
+    def class_of(self, samples: int, image: int) -> int:
+        """Return the class of an image, from 0."""
+        return (image if image < samples else image - samples) % self.classes
+
+    def file_bytes(self, seed: int, image: int) -> int:
+        """Return the bytes of an image's file."""
+        height, width = self.shape(seed, image)
+        return len(jpeg.header(height, width)) + jpeg.padded_pixels(height, width) + len(jpeg.END)
+
+    def unit_images(self, samples: int, unit: int) -> range:
+        """Return the images of a unit."""
+        return range(unit * self.UNIT_IMAGES, min((unit + 1) * self.UNIT_IMAGES, self.images(samples)))
+
+    def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
+        """Return the files of unit `unit`."""
+        return [
+            PlannedPiece(self.name(samples, image), self.file_bytes(seed, image)) for image in self.unit_images(samples, unit)
+        ]
+
+    def unit_bytes(self, samples: int, seed: int) -> NDArray[np.int64]:
+        """Return the bytes of each unit."""
+        sizes = np.fromiter((self.file_bytes(seed, image) for image in range(self.images(samples))), np.int64)
+        return np.add.reduceat(sizes, np.arange(0, len(sizes), self.UNIT_IMAGES))
+
+    def file_count(self, samples: int) -> int:
+        """Return the number of files."""
+        return self.images(samples)
+
+    def samples_within(self, size_bytes: int, seed: int) -> int:
+        """Return how many training images, with those for validation that belong to them, fit into `size_bytes`."""
+        samples, used_bytes = 0, 0
+        while True:  # images are counted in the order in which they come to be needed, not in that of their numbers
+            more = self.images(samples + 1) - self.images(samples)
+            used_bytes += more * self.file_bytes(seed, samples)
+            if used_bytes > size_bytes:
+                return self._shrunk(samples, size_bytes, seed)
+            samples += 1
+
+    def _shrunk(self, samples: int, size_bytes: int, seed: int) -> int:
+        """Return the most samples up to `samples` whose files, as they really are, fit."""
+        sizes = np.cumsum([self.file_bytes(seed, image) for image in range(self.images(samples) + 1)])
+        while samples and sizes[self.images(samples) - 1] > size_bytes:
+            samples -= 1
+        return samples
+
+    @staticmethod
+    def discover(directory: Path, part: str) -> tuple[list[str], list[tuple[Path, int]]]:
+        """Return the classes by name, and (file, class) of each image of `part`, "train" or "val", in order of their names.
+
+        Raises IotwinError when there are none.
+        """
+        folder = directory / part
+        try:
+            classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        except OSError as error:
+            raise IotwinError(f"{folder}: {error.strerror}; make a data set with: iotwin generate checkfreq -o DIR ...") from None
+        found = [
+            (path, number)
+            for number, name in enumerate(classes)
+            for path in sorted((folder / name).iterdir())
+            if path.suffix.lower() in (".jpeg", ".jpg", ".png")
+        ]
+        if not found:
+            raise IotwinError(f"{folder} holds no images in folders of their classes; make them with: iotwin generate checkfreq")
+        return classes, found

@@ -1,0 +1,25 @@
+"""``python -m workloads.checkfreq``: train an image classifier, with checkpoints as often as a bound on their cost allows."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from workloads.checkfreq.config import parse_config, prepare_parser
+from workloads.common.program import Result, run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
+    description = "Train an image classifier, with checkpoints as often as a bound on their cost allows."
+    return run_program("checkfreq", description, prepare_parser, _run, argv)
+
+
+def _run(args: Namespace) -> Result | None:
+    config = parse_config(args)
+    from workloads.checkfreq.train import train
+
+    return train(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

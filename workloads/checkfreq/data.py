@@ -1,0 +1,89 @@
+"""Images of classes: read whole, decoded, cropped and mirrored as the seed, the epoch and the image's index say."""
+
+import io
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch.utils.data import DataLoader, Dataset
+
+from common.errors import IotwinError
+from workloads.checkfreq.batches import CFBatches
+from workloads.checkfreq.config import Config
+from workloads.common.parts import Parts
+from workloads.models.networks import side
+
+_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet, by colour
+_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
+_MARGIN = 8 / 7  # of the decoded image over the crop
+
+
+class Images(Dataset):
+    """Images and their classes; items are asked for by (epoch, index) for training and by index for evaluation."""
+
+    def __init__(self, files: Sequence[tuple[Path, int]], crop: int, seed: int, parts: Parts) -> None:
+        self._files, self._crop, self._seed, self._parts = files, crop, seed, parts
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._files)
+
+    def __getitem__(self, key: tuple[int, int] | int) -> tuple[torch.Tensor, int]:
+        """Return the image [3, crop, crop] (float32) and its class."""
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        path, label = self._files[index]
+        with self._parts.measure("sample_load", epoch_num=epoch, sample_num=index):
+            content = path.read_bytes()
+        with self._parts.measure("sample_preproc", epoch_num=epoch, sample_num=index):
+            pixels = decode(path, content, round(self._crop * _MARGIN))
+            left, top, mirrored = (len(pixels) - self._crop) // 2, (len(pixels) - self._crop) // 2, False
+            if epoch:
+                rng = np.random.default_rng((self._seed, epoch, index))
+                top, left = rng.integers(0, len(pixels) - self._crop + 1, 2)
+                mirrored = bool(rng.integers(2))
+            cropped = pixels[top : top + self._crop, left : left + self._crop]
+            values = (cropped[:, ::-1] if mirrored else cropped).astype(np.float32) / np.float32(255)
+            values = (values - _MEAN) / _DEVIATION
+        return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1))), label
+
+
+def decode(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
+    """Return an image's pixels, shrunk or stretched to (size, size, 3); IotwinError when it is none."""
+    try:
+        image = Image.open(io.BytesIO(content))
+        image.draft("RGB", (size, size))  # a JPEG decodes to about this size at once
+        return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BOX))
+    except (UnidentifiedImageError, OSError, ValueError):
+        raise IotwinError(f"{path} is no image that can be decoded; generate the data set again or remove the file") from None
+
+
+def training_loader(files: Sequence[tuple[Path, int]], config: Config, rank: int, world_size: int, parts: Parts) -> DataLoader:
+    """Return the loader of this rank's batches; IotwinError when they are too few for one batch on each rank."""
+    if len(files) < config.batch_size * world_size:
+        raise IotwinError(
+            f"{config.data} has {len(files)} training images, too few for one batch of {config.batch_size} on each of "
+            f"{world_size} ranks; generate more data or lower --batch-size"
+        )
+    batches = CFBatches(len(files), config.batch_size, config.seed, rank, world_size, with_epoch=True)
+    return _loader(Images(files, side(config.preset), config.seed, parts), config, batch_sampler=batches)
+
+
+def evaluation_loader(files: Sequence[tuple[Path, int]], config: Config, parts: Parts) -> DataLoader:
+    """Return the loader of this rank's share of the images for evaluation."""
+    return _loader(Images(files, side(config.preset), config.seed, parts), config, batch_size=config.batch_size)
+
+
+def _loader(images: Images, config: Config, **options: object) -> DataLoader:
+    return DataLoader(
+        images, num_workers=config.workers, worker_init_fn=_leave_signals_to_rank, pin_memory=torch.cuda.is_available(), **options
+    )
+
+
+def _leave_signals_to_rank(worker: int) -> None:
+    """Let Ctrl-C end the rank, which then ends its loaders quietly, instead of each loader printing a traceback of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

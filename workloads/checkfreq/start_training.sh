@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Train an image classifier with CheckFreq in a container.
+#
+#   DATA_DIR=images OUTPUT_DIR=results start_training.sh NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH EPOCHS [OPTION...]
+#
+# One rank per GPU asked for; on a machine without GPUs the ranks compute on its CPUs. BATCH is per rank. The options go to
+# `python -m workloads.checkfreq`; a later one replaces an earlier one. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
+set -euo pipefail
+source "$(dirname "$0")/../container.sh"
+parse_arguments checkfreq EPOCHS "$@"
+
+launch=(workloads.checkfreq)
+if [ "$num_gpus" -gt 1 ]; then
+    launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module workloads.checkfreq)
+fi
+start_container checkfreq "${launch[@]}" --data /data --output /output --batch-size "$batch" --epochs "$how_many"
