@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     TAIL = 12
     EVALUATION_LEAD = 13
     SLEPT_STEP = 14
+    SNAPSHOT = 15
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:

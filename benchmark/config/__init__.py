@@ -9,6 +9,7 @@ from benchmark.config.hydra import Job, Place, compose_job, job_files, job_text
 from benchmark.config.schema import (
     Checkpoint,
     CheckpointFile,
+    CheckpointPolicy,
     Config,
     Evaluation,
     Metric,
@@ -48,6 +49,7 @@ __all__ = [
     "SHIPPED",
     "Checkpoint",
     "CheckpointFile",
+    "CheckpointPolicy",
     "Config",
     "Dataset",
     "Duration",

@@ -76,6 +76,12 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "/" in config.output.log_file or not stays_within(config.output.log_file),
             f"{config.output.log_file!r} is no name of a file in output.folder",
         ),
+        (
+            "twin.checkpoint.policy",
+            twin.checkpoint.policy is not None
+            and (config.checkpoint.checkpoint_mechanism_classname or twin.checkpoint.seconds_between) is not None,
+            "decides alone, of checkpoints of the emulator's own; leave out checkpoint_mechanism_classname and seconds_between",
+        ),
         ("twin.checkpoint.files", len(names) < len(twin.checkpoint.files), "two files have the same name"),
         ("model.num_layers", is_transformer and model.num_layers < 1, "a transformer has at least 1"),
         (

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from benchmark.config.step_times import StepTime
-from common.durations import Duration, Seconds
+from common.durations import Duration, PositiveSeconds, Seconds
 from datagen.dlio.dataset import Count, Dataset, Positive, Section, Size
 
 OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # DLIO's way of saying none: -1
@@ -207,6 +207,15 @@ class CheckpointFile(Section):
     serialization_time: Duration | None = None
 
 
+class CheckpointPolicy(Section):
+    """Checkpoints as often as a bound allows, by what steps and writes are measured to take (iotwin checkfreq)."""
+
+    type: Literal["checkfreq"] = "checkfreq"
+    overhead: Annotated[float, msgspec.Meta(gt=0, le=100)] = 0.05  # share of the time of steps that checkpoints may add
+    mtbf: PositiveSeconds | None = None  # mean time between failures; below Young's interval checkpoints cost more than they save
+    profile_steps: Positive = 100  # steps timed before the first checkpoint that the policy takes
+
+
 class TwinCheckpoint(Section):
     """What DLIO's checkpoint section cannot say."""
 
@@ -223,7 +232,12 @@ class TwinCheckpoint(Section):
     directory_sync: bool = False  # fsync of the folder after the renames
     asynchronous: bool = False  # a snapshot in memory, persisted beside training
     in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
+    snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here
+    # Asynchronous: training waits for all of the snapshot (device), or it goes on until the end of the next step (host).
+    snapshot: Literal["host", "device"] = "device"
     keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
+    keep_every: Positive | None = None  # one in so many stays besides
+    policy: CheckpointPolicy | None = None  # decides within epochs; None: as the checkpoint section says
     first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
     also_after_epoch: Positive | None = None  # one more, of those by epochs
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: as the checkpoint section says

@@ -13,12 +13,12 @@ def evaluation_cadence(config: Evaluation) -> tuple[Cadence | None, Cadence | No
 
 
 def checkpoint_policy(config: Config) -> Policy:
-    """Return what decides on every rank, over epochs or steps; where time decides, it does so when it is asked."""
+    """Return what decides on every rank, over epochs or steps; what is due by time or by a policy is asked of it."""
     section, twin = config.checkpoint, config.twin.checkpoint
     if twin.seconds_between is not None:
         return Policy()
     also = section.checkpoint_after_step
-    if section.steps_between_checkpoints < 1:
+    if section.steps_between_checkpoints < 1 or twin.policy is not None:
         epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
         return Policy(epochs=epochs, listed=[also] if also > 0 else [])
     first = twin.first_after_step or section.steps_between_checkpoints

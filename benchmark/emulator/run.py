@@ -9,7 +9,8 @@ from typing import TextIO
 from benchmark.config import Config
 from benchmark.emulator.accelerator import Accelerator
 from benchmark.emulator.cadences import checkpoint_policy, evaluation_cadence
-from benchmark.emulator.checkpoints.writer import Checkpoints, open_checkpoints
+from benchmark.emulator.checkpoints.frequency import Frequency
+from benchmark.emulator.checkpoints.writer import Checkpoints, CheckpointWriter, open_checkpoints
 from benchmark.emulator.data.dataset import open_dataset, start_up
 from benchmark.emulator.data.order import Batch, evaluation_batches
 from benchmark.emulator.loaders import open_loader, sampled_batches
@@ -66,13 +67,15 @@ class _Run:
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._deadline = float("inf")
         self._save_after = checkpoint_policy(config)
-        self._by_time = Policy()  # of checkpoints; what one rank finds is told to all
+        self._by_time: Policy | Frequency = Policy()  # of checkpoints; what one rank finds is told to all
         self._flags = 0
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
         self._steps = 0  # of training so far
         self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
         per_node = rank.count // rank.nodes
         self._checkpoints = open_checkpoints(config, rank.number, rank.count, per_node) if config.workflow.checkpoint else None
+        self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
+        self._frequency = self._measured_frequency()
         if config.workflow.train:
             self._dataset = open_dataset(config, rank.count)
             measured.data = DataSetFacts.of(self._dataset)
@@ -83,6 +86,13 @@ class _Run:
             if rank.number == 0:
                 start_up(config)
                 self._log_parameters()
+
+    def _measured_frequency(self) -> Frequency | None:
+        """Return what decides by measured times, on the rank that decides for all; on each, where they do not meet."""
+        twin = self._config.twin
+        if twin.checkpoint.policy is None or self._writer is None or (self._rank.number > 0 and twin.barrier):
+            return None
+        return Frequency(twin.checkpoint.policy, twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1)
 
     def _log_parameters(self) -> None:
         log, config = self._log, self._config
@@ -99,7 +109,7 @@ class _Run:
         now = time.monotonic()
         if limit_s is not None:
             self._deadline = now + limit_s
-        self._by_time = Policy(seconds=self._config.twin.checkpoint.seconds_between, now=now)
+        self._by_time = self._frequency or Policy(seconds=self._config.twin.checkpoint.seconds_between, now=now)
 
     def run(self) -> None:
         """Train, or write and read checkpoints alone."""
@@ -109,6 +119,7 @@ class _Run:
             self._checkpoints_alone(self._checkpoints)
         if self._checkpoints is not None:
             self._measured.saved += self._checkpoints.finish()
+            self._measured.decided = self._frequency.decided if self._frequency else None
             self._load(self._checkpoints)
 
     def _train(self) -> None:
@@ -141,7 +152,8 @@ class _Run:
         steps = self._passing("train", epoch, batches)
         _, evaluate_after = evaluation_cadence(config.evaluation)
         in_blocks = (evaluate_after is not None and self._evaluates) or (
-            self._checkpoints is not None and (self._save_after.within_epochs or self._by_time.within_epochs)
+            self._checkpoints is not None
+            and (self._save_after.within_epochs or self._by_time.within_epochs or self._config.twin.checkpoint.policy is not None)
         )
         done = 0
         begin = time.monotonic()
@@ -152,7 +164,8 @@ class _Run:
                 for _ in steps:
                     done, self._steps = done + 1, self._steps + 1
                     evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(self._steps)
-                    saves = self._saves(epoch)
+                    # Under a policy the end of an epoch has its own.
+                    saves = (done < len(batches) or config.twin.checkpoint.policy is None) and self._saves(epoch)
                     if evaluates or saves or self._stopped:
                         break
                 amounts.append(done - first)
@@ -205,6 +218,7 @@ class _Run:
             step += 1
             self._sleeper.add_delay(asked_ns - begin_ns)
             compute_ns, barrier_ns, self._flags = accelerator.step(phase, epoch, step, self._wishes())
+            stalled_s = self._settle()
             done_ns = time.monotonic_ns()
             wait_ns, step_ns = arrived_ns - asked_ns, done_ns - begin_ns
             overhead_ns = step_ns - wait_ns - compute_ns - barrier_ns
@@ -212,9 +226,25 @@ class _Run:
             steps.add(phase, epoch, self._numbers.get(("block", epoch), 0) + 1, step, times, fetched)
             if self._config.twin.instrument and phase == "train":
                 self._measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
+            if phase == "train":
+                self._note_step(step_ns / 1e9, stalled_s)
             begin_ns = done_ns
             yield step
             begin_ns = max(begin_ns, self._interrupted_ns)
+
+    def _settle(self) -> float:
+        """Wait for a snapshot that went on beside the step; return the seconds."""
+        if self._writer is None:
+            return 0.0
+        begin = time.monotonic()
+        self._writer.settle()
+        return time.monotonic() - begin
+
+    def _note_step(self, seconds: float, stalled_s: float) -> None:
+        """Tell what decides how often to checkpoint what a step took."""
+        if self._frequency is not None and self._writer is not None:
+            writing, took_s = self._writer.progress()
+            self._frequency.stepped(seconds, stalled_s, writing, took_s)
 
     def _wishes(self) -> int:
         """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""
@@ -222,6 +252,7 @@ class _Run:
         return (STOP if now >= self._deadline else 0) | (CHECKPOINT if self._by_time.time_is_up(now) else 0)
 
     def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
+        begin = time.monotonic()
         with self._log.interval("checkpoint", epoch_num=epoch), self._span("save_ckpt", epoch) as amounts:
             saved = checkpoints.save(epoch, self._steps)
             if not self._config.twin.checkpoint.asynchronous:  # else these are files of earlier ones, written beside training
@@ -229,6 +260,8 @@ class _Run:
         self._measured.saved += saved
         if self._config.checkpoint.rank_sync:
             self._rank.meet(0)
+        if self._frequency is not None:
+            self._frequency.saved(time.monotonic() - begin)
         self._by_time.restart(time.monotonic())
 
     def _checkpoints_alone(self, checkpoints: Checkpoints) -> None:

@@ -48,6 +48,8 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
         "data_wait_s": (training.get("data_wait_s") or {}).get("value"),
         "page_cache_hit_ratio": own["page_cache_hit_ratio"],
         "save_checkpoint_GB_per_second": metric.get("save_checkpoint_io_mean_GB_per_second"),
+        "checkpoint_interval": (own.get("checkpoint_policy") or {}).get("interval"),
+        "goodput_steps_per_s": (own.get("checkpoint_policy") or {}).get("goodput_steps_per_s"),
         "elapsed_s": own["elapsed_s"],
         "output": summary["output"],
     }

@@ -173,6 +173,7 @@ class Controller:
         self._since_checkpoint = 0
         self._free: deque[float] = deque(maxlen=_COMPARED)  # latest steps beside no checkpoint
         self._free_in_window = 0
+        self._rested = False  # whether a checkpoint was put off, for steps to compare with
         self._free_counts: deque[int] = deque([_FREE], maxlen=_FREE_WINDOWS)
         self._knows_writing = False
         self._costs: deque[_Cost] = deque(maxlen=_POOL)
@@ -191,9 +192,17 @@ class Controller:
 
         Where writing leaves no steps to compare with, one interval in a few is lengthened until there are some, at most to twice.
         """
-        if self._since_checkpoint < self.interval:
+        return self._due(self._since_checkpoint)
+
+    @property
+    def due_after_next(self) -> bool:
+        """Whether the step after the next one is to begin a checkpoint: for a rank that must tell the others in time."""
+        return self._due(self._since_checkpoint + 1)
+
+    def _due(self, since: int) -> bool:
+        if since < self.interval:
             return False
-        return sum(self._free_counts) + self._free_in_window >= _FREE or self._since_checkpoint >= 2 * self.interval
+        return sum(self._free_counts) + self._free_in_window >= _FREE or since >= 2 * self.interval
 
     def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> Window | None:
         """Take a step: its wall time with `stall_s` in it, whether a checkpoint began in it, whether one was being written.
@@ -203,6 +212,7 @@ class Controller:
         """
         ended = None
         if checkpoint:
+            self._rested |= self._since_checkpoint > self.interval
             if self._begun and len(self._window) >= _LEAST_STEPS:
                 ended = self._end_window()
             elif not self._begun:
@@ -240,7 +250,8 @@ class Controller:
 
     def _compare(self, free: list[float]) -> None:
         """Take the window's steps without a checkpoint to those of before, in their place where the job's speed has changed."""
-        self._free_counts.append(len(free))
+        self._free_counts.append(max(len(free), _FREE * self._rested))  # it is not tried again at once
+        self._rested = False
         if len(free) >= _FREE and self._free:
             middle, error = float(np.median(free)), 1.25 * _spread(np.array(free)) / math.sqrt(len(free))
             if abs(middle - float(np.median(self._free))) > 2 * error:

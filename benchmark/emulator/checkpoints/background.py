@@ -1,6 +1,7 @@
 """A checkpoint written beside training, and what is known of a file that was written."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,15 +23,18 @@ class Background:
         self._work = work
         self._written: list[Written] = []
         self._error: BaseException | None = None
+        self.seconds = 0.0  # that it took, once it has ended
         # A daemon: at the end of the process its writer decides how long to wait for it.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        begin = time.monotonic()
         try:
             self._written = self._work()
         except BaseException as error:  # raised by `result`
             self._error = error
+        self.seconds = time.monotonic() - begin
 
     def done(self) -> bool:
         """Return whether it has ended."""

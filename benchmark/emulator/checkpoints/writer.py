@@ -18,6 +18,7 @@ from benchmark.config import Config
 from benchmark.emulator.checkpoints.background import Background, Written
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
+from benchmark.emulator.checkpoints.snapshot import Snapshot
 from benchmark.emulator.plugins import CHECKPOINTS, load_plugin
 from benchmark.emulator.readers.access import Buffered
 from common.beneath import folder_of, normal, unlink_beneath
@@ -84,10 +85,13 @@ class CheckpointWriter:
         self._lead = DrawnTime(lead, config.train.seed, Purpose.LEAD)
         self._tail = DrawnTime(config.twin.checkpoint.tail_time, config.train.seed, Purpose.TAIL)
         self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
+        self._snapshot = Snapshot(config, rank)
         self._buffer = memoryview(self._content())
         self._sleeper = Sleeper()
         self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
         self._under_way: list[Background] = []
+        self._gathered: list[Written] = []  # of files that are whole and that nobody has been told of
+        self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
         self._abandoned = False
         if config.twin.checkpoint.asynchronous:
             atexit.register(self._abandon)
@@ -148,12 +152,30 @@ class CheckpointWriter:
         Returns the files that are whole since the last call. IotwinError, naming the file, when one cannot be written (the disk
         is full), this checkpoint's or one's that was under way.
         """
-        if not self._config.twin.checkpoint.asynchronous:
-            return self._persist(epoch, step)
-        written = self._collect(self._config.twin.checkpoint.in_flight - 1)
-        self._snapshot(epoch, step)
-        self._under_way.append(Background(lambda: self._persist(epoch, step)))
+        twin = self._config.twin.checkpoint
+        if not twin.asynchronous:
+            written = self._persist(epoch, step)
+            self._took_s.append(0.0)
+            return written
+        self.settle()
+        written = self._collect(twin.in_flight - 1)
+        if twin.snapshot == "device":
+            self._take_snapshot(epoch, step)
+            self._under_way.append(Background(lambda: self._persist(epoch, step)))
+        else:
+            self._snapshot.begin()
+            self._under_way.append(Background(lambda: self._snapshot_and_persist(epoch, step)))
         return written
+
+    def settle(self) -> None:
+        """Wait for the snapshot that goes on beside a step: before the weights change."""
+        self._snapshot.settle()
+
+    def progress(self) -> tuple[bool, list[float]]:
+        """Return whether one is being written beside training, and the seconds that those took beside it that ended since."""
+        self._gathered = self._collect(len(self._under_way))
+        took_s, self._took_s = self._took_s, []
+        return bool(self._under_way), took_s
 
     def finish(self) -> list[Written]:
         """Wait for the checkpoints under way and return their files; IotwinError when one cannot be written."""
@@ -164,9 +186,11 @@ class CheckpointWriter:
 
     def _collect(self, left: int) -> list[Written]:
         """Return the files of the checkpoints that are done, after waiting until at most `left` are under way."""
-        written: list[Written] = []
+        written, self._gathered = self._gathered, []
         while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
-            written += self._under_way.pop(0).result()
+            checkpoint = self._under_way.pop(0)
+            written += checkpoint.result()
+            self._took_s.append(checkpoint.seconds)
         return written
 
     def _abandon(self) -> None:
@@ -175,14 +199,12 @@ class CheckpointWriter:
         for checkpoint in self._under_way:
             checkpoint.wait()
 
-    def _snapshot(self, epoch: int, step: int) -> None:
-        """Copy as many bytes as the checkpoint has: what training waits for when the rest happens beside it.
+    def _snapshot_and_persist(self, epoch: int, step: int) -> list[Written]:
+        self._take_snapshot(epoch, step)
+        return self._persist(epoch, step)
 
-        The copy goes through one buffer, so that the snapshot's time is spent but not its memory.
-        """
-        target = memoryview(bytearray(len(self._buffer)))
-        for _ in range(sum(file.size_bytes for file in self._planned(epoch, step)) // len(self._buffer)):
-            target[:] = self._buffer
+    def _take_snapshot(self, epoch: int, step: int) -> None:
+        self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._buffer)
 
     def _persist(self, epoch: int, step: int) -> list[Written]:
         planned = self._planned(epoch, step)
@@ -291,14 +313,17 @@ class CheckpointWriter:
         """Remove all but the newest `keep` checkpoints, once the one after `epoch` and `step` is whole on every rank."""
         if not self._whole(epoch, step):
             return
+        every = self._config.twin.checkpoint.keep_every
+        stay = set(self._saved[every - 1 :: every]) if every else set()
         if self._config.twin.checkpoint.files:
-            kept = {file.name for saved in self._saved[-keep:] for file in self._planned(*saved)}
+            kept = {file.name for saved in (*stay, *self._saved[-keep:]) for file in self._planned(*saved)}
             for saved in self._saved[:-keep]:
                 for file in self._planned(*saved):
                     if file.name not in kept:
                         self._remove_own([file.name])
             return
-        older = [number for number in self._on_disk() if number < (epoch, step) and self._own.below(checkpoint_name(*number))]
+        before = [number for number in self._on_disk() if number < (epoch, step) and number not in stay]
+        older = [number for number in before if self._own.below(checkpoint_name(*number))]
         for number in older[: max(0, len(older) + 1 - keep)]:
             planned = {
                 file.name for rank in range(self._ranks) for file in files_written(self._config, *number, rank, self._ranks)

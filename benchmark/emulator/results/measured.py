@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from benchmark.emulator.checkpoints.background import Written
+from benchmark.emulator.checkpoints.frequency import Decided
 from benchmark.emulator.data.dataset import DataSet
 from benchmark.emulator.results.steplog import StepLog
 
@@ -82,6 +83,7 @@ class Measured:
     passes: list[tuple[bool, int, int, int]] = field(default_factory=list)
     saved: list[Written] = field(default_factory=list)  # checkpoint files
     loaded: list[Written] = field(default_factory=list)
+    decided: Decided | None = None  # how often checkpoints were due, where a policy measures that
     pauses: list[tuple[int, int]] = field(default_factory=list)  # start_ns and duration_ns of computing between checkpoints alone
     stopped_early: bool = False
     storage_read_bytes: int = 0  # fetched from storage by this rank and its loaders; the rest came from the page cache

@@ -11,6 +11,7 @@ import msgspec
 
 from benchmark.config import Config
 from benchmark.config.rematerialized import facts
+from benchmark.emulator.checkpoints.frequency import Decided
 from benchmark.emulator.results.dlio_log import local_time, log_lines
 from benchmark.emulator.results.measured import Measured
 from benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
@@ -133,8 +134,22 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
             }
             for measured in ranks for file in measured.saved
         ],
+        "checkpoint_policy": _policy(config, first.decided),
         "rematerialization": facts(config.train.computation_time),
         "source": config.twin.source,
+    }  # fmt: skip
+
+
+def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
+    """What the policy has decided, and what its MTBF leaves of the steps; None without one, or where it had no time to."""
+    policy = config.twin.checkpoint.policy
+    if policy is None or decided is None:
+        return None
+    return {
+        "type": policy.type, "overhead": policy.overhead, "interval": decided.intervals[-1][1],
+        "intervals": [list(each) for each in decided.intervals],
+        "step_s": decided.step_s, "stall_s": decided.stall_s, "write_s": decided.write_s,
+        "goodput_steps_per_s": None if policy.mtbf is None else decided.goodput_steps_per_s(policy.mtbf),
     }  # fmt: skip
 
 

@@ -143,6 +143,17 @@ def test_writing_that_leaves_no_steps_to_compare_with_lengthens_some_intervals()
     assert lengths[1:4] == [10, 10, 10] and 15 in lengths and lengths[-1] >= 60  # 12 steps slower by 0.3, over the bound
 
 
+def test_writing_that_never_ends_lengthens_few_intervals():
+    controller, lengths, since = Controller(0.05, 10), [], 0
+    for _ in range(1000):
+        if begins := controller.due:
+            lengths.append(since)
+            since = 0
+        since += 1
+        controller.step(1.0, begins, 0.0, writing=True)
+    assert set(lengths[1:]) == {10, 20} and 0.15 < lengths.count(20) / len(lengths) < 0.35
+
+
 def test_the_least_holds_against_the_bound():
     controller = Controller(0.05, 20, least=13)
     for step in range(212):
