@@ -16,5 +16,6 @@ class CheckFreq(Group):
         ("tune", "Tune"),
         ("goodput", "Goodput"),
         ("probe", "Probe"),
+        ("crash", "Crash"),
         ("results", "Results"),
     )
