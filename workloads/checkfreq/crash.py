@@ -6,6 +6,7 @@ one goes on from what it left: so there are crashes right after a restart, too.
 """
 
 import io
+import itertools
 import mmap
 import os
 import random
@@ -111,19 +112,18 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
 
 def _die_at(call: int, behind: bool, told: int) -> None:
     """Have this process kill itself at one of the calls of `os` that change files."""
-    left = call
+    count = itertools.count()  # whose next() no other thread comes between
     own_write = os.write
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def instead(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left != -1:  # there are two threads: the first one that comes to the call is the one that ends the job
+            if next(count) != call:
                 return function(*args, **options)
             own_write(told, name.encode())
-            if behind:
-                function(*args, **options)
-            os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return function(*args, **options) if behind else None
+            finally:  # also of a call that fails, as the removal of a file that is gone
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return instead
 

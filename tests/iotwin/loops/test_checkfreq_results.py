@@ -8,7 +8,7 @@ import yaml
 from common.errors import UsageError
 from iotwin.loops.experiment import cells, read_experiment
 from iotwin.loops.experiment_cell import trace_command
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 from trace_visuals.curves import read_curves
 
 

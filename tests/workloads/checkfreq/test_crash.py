@@ -4,14 +4,17 @@ import json
 
 import pytest
 
-from tests.iotwin.processes import call, one_line
+from tests.conftest import run_iotwin
+from tests.processes import call, one_line
 from workloads.checkfreq import crash
 
 pytestmark = pytest.mark.torch
 
 
 def test_kills_lose_nothing_and_unsafe_ways_do(tmp_path):
-    done = call("checkfreq", "crash", "-o", tmp_path, "--kills", "12", "--seed", "3", "--unsafe", "overwrite,no-fsync", "--json")
+    done = run_iotwin(
+        "checkfreq", "crash", "-o", tmp_path, "--kills", "12", "--seed", "3", "--unsafe", "overwrite,no-fsync", "--json"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kills"] == 12 == sum(found["points"].values()) and found["lost"] == 0
