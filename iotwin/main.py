@@ -150,6 +150,9 @@ def _called(arguments: list[str], commands: dict[str, Command | Group], parsers:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
+    if argv is None and sys.getfilesystemencoding() != "utf-8":
+        # Names in our files are UTF-8, whatever the locale has. As an option, so that a traced job's environment stays its own.
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - ourselves
     with cleaned_streams():
         return _main(argv)
 

@@ -48,7 +48,10 @@ class Backend(Protocol):
         """Capture the process `pid`, which waits for its first instruction, and all its descendants."""
 
     def strays(self) -> dict[int, bool]:
-        """Return the processes that were captured outside the job's cgroup, as they left it, and whether each still runs."""
+        """Return the processes that were captured outside the job's cgroup, as they left it, and whether each still runs.
+
+        Without a cgroup: what ends only after the last process that is captured.
+        """
 
     def drain(self, recording: Recording) -> bool:
         """Move what is pending into the recording; return whether there was so much that more is due at once."""

@@ -20,13 +20,14 @@ class Recover(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Recover up to the last whole record."""
+        from tracing_tools.backends import convert
         from tracing_tools.recorder.finishing import recover_as
         from tracing_tools.targets.cgroup import remove_stale_cgroups
         from tracing_tools.targets.user import invoking_user
         from tracing_tools.trace.raw.finish import recover_trace
 
         user = invoking_user()
-        manifest = recover_trace(args.trace) if user is None else recover_as(user, args.trace)
+        manifest = recover_trace(args.trace, convert) if user is None else recover_as(user, args.trace)
         removed = remove_stale_cgroups()
         return Outcome({"trace": str(args.trace), "events": manifest.events, "lost": manifest.lost, "cgroups_removed": removed})
 

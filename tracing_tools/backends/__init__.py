@@ -1,10 +1,12 @@
 """Ways to capture, one file each; all give the same records."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from common.errors import IotwinError, UsageError, nearest
 from tracing_tools.backends import bcc, bpftrace, gpu_calls, libbpf, preload, strace
 from tracing_tools.protocols import Backend, Scope
+from tracing_tools.trace.manifest import Manifest
 
 _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]] = {
     "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),
@@ -14,6 +16,8 @@ _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]
     "preload": (preload.PreloadBackend, preload.unavailable_reason),
 }
 BACKEND_NAMES = list(_BACKENDS)
+# Of what they leave in a form of their own: the job had a hand in it, so it is read by a process of the caller's.
+_CONVERTERS = {"bpftrace": bpftrace.convert, "strace": strace.convert, "preload": preload.convert}
 
 
 def unavailable_reasons() -> dict[str, str | None]:
@@ -36,6 +40,12 @@ def _make(name: str, scope: Scope) -> Backend:
     if reason := unavailable_reason():
         raise IotwinError(reason)
     return make(scope)
+
+
+def convert(raw: Path, manifest: Manifest) -> None:
+    """Turn what the manifest's backend left in `raw` into records, and set what was lost; IotwinError when it cannot."""
+    if converter := _CONVERTERS.get(manifest.backend):
+        converter(raw, manifest)
 
 
 def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:

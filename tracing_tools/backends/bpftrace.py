@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from common.children import dying_with_us
 from common.errors import IotwinError
+from common.foreign_files import open_foreign
 from tracing_tools.backends import tracefs
 from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
@@ -28,8 +29,10 @@ from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.probes import BPFTRACE_EVENTS
 from tracing_tools.protocols import Ledger, Scope
 from tracing_tools.targets.processes import is_asleep
+from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.raw import records
-from tracing_tools.trace.raw.recording import RAW, Recording
+from tracing_tools.trace.raw.converted import ConvertedRecords
+from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
 
 _READY_S, _CATCH_UP_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 60.0, 20.0, 0.5
@@ -40,6 +43,9 @@ _COLUMNS = (
     "device", "generation", "mode", "flags",
 )  # fmt: skip
 _PIECE_BYTES = 1 << 24
+_TEXT_FILE = "bpftrace.txt"  # in raw/; its first line holds the mark of all others, and what to add to their times
+_LONGEST_HEAD = 64
+_SLEPT_NS = 1_000_000  # less is the time between two readings of the clocks
 _KIND_OF_CALL = np.zeros(1024, np.int64)
 for _number, _kind in CALLS.values():
     _KIND_OF_CALL[_number] = _kind
@@ -74,11 +80,10 @@ class BpftraceBackend:
         self._mark = secrets.randbits(31)  # what the job writes into a path cannot be taken for a line of ours
         self._process: subprocess.Popen[bytes] | None = None
         self._text: Path | None = None
-        self._ledger = Ledger()
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command as it is."""
-        self._text = raw / "bpftrace.txt"
+        self._text = raw / _TEXT_FILE
         return command
 
     def start(self) -> None:
@@ -90,6 +95,10 @@ class BpftraceBackend:
             raise IotwinError("the bpftrace backend traces only a command that it starts itself")
         arguments = [str(pid), str(self._mount_offset), str(self._mark)]
         with self._text.open("wb") as out:
+            # bpftrace's clock goes on while the machine sleeps, ours does not.
+            to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            out.write(b"%d %d\n" % (self._mark, to_monotonic_ns if abs(to_monotonic_ns) > _SLEPT_NS else 0))
+            out.flush()
             self._process = subprocess.Popen(
                 tracefs.with_tracefs(["bpftrace", "-B", "line", str(BPFTRACE_EVENTS), *arguments]),
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **_ENVIRONMENT},
@@ -112,33 +121,17 @@ class BpftraceBackend:
         return False
 
     def ledger(self) -> Ledger:
-        """Return what the kernel counted against what arrived; known at the end."""
-        return self._ledger
+        """Nothing is known before the script's last lines have been read."""
+        return Ledger()
 
     def stop(self, recording: Recording | None) -> None:
-        """End the script and turn its lines into records."""
+        """End the script."""
         if self._process is None:
             return
         self._end()
         self._process = None
-        if recording is None or self._text is None:
-            return
-        text = recording.directory / RAW / self._text.name
-        # bpftrace's clock goes on while the machine sleeps, ours does not.
-        to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        lines = _Lines(self._mark, to_monotonic_ns if abs(to_monotonic_ns) > 1_000_000 else 0)
-        with text.open("rb") as file:
-            rest = b""
-            while piece := file.read(_PIECE_BYTES):
-                whole, _, rest = (rest + piece).rpartition(b"\n")
-                recording.append_events(lines.events(whole))
-                lines.gather_names(whole)
-            seen = re.search(rb"@seen: (\d+)", whole + b"\n" + rest)
-        recording.append_names(b"".join(lines.names()))
-        recording.manifest.notes += self._notes
-        counted = int(seen[1]) - lines.anonymous_maps if seen else None
-        lost = max((counted or 0) - recording.events_written, 0)
-        self._ledger = Ledger(counted, {"perf_buffer": lost} if lost else {})
+        if recording is not None:
+            recording.manifest.notes += self._notes
 
     def _end(self) -> None:
         """Interrupt the script until it has ended: bpftrace sometimes sleeps through a signal."""
@@ -168,6 +161,29 @@ def _complaint(output: bytes) -> str:
     """Return the first error that bpftrace printed; the one about RLIMIT_MEMLOCK means nothing on current kernels."""
     lines = [line for line in output.decode(errors="replace").splitlines() if "RLIMIT_MEMLOCK" not in line]
     return next((line for line in lines if "error" in line.lower()), "it gave no reason in time")
+
+
+def convert(raw: Path, manifest: Manifest) -> None:
+    """Turn the script's lines into records, and hold what the kernel counted against them."""
+    try:
+        file = open_foreign(raw / _TEXT_FILE, follow=False)
+    except FileNotFoundError:
+        return
+    with file, ConvertedRecords(raw) as made:
+        head = file.readline(_LONGEST_HEAD).split()
+        if len(head) != 2:
+            return
+        lines = _Lines(int(head[0]), int(head[1]))
+        whole, rest = b"", b""
+        while piece := file.read(_PIECE_BYTES):
+            whole, _, rest = (rest + piece).rpartition(b"\n")
+            made.append_events(lines.events(whole))
+            lines.gather_names(whole)
+        made.append_names(b"".join(lines.names()))
+    if found := re.search(rb"@seen: (\d+)", whole + b"\n" + rest):
+        manifest.seen = int(found[1]) - lines.anonymous_maps
+        lost = manifest.seen - made.events_written
+        manifest.lost = {"perf_buffer": lost} if lost > 0 else {}
 
 
 class _Lines:

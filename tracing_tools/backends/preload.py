@@ -1,28 +1,34 @@
 """Capture without root, from inside the job: a small C library that LD_PRELOAD puts in front of libc.
 
-Each thread appends records to a file of its own under raw/ (probes/preload.c), which is taken over while the job runs.
+Each thread appends records to a file of its own under raw/ (probes/preload.c), which become one when the job has ended.
 """
 
 import os
+import re
 import shutil
 import struct
 import subprocess
-import time
+import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from common.errors import IotwinError, UsageError
+from common.foreign_files import open_foreign
+from tracing_tools.backends.job_directory import make_job_directory, run_as_job
 from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.probes import PRELOAD_SOURCE
 from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.trace.manifest import Manifest
+from tracing_tools.trace.raw.converted import ConvertedRecords
 from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
 
 _FLAGS = ["-O2", "-shared", "-fPIC"]
-_TAKE_EVERY_NS = 200_000_000
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)
 _PIECE_ROWS = 1 << 18
+_DIRECTORY, _LOST_FILE = "preload", "lost"  # in raw/
 _NOT_SEEN = (
     "captured by preload: calls of statically linked and setuid programs, and those that libc makes by itself "
     "(reads and writes of C's stdio), are not seen"
@@ -48,10 +54,8 @@ class PreloadBackend:
         if not scope.starts_command:
             raise IotwinError("preload traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["LD_PRELOAD"]
+        self._elsewhere: Path | None = None  # of the library, where it could not be loaded from raw/
         self._notes = [_NOT_SEEN, *not_recorded("preload", scope, ("metadata", "mmap", "async", "block"))]
-        self._directory: Path | None = None
-        self._taken: dict[str, int] = {}  # bytes of each file that are in the recording
-        self._due_ns = 0
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` with the library; IotwinError when that cannot see it."""
@@ -60,14 +64,11 @@ class PreloadBackend:
             raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
         if _is_static(Path(program)):
             raise IotwinError(f"{program} is statically linked, so preload cannot see its calls; take --backend strace")
-        self._directory = raw / "preload"
-        self._directory.mkdir()
-        # Under sudo the job is another user, who must be able to write here; files of others stay theirs.
-        self._directory.chmod(0o1777 if os.geteuid() == 0 else 0o700)
-        lost = self._directory / "lost"
+        directory = make_job_directory(raw, _DIRECTORY)
+        lost = directory / _LOST_FILE
         lost.write_bytes(bytes(8))
         lost.chmod(0o666 if os.geteuid() == 0 else 0o600)
-        library = self._directory / "preload.so"
+        library = directory / "preload.so"
         done = subprocess.run(
             ["cc", *_FLAGS, "-o", str(library), str(PRELOAD_SOURCE), "-ldl"], capture_output=True, text=True, check=False
         )
@@ -75,8 +76,22 @@ class PreloadBackend:
             raise IotwinError(
                 f"cc cannot compile {PRELOAD_SOURCE.name}: {(done.stderr.strip() or 'no reason given').splitlines()[0]}"
             )
-        libraries = ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
-        return ["env", f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={self._directory}", *command]
+        library.chmod(0o755)  # whatever the umask: under sudo the job is another user
+        libraries = ":".join(filter(None, (str(self._loadable(library)), os.environ.get("LD_PRELOAD"))))
+        return ["env", f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={directory}", *command]
+
+    def _loadable(self, library: Path) -> Path:
+        """Return where the job can load the library from: not where a name has a space or a colon, or files run no code."""
+        reason = _reason_against(library)
+        if reason is None:
+            return library
+        self._elsewhere = Path(tempfile.mkdtemp(prefix="iotwin-preload-"))
+        self._elsewhere.chmod(0o755)
+        copy = Path(shutil.copy(library, self._elsewhere))
+        if _reason_against(copy) is not None:
+            self.stop(None)
+            raise IotwinError(f"preload's library cannot be loaded from {library.parent}: {reason}; choose another place for -o")
+        return copy
 
     def start(self) -> None:
         """Nothing to do: the library starts with the command."""
@@ -89,58 +104,52 @@ class PreloadBackend:
         return {}
 
     def drain(self, recording: Recording) -> bool:
-        """Take over what the threads have written, a few times a second."""
-        now = time.monotonic_ns()
-        if now >= self._due_ns:
-            self._due_ns = now + _TAKE_EVERY_NS
-            self._take(recording, to_the_end=False)
+        """Nothing to do until the end: the threads write files of their own."""
         return False
 
     def ledger(self) -> Ledger:
-        """Return what the library could not write, for want of space."""
-        try:
-            content = (self._directory / "lost").read_bytes() if self._directory else bytes(8)
-        except OSError:
-            content = bytes(8)
-        (lost,) = struct.unpack("<Q", content)
-        return Ledger(None, {"no_space": lost} if lost else {})
+        """What the library could not write is known when its files are read."""
+        return Ledger()
 
     def stop(self, recording: Recording | None) -> None:
-        """Take over what is left."""
-        if recording is not None and self._directory is not None:
-            self._take(recording, to_the_end=True)
+        """The library ends with the job; say what it does not see."""
+        if self._elsewhere is not None:
+            shutil.rmtree(self._elsewhere, ignore_errors=True)
+        if recording is not None:
             recording.manifest.notes.extend(self._notes)
 
-    def _take(self, recording: Recording, to_the_end: bool) -> None:
-        with os.scandir(self._directory) as entries:
-            written = (entry for entry in entries if entry.name.endswith((".events", ".names")))
-            # Under sudo the job is another user: what it may only link to is not ours to read for it.
-            found = sorted(entry.path for entry in written if entry.is_file(follow_symlinks=False))
-        for path in found:
-            if path.endswith(".names"):
-                self._take_names(path, recording)
-            else:
-                self._take_events(path, recording, to_the_end)
 
-    def _take_names(self, path: str, recording: Recording) -> None:
-        """Names are appended whole, by one write each."""
-        with Path(path).open("rb") as file:
-            file.seek(self._taken.get(path, 0))
-            content = file.read()
-        recording.append_names(content)
-        self._taken[path] = self._taken.get(path, 0) + len(content)
+def _reason_against(library: Path) -> str | None:
+    """Return what the dynamic loader says against the library, in a process of the job's user; None when it loads it."""
+    said = run_as_job(["true"], {"PATH": os.defpath, "LC_ALL": "C", "LD_PRELOAD": str(library)}).stderr.strip()
+    reasons = re.findall(r"\(([^()]+)\)", said)
+    return None if not said else reasons[0] if reasons else said.splitlines()[0]
 
-    def _take_events(self, path: str, recording: Recording, to_the_end: bool) -> None:
-        """Append the whole records; those still being written hold back what follows them until the end."""
-        size = Path(path).stat().st_size // EVENT.itemsize
-        while (first := self._taken.get(path, 0) // EVENT.itemsize) < size:
-            piece = np.memmap(path, EVENT, "r", first * EVENT.itemsize, (min(size - first, _PIECE_ROWS),))
-            whole = piece["header"] == EVENT.itemsize - RING_HEADER_BYTES
-            rows = len(piece) if to_the_end or whole.all() else int(whole.argmin())
-            if rows == 0:
-                return
-            recording.append_events(piece[:rows][whole[:rows]])
-            self._taken[path] = (first + rows) * EVENT.itemsize
+
+def convert(raw: Path, manifest: Manifest) -> None:
+    """Put what the threads wrote into one file of records, and count what had no space."""
+    directory = raw / _DIRECTORY
+    if not directory.is_dir():
+        return
+    with ConvertedRecords(raw) as made:
+        for path in sorted(directory.iterdir()):
+            if path.suffix == ".names":  # appended whole, by one write each
+                with open_foreign(path, follow=False) as file:
+                    made.append_names(file.read())
+            elif path.suffix == ".events":
+                with open_foreign(path, follow=False) as file:
+                    _append_whole(file, made)
+    with open_foreign(directory / _LOST_FILE, follow=False) as file:
+        lost = int.from_bytes(file.read(8), "little")
+    manifest.lost = {"no_space": lost} if lost else {}
+
+
+def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
+    """Append the records of a thread but for one that it was writing when it was killed, and the space it had left."""
+    rows = os.fstat(file.fileno()).st_size // EVENT.itemsize
+    for first in range(0, rows, _PIECE_ROWS):
+        piece = np.memmap(file, EVENT, "r", first * EVENT.itemsize, (min(rows - first, _PIECE_ROWS),))
+        made.append_events(piece[piece["header"] == EVENT.itemsize - RING_HEADER_BYTES])
 
 
 def _is_static(program: Path) -> bool:

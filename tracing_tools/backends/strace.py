@@ -17,17 +17,26 @@ import numpy as np
 
 from common.errors import IotwinError
 from common.foreign_files import open_foreign
+from tracing_tools.backends.job_directory import make_job_directory
 from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.targets.processes import processes_called_with
 from tracing_tools.trace import strace_text as text
+from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.raw import records
-from tracing_tools.trace.raw.recording import RAW, Recording, read_clocks
+from tracing_tools.trace.raw.converted import ConvertedRecords
+from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
 from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
 
 # What is no one line of strace's text.
 _NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)
 _DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
+_CUT_OFF = (
+    "strace ended before the command, as at the command's limit on file sizes (ulimit -f), within which it writes:"
+    " what came later is not in the trace"
+)
+_CALLS_FILE = "strace.calls"  # the names of the calls to record; strace tells of more, as it needs them to follow the job
 
 
 def unavailable_reason() -> str | None:
@@ -45,18 +54,22 @@ class StraceBackend:
         if not scope.starts_command:
             raise IotwinError("strace traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["ptrace"]
+        self._has_cgroup = bool(scope.cgroup_id)
+        self._output = b""
         self._notes = not_recorded("strace", scope, ("mmap", "async", "block"))
         self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_IN_TEXT]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` under strace, one text file per thread."""
+        calls_asked_for = ",".join(self._calls)
         calls = ",".join(dict.fromkeys((*self._calls, *FOLLOWED)))
-        directory = raw / _DIRECTORY
-        directory.mkdir()
-        # Under sudo the job, and strace with it, is another user, who must be able to write here; files of others stay theirs.
-        directory.chmod(0o1777 if os.geteuid() == 0 else 0o700)
+        (raw / _CALLS_FILE).write_text(calls_asked_for)
+        directory = make_job_directory(raw, _DIRECTORY)
+        if not self._has_cgroup:
+            self._output = os.fsencode(directory / _FILE)
         return [
-            "strace", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
+            # Beside the command, not above it (-D): should strace be ended, as by a limit on file sizes, the command goes on.
+            "strace", "-D", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
             "-e", "signal=none", "-e", f"trace={calls}", "-o", str(directory / _FILE), "--", *command,
         ]  # fmt: skip
 
@@ -67,8 +80,8 @@ class StraceBackend:
         """Nothing to do: strace follows its own child."""
 
     def strays(self) -> dict[int, bool]:
-        """None: no cgroup tells the job's processes from others."""
-        return {}
+        """Return strace itself where no cgroup holds it: it ends after the last process of the job."""
+        return dict.fromkeys(processes_called_with(self._output), True) if self._output else {}
 
     def drain(self, recording: Recording) -> bool:
         """Nothing to do until the end: strace writes its own files."""
@@ -79,21 +92,32 @@ class StraceBackend:
         return Ledger()
 
     def stop(self, recording: Recording | None) -> None:
-        """Turn strace's text into records."""
+        """strace ends with the command; say what its text does not tell."""
         if recording is None:
             return
-        calls = sorted(
-            _calls_below(recording.directory / RAW / _DIRECTORY), key=lambda call: (call.start_ns, call.name == "exit")
-        )
-        clock = read_clocks()
-        replay = _Records(clock.monotonic_ns - clock.realtime_ns, self._calls)
-        events = [event for call in calls for event in replay.apply(call)]
-        recording.append_names(b"".join(replay.names))
-        recording.append_events(np.array(events, records.EVENT) if events else np.zeros(0, records.EVENT))
         recording.manifest.notes.append(
             "captured by strace: inode numbers were looked up after the run, calls took longer than untraced"
         )
         recording.manifest.notes += self._notes
+
+
+def convert(raw: Path, manifest: Manifest) -> None:
+    """Turn strace's text into records; IotwinError when nothing tells how its clock goes with the trace's."""
+    if not (raw / _CALLS_FILE).exists():
+        return
+    if not manifest.clock:
+        raise IotwinError("the recording holds no reading of the clocks, without which strace's times mean nothing")
+    calls = sorted(_calls_below(raw / _DIRECTORY), key=lambda call: (call.start_ns, call.name == "exit"))
+    clock = manifest.clock[-1]
+    replay = _Records(clock.monotonic_ns - clock.realtime_ns, (raw / _CALLS_FILE).read_text().split(","))
+    events = [event for call in calls for event in replay.apply(call)]
+    with ConvertedRecords(raw) as made:
+        made.append_names(b"".join(replay.names))
+        made.append_events(np.array(events, records.EVENT) if events else np.zeros(0, records.EVENT))
+    if manifest.exit_status is not None and not any(
+        call.tid == manifest.target.root_pid and call.name == "exit" for call in calls
+    ):
+        manifest.notes.append(_CUT_OFF)
 
 
 def _calls_below(directory: Path) -> Iterator[text.Call]:

@@ -16,6 +16,7 @@ import msgspec
 
 from common.errors import IotwinError
 from common.signals import interrupts_held
+from tracing_tools.backends import convert
 from tracing_tools.targets.user import User
 from tracing_tools.trace.manifest import Manifest, read_manifest
 from tracing_tools.trace.raw.finish import recover_trace
@@ -62,7 +63,14 @@ def give(directory: int, user: User) -> None:
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:  # else it may be a link to somebody else's file
                     os.chown(name, user.user_id, user.group_id, dir_fd=descriptor, follow_symlinks=False)
+    os.fchmod(directory, 0o777 & ~_umask())  # the job may have had to pass through it
     os.fchown(directory, user.user_id, user.group_id)
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def recover_as(user: User, directory: Path) -> Manifest:
@@ -72,7 +80,7 @@ def recover_as(user: User, directory: Path) -> Manifest:
         path = held_path(descriptor)
         if read_manifest(path).status == "recording" and not is_being_recorded(path):
             give(descriptor, user)
-        return finish_as(user, descriptor, lambda: recover_trace(path))
+        return finish_as(user, descriptor, lambda: recover_trace(path, convert))
     finally:
         os.close(descriptor)
 

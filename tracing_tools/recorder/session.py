@@ -10,7 +10,7 @@ from pathlib import Path
 from common.errors import IotwinError, UnfinishedTraceError
 from common.progress import note
 from common.signals import interrupts_held
-from tracing_tools.backends import choose_backend
+from tracing_tools.backends import choose_backend, convert
 from tracing_tools.protocols import Backend, TraceTarget
 from tracing_tools.recorder.finishing import finish_as, give, held_path, hold
 from tracing_tools.recorder.host import host, version
@@ -188,8 +188,8 @@ def _finish(
             return manifest, failure
         note(f"finishing {directory}")
         if user is None:
-            return finish_trace(held.path, manifest), None
-        return finish_as(user, held.descriptor, lambda: finish_trace(held.path, manifest)), None
+            return finish_trace(held.path, manifest, convert), None
+        return finish_as(user, held.descriptor, lambda: finish_trace(held.path, manifest, convert)), None
     except Exception as error:  # whatever it is, the job's exit status comes first
         return manifest, failure or _cannot_finish(directory, error)
 

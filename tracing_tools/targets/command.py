@@ -103,10 +103,12 @@ class CommandTarget:
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the job's processes; without a cgroup only the command's own is known."""
+        """Return the job's processes; without a cgroup only the command's own is known, and what follows the others."""
         if not isinstance(self._cgroup, str):
             return self._cgroup.pids() + [pid for pid, runs in self._strays().items() if runs]
-        return [self.root_pid] if self.root_pid is not None and self.exit_status is None else []
+        if self.root_pid is not None and self.exit_status is None:
+            return [self.root_pid]
+        return [pid for pid, runs in self._strays().items() if runs]
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of the job, or to none that has it already: with our whole process group."""
@@ -132,7 +134,7 @@ class CommandTarget:
         """Say what left the cgroup, and what its logs lack, once they have the last of its output."""
         strays = self._strays()
         notes = []
-        if strays:
+        if strays and not isinstance(self._cgroup, str):
             notes.append(
                 f"{len(strays)} of the job's processes left its cgroup (the first: {min(strays)}): their calls are recorded, but"
                 " the job's CPU time and block requests are those of its cgroup"

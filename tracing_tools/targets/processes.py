@@ -35,6 +35,20 @@ def processes_and_parents() -> dict[int, int]:
     return parents
 
 
+def processes_called_with(word: bytes) -> list[int]:
+    """Return the running processes that have `word` among their arguments."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it ended meanwhile
+            if word in words:
+                found.append(int(entry.name))
+    return found
+
+
 def is_asleep(pid: int) -> bool:
     """Whether the process waits for something to happen, or is no more."""
     try:

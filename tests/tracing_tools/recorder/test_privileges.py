@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from common.errors import IotwinError
 from tests.conftest import ROOT, run_iotwin
 from tests.processes import one_line, start, wait_for
+from tracing_tools import backends
 from tracing_tools.recorder.finishing import finish_as, give, hold
+from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.targets.user import User
 from tracing_tools.trace.manifest import Host, Manifest, Target
 from tracing_tools.trace.reader import Trace
@@ -130,7 +133,6 @@ def test_nothing_of_the_job_is_read_by_root(open_path):
         "iotwin.main", "trace", "-o", str(open_path / "t"), "--backend", "libbpf", "--quiet", "--", "sh", "-c", "echo line",
     ]  # fmt: skip
     import shutil
-    import subprocess
 
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
@@ -181,3 +183,47 @@ def test_recover_gives_away_nothing_that_is_no_trace(open_path):
     result = run_iotwin("recover", open_path / "mine", env=SUDO)
     assert result.returncode == 1 and "is not an iotwin trace" in one_line(result)
     assert owners(open_path / "mine") == {0}
+
+
+@pytest.mark.parametrize("backend", ["strace", "bpftrace", "preload"])
+def test_what_a_backend_left_in_a_form_of_its_own_is_read_by_the_user(open_path, monkeypatch, backend):
+    if reason := backends.unavailable_reason(backend):
+        pytest.skip(f"no {backend} here: {reason}")
+    convert = backends._CONVERTERS[backend]
+
+    def told(raw: Path, manifest: Manifest) -> None:
+        manifest.notes.append(f"{manifest.events} events before, converted by {os.getresuid()}")
+        convert(raw, manifest)
+
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    monkeypatch.setitem(backends._CONVERTERS, backend, told)
+    options = Options(backend=backend, forward_output=False)
+    manifest = trace_command(["cat", "/etc/hostname"], open_path / "t", options)
+    assert f"0 events before, converted by {(NOBODY,) * 3}" in manifest.notes
+    assert manifest.counts["read"] >= 2 and not manifest.lost_events
+
+
+@pytest.mark.parametrize("backend", ["strace", "preload"])
+def test_a_job_inside_which_records_are_written_is_unhurt_by_the_umask(open_path, backend):
+    """Its user could not pass through the trace's directory: strace ended in place of the job, preload saw nothing."""
+    if reason := backends.unavailable_reason(backend):
+        pytest.skip(f"no {backend} here: {reason}")
+    words = ["trace", "-o", str(open_path / "t"), "--backend", backend, "--", "cat", "/etc/hostname"]
+    done = subprocess.run(
+        ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-m", "iotwin.main", *words],
+        env=SUDO, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == Path("/etc/hostname").read_text(), done.stderr
+    assert "/etc/hostname" in set(Trace(open_path / "t").files()["path"])
+    assert (open_path / "t").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("backend", ["strace", "preload"])
+def test_a_place_that_the_jobs_user_cannot_enter_is_told_before_the_job_runs(open_path, backend):
+    if reason := backends.unavailable_reason(backend):
+        pytest.skip(f"no {backend} here: {reason}")
+    closed = open_path / "closed"
+    closed.mkdir(mode=0o700)
+    result = run_iotwin("trace", "-o", closed / "t", "--backend", backend, "--", "touch", open_path / "ran", env=SUDO)
+    assert result.returncode == 1 and f"nobody, who runs the command, cannot enter {closed}" in one_line(result)
+    assert not (open_path / "ran").exists() and not list(closed.iterdir())

@@ -7,7 +7,7 @@ import contextlib
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,15 @@ class _Container(msgspec.Struct):
 
 
 _ENTRIES: dict[str, type[msgspec.Struct]] = {"clock": ClockPair, "ledger": _Ledger, "container": _Container}
+Convert = Callable[[Path, Manifest], None]
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
 
-def recover_trace(directory: Path) -> Manifest:
+def _as_they_are(raw: Path, manifest: Manifest) -> None:
+    """Of records there is nothing to convert."""
+
+
+def recover_trace(directory: Path, convert: Convert = _as_they_are) -> Manifest:
     """Finish the cut-off recording at `directory` up to its last whole record and return its manifest."""
     manifest = _manifest_of_recording(directory)
     if manifest.status != "recording":
@@ -78,7 +83,7 @@ def recover_trace(directory: Path) -> Manifest:
     if not (directory / RAW / EVENTS_FILE).exists():
         raise IotwinError(f"{directory} has no raw records left; nothing can be recovered")
     manifest.notes.append("recovered: the recorder was cut off; events of its last moments may be missing")
-    return finish_trace(directory, manifest, status="recovered")
+    return finish_trace(directory, manifest, convert, status="recovered")
 
 
 def _manifest_of_recording(directory: Path) -> Manifest:
@@ -97,13 +102,17 @@ def _manifest_of_recording(directory: Path) -> Manifest:
     return Manifest(status="recording", backend="unknown", host=Host("", "", 0, 0, ""), target=Target())
 
 
-def finish_trace(directory: Path, manifest: Manifest, status: State = "complete") -> Manifest:
-    """Turn the raw records of `directory` into tables, set the manifest's counts and status, remove raw/."""
+def finish_trace(directory: Path, manifest: Manifest, convert: Convert = _as_they_are, status: State = "complete") -> Manifest:
+    """Turn the raw records of `directory` into tables, set the manifest's counts and status, remove raw/.
+
+    `convert` is called first, with raw/ and the manifest, for what is there in another form.
+    """
     # Arrow's own pools keep what was freed, which would be a good part of what a tracer holds.
     pa.set_memory_pool(pa.system_memory_pool())
     raw = directory / RAW
     journal = _read_journal(raw / JOURNAL_FILE)
     _apply_journal(manifest, journal)
+    convert(raw, manifest)
 
     files = FileTable(log_paths={os.fsencode(path.resolve()) for path in _logs(directory)})
     lives = _read_names(raw / NAMES_FILE, files)

@@ -125,7 +125,7 @@ class Recording:
 
     def append_events(self, records: NDArray[np.void]) -> None:
         """Append event records (dtype records.EVENT)."""
-        _write_all(self._events, records.view(np.uint8).data)
+        write_all(self._events, records.view(np.uint8).data)
         self.events_written += len(records)
 
     def append_blocks(self, records: NDArray[np.void]) -> None:
@@ -133,20 +133,20 @@ class Recording:
         if self._blocks < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._blocks = os.open(self.directory / RAW / BLOCKS_FILE, flags, 0o644)
-        _write_all(self._blocks, records.view(np.uint8).data)
+        write_all(self._blocks, records.view(np.uint8).data)
 
     def append_gpu_calls(self, records: NDArray[np.void]) -> None:
         """Append calls of an accelerator's API (dtype records.GPU_CALL)."""
         with (self.directory / RAW / GPU_FILE).open("ab", buffering=0) as file:
-            _write_all(file.fileno(), records.view(np.uint8).data)
+            write_all(file.fileno(), records.view(np.uint8).data)
 
     def append_names(self, content: bytes | memoryview) -> None:
         """Append name records as they lie in the ring buffer."""
-        _write_all(self._names, memoryview(content))
+        write_all(self._names, memoryview(content))
 
     def append_journal(self, kind: str, values: dict[str, Any]) -> None:
         """Append one journal line; `values` must be JSON."""
-        _write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
+        write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
 
     def append_clock(self) -> None:
         """Append a reading of both clocks."""
@@ -169,7 +169,8 @@ class Recording:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _write_all(descriptor: int, content: memoryview) -> None:
+def write_all(descriptor: int, content: memoryview) -> None:
+    """Write all of `content`; IotwinError when the file takes no more."""
     while content:
         try:
             content = content[os.write(descriptor, content) :]

@@ -1,0 +1,139 @@
+"""What backends leave in a form of their own becomes records at the end: once, also after a kill, and wherever the trace lies."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT, run_iotwin
+from tests.processes import start, wait_for
+from tracing_tools.backends import preload, strace
+from tracing_tools.trace.manifest import Host, Manifest, Target
+from tracing_tools.trace.raw.converted import ConvertedRecords
+from tracing_tools.trace.raw.finish import finish_trace
+from tracing_tools.trace.raw.recording import RAW, Recording
+from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
+from tracing_tools.trace.reader import Trace
+
+_NEEDS = {"strace": strace.unavailable_reason, "preload": preload.unavailable_reason}
+
+
+def _need(backend: str) -> None:
+    if reason := _NEEDS[backend]():
+        pytest.skip(f"no {backend} here: {reason}")
+
+
+def _began(directory: Path) -> Path:
+    """A recording in which nothing but one name is known yet; returns its raw/."""
+    manifest = Manifest("recording", "strace", Host("h", "k", 1, 1, "x86_64", "ext4"), Target())
+    with Recording(directory, manifest) as recording:
+        recording.append_names(b"before")
+    return directory / RAW
+
+
+def _events(count: int) -> np.ndarray:
+    made = np.zeros(count, EVENT)
+    made["header"], made["pid"], made["start_ns"] = EVENT.itemsize - RING_HEADER_BYTES, 1, np.arange(count) + 1
+    return made
+
+
+def test_a_conversion_that_was_cut_off_leaves_the_next_one_nothing(tmp_path):
+    raw = _began(tmp_path / "t")
+    with pytest.raises(ZeroDivisionError), ConvertedRecords(raw) as made:
+        made.append_events(_events(3))
+        made.append_names(b"torn")
+        raise ZeroDivisionError
+    assert (raw / "events.bin").read_bytes() == b"" and (raw / "names.bin").read_bytes() == b"before"
+    for _ in range(2):
+        with ConvertedRecords(raw) as made:
+            made.append_events(_events(2))
+            made.append_names(b"after")
+        assert made.events_written == 2
+        assert (raw / "events.bin").read_bytes() == _events(2).tobytes() and (raw / "names.bin").read_bytes() == b"beforeafter"
+
+
+def test_converting_comes_before_the_tables(tmp_path):
+    raw = _began(tmp_path / "t")
+    (raw / "names.bin").write_bytes(b"")
+
+    def convert(found: Path, manifest: Manifest) -> None:
+        assert found == raw
+        with ConvertedRecords(found) as made:
+            made.append_events(_events(5))
+        manifest.seen, manifest.lost = 7, {"perf_buffer": 2}
+
+    manifest = finish_trace(tmp_path / "t", Manifest("recording", "x", Host("h", "k", 1, 1, "x86_64", "ext4"), Target()), convert)
+    assert manifest.events == 5 and (manifest.seen, manifest.lost) == (7, {"perf_buffer": 2})
+
+
+@pytest.mark.parametrize("backend", ["strace", "preload"])
+def test_a_killed_tracer_loses_nothing_that_was_written_by_then(tmp_path, backend):
+    _need(backend)
+    tracer = start("trace", "-o", tmp_path / "t", "--backend", backend, "--", "sh", "-c", "cat /etc/hostname; exec sleep 600")
+    log = tmp_path / "t" / "logs" / "stdout"
+    wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
+    job = json.loads((tmp_path / "t" / "manifest.json").read_text())["target"]["root_pid"]
+    wait_for(lambda: "sleep" in Path(f"/proc/{job}/comm").read_text(), "cat's end")
+    tracer.kill()
+    tracer.communicate(timeout=60)
+    os.kill(job, signal.SIGKILL)
+    result = run_iotwin("recover", tmp_path / "t")
+    assert result.returncode == 0, result.stderr
+    trace = Trace(tmp_path / "t")
+    assert "/etc/hostname" in set(trace.files()["path"]) and trace.manifest.counts["read"] >= 2
+
+
+@pytest.mark.parametrize("name", ["a b", "a:b", "$LIB", "ü;é"])
+def test_preload_sees_a_job_whose_trace_has_a_name_that_the_loader_cannot_read(tmp_path, name):
+    """LD_PRELOAD is a list without quotes. The job ran unseen: no event, none lost, status 0."""
+    _need("preload")
+    (tmp_path / name).mkdir()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    words = ("trace", "-o", tmp_path / name / "t", "--backend", "preload", "--", "cat", "/etc/hostname")
+    result = run_iotwin(*words, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    assert result.returncode == 0 and "ld.so" not in result.stderr, result.stderr
+    assert "/etc/hostname" in set(Trace(tmp_path / name / "t").files()["path"])
+    assert not list(scratch.iterdir())
+
+
+def test_a_library_that_no_place_lets_run_is_told_before_the_job_runs(tmp_path, monkeypatch):
+    _need("preload")
+    monkeypatch.setattr(preload, "_reason_against", lambda _: "failed to map segment")
+    made = preload.PreloadBackend(preload.Scope())
+    with pytest.raises(preload.IotwinError, match=rf"from {tmp_path}/preload: failed to map segment; choose another place"):
+        made.wrap(["cat"], tmp_path)
+    assert made._elsewhere is not None and not made._elsewhere.exists()
+
+
+def test_stracess_end_at_a_limit_on_file_sizes_is_not_the_jobs(tmp_path):
+    """strace writes within the job's limit, and is ended by it. The job ended with it."""
+    _need("strace")
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("setpriv is not installed")
+    limit = 150_000  # more than the tracer itself needs, less than the text of so many calls
+    script = "dd if=/dev/zero of=/dev/null bs=1 count=4000; echo later; exit 7"
+    # Root may go beyond a limit.
+    capless = [setpriv, "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"] if os.geteuid() == 0 else []
+    tracer = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--backend", "strace"]
+    done = subprocess.run(
+        [*capless, *tracer, "--", "sh", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+    assert "4000 bytes" in (tmp_path / "t" / "logs" / "stderr").read_text()
+    assert (tmp_path / "t" / "logs" / "stdout").read_text() == "later\n"
+    if (tmp_path / "t" / RAW).exists():
+        assert "ulimit -f" in done.stderr or "File too large" in done.stderr
+        assert run_iotwin("recover", tmp_path / "t").returncode == 0
+    manifest = Trace(tmp_path / "t").manifest
+    assert 0 < manifest.events < 8000 and any("strace ended before the command" in note for note in manifest.notes)

@@ -1,0 +1,48 @@
+"""What a backend left in raw/ in a form of its own, made into records when the job has ended: whole, or not at all."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.files import write_whole
+from tracing_tools.trace.raw.recording import EVENTS_FILE, NAMES_FILE, write_all
+
+_BEGAN_FILE = "names.began"  # the names that were known before the job ran
+
+
+class ConvertedRecords:
+    """Takes the place of the recording's events and follows its first names at the end of the block, if nothing was raised.
+
+    However often a conversion is cut off, the next one gives the same.
+    """
+
+    def __init__(self, raw: Path) -> None:
+        self._raw, self.events_written = raw, 0
+        began = raw / _BEGAN_FILE
+        if not began.exists():
+            write_whole(began, (raw / NAMES_FILE).read_bytes())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._files = {name: os.open(raw / f"{name}.partial", flags, 0o644) for name in (EVENTS_FILE, NAMES_FILE)}
+        self.append_names(began.read_bytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for name, descriptor in self._files.items():
+            os.close(descriptor)
+            if error is None:
+                (self._raw / f"{name}.partial").replace(self._raw / name)
+
+    def append_events(self, records: NDArray[np.void]) -> None:
+        """Append event records (dtype records.EVENT)."""
+        write_all(self._files[EVENTS_FILE], records.view(np.uint8).data)
+        self.events_written += len(records)
+
+    def append_names(self, content: bytes) -> None:
+        """Append name records."""
+        write_all(self._files[NAMES_FILE], memoryview(content))
