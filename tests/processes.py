@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 from common.progress import set_quiet
 from iotwin.main import main
@@ -25,9 +26,10 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this process, which spares the imports; for requests that start nothing."""
+    """Run the command line in this process, which spares the imports; what a traced job prints is not part of the answer."""
     output, errors = io.StringIO(), io.StringIO()
-    with redirect_stdout(output), redirect_stderr(errors):
+    environment = mock.patch.dict(os.environ, {"PYTHONPATH": str(ROOT)})
+    with redirect_stdout(output), redirect_stderr(errors), environment:
         try:
             status = main([str(argument) for argument in arguments])
         except SystemExit as end:  # argparse's way

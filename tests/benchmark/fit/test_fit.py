@@ -48,7 +48,7 @@ def trained(data, tmp_path_factory):
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             network = ["--base-channels", "2", "--depth", "2", "--crop", "16", "--overlap", "0", "--threads", "1", "--seed", "1"]
             job = [sys.executable, "-m", "workloads.unet3d", "--data", data, "--output", folder / "out", *words, *network]
-            result = run_iotwin("trace", "-o", folder / "t.trace", "--quiet", "--", *job)
+            result = call("trace", "-o", folder / "t.trace", "--quiet", "--", *job)
             assert result.returncode == 0, (folder / "t.trace" / "logs" / "stderr").read_text()
             known[key] = Trace(folder / "t.trace")
         return known[key]
@@ -143,7 +143,7 @@ twin: {{layout: unet3d}}
 def test_fitted_times_are_the_jobs_own(data, tmp_path, workers):
     """The emulator as the job: it records each step's computation itself, in the same run that is traced."""
     emulate = [sys.executable, "-m", "iotwin.main", "emulate", twin_yaml(tmp_path, data, workers)]
-    result = run_iotwin("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *emulate)
+    result = call("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *emulate)
     assert result.returncode == 0, (tmp_path / "t.trace" / "logs" / "stderr").read_text()
     config = fit(Trace(tmp_path / "t.trace")).config
     own = pq.read_table(tmp_path / "output" / "metrics.parquet").to_pandas()
@@ -215,7 +215,7 @@ def test_what_is_no_training_gets_a_recorded_twin_with_the_reason(tmp_path, word
     for number in range(5):
         (tmp_path / "data" / f"{number}.dat").write_bytes(np.random.default_rng(number).bytes(300_000))
     command = [word.replace("{data}", str(tmp_path / "data")) for word in words]
-    assert run_iotwin("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *command).returncode == 0
+    assert call("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *command).returncode == 0
     refused = call("fit", tmp_path / "t.trace", "-o", tmp_path / "twin.yaml", "--kind", "structured")
     assert refused.returncode == 1 and reason in refused.stderr and len(refused.stderr.splitlines()) == 1
     assert not (tmp_path / "twin.yaml").exists()

@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import IotwinError, UsageError
 from tests.conftest import ROOT, compile_c, run_iotwin, small_disk
-from tests.processes import children, left_behind, name_of, start, wait_for
+from tests.processes import call, children, left_behind, name_of, start, wait_for
 from tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
 from tracing_tools.backends.tracefs import with_tracefs
@@ -32,7 +32,7 @@ ROUNDS = 3
 def record(directory: Path, backend: str, *command: str | Path) -> Trace:
     if reason := unavailable_reason(backend):
         pytest.skip(f"no {backend} here: {reason}")
-    result = run_iotwin("trace", "-o", directory / backend, "--backend", backend, "--quiet", "--", *command)
+    result = call("trace", "-o", directory / backend, "--backend", backend, "--quiet", "--", *command)
     assert result.returncode == 0, result.stderr
     return Trace(directory / backend)
 
@@ -206,7 +206,7 @@ if __name__ == "__main__":
 def test_preload_refuses_what_it_cannot_see(tmp_path):
     (tmp_path / "p.c").write_text("int main(void) { return 0; }")
     program = compile_c(tmp_path / "static", tmp_path / "p.c", options=["-static"])
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--backend", "preload", "--", program)
+    result = call("trace", "-o", tmp_path / "t", "--backend", "preload", "--", program)
     assert result.returncode == 1 and "statically linked" in result.stderr and "--backend strace" in result.stderr
     assert not (tmp_path / "t").exists()
     with pytest.raises(IotwinError, match="only a command that it starts itself"):

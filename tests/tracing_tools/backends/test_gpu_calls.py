@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, compile_c, run_iotwin
+from tests.conftest import ROOT, compile_c
+from tests.processes import call
 from tracing_tools.backends.elf_symbols import function_offsets
 from tracing_tools.backends.gpu_calls import WithGpuCalls
 from tracing_tools.backends.libbpf import LibbpfBackend
@@ -51,7 +52,7 @@ def programs(tmp_path_factory):
 
 
 def record(directory: Path, *command: str | Path, options: tuple[str, ...] = ("--detail", "data,gpu")) -> Trace:
-    result = run_iotwin("trace", "-o", directory / "t", *options, "--quiet", "--", *command)
+    result = call("trace", "-o", directory / "t", *options, "--quiet", "--", *command)
     assert result.returncode == 0, result.stderr
     return Trace(directory / "t")
 

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from common.errors import UsageError
-from tests.conftest import compile_c, run_iotwin
+from tests.conftest import compile_c
+from tests.processes import call
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import FLAG_DIRECT, GROUP_OF_OP
 from tracing_tools.trace.syscalls import CALLS, DETAIL_GROUPS, NUMBER_OF_OP, calls_of, parse_detail
@@ -28,7 +29,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, program: Path) -> tuple[pd.
     data.mkdir()
     for name in ("data", "mapped"):
         (data / name).write_bytes(os.urandom(MIB))
-    result = run_iotwin("trace", "-o", folder / "t", "--backend", "libbpf", "--detail", "all", "--", program, data)
+    result = call("trace", "-o", folder / "t", "--backend", "libbpf", "--detail", "all", "--", program, data)
     assert result.returncode == 0, result.stderr
     trace = Trace(folder / "t")
     assert trace.manifest.lost_events == 0
@@ -136,7 +137,7 @@ def test_groups_that_are_not_chosen_are_not_recorded(tmp_path, program):
     (tmp_path / "mapped").write_bytes(bytes(MIB))
     seen = {}
     for detail in ("data", "metadata,mmap"):
-        result = run_iotwin("trace", "-o", tmp_path / f"{detail}.trace", "--detail", detail, "--", program, tmp_path)
+        result = call("trace", "-o", tmp_path / f"{detail}.trace", "--detail", detail, "--", program, tmp_path)
         assert result.returncode == 0, result.stderr
         seen[detail] = Trace(tmp_path / f"{detail}.trace").manifest
     assert {GROUP_OF_OP[op] for op in seen["data"].counts} <= {"read", "write", "open", "close", "sync", "map", "name", "wait"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_iotwin
+from tests.processes import call
 from tracing_tools.trace.reader import Trace
 
 _TOUCHES = 608
@@ -63,6 +64,6 @@ def test_mapped_data_is_noticed_without_any_option(tmp_path):
     np.zeros(3 << 20, np.uint8).tofile(path)
     program.write_text(_PROGRAM)
     command = ["--", sys.executable, program, path, "100"]
-    said = run_iotwin("trace", "-o", tmp_path / "t", *command).stderr
+    said = call("trace", "-o", tmp_path / "t", *command).stderr
     assert "3 MiB of the data set (1 file) are mapped into memory" in said and "--detail data,mmap" in said
-    assert "are mapped into memory" not in run_iotwin("trace", "-o", tmp_path / "u", "--detail", "data,mmap", *command).stderr
+    assert "are mapped into memory" not in call("trace", "-o", tmp_path / "u", "--detail", "data,mmap", *command).stderr

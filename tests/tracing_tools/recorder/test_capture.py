@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, run_iotwin, until_sampled
+from tests.processes import call
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
@@ -18,7 +19,7 @@ ROUNDS = 20
 
 
 def record(tmp_path: Path, *command: str | Path, backend: str = "libbpf", status: int = 0, name: str = "t.trace") -> Trace:
-    result = run_iotwin("trace", "-o", tmp_path / name, "--backend", backend, "--", *command)
+    result = call("trace", "-o", tmp_path / name, "--backend", backend, "--", *command)
     assert result.returncode == status, result.stderr
     return Trace(tmp_path / name)
 

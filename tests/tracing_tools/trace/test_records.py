@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import run_iotwin
+from tests.processes import call
 from tracing_tools.backends.lanes import LANE, Lanes
 from tracing_tools.trace.columns import column, labels, rows_table
 from tracing_tools.trace.raw.given_names import GivenNames
@@ -45,8 +45,8 @@ def test_names_are_found_by_thread_and_start(calls):
         expected.setdefault((time_ns, tid), []).append(path)
     asked = [(time_ns, tid) for time_ns in range(22) for tid in range(1, 6)]
     first, second = names.find(np.array([a for a, _ in asked]), np.array([b for _, b in asked], np.uint32))
-    for call, one, two in zip(asked, first.tolist(), second.tolist(), strict=True):
-        given_paths = expected.get(call, [])
+    for asking, one, two in zip(asked, first.tolist(), second.tolist(), strict=True):
+        given_paths = expected.get(asking, [])
         assert (None if one < 0 else names.paths[one]) == (given_paths[0] if given_paths else None)
         assert (None if two < 0 else names.paths[two]) == (given_paths[1] if len(given_paths) > 1 else None)
 
@@ -117,7 +117,7 @@ def test_paths_on_an_overlay(tmp_path):
         f"mount -t overlay overlay -o {options} {tmp_path}/merged || exit 9; cd {tmp_path}/merged; cat below; "
         "echo more >> 'changed file\n'; cat 'changed file\n'; echo x > new; cat new; rm new; mv below moved; cat moved"
     )
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--", "unshare", "--mount", "sh", "-c", script)
+    result = call("trace", "-o", tmp_path / "t", "--", "unshare", "--mount", "sh", "-c", script)
     if result.returncode == 9:
         pytest.skip("this kernel or file system has no overlayfs")
     trace = Trace(tmp_path / "t")
@@ -136,7 +136,7 @@ def test_paths_on_an_overlay(tmp_path):
 @pytest.mark.root
 def test_a_program_that_only_the_kernel_opens_is_named(tmp_path):
     """Page faults on the program itself, which no call opens."""
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--detail", "data,mmap", "--", "true")
+    result = call("trace", "-o", tmp_path / "t", "--detail", "data,mmap", "--", "true")
     assert result.returncode == 0, result.stderr
     trace = Trace(tmp_path / "t")
     faults = trace.events_frame(columns=["op", "file_id"]).merge(trace.files(), on="file_id")

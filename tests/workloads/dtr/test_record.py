@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import run_iotwin
+from tests.processes import call
 from workloads.dtr.heuristics import HEURISTICS
 from workloads.dtr.log_format import read_log
 from workloads.dtr.simulator import Settings, baseline, simulate
@@ -60,5 +60,5 @@ def test_a_fake_log_has_the_same_shapes(tmp_path):
 
 
 def test_an_unknown_model_is_guessed():
-    done = run_iotwin("dtr", "log", "resnett", "-o", "x.log")
+    done = call("dtr", "log", "resnett", "-o", "x.log")
     assert done.returncode == 2 and "did you mean 'resnet'" in done.stderr
