@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.iotwin.processes import call, one_line
+from tests.processes import call, one_line
 
 PLAN = (
     "plan", "--iteration-time", "0.2", "--update-time", "0.02", "--host-copy", "0.6", "--device-copy", "0.02", "--write-time",
