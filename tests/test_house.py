@@ -114,6 +114,18 @@ def test_the_store_imports_no_other_folder_of_its_room():
     assert not wrong
 
 
+def test_tests_import_helpers_from_where_they_are():
+    """Processes are started, awaited and found by tests/processes.py."""
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and within(node.module or "", "tests"):
+                place = ROOT.joinpath(*str(node.module).split("."))
+                if not (place.is_dir() or place.with_suffix(".py").exists()):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {node.module}, which is not there")
+    assert not wrong
+
+
 def test_fit_and_emulator_do_not_import_one_another():
     wrong = [(a, b) for a, b in arrows() if {a.split(".")[1:2][0] if "." in a else "", b.split(".")[1:2][0] if "." in b else ""}
              == {"fit", "emulator"} and within(a, "benchmark") and within(b, "benchmark")]  # fmt: skip
