@@ -1,6 +1,7 @@
 """The layer graph as a picture, coloured by stage: layers by their depth, those of equal depth beside one another."""
 
 from pathlib import Path
+from textwrap import shorten
 
 from common.errors import UsageError
 from common.files import check_output, open_whole
@@ -51,7 +52,11 @@ def draw(graph: Graph, output: Path) -> None:
         if len(graph.nodes) <= _TEXTS:
             for (x, y), node in zip(at, graph.nodes, strict=True):
                 axes.annotate(
-                    f"{node.id} {node.description[:40]}", (x, y), xytext=(5, 0), textcoords="offset points", va="center"
+                    f"{node.id} {shorten(node.description, 40, placeholder='…')}",
+                    (x, y),
+                    xytext=(5, 0),
+                    textcoords="offset points",
+                    va="center",
                 )
         axes.invert_yaxis()
         axes.set_axis_off()
