@@ -44,6 +44,11 @@ def nothing_can_trace() -> str | None:
     return f"nothing here can trace: { {name: _reason_against(name) for name in BACKEND_NAMES} }"
 
 
+# Under nohup, what tests start would be deaf to SIGHUP, which some send; a handler of our own is not inherited.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip marked tests with the reason that names what is missing."""
     for item in items:

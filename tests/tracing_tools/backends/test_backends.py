@@ -232,7 +232,14 @@ def test_preload_counts_what_a_full_disk_loses(tmp_path):
         command = [sys.executable, "-c", code]
         result = run_iotwin("trace", "-o", small / "t", "--backend", "preload", "--", *command)
         assert "whole" in result.stdout  # the job ended as it would have
-        assert result.returncode != 0 and "cannot be written" in result.stderr
+        # What is left may just fit: then the trace is whole but for what it says is lost.
+        assert result.returncode == 0 or "No space left on device" in result.stderr.splitlines()[-1]
+        shutil.copytree(small / "t", tmp_path / "t")
+    if result.returncode != 0:
+        recovered = run_iotwin("recover", tmp_path / "t")
+        assert recovered.returncode == 0, recovered.stderr
+    manifest = Trace(tmp_path / "t").manifest
+    assert manifest.lost_events > 0 and manifest.events + manifest.lost_events >= 50000
 
 
 def test_preload_as_another_user(open_path):
