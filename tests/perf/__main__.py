@@ -12,6 +12,7 @@ from common.progress import set_quiet
 from tests.perf import (
     perf_backends,
     perf_capture,
+    perf_checkfreq,
     perf_checkpoints,
     perf_datagen,
     perf_demo,
@@ -48,7 +49,7 @@ _MODULES = {
         perf_respond, perf_rivals,
         perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_dlio, perf_reading, perf_samplers, perf_tracesim,
         perf_verdict, perf_page_faults, perf_visuals, perf_workloads, perf_fuzz, perf_mutations, perf_pipedream, perf_dtr,
-        perf_checkpoints,
+        perf_checkpoints, perf_checkfreq,
     )
 }  # fmt: skip
 
