@@ -42,6 +42,7 @@ class Job:
     lost: dict[str, int] = field(default_factory=dict)
     block: bool = False  # every second read of a file comes from the disk, in two requests; writeback follows each checkpoint
     parts: bool = False  # of the steps, eight an epoch: the wait for a batch and the computation, three times as long
+    resumed_steps: int = 0  # done before this run, which begins by reading their checkpoint
     gpu: bool = False  # kernels back to back while a batch is computed, a copy before each; and samples of one device
 
 
@@ -66,10 +67,17 @@ def write_job(path: Path, job: Job | None = None) -> Path:
     phases.append(("init", job.start_ns, now, 0, None, None))
     processes = [(job.pid, 1, "python", f"python train.py --data {job.root}", "rank", job.start_ns, None)]
     checkpoints: list[str] = []
-    for epoch in range(job.epochs):
-        workers = [job.pid + 1 + epoch * job.loaders + w for w in range(max(job.loaders, 1))] if job.loaders else [job.pid]
+    done, skipped = divmod(job.resumed_steps, max(job.files // job.batch, 1))
+    if job.resumed_steps:
+        checkpoints.append(f"{job.root}/out/step-{job.resumed_steps}/rank-0.raw")
+        rows += _recovery(job, total)
+    for epoch in range(done, done + job.epochs):
+        workers = (
+            [job.pid + 1 + (epoch - done) * job.loaders + w for w in range(max(job.loaders, 1))] if job.loaders else [job.pid]
+        )
         processes += [(p, job.pid, "pt_data_worker", "python train.py", "loader", now, None) for p in workers if p != job.pid]
         order = rng.permutation(job.files) if job.shuffle else np.arange(job.files)
+        order = order[skipped * job.batch :] if epoch == done else order
         end = _read_pass(rows, job, order, workers, now, rng, job.batch, job.compute_ns)
         phases.append(("epoch", now, end, 0, epoch + 1, None))
         now = end
@@ -86,6 +94,14 @@ def write_job(path: Path, job: Job | None = None) -> Path:
             now = end
     _write(path, job, rows, phases if job.log_phases else [], processes, paths, checkpoints, now)
     return path
+
+
+def _recovery(job, file_id):
+    """The calls by which the checkpoint is read that the job goes on from."""
+    calls = [("openat", None, None, 9), ("read", 0, 70_000, 70_000), ("read", 70_000, 500, 500), ("close", None, None, 0)]
+    begin = job.start_ns + SECOND // 2
+    for number, (op, offset, size, result) in enumerate(calls):
+        yield (begin + number * MILLISECOND, 500_000, op, job.pid, job.pid, file_id, 9, offset, size, result, 0, 0)
 
 
 def _read_pass(rows, job, order, workers, now, rng, batch, compute_ns):

@@ -27,6 +27,7 @@ from benchmark.config.schema import (
     TwinEvaluation,
     TwinReader,
     TwinRecorded,
+    TwinResume,
     Workflow,
 )
 from benchmark.config.step_times import MeasuredStepTime, Rematerialized, StepTime, StepTimeRegression
@@ -86,6 +87,7 @@ __all__ = [
     "TwinEvaluation",
     "TwinReader",
     "TwinRecorded",
+    "TwinResume",
     "Uniform",
     "Workflow",
     "Workload",

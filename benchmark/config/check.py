@@ -83,6 +83,21 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             "decides alone, of checkpoints of the emulator's own; leave out checkpoint_mechanism_classname and seconds_between",
         ),
         ("twin.checkpoint.files", len(names) < len(twin.checkpoint.files), "two files have the same name"),
+        (
+            "twin.startup_ranks",
+            len(twin.startup_ranks) not in (0, len(twin.startup_reads)),
+            f"{len(twin.startup_ranks)} ranks for {len(twin.startup_reads)} startup_reads; give one for each, or none",
+        ),
+        (
+            "twin.resume.epoch",
+            twin.resume is not None and twin.resume.epoch > config.train.epochs,
+            f"{twin.resume and twin.resume.epoch} is after the last of train.epochs, {config.train.epochs}",
+        ),
+        (
+            "twin.resume",
+            twin.resume is not None and twin.pipeline is not None,
+            "a pipeline runs whole; leave it out",
+        ),
         ("model.num_layers", is_transformer and model.num_layers < 1, "a transformer has at least 1"),
         (
             "model.parallelism.zero_stage",

@@ -229,7 +229,9 @@ class TwinCheckpoint(Section):
     tail_time: Duration = 0.0  # seconds of a checkpoint besides those before and in its files; they follow its last file
     write_size: Positive | None = None  # bytes of one write of files that are not recorded; None: 8 MiB
     rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
-    directory_sync: bool = False  # fsync of the folder after the renames
+    # folder: the files of a folder are written below a temporary name of it (+ .tmp), which is renamed when all ranks are done.
+    commit: Literal["file", "folder"] = "file"
+    directory_sync: bool = False  # fsync of the folder after the renames, and of one that is renamed before
     asynchronous: bool = False  # a snapshot in memory, persisted beside training
     in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
     snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here
@@ -241,6 +243,18 @@ class TwinCheckpoint(Section):
     first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
     also_after_epoch: Positive | None = None  # one more, of those by epochs
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: as the checkpoint section says
+
+
+class TwinResume(Section):
+    """Where a run goes on that was stopped, and what it does to get there.
+
+    Beside reading the checkpoint: restore nothing; replay_data reads the epoch's earlier samples again, as a loader does that
+    cannot skip; full trains on them again. skip_reads goes on as restore does, without a checkpoint.
+    """
+
+    epoch: Positive = 1  # that it was in,
+    step: Count = 0  # after so many steps of it
+    mode: Literal["restore", "skip_reads", "replay_data", "full"] = "restore"
 
 
 class TwinEvaluation(Section):
@@ -312,9 +326,11 @@ class Twin(Section):
     # What each sample reads, FILE:OFFSET+SIZE ..., by the numbers of train_files; None: a file, or an equal part of one.
     train_reads: list[str] | None = None
     eval_reads: list[str] | None = None
-    # What rank 0 reads in init, a file each: a model to start from, a state to go on from.
+    # What is read in init, in order, each from opening the file to closing it: a model to start from, a state to go on from.
     startup_files: list[str] = []  # names within data_folder, or absolute paths
     startup_reads: list[str] = []  # FILE:OFFSET+SIZE ..., by the numbers of startup_files
+    startup_ranks: list[Count] = []  # which rank makes each of startup_reads; of fewer ranks the last; none: rank 0
+    resume: TwinResume | None = None  # None: from the first step
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
     first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others

@@ -16,7 +16,8 @@ class ComputeTime:
     def __init__(self, config: Config, rank: Rank) -> None:
         seed, first = config.train.seed, config.twin.first_step_time
         computation = step_time(config.train.computation_time, config.num_gpus or rank.count, config.reader.batch_size)
-        self._rank = rank.number
+        self._rank, resume = rank.number, config.twin.resume
+        self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP)
         self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
         self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP)
@@ -25,7 +26,7 @@ class ComputeTime:
         """Return the seconds of step `step` (from 1) of epoch `epoch` (from 1); `phase` is train or evaluation."""
         if phase == "evaluation":
             return self._evaluation.seconds(self._rank, epoch, step - 1)
-        if self._first is not None and (epoch, step) == (1, 1):
+        if self._first is not None and (epoch, step) == self._begin:
             return self._first.seconds(self._rank, epoch, 0)
         return self._train.seconds(self._rank, epoch, step - 1)
 

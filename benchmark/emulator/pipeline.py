@@ -20,7 +20,7 @@ import numpy as np
 from benchmark.config import Config
 from benchmark.config.schema import CheckpointFile
 from benchmark.config.schema import Pipeline as Section
-from benchmark.emulator.checkpoints.writer import open_checkpoints
+from benchmark.emulator.checkpoints.open import open_checkpoints
 from benchmark.emulator.data.dataset import DataSet, open_dataset
 from benchmark.emulator.loaders import open_loader, sampled_batches
 from benchmark.emulator.loaders.base import Fetched

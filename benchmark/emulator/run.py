@@ -10,14 +10,16 @@ from benchmark.config import Config
 from benchmark.emulator.accelerator import Accelerator
 from benchmark.emulator.cadences import checkpoint_policy, evaluation_cadence
 from benchmark.emulator.checkpoints.frequency import Frequency
-from benchmark.emulator.checkpoints.writer import Checkpoints, CheckpointWriter, open_checkpoints
+from benchmark.emulator.checkpoints.open import Checkpoints, open_checkpoints
+from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.data.dataset import open_dataset, start_up
 from benchmark.emulator.data.order import Batch, evaluation_batches
 from benchmark.emulator.loaders import open_loader, sampled_batches
 from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank
-from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Usage
+from benchmark.emulator.results.measured import DataSetFacts, Measured, Resumed, Span, Usage
 from benchmark.emulator.results.steplog import StepParts
 from common.draws import DrawnTime
+from common.errors import UsageError
 from common.keyed import Purpose
 from common.mllog import FOR_TRACERS, MlLog
 from common.processes import age_s, sharpen_timers
@@ -64,6 +66,7 @@ class _Run:
     ) -> None:
         self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
         self._accelerator = Accelerator(config, rank, sleeper)
+        self._resume = config.twin.resume
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._deadline = float("inf")
         self._save_after = checkpoint_policy(config)
@@ -73,7 +76,9 @@ class _Run:
         self._steps = 0  # of training so far
         self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
         per_node = rank.count // rank.nodes
-        self._checkpoints = open_checkpoints(config, rank.number, rank.count, per_node) if config.workflow.checkpoint else None
+        self._checkpoints = (
+            open_checkpoints(config, rank.number, rank.count, per_node, meet=rank.meet) if config.workflow.checkpoint else None
+        )
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
         self._frequency = self._measured_frequency()
         if config.workflow.train:
@@ -83,8 +88,8 @@ class _Run:
                 phase: open_things.enter_context(open_loader(config, samples, rank.number, rank.count, phase == "evaluation"))
                 for phase, samples in (("train", self._dataset.train), ("evaluation", self._dataset.evaluation))
             }
+            self._start_up()
             if rank.number == 0:
-                start_up(config)
                 self._log_parameters()
 
     def _measured_frequency(self) -> Frequency | None:
@@ -93,6 +98,26 @@ class _Run:
         if twin.checkpoint.policy is None or self._writer is None or (self._rank.number > 0 and twin.barrier):
             return None
         return Frequency(twin.checkpoint.policy, twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1)
+
+    def _start_up(self) -> None:
+        """Read what is read before the first epoch, the checkpoint among it where the run resumes."""
+        config, resume, rank = self._config, self._resume, self._rank
+        read_bytes = 0
+        if resume is None or resume.mode != "skip_reads":
+            read_bytes = start_up(config, rank.number, rank.count)
+        if resume is None:
+            return
+        if resume.mode != "skip_reads" and not config.twin.startup_reads:
+            if self._checkpoints is None:
+                raise UsageError(
+                    "twin.resume: there is no checkpoint to read; set workflow.checkpoint to true or mode to skip_reads"
+                )
+            self._measured.loaded += self._checkpoints.load()
+            read_bytes = sum(file.size_bytes for file in self._measured.loaded)
+        before = resume.step * config.reader.batch_size
+        again = resume.mode in ("replay_data", "full")
+        amounts = (0, before) if again else (before, 0)
+        self._measured.resumed = Resumed(resume.mode, resume.epoch, resume.step, *amounts, read_bytes)
 
     def _log_parameters(self) -> None:
         log, config = self._log, self._config
@@ -126,9 +151,9 @@ class _Run:
         """Run the epochs: the loop position to resume at is an epoch and the steps before it."""
         config = self._config
         evaluate_after, _ = evaluation_cadence(config.evaluation)
-        if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0:
+        if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0 and self._resume is None:
             self._save(self._checkpoints, 0)
-        for epoch in range(1, config.train.epochs + 1):
+        for epoch in range(1 if self._resume is None else self._resume.epoch, config.train.epochs + 1):
             with self._span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
             evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(epoch)
@@ -149,13 +174,15 @@ class _Run:
         """Train the blocks of an epoch: the steps between what interrupts it; return how many steps they had."""
         config = self._config
         batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
-        steps = self._passing("train", epoch, batches)
+        begun = self._steps_before(epoch, len(batches))
+        replayed = begun if self._resume is not None and self._resume.mode == "replay_data" else 0
+        steps = self._passing("train", epoch, batches[begun - replayed :], begun, replayed)
         _, evaluate_after = evaluation_cadence(config.evaluation)
         in_blocks = (evaluate_after is not None and self._evaluates) or (
             self._checkpoints is not None
             and (self._save_after.within_epochs or self._by_time.within_epochs or self._config.twin.checkpoint.policy is not None)
         )
-        done = 0
+        done = begun
         begin = time.monotonic()
         while done < len(batches) and not self._stopped:
             evaluates = saves = False
@@ -171,8 +198,19 @@ class _Run:
                 amounts.append(done - first)
             self._interrupt(epoch, evaluates, saves)
         next(steps, None)  # nothing is left; the loader learns that, and ends its workers
-        self._tell(epoch, "train", done, time.monotonic() - begin)
-        return done
+        self._tell(epoch, "train", done - begun, time.monotonic() - begin)
+        return done - begun
+
+    def _steps_before(self, epoch: int, steps: int) -> int:
+        """Return how many of the epoch's `steps` were done before this run began."""
+        resume = self._resume
+        if resume is None or resume.epoch != epoch:
+            return 0
+        if resume.step > steps:
+            raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {steps} steps of an epoch")
+        begun = 0 if resume.mode == "full" else resume.step
+        self._steps = (epoch - 1) * steps + begun
+        return begun
 
     def _saves(self, epoch: int, epoch_ended: bool = False) -> bool:
         if self._flags & CHECKPOINT and not epoch_ended:
@@ -203,12 +241,13 @@ class _Run:
         rate = steps * size * self._rank.count / max(elapsed_s, 1e-9)
         note(f"epoch {of}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
 
-    def _passing(self, phase: str, epoch: int, batches: Sequence[Batch]) -> Iterator[int]:
-        """Take every batch in order and compute on it; yield after each step."""
+    def _passing(self, phase: str, epoch: int, batches: Sequence[Batch], step: int = 0, replayed: int = 0) -> Iterator[int]:
+        """Take every batch in order and, but for the first `replayed`, compute on it; yield after each step; `step` are done."""
         steps, accelerator = self._measured.steps, self._accelerator
         fetching = iter(self._loaders[phase].epoch(epoch, batches))
+        for _ in range(replayed):
+            next(fetching)
         begin_ns = time.monotonic_ns()
-        step = 0
         while not self._stopped:
             asked_ns = time.monotonic_ns()
             fetched = next(fetching, None)

@@ -10,8 +10,8 @@ _NONE = -1  # Cadence.also
 _LATE, _LATE_SHARE = 1.0, 0.1  # steps, and share of those between, that what is written beside training may seem to come late
 
 
-def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:
-    """Return the cadence by which as many as were `seen` come `until` the end, nearest to when they came.
+def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True, since: int = 0) -> Cadence:
+    """Return the cadence by which as many as were `seen` come after `since` and `until` the end, nearest to when they came.
 
     Numbers count from 1 and ascend; not `exact`: they may be a little late. `one_more`: the first or the last of them may be
     outside the row. Of cadences as near, the simplest: in phase with the count rather than not, and with none outside. With none
@@ -19,7 +19,7 @@ def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = 
     """
     if not seen:
         return Cadence(until + 1, until + 1)
-    return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, until, exact))
+    return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, since, until, exact))
 
 
 def _candidates(seen: Sequence[int], until: int, one_more: bool) -> Iterator[Cadence]:
@@ -32,9 +32,9 @@ def _candidates(seen: Sequence[int], until: int, one_more: bool) -> Iterator[Cad
                 yield Cadence(int(first), int(every), also)
 
 
-def _distance(cadence: Cadence, seen: Sequence[int], until: int, exact: bool) -> tuple[float, ...]:
+def _distance(cadence: Cadence, seen: Sequence[int], since: int, until: int, exact: bool) -> tuple[float, ...]:
     last = max(until, seen[-1])
-    due = set(range(cadence.first, last + 1, cadence.every)) | ({cadence.also} - {_NONE})
+    due = {number for number in range(cadence.first, last + 1, cadence.every) if number > since} | ({cadence.also} - {_NONE})
     apart = np.abs(np.subtract.outer(np.array(seen), np.array(sorted(due) or [0]))).min(axis=1).mean()
     late = 0.0 if exact else min(_LATE, _LATE_SHARE * cadence.every)
     return abs(len(due) - len(seen)), max(apart - late, 0.0), cadence.also != _NONE, cadence.first != cadence.every, apart

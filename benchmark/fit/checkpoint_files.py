@@ -1,5 +1,6 @@
 """The checkpoint files of a traced job, each time they were written."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -18,6 +19,7 @@ from tracing_tools.trace import schema
 class SeenFile:
     """One checkpoint file as it was written."""
 
+    file_id: int
     path: str  # its final path
     name: str  # that within the folder of all checkpoints
     start_ns: int
@@ -29,6 +31,7 @@ class SeenFile:
     write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
     fsync: bool
     renamed: bool
+    folder_renamed: bool  # the folder that it is in was renamed, rather than it
     read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
     serialization_s: float  # from open to close, less the time in system calls
     ahead_s: float  # of that, what passed before the first write
@@ -55,10 +58,17 @@ def find_files(job: Job) -> list[SeenFile]:
         elif file_id in last:
             reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] > 0)].dropna(subset=["offset"])
             last[file_id].read_back += zip(reads["offset"].astype(int).tolist(), reads["result"].tolist(), strict=True)
-    folder = common_folder([file.path for file in seen]) if seen else ""
+    folder = folder_of(seen) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))
     return sorted(seen, key=lambda file: file.start_ns)
+
+
+def folder_of(files: Sequence[SeenFile]) -> str:
+    """Return the folder that all lie in; of checkpoints that are folders, not that of a single one."""
+    found = PurePosixPath(common_folder([file.path for file in files]))
+    inside = any(file.folder_renamed and PurePosixPath(file.path).parent == found for file in files)
+    return str(found.parent if inside else found)
 
 
 def _rank_of(job: Job, pid: int) -> int:
@@ -73,9 +83,13 @@ def _rank_of(job: Job, pid: int) -> int:
 def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank: int) -> SeenFile:
     renamed = isinstance(row["renamed_to"], str)
     path = row["renamed_to"] if renamed else row["path"]
+    in_folder = renamed and PurePosixPath(path).name == PurePosixPath(row["path"]).name
+    if in_folder:  # as common.commit calls what it is about to remove
+        path = re.sub(r"\.gone/([^/]+)$", r"/\1", path)
     start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
     opened_ns, first_write_ns = int(events["end_ns"].iloc[0]), int(writes["start_ns"].min())
     return SeenFile(
+        file_id=int(row["file_id"]),
         path=path,
         name=PurePosixPath(path).name,
         start_ns=start_ns,
@@ -86,7 +100,8 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank:
         rank=rank,
         write_sizes=_run_lengths(writes["result"].to_numpy()),
         fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
-        renamed=renamed,
+        renamed=renamed and not in_folder,
+        folder_renamed=in_folder,
         read_back=[],
         serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
         ahead_s=max(first_write_ns - opened_ns, 0) / 1e9,

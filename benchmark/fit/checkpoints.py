@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.checkpoint_files import SeenFile, find_files
+from benchmark.fit.checkpoint_files import SeenFile, find_files, folder_of
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
-from benchmark.fit.samples import common_folder
 from benchmark.fit.times import taken_ns
+from tracing_tools.trace import schema
 
+_REMOVALS = ("unlink", "unlinkat")
 _NUMBER = re.compile(r"(\d+)")
 _BESIDE = 0.25  # share of checkpoints beside which training went on, from which they are asynchronous; not all show it
 
@@ -38,6 +39,8 @@ class SeenCheckpoints:
     between_epochs: bool  # all, rather than after some steps
     lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
     tail_s: NDArray[np.float64]  # seconds of each besides that, those of serialization and those in calls on its files
+    directory_sync: bool = False  # folders were made safe, too
+    keep: int | None = None  # newest that stay when older ones are removed; None: all
 
     @property
     def asynchronous(self) -> bool:
@@ -68,7 +71,29 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     whole = np.cumsum([0, *(len(own) for own in times)])
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
-    return SeenCheckpoints(common_folder([file.path for file in files]), each, between, *leads_and_tails_s(job.phases, files))
+    leads_s, tails_s = leads_and_tails_s(job.phases, files)
+    return SeenCheckpoints(
+        folder_of(files), each, between, leads_s, tails_s, _folders_synced(job, folder_of(files)), _kept(job, each)
+    )
+
+
+def _folders_synced(job: Job, folder: str) -> bool:
+    """Whether the folder of the checkpoints, or one below it, was synced."""
+    folders = job.files[job.files["kind"] == "directory"]
+    own = folders[(folders["path"] == folder) | folders["path"].str.startswith(f"{folder}/")]
+    return len(job.calls_on(own["file_id"].tolist(), schema.SYNC_OPS)) > 0
+
+
+def _kept(job: Job, each: Sequence[SeenCheckpoint]) -> int | None:
+    """How many checkpoints there were, the newest included, when files of an older one had been removed."""
+    begun = np.array([point.files[0].start_ns for point in each], np.int64)
+    removed = job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)].set_index("file_id")["start_ns"]
+    left = [
+        int(np.searchsorted(begun, removed[file.file_id])) - number - 1
+        for number, point in enumerate(each) for file in point.files if file.file_id in removed.index and removed.index.is_unique
+    ]  # fmt: skip
+    found, counts = np.unique([count for count in left if count > 0], return_counts=True)
+    return int(found[counts.argmax()]) if len(found) else None
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:

@@ -1,5 +1,6 @@
 """What the emulator will do by a fitted YAML: its steps, and what it reads, writes and opens, told without running it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,21 +54,33 @@ def plan(fitted: Fitted) -> Plan:
         dataset.eval_num_samples_per_file or dataset.num_samples_per_file, config.reader.batch_size_eval,
         config.evaluation.total_eval_steps, drop_last=False,
     )  # fmt: skip
+    done_epochs, done, unread = _done_before(config, training.steps)
     steps = training.steps * epochs
-    evaluations, checkpoints = _evaluations(config, steps), _checkpoints(config, steps)
-    read_bytes = training.size_bytes * epochs + evaluation.size_bytes * evaluations
+    evaluations, checkpoints = _evaluations(config, steps, done_epochs, done), _checkpoints(config, steps, done_epochs, done)
+    passes = epochs - unread / max(training.steps, 1)
+    read_bytes = training.size_bytes * passes + evaluation.size_bytes * evaluations
     if config.twin.reader.streamed and config.train.total_training_steps >= 0:
-        read_bytes += _streamed(config, sizes, training.size_bytes * epochs)[0] - training.size_bytes * epochs
+        read_bytes += _streamed(config, sizes, training.size_bytes * passes)[0] - training.size_bytes * passes
     amounts = _of_checkpoints(config, checkpoints)
     amounts["read", "dataset"] = read_bytes
-    amounts["open", "dataset"] = _opens(config, training, evaluation, evaluations, read_bytes, sizes)
+    amounts["open", "dataset"] = _opens(config, training, evaluation, passes, evaluations, read_bytes, sizes)
     for direction, of_kind in (("read", fitted.start_up.read_bytes), ("open", fitted.start_up.opens)):
         for kind, amount in of_kind.items():
             amounts[direction, kind] = amounts.get((direction, kind), 0.0) + amount
     reads = None
     if training.reads is not None and (evaluation.reads is not None or not evaluations):
-        reads = training.reads * epochs + (evaluation.reads or 0.0) * evaluations + _start_up_reads(config)
-    return Plan((steps + evaluation.steps * evaluations) * config.twin.ranks, checkpoints, amounts, reads)
+        reads = training.reads * passes + (evaluation.reads or 0.0) * evaluations + _start_up_reads(config)
+    return Plan((steps - done + evaluation.steps * evaluations) * config.twin.ranks, checkpoints, amounts, reads)
+
+
+def _done_before(config: c.Config, steps: int) -> tuple[int, int, int]:
+    """Whole epochs, and steps of `steps` an epoch, done before the run began; and steps whose samples it does not read."""
+    resume = config.twin.resume
+    if resume is None:
+        return 0, 0, 0
+    epochs, step = resume.epoch - 1, min(resume.step, steps)
+    unread = step if resume.mode in ("restore", "skip_reads") else 0
+    return epochs, epochs * steps + (0 if resume.mode == "full" else step), epochs * steps + unread
 
 
 def _start_up_reads(config: c.Config) -> int:
@@ -130,30 +143,30 @@ def _sizes(name: str, sizes: Mapping[str, int]) -> list[int]:
     return [sizes[file] for file in (name, f"{name}_x.npy", f"{name}_y.npy") if file in sizes]
 
 
-def _evaluations(config: c.Config, steps: int) -> int:
+def _evaluations(config: c.Config, steps: int, done_epochs: int, done: int) -> int:
     if not config.workflow.evaluation:
         return 0
     section = config.evaluation
     if section.steps_between_evals > 0:
         first = section.eval_after_step if section.eval_after_step > 0 else section.steps_between_evals
-        return _times(Cadence(first, section.steps_between_evals), steps)
-    return _times(Cadence(section.eval_after_epoch, section.epochs_between_evals), config.train.epochs)
+        return _times(Cadence(first, section.steps_between_evals), done, steps)
+    return _times(Cadence(section.eval_after_epoch, section.epochs_between_evals), done_epochs, config.train.epochs)
 
 
-def _checkpoints(config: c.Config, steps: int) -> int:
+def _checkpoints(config: c.Config, steps: int, done_epochs: int, done: int) -> int:
     if not config.workflow.checkpoint:
         return 0
-    section, twin = config.checkpoint, config.twin.checkpoint
-    before, after = int(section.checkpoint_after_step == 0), section.checkpoint_after_step
+    section, twin, after = config.checkpoint, config.twin.checkpoint, config.checkpoint.checkpoint_after_step
+    before = int(after == 0 and config.twin.resume is None)
     if section.steps_between_checkpoints > 0:
         every = section.steps_between_checkpoints
-        return before + _times(Cadence(twin.first_after_step or every, every, after), steps)
+        return before + _times(Cadence(twin.first_after_step or every, every, after), done, steps)
     by_epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
-    return before + int(0 < after <= steps) + _times(by_epochs, config.train.epochs)
+    return before + int(max(done, 0) < after <= steps) + _times(by_epochs, done_epochs, config.train.epochs)
 
 
-def _times(cadence: Cadence, until: int) -> int:
-    return sum(map(cadence.due, range(1, until + 1)))
+def _times(cadence: Cadence, since: int, until: int) -> int:
+    return sum(map(cadence.due, range(since + 1, until + 1)))
 
 
 def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str], float]:
@@ -167,35 +180,35 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
 
 
 def _opens(
-    config: c.Config, training: _Planned, evaluation: _Planned, evaluations: int, read_bytes: float, sizes: Mapping[str, int]
-) -> float:
+    config: c.Config, training: _Planned, evaluation: _Planned, passes: float, evaluations: int, read_bytes: float,
+    sizes: Mapping[str, int],
+) -> float:  # fmt: skip
     """Opens of the data: one for each file of a sample, or as few as files that stay open or are streamed take."""
-    epochs = config.train.epochs
     if config.twin.reader.streamed:
         file_bytes = max(sum(sizes.values()) / max(len(sizes), 1), 1)
         if config.train.total_training_steps < 0:
             return read_bytes / file_bytes
-        return _streamed(config, sizes, training.size_bytes * epochs)[1] + evaluation.size_bytes * evaluations / file_bytes
+        return _streamed(config, sizes, training.size_bytes * passes)[1] + evaluation.size_bytes * evaluations / file_bytes
     if config.twin.reader.keep_open or config.twin.layout == "dlrm":
-        return _kept_open(config, training, evaluation, evaluations)
-    return (training.opens * epochs + evaluation.opens * evaluations) * (2 if config.twin.layout == "unet3d" else 1)
+        return _kept_open(config, training, evaluation, passes, evaluations)
+    return (training.opens * passes + evaluation.opens * evaluations) * (2 if config.twin.layout == "unet3d" else 1)
 
 
-def _kept_open(config: c.Config, training: _Planned, evaluation: _Planned, evaluations: int) -> float:
+def _kept_open(config: c.Config, training: _Planned, evaluation: _Planned, passes: float, evaluations: int) -> float:
     """Opens by processes that keep files open: ranks that read for themselves open all at once, loaders those that they meet."""
     reader, twin = config.reader, config.twin
     threads = reader.read_threads, reader.read_threads if twin.evaluation.read_threads is None else twin.evaluation.read_threads
     opens = 0.0 if reader.read_threads else float(twin.ranks * _named(config, training, evaluation))
-    for planned, workers, passes, shuffled in (
-        (training, threads[0], config.train.epochs, _shuffled(config)),
+    for planned, workers, times, shuffled in (
+        (training, threads[0], math.ceil(passes), _shuffled(config)),
         (evaluation, threads[1], evaluations, ""),
     ):
         batch = reader.batch_size if planned is training else reader.batch_size_eval
         dealt = Dealt(planned.steps, batch, twin.ranks, max(workers, 1), planned.files, planned.each, planned.listed, shuffled)
         if workers and not twin.persistent_workers:
-            opens += passes * openings(dealt, 1, anew=False)
+            opens += (passes if planned is training else times) * openings(dealt, 1, anew=False)
         elif workers or reader.read_threads:
-            opens += openings(dealt, passes, config.train.seed_change_epoch)
+            opens += openings(dealt, times, config.train.seed_change_epoch)
     return opens
 
 

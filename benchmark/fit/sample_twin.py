@@ -17,6 +17,7 @@ from benchmark.fit.listed import are_listed, drawn_at_random, listed
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass, find_passes
 from benchmark.fit.refusal import check_is_training
+from benchmark.fit.resume import find_resume, go_on
 from benchmark.fit.samples import Samples
 from benchmark.fit.startup import find_start_up
 from benchmark.fit.times import Times, pass_times, quantiles, warm_up
@@ -51,25 +52,37 @@ def fit_samples(job: Job) -> Fitted:
     check_is_training(job, training)
     assumptions, times = told_losses(job), pass_times(job, training)
     first_step_s, times.compute_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
-    checkpoints = find_checkpoints(job, training)
+    checkpoints, start_up, since = find_checkpoints(job, training), find_start_up(job, samples.folder, training), (0, 0)
+    resume, typical = find_resume(job, start_up, training, _steps_in_data(samples, training)), training
+    if resume is not None:
+        # What is left of the epoch that was resumed tells least of how the job reads.
+        typical = [*training[1:], training[0]]
+        since = go_on(resume, passes, checkpoints, len(typical[0].batch_sizes))
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
+    lists = are_listed(samples, training, evaluations)
     config = c.Config(
         model=c.Model(name=job.manifest.workload or PurePosixPath(samples.folder).name),
         workflow=c.Workflow(evaluation=bool(evaluations), checkpoint=bool(checkpoints.each)),
-        dataset=_dataset(samples, training, evaluations),
-        reader=_reader(times, samples, training, evaluations, assumptions),
-        train=_train(times, samples, training, are_listed(samples, training, evaluations), assumptions),
-        evaluation=_evaluation(job, samples, training, evaluations, assumptions),
-        twin=_twin(job, samples, training, evaluations, checkpoints, assumptions),
+        dataset=_dataset(samples, typical, evaluations),
+        reader=_reader(times, samples, typical, evaluations, assumptions),
+        train=_train(times, samples, typical, lists, since, assumptions),
+        evaluation=_evaluation(job, samples, typical, evaluations, since[0], assumptions),
+        twin=_twin(job, samples, typical, evaluations, checkpoints, assumptions),
     )
-    config.twin.first_step_time = first_step_s
+    config.twin.first_step_time, config.twin.resume = first_step_s, resume
     steps = sum(len(part.batch_sizes) for part in training)
-    set_checkpoints(config, checkpoints, len(training), steps, _steps_of_blocks(training), assumptions)
+    ends = since[0] + len(training), since[1] + steps
+    set_checkpoints(config, checkpoints, *ends, _steps_of_blocks(training), assumptions, since)
     confidence = _confidence(times, training, evaluations, checkpoints)
     files = _files(job, samples, training, evaluations)
-    start_up = find_start_up(job, samples.folder, training)
     config.twin.startup_files, config.twin.startup_reads = [name for name, _ in start_up.files], start_up.reads
-    return Fitted(config, _evidence(samples, training, evaluations, checkpoints), files, confidence, start_up)
+    config.twin.startup_ranks = start_up.ranks if any(start_up.ranks) else []
+    evidence = _evidence(samples, typical, evaluations, checkpoints)
+    if resume is not None:
+        evidence["resume"] = f"after step {resume.step} of epoch {resume.epoch}, from what was read first: " + ", ".join(
+            format_size(size) + f" of {kind} files" for kind, size in start_up.read_bytes.items()
+        )
+    return Fitted(config, evidence, files, confidence, start_up)
 
 
 def _files(job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> list[tuple[str, int]]:
@@ -195,7 +208,9 @@ def _same_order_each_epoch(training: Sequence[Pass]) -> bool:
     return len(training) > 1 and order_agreement(training[0].samples, training[1].samples) >= SAME_ORDER
 
 
-def _train(times: Times, samples: Samples, training: Sequence[Pass], lists: bool, assumptions: list[str]) -> c.Train:
+def _train(
+    times: Times, samples: Samples, training: Sequence[Pass], lists: bool, since: tuple[int, int], assumptions: list[str]
+) -> c.Train:
     if times.waits_unseen:
         assumptions.append("the rank's waits for data could not be seen: computation_time includes them")
     if not training[0].logged:
@@ -207,16 +222,18 @@ def _train(times: Times, samples: Samples, training: Sequence[Pass], lists: bool
     blocks = training[0].phase == "block"
     steps = [len(part.batch_sizes) for part in training]
     train = c.Train(
-        epochs=1 if blocks else len(training),
+        epochs=1 if blocks else since[0] + len(training),
         computation_time=quantiles(times.compute_s),
         seed_change_epoch=not (_is_shuffled(training) and _same_order_each_epoch(training)),
     )
+    whole = steps[:-1] if since != (0, 0) and len(steps) > 1 else steps
     if lists:
-        train.epochs, train.total_training_steps = 1 if blocks else len(training), sum(steps) if blocks else most_common(steps)
+        train.total_training_steps = since[1] + sum(steps) if blocks else most_common(whole)
     elif samples.first_record is not None or blocks:
         in_one_pass = _steps_in_data(samples, training)
         train.epochs = max(train.epochs, -(-sum(steps) // in_one_pass)) if blocks else train.epochs
-        train.total_training_steps = round(sum(steps) / train.epochs) if blocks else min(most_common(steps), in_one_pass)
+        in_blocks = round((since[1] + sum(steps)) / train.epochs)
+        train.total_training_steps = in_blocks if blocks else min(most_common(whole), in_one_pass)
     return train
 
 
@@ -228,12 +245,13 @@ def _steps_in_data(samples: Samples, training: Sequence[Pass]) -> int:
 
 
 def _evaluation(
-    job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], assumptions: list[str]
-) -> c.Evaluation:
+    job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], since: int,
+    assumptions: list[str],
+) -> c.Evaluation:  # fmt: skip
     if not evaluations:
         return c.Evaluation()
     seen = [part.epoch for part in evaluations]
-    first, between, _ = find_cadence(seen, max(len(training), seen[-1]), exact=True, one_more=False)
+    first, between, _ = find_cadence(seen, max(since + len(training), seen[-1]), exact=True, one_more=False, since=since)
     if len(evaluations) == 1:
         assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
     evaluation = c.Evaluation(eval_time=quantiles(pass_times(job, evaluations).compute_s))
@@ -276,7 +294,7 @@ def _twin(
         by_sample = _is_shuffled(training) and samples.buffer_bytes is None and not drawn_at_random(training)
         twin.train_reads = listed(samples, training, _in_order_read(samples, training), by_sample)
         twin.eval_reads = listed(samples, evaluations, _files_of(samples, evaluations), by_sample=False) or None
-    twin.startup_time, twin.init_time = start_times(job, training[0].start_ns, assumptions)
+    twin.startup_time, twin.init_time = start_times(job, min(part.start_ns for part in training), assumptions)
     if evaluations:
         times = pass_times(job, evaluations)
         workers = most_common([part.workers for part in evaluations])

@@ -17,32 +17,45 @@ _KINDS = ("dataset", "checkpoint", "other")
 
 @dataclass
 class StartUp:
-    """Files read before the training, and what of each."""
+    """Files read before the training, and what of each, in order; each of `reads` from opening a file to closing it."""
 
     files: list[tuple[str, int]] = field(default_factory=list)  # name within the data folder, or else absolute path; bytes
-    reads: list[str] = field(default_factory=list)  # of each file, as benchmark.config.listed_reads
+    reads: list[str] = field(default_factory=list)  # as benchmark.config.listed_reads
+    ranks: list[int] = field(default_factory=list)  # that make each of them
     read_bytes: dict[str, int] = field(default_factory=dict)  # by kind of file
     opens: dict[str, int] = field(default_factory=dict)
 
 
 def find_start_up(job: Job, folder: str, training: Sequence[Pass]) -> StartUp:
-    """Return what processes other than loaders read before the first step, file by file in order; nothing of too many reads."""
-    roles = job.roles()
-    reads = job.calls_on(job.file_ids(*_KINDS), schema.READ_OPS)
-    reads = reads[(reads["start_ns"] < training[0].start_ns) & (reads["result"] > 0) & (reads["pid"].map(roles) != "loader")]
-    reads = reads[reads.groupby("file_id")["result"].transform("sum") >= _LEAST_BYTES]
+    """Return what processes other than loaders read before the first step; nothing of too many reads."""
+    roles, kinds = job.roles(), job.files.set_index("file_id")["kind"].astype(str)
+    calls = job.calls_on(job.file_ids(*_KINDS), [*schema.READ_OPS, *schema.OPEN_OPS])
+    calls = calls[(calls["start_ns"] < training[0].start_ns) & (calls["result"] >= 0) & (calls["pid"].map(roles) != "loader")]
+    calls = calls.assign(opened=calls["op"].isin(schema.OPEN_OPS))
+    calls["visit"] = calls.groupby(["pid", "file_id"])["opened"].cumsum()
+    reads = calls[~calls["opened"] & (calls["result"] > 0)]
+    of_state = reads["file_id"].map(kinds) == "checkpoint"
+    reads = reads[of_state | (reads.groupby("file_id")["result"].transform("sum") >= _LEAST_BYTES)]
     if len(reads) > _MOST_READS:
         return StartUp()
-    found, files = StartUp(), job.files.set_index("file_id")
+    found, files, numbers = StartUp(), job.files.set_index("file_id"), dict[int, int]()
     seen_bytes = files["size_bytes"].fillna(0).astype(np.int64)
-    for file_id, own in reads.groupby("file_id", sort=False):
-        path, kind = PurePosixPath(str(files.at[file_id, "path"])), str(files.at[file_id, "kind"])
+    ends = (reads["offset"].fillna(0) + reads["result"]).groupby(reads["file_id"]).max().astype(np.int64)
+    whole = reads.groupby("file_id")["result"].sum()
+    for _, own in reads.groupby(["pid", "file_id", "visit"], sort=False):
+        pid, file_id = int(own["pid"].iloc[0]), int(own["file_id"].iloc[0])
+        kind = str(kinds[file_id])
+        if file_id not in numbers:
+            numbers[file_id] = len(numbers)
+            path, least = PurePosixPath(str(files.at[file_id, "path"])), int(ends[file_id])
+            least = int(whole[file_id]) if own["offset"].isna().any() else least
+            name = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+            found.files.append((name, max(least, int(seen_bytes[file_id]))))
         offsets = own["offset"].fillna(own["result"].cumsum() - own["result"]).to_numpy(np.int64)
         sizes = own["result"].to_numpy(np.int64)
-        number = len(found.files)
-        name = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-        found.files.append((name, max(int((offsets + sizes).max()), int(seen_bytes[file_id]))))
+        number = numbers[file_id]
         found.reads.append(" ".join(f"{number}:{offset}+{size}" for offset, size in zip(offsets, sizes, strict=True)))
+        found.ranks.append(training[0].rank_pids.index(pid) if pid in training[0].rank_pids else 0)
         found.read_bytes[kind] = found.read_bytes.get(kind, 0) + int(sizes.sum())
         found.opens[kind] = found.opens.get(kind, 0) + 1
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.checkpoint_files import find_files
+from benchmark.fit.checkpoint_files import find_files, folder_of
 from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and_tails_s
 from benchmark.fit.file_ends import records_of_file_and_buffer
 from benchmark.fit.look import Job
@@ -273,5 +273,4 @@ def stream_checkpoints(job: Job, stream: Stream, steps: int) -> SeenCheckpoints:
         if not each or each[-1].epoch != epoch:
             each.append(SeenCheckpoint(epoch, epoch * steps, False, []))
         each[-1].files.append(file)
-    folder = common_folder([file.path for file in files]) if files else ""
-    return SeenCheckpoints(folder, each, True, *leads_and_tails_s(job.phases, files))
+    return SeenCheckpoints(folder_of(files) if files else "", each, True, *leads_and_tails_s(job.phases, files))

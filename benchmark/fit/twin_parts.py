@@ -68,11 +68,13 @@ def order_agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float
 
 
 def set_checkpoints(
-    config: c.Config, checkpoints: SeenCheckpoints, epochs: int, steps: int, in_blocks: int | None, assumptions: list[str]
-) -> None:
-    """Say in `config` when the twin, which trains so many `epochs` and `steps`, writes checkpoints, beside what it writes.
+    config: c.Config, checkpoints: SeenCheckpoints, epochs: int, steps: int, in_blocks: int | None, assumptions: list[str],
+    since: tuple[int, int] = (0, 0),
+) -> None:  # fmt: skip
+    """Say in `config` when the twin, which ends after so many `epochs` and `steps`, writes checkpoints, beside what it writes.
 
-    `in_blocks`: the steps of a block, where the job counts no epochs; `epochs` are then its blocks.
+    `in_blocks`: the steps of a block, where the job counts no epochs; `epochs` are then its blocks. `since`: the whole epochs and
+    the steps that were done before it began.
     """
     if not checkpoints.each:
         return
@@ -82,7 +84,7 @@ def set_checkpoints(
     section.checkpoint_folder = _CHECKPOINT_FOLDER
     times = [point.epoch if between else point.steps for point in checkpoints.each]
     before_training, times = times[0] == 0, [time for time in times if time]
-    due = find_cadence(times, epochs if between else steps, exact=between, one_more=not before_training)
+    due = find_cadence(times, (epochs, steps)[not between], between, not before_training, since[not between])
     if len(times) == 1:
         unit = "epochs" if between else "steps"
         assumptions.append(f"one checkpoint, after {times[0]} {unit}: taken to come every {due.every} {unit}")
@@ -103,11 +105,14 @@ def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str], ranks:
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
+    alone = len(ranks) < 2 or not checkpoints.asynchronous  # ranks do not meet beside training
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     return c.TwinCheckpoint(
         files=_checkpoint_files(checkpoints, ranks, assumptions), asynchronous=checkpoints.asynchronous,
         serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
+        directory_sync=checkpoints.directory_sync, keep=checkpoints.keep,
+        commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",
     )  # fmt: skip
 
 

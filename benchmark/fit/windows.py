@@ -47,12 +47,22 @@ def find_windows(job: Job, samples: Samples, fed: bool) -> list[Window]:
 
 
 def logged_windows(job: Job) -> list[Window]:
-    """Return the times of the passes as the job (its first rank) logged them, in order; none if it did not."""
+    """Return the times of the passes as the job (its first rank) logged them, in order; none if it did not.
+
+    Blocks of steps that the job counts by epochs, between which it only wrote checkpoints, are one pass an epoch.
+    """
     phases = job.phases
     training = "epoch" if (phases["phase"] == "epoch").any() else "block"
     logged = phases[phases["phase"].isin([training, "evaluation"]) & (phases["rank"].fillna(0) == phases["rank"].fillna(0).min())]
-    windows, epoch = [], 0
     logged = logged.sort_values("start_ns")
+    numbers = logged.loc[logged["phase"] == training, "epoch"].fillna(0)
+    if training == "block" and numbers.nunique() > 1 and numbers.is_monotonic_increasing:
+        whole = (logged["phase"] != logged["phase"].shift()) | (logged["epoch"] != logged["epoch"].shift())
+        if (logged["phase"] == training)[whole].sum() == numbers.nunique():
+            merged = logged.assign(phase=logged["phase"].astype(str).replace("block", "epoch")).groupby(whole.cumsum())
+            logged = merged.agg({"phase": "first", "start_ns": "min", "end_ns": "max", "epoch": "first"})
+            training = "epoch"
+    windows, epoch = [], 0
     spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
     for phase, start_ns, end_ns in spans:
         epoch = epoch + 1 if phase == training else max(epoch, 1)

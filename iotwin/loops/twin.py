@@ -68,8 +68,12 @@ def _make_data(fitted: "Fitted", directory: Path) -> None:
 
 
 def _beside(name: str, number: int) -> str:
-    """The name within the stand-in of a file that the job starts from: its own, or of one that lies elsewhere a new one."""
-    return f"start-up/{number}-{PurePosixPath(name).name}" if name.startswith("/") else name
+    """The name within the stand-in of a file that the job starts from: its own, or of one that lies elsewhere a new one.
+
+    With its folder's, as that of a checkpoint tells what it is.
+    """
+    path = PurePosixPath(name)
+    return f"start-up/{number}/{path.parent.name or 'root'}/{path.name}" if path.is_absolute() else name
 
 
 def generate_data(directory: Path) -> None:

@@ -23,8 +23,8 @@ _PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
 _LOG_SUFFIXES = {".log", ".out", ".err"}
 _CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
 _CHECKPOINT_NAMES = {".metadata"}  # what torch's distributed checkpoints call their index
-# A rank's part of a checkpoint as common.commit writes it.
-_STORED = re.compile(r"/step-[\d.]+(\.tmp)?/rank-\d+\.(raw|json)")
+# What common.commit writes: a rank's part of a checkpoint, and what tells of it.
+_STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")
 # What holds states as well as samples: only its use tells which.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
 _AGAIN = 1.5  # times its size that was read, from which a file was read again
@@ -50,7 +50,7 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
         return "system"
     suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if written_bytes:
-        return _kind_of_written(PurePosixPath(path).name, suffix, written_bytes)
+        return "checkpoint" if _STORED.search(path) else _kind_of_written(PurePosixPath(path).name, suffix, written_bytes)
     in_library = path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS)
     is_program = folder in _PROGRAM_FOLDERS and (not suffix or suffix[1:].isdigit())
     if in_library or is_program or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg"):
@@ -95,7 +95,7 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
     }
     kinds = [file.kind for file in files]
     for (folder, suffix), group in groups.items():
-        if suffix not in _EITHER_SUFFIXES:
+        if suffix not in _EITHER_SUFFIXES or all(_STORED.search(files[i].path) for i in group):
             continue
         key, ended = (folder, suffix), max(files[i].last_ns for i in group)
         others = [other for other in groups if other != key and (again[other] or read[other] > read[key])]

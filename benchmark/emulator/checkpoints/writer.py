@@ -5,21 +5,20 @@ when every file of every rank has its full size; ranks need not agree on that, a
 """
 
 import atexit
-import glob
 import os
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from benchmark.config import Config
+from benchmark.emulator.checkpoints import folders
 from benchmark.emulator.checkpoints.background import Background, Written
+from benchmark.emulator.checkpoints.numbered import names_there
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
 from benchmark.emulator.checkpoints.snapshot import Snapshot
-from benchmark.emulator.plugins import CHECKPOINTS, load_plugin
 from benchmark.emulator.readers.access import Buffered
 from common.beneath import folder_of, normal, unlink_beneath
 from common.draws import DrawnTime
@@ -41,41 +40,24 @@ class _Place(NamedTuple):
     path: str
 
 
-class Checkpoints(Protocol):
-    """What writes a rank's checkpoints and reads them back."""
-
-    def save(self, epoch: int, step: int = 0) -> list[Written]:
-        """Write the checkpoint after `epoch` and `step`; return the files that are whole since the last call."""
-
-    def finish(self) -> list[Written]:
-        """Wait for what is still being written and return the files that are whole since the last call."""
-
-    def load(self) -> list[Written]:
-        """Read the newest whole checkpoint and return its files; IotwinError when there is none."""
-
-
-def open_checkpoints(
-    config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None
-) -> Checkpoints:
-    """Return what writes the checkpoints of `rank`: CheckpointWriter, or the plug-in that the workload names."""
-    name = config.checkpoint.checkpoint_mechanism_classname
-    if name is None:
-        return CheckpointWriter(config, rank, ranks, ranks_per_node, note)
-    key = "checkpoint.checkpoint_mechanism_classname"
-    checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank, ranks=ranks)
-    return checkpoints
-
-
 class CheckpointWriter:
     """Writes the files that the workload's checkpoints consist of, as rank `rank` of `ranks`.
 
     Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
     derived on the machine of the job names the job's own checkpoints. `ranks_per_node` is how far `load` shifts ranks where
     `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself. `note` numbers the list of
-    its files (None: `rank`), where several processes each write as rank 0.
+    its files (None: `rank`), where several processes each write as rank 0. `meet` waits for all ranks, as a folder of all needs.
     """
 
-    def __init__(self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None) -> None:
+    def __init__(
+        self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None,
+        meet: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._meet, self._in_folders = meet, config.twin.checkpoint.commit == "folder"
+        if self._in_folders and ranks > 1 and config.twin.checkpoint.asynchronous:
+            raise UsageError(
+                "twin.checkpoint.commit: ranks do not meet beside training, so that none can rename a folder; use file"
+            )
         self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._note = rank if note is None else note
@@ -130,14 +112,10 @@ class CheckpointWriter:
         return own
 
     def _recorded_names(self) -> Iterator[str]:
-        """Yield the names of what stands where recorded files would come to stand, of links that lead nowhere, too."""
-        for file in self._config.twin.checkpoint.files:
-            # As a pattern, since the numbers of epochs and steps that will be due are not known.
-            pattern = glob.escape(file.name).replace("{epoch}", "*").replace("{step}", "*")
-            numbered = re.escape(file.name).replace(r"\{epoch\}", r"\d+").replace(r"\{step\}", r"\d+")
-            for name in glob.iglob(pattern, root_dir=self._folder):  # noqa: PTH207 - pathlib leaves dangling links out
-                if re.fullmatch(numbered, name):
-                    yield name
+        """Yield the names of what stands where recorded files would come to stand."""
+        recorded = [file.name for file in self._config.twin.checkpoint.files]
+        recorded += [folders.unfinished(name) for name in recorded if self._in_folders]
+        return (name for name, _ in names_there(self._folder, recorded))
 
     def _strange_folders(self, own: OwnFiles) -> Iterator[str]:
         """Yield the folders of checkpoints that no file of ours is in."""
@@ -211,8 +189,15 @@ class CheckpointWriter:
         self._sleeper.sleep(self._next_lead.seconds(self._rank, epoch, step))
         self._next_lead = self._lead
         times_s = self._serialization_s(planned, epoch, step)
-        written = [self._save_file(file, epoch, time_s) for file, time_s in zip(planned, times_s, strict=True)]
-        if self._config.twin.checkpoint.directory_sync:
+        # What names a folder is written once that has its name.
+        first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
+        written = []
+        for in_folder in (True, False):
+            own = zip(planned, times_s, first, strict=True)
+            written += [self._save_file(file, epoch, time_s) for file, time_s, is_first in own if is_first == in_folder]
+            if in_folder and self._in_folders:
+                self._commit(epoch, step)
+        if self._config.twin.checkpoint.directory_sync and not self._in_folders:
             for folder in sorted({(self._folder / file.name).parent for file in planned}):
                 self._sync_folder(folder)
         self._sleeper.sleep(self._tail.seconds(self._rank, epoch, step))
@@ -220,6 +205,29 @@ class CheckpointWriter:
         if self._config.twin.checkpoint.keep is not None:
             self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
         return written
+
+    def _commit(self, epoch: int, step: int) -> None:
+        """Give the folders of a checkpoint their names, as rank 0, once every rank has written its files."""
+        self._meet()
+        if self._rank == 0:
+            for file in self._of_all(epoch, step):
+                self._own.add(file.name)
+            for folder in dict.fromkeys(folders.folder_name(file.name) for file in self._of_all(epoch, step)):
+                if folder is None:
+                    continue
+                try:
+                    if (self._folder / folder).exists():  # of an earlier run
+                        folders.remove(self._folder, folder, self._own.below(folder))
+                    folders.commit(self._folder, folder, self._config.twin.checkpoint.directory_sync)
+                except OSError as error:
+                    raise IotwinError(
+                        f"{self._folder / folder}: the checkpoint cannot be renamed: {error.strerror}; change its folder"
+                    ) from None
+        self._meet()
+
+    def _of_all(self, epoch: int, step: int) -> list[PlannedFile]:
+        """The files of all ranks."""
+        return [file for rank in range(self._ranks) for file in files_written(self._config, epoch, step, rank, self._ranks)]
 
     def _serialization_s(self, planned: list[PlannedFile], epoch: int, step: int) -> list[float]:
         shared_s = sum(self._serialization.seconds(index, epoch, step) for index in range(len(planned)))
@@ -233,11 +241,13 @@ class CheckpointWriter:
         ]
 
     def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float) -> Written:
-        final = self._folder / file.name
-        self._own.add(file.name)
+        name = folders.unfinished(file.name) if self._in_folders else file.name
+        final = self._folder / name
+        for own in {name, file.name, folders.leaving(file.name)} if self._in_folders else {name}:
+            self._own.add(own)
         start_ns = time.monotonic_ns()
         try:
-            with self._place(file.name) as place:
+            with self._place(name) as place:
                 self._write_whole(place, file, serialization_s)
             if file.read_back:
                 with Buffered(str(final)) as source:
@@ -318,9 +328,7 @@ class CheckpointWriter:
         if self._config.twin.checkpoint.files:
             kept = {file.name for saved in (*stay, *self._saved[-keep:]) for file in self._planned(*saved)}
             for saved in self._saved[:-keep]:
-                for file in self._planned(*saved):
-                    if file.name not in kept:
-                        self._remove_own([file.name])
+                self._remove_own([file.name for file in self._planned(*saved) if file.name not in kept])
             return
         before = [number for number in self._on_disk() if number < (epoch, step) and number not in stay]
         older = [number for number in before if self._own.below(checkpoint_name(*number))]
@@ -335,8 +343,12 @@ class CheckpointWriter:
     def _remove_own(self, names: Iterable[str]) -> None:
         """Remove files of the emulator's; another rank may be at it too."""
         for name in names:
-            with suppress(OSError):
-                unlink_beneath(self._folder, name)
+            folder = folders.folder_name(name) if self._in_folders else None
+            if folder is None:
+                with suppress(OSError):
+                    unlink_beneath(self._folder, name)
+            elif self._rank == 0 and (self._folder / folder).exists():
+                folders.remove(self._folder, folder, self._own.below(folder))
 
     def _on_disk(self) -> list[tuple[int, int]]:
         """Return the (epoch, step) of the checkpoints whose folders are there, whole or not, oldest first."""
@@ -344,7 +356,7 @@ class CheckpointWriter:
 
     def _whole(self, epoch: int, step: int) -> bool:
         """Whether every file of every rank is there in full size."""
-        files = [file for rank in range(self._ranks) for file in files_written(self._config, epoch, step, rank, self._ranks)]
+        files = self._of_all(epoch, step)
         return bool(files) and all(_size_bytes(self._folder / file.name) == file.size_bytes for file in files)
 
     def newest(self) -> tuple[int, int] | None:
@@ -353,8 +365,8 @@ class CheckpointWriter:
         This is the last one that this writer has saved, or else the latest on disk that is whole.
         """
         on_disk = self._on_disk()
-        if self._config.twin.checkpoint.files:
-            on_disk = [(epoch, 0) for epoch in range(1, self._config.train.epochs + 1)]
+        if recorded := [file.name for file in self._config.twin.checkpoint.files]:
+            on_disk = sorted({number for _, number in names_there(self._folder, recorded)})
         candidates = [*on_disk, *self._saved]
         return next((number for number in reversed(candidates) if self._whole(*number)), None)
 

@@ -286,12 +286,16 @@ def _samples(found: _Found, folder: Folder, reader: Reader, config: Config) -> S
     return SampleSet(found.files, size_bytes, reader, found.each, _shapes(config))
 
 
-def start_up(config: Config) -> None:
-    """Read what the workload reads before its first epoch; IotwinError, naming the file, when that is not there."""
+def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
+    """Read what the workload reads as `rank` before its first epoch; return the bytes.
+
+    Raises IotwinError, naming the file, when that is not there.
+    """
     twin, folder = config.twin, Path(config.dataset.data_folder)
     reader = ListedReads(Buffered, [str(folder / name) for name in twin.startup_files], twin.startup_reads)
-    for number in range(len(twin.startup_reads)):
-        reader.read(str(number), 0, 1)
+    readers = twin.startup_ranks or [0] * len(twin.startup_reads)
+    own = [number for number, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
+    return sum(reader.read(str(number), 0, 1).read_bytes for number in own)
 
 
 def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener) -> SampleSet:

@@ -47,7 +47,13 @@ class Batches(Sequence[Batch]):
     def __getitem__(self, number: slice) -> Sequence[Batch]: ...
 
     def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
-        """Return batch `number`, from 0, or from -1 backwards."""
+        """Return batch `number`, from 0, or from -1 backwards; those from one on as lazily as all."""
+        if isinstance(number, slice) and number.stop is number.step is None:
+            first, _, _ = number.indices(self._count)
+            skipped = first * self._size
+            return Batches(
+                max(self._samples - skipped, 0), self._size, self._count - first, lambda places: self._at(places + skipped)
+            )
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(self._count))]
         number = range(self._count)[number]

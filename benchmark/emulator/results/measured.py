@@ -65,6 +65,17 @@ class DataSetFacts(NamedTuple):
         return cls(len(train), len(evaluation), *files, train.size_bytes + evaluation.size_bytes)
 
 
+class Resumed(NamedTuple):
+    """How a rank got to where it went on."""
+
+    mode: str
+    epoch: int
+    step: int
+    samples_skipped: int
+    samples_replayed: int
+    checkpoint_bytes_read: int
+
+
 @dataclass
 class Measured:
     """What rank `rank` measured, and when: UNIX seconds."""
@@ -85,6 +96,7 @@ class Measured:
     loaded: list[Written] = field(default_factory=list)
     decided: Decided | None = None  # how often checkpoints were due, where a policy measures that
     pauses: list[tuple[int, int]] = field(default_factory=list)  # start_ns and duration_ns of computing between checkpoints alone
+    resumed: Resumed | None = None  # None: it began at the first step
     stopped_early: bool = False
     storage_read_bytes: int = 0  # fetched from storage by this rank and its loaders; the rest came from the page cache
     peak_memory_bytes: int = 0  # of the rank's own process

@@ -13,7 +13,7 @@ from benchmark.config import Config
 from benchmark.config.rematerialized import facts
 from benchmark.emulator.checkpoints.frequency import Decided
 from benchmark.emulator.results.dlio_log import local_time, log_lines
-from benchmark.emulator.results.measured import Measured
+from benchmark.emulator.results.measured import Measured, Resumed
 from benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
 from benchmark.emulator.results.rank_files import epoch_stats, rank_output
 from benchmark.emulator.results.steplog import StepTable
@@ -136,6 +136,7 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         ],
         "checkpoint_policy": _policy(config, first.decided),
         "rematerialization": facts(config.train.computation_time),
+        "resumed": _resumed([measured.resumed for measured in ranks if measured.resumed is not None]),
         "source": config.twin.source,
     }  # fmt: skip
 
@@ -151,6 +152,14 @@ def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
         "step_s": decided.step_s, "stall_s": decided.stall_s, "write_s": decided.write_s,
         "goodput_steps_per_s": None if policy.mtbf is None else decided.goodput_steps_per_s(policy.mtbf),
     }  # fmt: skip
+
+
+def _resumed(ranks: Sequence[Resumed]) -> dict[str, Any] | None:
+    """Where the run went on, and what all ranks skipped and read to get there; None where it began at the first step."""
+    if not ranks:
+        return None
+    amounts = {name: sum(getattr(one, name) for one in ranks) for name in Resumed._fields[3:]}
+    return {"mode": ranks[0].mode, "epoch": ranks[0].epoch, "step": ranks[0].step, **amounts}
 
 
 def _hit_ratio(storage_bytes: int, read_bytes: int) -> float | None:

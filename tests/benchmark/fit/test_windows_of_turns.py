@@ -72,8 +72,24 @@ def test_logged_passes_are_those_of_the_first_rank_in_order():
         ("init", 0, 9, 0.0),
         ("epoch", 50, 80, 0.0),
     ]
-    job: Any = SimpleNamespace(phases=pd.DataFrame(rows, columns=["phase", "start_ns", "end_ns", "rank"]))
+    frame = pd.DataFrame(rows, columns=["phase", "start_ns", "end_ns", "rank"]).assign(epoch=np.nan)
+    job: Any = SimpleNamespace(phases=frame)
     found = [(window.phase, window.epoch, window.start_ns, window.end_ns, window.logged) for window in logged_windows(job)]
     assert found == [("epoch", 1, 10, 39, True), ("evaluation", 1, 40, 45, True), ("epoch", 2, 50, 80, True)]
     none: Any = SimpleNamespace(phases=job.phases.assign(rank=np.nan, phase=["block", "evaluation", "block", "init", "block"]))
     assert [window.phase for window in logged_windows(none)] == ["block", "evaluation", "block", "block"]
+
+
+def test_blocks_of_an_epoch_between_checkpoints_are_one_pass():
+    rows = [("block", 10, 19, 2), ("block", 20, 29, 3), ("checkpoint", 30, 34, 3), ("block", 35, 39, 3), ("block", 40, 49, 4)]
+    frame = pd.DataFrame(rows, columns=["phase", "start_ns", "end_ns", "epoch"]).assign(rank=0)
+    found = [(window.phase, window.epoch, window.start_ns, window.end_ns) for window in logged_windows(job_of(frame))]
+    assert found == [("epoch", 1, 10, 19), ("epoch", 2, 20, 39), ("epoch", 3, 40, 49)]
+    evaluated = frame.assign(phase=frame["phase"].replace("checkpoint", "evaluation"))  # in the middle of an epoch
+    assert [window.phase for window in logged_windows(job_of(evaluated))] == ["block", "block", "evaluation", "block", "block"]
+    uncounted = frame.assign(epoch=1)
+    assert {window.phase for window in logged_windows(job_of(uncounted))} == {"block"}
+
+
+def job_of(phases: pd.DataFrame) -> Any:
+    return SimpleNamespace(phases=phases)

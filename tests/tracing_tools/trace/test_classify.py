@@ -22,6 +22,8 @@ from tracing_tools.trace.raw.records import TYPE_REGULAR
         ("/home/u/project/model_0.chk", "checkpoint"),
         ("/out/step-12/rank-0.raw", "checkpoint"),
         ("/out/step-12.1/rank-10.json", "checkpoint"),
+        ("/out/step-12.gone/rank-0.json", "checkpoint"),
+        ("/out/step-12/manifest.json", "checkpoint"),
         ("/data/shard-000.tar", "dataset"),
         ("/data/rank-0.raw", "dataset"),
     ],
@@ -35,7 +37,7 @@ def test_an_interpreter_and_its_scripts_are_no_data(path):
     assert file_kind(path, TYPE_REGULAR, read_bytes=59, written_bytes=0, is_log=False) == "library"
 
 
-@pytest.mark.parametrize("path", ["/out/unet_1.pth", "/out/__0_0.distcp", "/out/.metadata"])
+@pytest.mark.parametrize("path", ["/out/unet_1.pth", "/out/__0_0.distcp", "/out/.metadata", "/out/step-3/rank-0.json"])
 def test_a_small_state_that_is_written_is_a_checkpoint(path):
     assert file_kind(path, TYPE_REGULAR, read_bytes=0, written_bytes=52_000, is_log=False) == "checkpoint"
 
@@ -48,6 +50,11 @@ def samples(suffix: str, times: int, first_ns: int = 100, count: int = 20) -> li
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".pkl", ".pth", ".bin"])
 def test_what_is_read_again_and_again_is_data_whatever_its_name(suffix):
     assert kinds_by_use(samples(suffix, 3)) == ["dataset"] * 20
+
+
+def test_a_stored_checkpoint_is_none_of_the_data_however_often_it_is_read():
+    stored = Reading("/out/step-7/rank-0.raw", "checkpoint", 50_000, 150_000, 1, 2)
+    assert kinds_by_use([stored, *samples(".npy", 3)])[0] == "checkpoint"
 
 
 def test_many_files_read_once_in_the_course_of_training_are_data():

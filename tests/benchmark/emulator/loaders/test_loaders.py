@@ -258,7 +258,7 @@ def test_plug_ins_of_every_kind_do_the_work(files: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_plug_in_that_is_not_there_is_a_usage_error(files: Path, tmp_path: Path, key: str, name: str, expected: str) -> None:
-    from benchmark.emulator.checkpoints.writer import open_checkpoints
+    from benchmark.emulator.checkpoints.open import open_checkpoints
 
     config = workload(files)
     section, _, field = key.partition(".")

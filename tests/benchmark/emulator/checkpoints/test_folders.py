@@ -1,0 +1,88 @@
+"""Checkpoints that are folders: written below a temporary name, renamed when whole, removed as the job's store removes them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmark import config as c
+from benchmark.emulator.checkpoints.writer import CheckpointWriter
+from benchmark.emulator.ranks import Rank, run_local
+from common.errors import IotwinError, UsageError
+
+NAMES = {"step-{step}/rank-0.raw": 0, "LATEST": 0, "step-{step}/rank-1.raw": 1, "step-{step}/manifest.json": 0}
+
+
+def workload(folder: Path, **options: object) -> c.Config:
+    files = [c.CheckpointFile(name=name, write_sizes=[(100, 2)], fsync=True, rank=rank) for name, rank in NAMES.items()]
+    twin = c.TwinCheckpoint(files=files, commit="folder", directory_sync=True, **options)  # type: ignore[arg-type]
+    return c.Config(checkpoint=c.Checkpoint(checkpoint_folder=str(folder)), twin=c.Twin(checkpoint=twin))
+
+
+def there(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and "iotwin" not in path.name)
+
+
+def test_a_folder_has_its_name_when_all_ranks_have_written_and_what_names_it_comes_last(tmp_path, monkeypatch):
+    config, seen = workload(tmp_path), tmp_path / "seen"
+    rename = os.rename
+
+    def watched(source: str, target: str, **at: int) -> None:
+        seen.write_text(f"{source} {target} {there(tmp_path)}")
+        rename(source, target, **at)
+
+    monkeypatch.setattr(os, "rename", watched)
+
+    def save(rank: Rank) -> None:
+        writer = CheckpointWriter(config, rank.number, rank.count, meet=rank.meet)
+        rank.meet()
+        writer.save(1, 7)
+
+    run_local(2, save)
+    names = ["manifest.json", "rank-0.raw", "rank-1.raw"]
+    assert seen.read_text() == f"step-7.tmp step-7 {['seen', *(f'step-7.tmp/{name}' for name in names)]}".replace("'seen', ", "")
+    assert there(tmp_path) == ["LATEST", "seen", *(f"step-7/{name}" for name in names)]
+
+
+def test_old_ones_leave_whole_and_a_run_anew_takes_the_place_of_its_own(tmp_path):
+    config = workload(tmp_path, keep=2)
+    writer = CheckpointWriter(config)
+    for step in (1, 2, 3):
+        writer.save(1, step)
+    of_one = ["manifest.json", "rank-0.raw", "rank-1.raw"]
+    assert there(tmp_path) == ["LATEST", *(f"step-{step}/{name}" for step in (2, 3) for name in of_one)]
+    assert not list(tmp_path.glob("*.gone")) and not list(tmp_path.glob("*.tmp"))
+    CheckpointWriter(config).save(1, 3)
+    assert there(tmp_path)[-3:] == [f"step-3/{name}" for name in of_one]
+
+
+def test_rank_0_removes_what_all_ranks_wrote(tmp_path):
+    config = workload(tmp_path, keep=1)
+
+    def save(rank: Rank) -> None:
+        writer = CheckpointWriter(config, rank.number, rank.count, meet=rank.meet)
+        for step in (1, 2, 3):
+            rank.meet()
+            writer.save(1, step)
+
+    run_local(2, save)
+    assert {name.partition("/")[0] for name in there(tmp_path)} >= {"LATEST", "step-3"}
+    assert "step-1/rank-1.raw" not in there(tmp_path)
+
+
+def test_a_folder_of_somebody_else_s_is_spared(tmp_path):
+    writer = CheckpointWriter(workload(tmp_path))
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5" / "mine").touch()
+    with pytest.raises(IotwinError, match="step-5: the checkpoint cannot be renamed"):
+        writer.save(1, 5)
+    assert (tmp_path / "step-5" / "mine").exists()
+    (tmp_path / "step-6.tmp").mkdir()
+    (tmp_path / "step-6.tmp" / "rank-0.raw").touch()
+    with pytest.raises(UsageError, match=r"step-6.tmp/rank-0.raw: exists, and no emulator wrote it"):
+        CheckpointWriter(workload(tmp_path))
+
+
+def test_ranks_do_not_meet_beside_training(tmp_path):
+    with pytest.raises(UsageError, match="use file"):
+        CheckpointWriter(workload(tmp_path, asynchronous=True), 0, 2)
