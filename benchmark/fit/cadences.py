@@ -7,7 +7,8 @@ import numpy as np
 from workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
-_LATE, _LATE_SHARE = 1.0, 0.1  # steps, and share of those between, that what is written beside training may seem to come late
+_LATE = 0.15  # share of the steps between, by which what is written beside training may seem to come late
+_ROW = 3  # that come exactly in a row, from which they do not by chance
 
 
 def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True, since: int = 0) -> Cadence:
@@ -36,5 +37,7 @@ def _distance(cadence: Cadence, seen: Sequence[int], since: int, until: int, exa
     last = max(until, seen[-1])
     due = {number for number in range(cadence.first, last + 1, cadence.every) if number > since} | ({cadence.also} - {_NONE})
     apart = np.abs(np.subtract.outer(np.array(seen), np.array(sorted(due) or [0]))).min(axis=1).mean()
-    late = 0.0 if exact else min(_LATE, _LATE_SHARE * cadence.every)
-    return abs(len(due) - len(seen)), max(apart - late, 0.0), cadence.also != _NONE, cadence.first != cadence.every, apart
+    regular = apart == 0 and len(due) - (cadence.also != _NONE) >= _ROW
+    tolerated = 0.0 if exact else _LATE * cadence.every
+    penalty = abs(len(due) - len(seen)), max(apart - tolerated, 0.0)
+    return *penalty, cadence.also != _NONE, not regular, cadence.first != cadence.every, apart

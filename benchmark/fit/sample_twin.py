@@ -67,12 +67,14 @@ def fit_samples(job: Job) -> Fitted:
         reader=_reader(times, samples, typical, evaluations, assumptions),
         train=_train(times, samples, typical, lists, since, assumptions),
         evaluation=_evaluation(job, samples, typical, evaluations, since[0], assumptions),
-        twin=_twin(job, samples, typical, evaluations, checkpoints, assumptions),
     )
+    of_checkpoints, before = list[str](), len(assumptions)
+    config.twin = _twin(job, samples, typical, evaluations, checkpoints, assumptions)
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
     steps = sum(len(part.batch_sizes) for part in training)
     ends = since[0] + len(training), since[1] + steps
-    set_checkpoints(config, checkpoints, *ends, _steps_of_blocks(training), assumptions, since)
+    set_checkpoints(config, checkpoints, *ends, _steps_of_blocks(training), of_checkpoints, since)
+    assumptions[before:before] = of_checkpoints
     confidence = _confidence(times, training, evaluations, checkpoints)
     files = _files(job, samples, training, evaluations)
     config.twin.startup_files, config.twin.startup_reads = [name for name, _ in start_up.files], start_up.reads

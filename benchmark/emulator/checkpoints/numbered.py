@@ -23,3 +23,11 @@ def names_there(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, tuple
             if match := re.fullmatch(numbered, found):
                 numbers = match.groupdict()
                 yield found, (int(numbers.get("epoch", 1)), int(numbers.get("step", 0)))
+
+
+def size_bytes(path: Path) -> int | None:
+    """Return the bytes of the file `path`; None where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from benchmark.config import Config
 from benchmark.emulator.checkpoints import folders
 from benchmark.emulator.checkpoints.background import Background, Written
-from benchmark.emulator.checkpoints.numbered import names_there
+from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
 from benchmark.emulator.checkpoints.snapshot import Snapshot
@@ -357,7 +357,7 @@ class CheckpointWriter:
     def _whole(self, epoch: int, step: int) -> bool:
         """Whether every file of every rank is there in full size."""
         files = self._of_all(epoch, step)
-        return bool(files) and all(_size_bytes(self._folder / file.name) == file.size_bytes for file in files)
+        return bool(files) and all(size_bytes(self._folder / file.name) == file.size_bytes for file in files)
 
     def newest(self) -> tuple[int, int] | None:
         """Return (epoch, step) of the checkpoint to recover from; None when none is whole.
@@ -390,13 +390,6 @@ class CheckpointWriter:
             for offset in range(0, file.size_bytes, _BUFFER_LIMIT_BYTES):
                 source.read(offset, min(_BUFFER_LIMIT_BYTES, file.size_bytes - offset))
         return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
-
-
-def _size_bytes(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
 
 
 def _remove(path: str, folder: int | None) -> None:

@@ -79,14 +79,19 @@ def test_a_fit_finds_the_cadence_again(tmp_path, epochs, first, every, by_epochs
         config.checkpoint.steps_between_checkpoints, config.twin.checkpoint.first_after_step = every, first
         config.checkpoint.checkpoint_after_step = extra
     seen = written(config)
-    if seen:
-        assert written(found_again(config, seen, by_epochs)) == seen
+    if not seen:
+        return
+    again = written(found_again(config, seen, by_epochs))
+    assert len(again) == len(seen)
+    apart = [abs(one - other) for (_, one), (_, other) in zip(again, seen, strict=True)]
+    assert sum(apart) == 0 if by_epochs else sum(apart) <= len(seen) * every / 4  # by steps they may have come late
 
 
 @pytest.mark.parametrize(
     ("seen", "until", "cadence"),
     [
-        ([11, 21, 31], 33, (10, 10, -1)),  # a little late: written beside training
+        ([10, 21, 31, 40], 40, (10, 10, -1)),  # a little late: written beside training
+        ([10, 20, 31], 33, (10, 10, -1)),
         ([9, 19, 29], 29, (9, 10, -1)),  # in phase there would be two
         ([3, 13, 23, 33], 40, (3, 10, -1)),
         ([3, 10, 20, 30], 33, (10, 10, 3)),
