@@ -14,6 +14,7 @@ from tests.workloads.unet3d.conftest import options
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "workloads" / "unet3d" / "start_training.sh"
+IMAGES = ["bert", "checkfreq", "dlrm", "unet3d"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def folders(tmp_path_factory):
 
 def test_each_folder_gets_the_shared_code_with_the_same_bytes_every_time(folders):
     before = {path: path.read_bytes() for path in folders.glob("*/shared.tar*")}
-    assert [path.parent.name for path in sorted(before)] == ["bert", "dlrm", "unet3d"] and len({*before.values()}) == 1
+    assert [path.parent.name for path in sorted(before)] == IMAGES and len({*before.values()}) == 1
     for path in before:
         path.unlink()
         (path.parent / "__init__.py").touch()
@@ -36,7 +37,7 @@ def test_each_folder_gets_the_shared_code_with_the_same_bytes_every_time(folders
     assert {path: path.read_bytes() for path in folders.glob("*/shared.tar*")} == before  # docker keeps its layers
 
 
-@pytest.mark.parametrize("workload", ["unet3d", "bert", "dlrm"])
+@pytest.mark.parametrize("workload", IMAGES)
 def test_git_ignores_the_shared_code(workload):
     done = subprocess.run(["git", "check-ignore", "-q", ROOT / "workloads" / workload / "shared.tar"], cwd=ROOT)
     assert done.returncode in (0, 128)  # 128: not a repository
