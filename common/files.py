@@ -89,7 +89,7 @@ def fsync_directory(directory: Path) -> None:
 def file_system_of(path: Path) -> str:
     """Return the type of the file system that `path` is or will be on."""
     best, kind = "", ""
-    resolved = str(path.absolute())
+    resolved = str(path.resolve())
     for line in Path("/proc/self/mounts").read_text().splitlines():
         mount, found = line.split()[1:3]
         if (resolved == mount or resolved.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):

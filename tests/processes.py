@@ -45,7 +45,6 @@ def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     defaults: dict = {
         "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True,
         "env": {**os.environ, "PYTHONPATH": str(ROOT)},
-        "preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has it ignored, and who waits for it waits
     }  # fmt: skip
     return subprocess.Popen(command, **{**defaults, **options})
 

@@ -7,6 +7,7 @@ import pytest
 
 from common import write_probe
 from common.errors import IotwinError
+from common.files import file_system_of
 
 
 def test_speed_is_bytes_over_seconds_until_the_sync(tmp_path, monkeypatch):
@@ -35,3 +36,8 @@ def test_a_full_disk_is_said_and_damaged_memory_is_measured_again(tmp_path, monk
     monkeypatch.setattr(write_probe.os, "write", full)
     with pytest.raises(IotwinError, match="No space left on device; free space"):
         write_probe.probe(tmp_path, 4096, fresh=True)
+
+
+def test_the_file_system_is_of_where_a_link_leads(tmp_path):
+    (tmp_path / "link").symlink_to("/proc/self")
+    assert file_system_of(tmp_path / "link") == "proc" != file_system_of(tmp_path)

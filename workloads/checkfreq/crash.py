@@ -41,7 +41,7 @@ _CALLS = {
 }
 _MOST_CALLS = 60  # of a job, that it may be killed at: some checkpoints
 _STEPS = 200
-_COUNTER = struct.Struct("<QQ")
+_COUNTER = struct.Struct("<Q")  # steps done
 _ELEMENTS = 20_000  # of the unsafe state
 
 
@@ -71,10 +71,10 @@ def _kill(store: Path, kills: int, rng: random.Random) -> State:
     before: int | None = None  # step of the newest checkpoint
     with mmap.mmap(-1, _COUNTER.size) as shared, progress("killing jobs", kills) as advance:
         for _ in range(kills):
-            shared[:] = _COUNTER.pack(before or 0, 0)
+            shared[:] = _COUNTER.pack(before or 0)
             point = _one_kill(store, rng.randrange(_MOST_CALLS), rng.random() < 0.5, shared)
             points[point] += 1
-            done, _ = _COUNTER.unpack(shared[:])
+            [done] = _COUNTER.unpack(shared[:])
             after = _restored(store)
             lost += (after is None and before is not None) or (after is not None and not (before or 0) <= after <= done)
             loadable += after is not None
@@ -145,7 +145,7 @@ def _job(store: Path, shared: mmap.mmap) -> None:
         optimizer.zero_grad()
         (-model(batch)).sum().backward()
         optimizer.step()
-        shared[:] = _COUNTER.pack(round(model.weight.item()), 0)
+        shared[:] = _COUNTER.pack(round(model.weight.item()))
 
 
 def _restored(store: Path) -> int | None:

@@ -184,15 +184,19 @@ class CFIterator:
             self._began_s = 0.0  # the step is none to learn from
             return False
         where: dict[str, Any] = {"position": self._position(), "reason": reason}
-        if self._waits or reason == "signal":
-            manager.save(self.state_dict(), epoch=self.epoch, synchronous=True, **where)
-        elif manager.snapshot == HOST:
-            manager.save_cpu(self.state_dict(), epoch=self.epoch, **where)
-        else:
-            manager.save(self.state_dict(), epoch=self.epoch, **where)
+        self._save(manager, self._waits or reason == "signal", epoch=self.epoch, **where)
         if reason == "signal":
             self.exit = True
         return True
+
+    def _save(self, manager: CFManager, wait: bool, **where: Any) -> None:
+        """Take a checkpoint: while training waits, or in two phases as was decided."""
+        if wait:
+            manager.save(self.state_dict(), synchronous=True, **where)
+        elif manager.snapshot == HOST:
+            manager.save_cpu(self.state_dict(), **where)
+        else:
+            manager.save(self.state_dict(), **where)
 
     def _due(self) -> str | None:
         """Return why a checkpoint is due before the next step, as rank 0 has it."""
@@ -240,12 +244,7 @@ class CFIterator:
         self._began_s, self._took = 0.0, False  # what comes between two epochs is no step
         if self._manager is not None:
             where: dict[str, Any] = {"is_epoch": True, "epoch": self.epoch - 1, "position": self._position()}
-            if self._waits:
-                self._manager.save(self.state_dict(), synchronous=True, **where)
-            elif self._manager.snapshot == HOST:
-                self._manager.save_cpu(self.state_dict(), **where)
-            else:
-                self._manager.save(self.state_dict(), **where)
+            self._save(self._manager, self._waits, **where)
             self._manager.stalls.take()
             self._since = 0
 
@@ -273,14 +272,16 @@ class CFIterator:
     # Deciding
 
     def profile_all(self) -> None:
-        """Measure what checkpoints cost, now, and plan the interval."""
+        """Measure what checkpoints cost, now, and plan the interval; IotwinError before a step has been timed."""
         if self._manager is not None:
+            if not self._durations_s:
+                raise IotwinError(f"profile_all needs a step's time; call it after {profile.WARM_UP + 1} steps or more")
             self._profile(self._manager)
 
     def _profile(self, manager: CFManager) -> None:
         where: dict[str, Any] = {"epoch": self.epoch, "position": self._position()}
         # Every rank takes part, as its generators belong into each checkpoint.
-        measured = profile.measure(manager, median(self._durations_s or [1e-3]), self.state_dict(), **where)
+        measured = profile.measure(manager, median(self._durations_s), self.state_dict(), **where)
         manager.stalls.take()
         if measured is not None:
             self._decide(manager, measured)

@@ -4,14 +4,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from common.checkpoints import Manifest
 from common.commit import Store
 from common.errors import IotwinError
 from workloads.checkfreq.snapshot import Buffer, Snapshot
-from workloads.checkfreq.writer import Placed, Request, WriterProcess, retention_words
+from workloads.checkfreq.writer import Placed, Request, WriterProcess
 
 THREAD, PROCESS = "thread", "process"
 
@@ -134,6 +134,6 @@ def _request(store: Store, job: _Job) -> Request:
         for name, dtype, shape, data in snapshot.tensors
     ]
     return Request(
-        str(store.directory), retention_words(store.retention), job.manifest, snapshot.size_bytes, tensors,
+        str(store.directory), asdict(store.retention), job.manifest, snapshot.size_bytes, tensors,
         {"state": snapshot.values},
     )  # fmt: skip

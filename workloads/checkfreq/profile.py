@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.files import write_json
+from common.files import file_system_of, write_json
 from workloads.checkfreq.checkpoint import CFCheckpoint, State
 from workloads.checkfreq.manager import CFManager
 from workloads.checkfreq.persist import PROCESS, THREAD
@@ -82,8 +82,10 @@ def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> Stat
         for path, shape in () if isinstance(each, torch.optim.Optimizer) else _shapes(each.state_dict()):
             shapes.update(f"{name}.{path} {shape} ".encode())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {torch.get_num_threads()}"
+    number = directory.stat().st_dev
+    place = f"{file_system_of(directory)} {os.major(number)}:{os.minor(number)}"
     return {
-        "version": _CACHE_VERSION, "state": shapes.hexdigest(), "device": device, "file_system": file_system(directory),
+        "version": _CACHE_VERSION, "state": shapes.hexdigest(), "device": device, "file_system": place,
         "world_size": world_size, "job": job,
     }  # fmt: skip
 
@@ -93,17 +95,6 @@ def _shapes(value: Any, path: str = "") -> list[tuple[str, str]]:
         return [(path, f"{value.dtype} {tuple(value.shape)}")]
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     return [found for name, each in pairs for found in _shapes(each, f"{path}.{name}")]
-
-
-def file_system(directory: Path) -> str:
-    """Return the type and the device of the file system that holds `directory`."""
-    number = directory.stat().st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        words = line.split()
-        if words[2] == device:
-            return f"{words[words.index('-') + 1]} {device}"
-    return f"unknown {device}"
 
 
 def cache_folder() -> Path:

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +165,6 @@ class _Served:
         if inode not in self._mapped or len(self._mapped[inode]) < size_bytes:
             self._mapped[inode] = mmap.mmap(descriptor, max(size_bytes, 1), prot=mmap.PROT_READ)
         return np.frombuffer(self._mapped[inode], np.uint8)
-
-
-def retention_words(retention: Retention) -> dict[str, Any]:
-    """Return what a `Request` says of a retention."""
-    return asdict(retention)
 
 
 def main(arguments: list[str]) -> None:

@@ -30,7 +30,7 @@ def test_what_is_lost_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(
         crash,
         "_one_kill",
-        lambda store, call, behind, shared: shared.__setitem__(slice(None), crash._COUNTER.pack(10, 0)) or "write",
+        lambda store, call, behind, shared: shared.__setitem__(slice(None), crash._COUNTER.pack(10)) or "write",
     )
     monkeypatch.setattr(crash, "_restored", lambda store: next(restored))
     found = crash.crash(tmp_path, 5, 1, ())

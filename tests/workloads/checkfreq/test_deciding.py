@@ -72,6 +72,16 @@ def test_a_job_shorter_than_its_profile_keeps_ends_of_epochs(tmp_path):
     assert reasons(tmp_path / "store") == [(6, "epoch")]
 
 
+def test_a_profile_that_is_asked_for_needs_a_timed_step(tmp_path):
+    job = Job(tmp_path / "store")
+    with pytest.raises(IotwinError, match="call it after 3 steps or more"):
+        job.iterator.profile_all()
+    job.train(1)
+    job.iterator.profile_all()
+    assert job.iterator.measured is not None and job.iterator.interval == job.iterator.plan.interval
+    job.close()
+
+
 def test_the_cache_of_the_original_is_read(tmp_path):
     theirs = {"avg_iter_dur": 0.1, "chk_freq": 4, "self._chk_fn": "gpu", "self._use_thread": False}
     (tmp_path / ".cache_resnet18_4").write_text(json.dumps(theirs))
