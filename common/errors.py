@@ -1,5 +1,8 @@
 """The one error type that every command turns into a one-line message and an exit status."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class IotwinError(Exception):
     """Something failed that the user should know of: says what, where and what to do. Exit status 1."""
@@ -22,6 +25,17 @@ class UnfinishedTraceError(IotwinError):
     def __init__(self, message: str, job_status: int | None) -> None:
         super().__init__(message)
         self.job_status = job_status
+
+
+@contextmanager
+def in_one_line(what: str, advice: str) -> Iterator[None]:
+    """Turn whatever the block raises into an IotwinError: a store's client has exceptions of its own, without a common base."""
+    try:
+        yield
+    except IotwinError:
+        raise
+    except Exception as error:
+        raise IotwinError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}; {advice}") from None
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,25 +28,46 @@ def check_output(path: Path) -> None:
 
 
 @contextmanager
+def made_whole(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """Yield the name under which a file or folder is made, `partial` (default: `path`.partial); rename it to `path` at the end.
+
+    When the block or the renaming fails, what was made is removed; what was at `path` stays. Errors are the caller's to tell.
+    """
+    partial = partial or path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            _remove(partial)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        import shutil  # with its archives, 10 ms that only this needs
+
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
 def open_whole(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
     """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails.
 
     `durable`: bytes and name are on disk when the block has ended, so that a loss of power leaves the old file or the new one.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with made_whole(path, path.with_name(f".{path.name}.{os.getpid()}.partial")) as partial, partial.open("wb") as file:
             yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        partial.replace(path)
         if durable:
             fsync_directory(path.parent)
     except OSError as error:
         raise IotwinError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -10,15 +10,15 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.errors import IotwinError
+from common.errors import IotwinError, in_one_line
 from common.progress import note
 from datagen.files import Piece, Publisher, read_open_piece
 from datagen.generate import Plan, check_space, finished_units, plan, whole, write_units
@@ -65,17 +65,8 @@ class Store(NamedTuple):
         return decode_manifest(content, f"{self.url}/{MANIFEST_NAME}")
 
 
-@contextmanager
-def _one_line(url: str) -> Iterator[None]:
-    """Turn whatever a store's client raises into one line: each has its own exceptions, without a common base."""
-    try:
-        yield
-    except IotwinError:
-        raise
-    except Exception as error:
-        raise IotwinError(
-            f"{url}: {' '.join(str(error).split()) or type(error).__name__}; is it reachable and writable?"
-        ) from None
+def _one_line(url: str) -> AbstractContextManager[None]:
+    return in_one_line(url, "is it reachable and writable?")
 
 
 def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:

@@ -3,6 +3,7 @@
 #   parse_arguments WORKLOAD HOW_MANY_IS "$@"    checks NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH HOW_MANY [OPTION...] and sets
 #                                                num_gpus container logging_dir image batch how_many options
 #   start_container WORKLOAD JOB...              runs the job in the container, its output also in LOGGING_DIR/WORKLOAD.log
+#   start_torch_ranks WORKLOAD OPTION...         does that with a rank of torchrun for each of several GPUs
 
 fail() { echo "$0: $1" >&2; exit "${2:-1}"; }
 
@@ -65,6 +66,15 @@ start_container() {
         --mount "type=bind,source=$(realpath "$DATA_DIR"),target=/data,readonly" \
         --mount "type=bind,source=$(realpath "$OUTPUT_DIR"),target=/output" \
         "$image" "$@" "${options[@]}" | tee "$logging_dir/$workload.log"
+}
+
+start_torch_ranks() {
+    local workload=$1 launch=("workloads.$1")
+    shift
+    if [ "$num_gpus" -gt 1 ]; then
+        launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module "workloads.$workload")
+    fi
+    start_container "$workload" "${launch[@]}" "$@"
 }
 
 # For start_training_on_generated.sh: makes the data set in DATA_DIR, of DATA_SIZE, unless it is there; then starts the training.

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from common.errors import IotwinError, UsageError
-from common.files import claim_directory, fsync_directory, open_whole, write_json, write_whole
+from common.files import claim_directory, fsync_directory, made_whole, open_whole, write_json, write_whole
 
 
 def test_a_file_appears_whole_and_leaves_nothing_else(tmp_path):
@@ -28,6 +28,28 @@ def test_what_fails_leaves_the_old_file(tmp_path):
     assert path.read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == ["result"]
     with pytest.raises(IotwinError, match="cannot be written: No such file or directory"):
         write_whole(tmp_path / "none" / "result", b"")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_made_beside_a_name_takes_it_or_goes(tmp_path, folder):
+    def make(partial):
+        if folder:
+            partial.mkdir()
+        (partial / "inside" if folder else partial).write_bytes(b"made")
+
+    path = tmp_path / "result"
+    with pytest.raises(RuntimeError), made_whole(path) as partial:
+        make(partial)
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+    with made_whole(path) as partial:
+        assert partial == tmp_path / "result.partial"
+        make(partial)
+    assert list(tmp_path.iterdir()) == [path] and (path / "inside" if folder else path).read_bytes() == b"made"
+    (tmp_path / "full" / "taken").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"directory"), made_whole(tmp_path / "full", tmp_path / "other") as partial:
+        make(partial)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "full", path]
 
 
 @pytest.mark.parametrize(("indent", "text"), [(1, '{\n "a": [\n  1,\n  "ä"\n ]\n}\n'), (None, '{"a": [1, "ä"]}\n')])

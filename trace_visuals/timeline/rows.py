@@ -163,29 +163,30 @@ def draw_gpu(ax: Axes, block: TraceTimeline) -> None:
     """Draw utilisation of the multiprocessors and of memory, a line per device."""
     ax.set_ylim(0, 100)
     _name_ends(ax, [0, 100], ["0", "100 %"])
-    _mark_gaps(ax, block, "gpu")
-    if block.gpu is None:
-        name_row(ax, "", "GPU not sampled")
-        return
-    for _, samples in block.gpu.groupby("device"):
-        times = _seconds(block, samples["time_ns"].to_numpy())
-        ax.plot(times, samples["sm_percent"], color=GREEN, linewidth=0.7, drawstyle="steps-pre")
-        ax.plot(times, samples["memory_percent"], color=PURPLE, linewidth=0.7, linestyle="--", drawstyle="steps-pre")
-    name_row(ax, "", f"{block.gpu['device'].nunique()} GPU\nmean {block.gpu['sm_percent'].mean():.0f} % SM")
+    _draw_devices(ax, block, {"sm_percent": (GREEN, "-"), "memory_percent": (PURPLE, "--")})
+    if block.gpu is not None:
+        name_row(ax, "", f"{block.gpu['device'].nunique()} GPU\nmean {block.gpu['sm_percent'].mean():.0f} % SM")
 
 
 def draw_gpu_memory(ax: Axes, block: TraceTimeline, peak: float) -> None:
     """Draw the memory in use on each device."""
     ax.set_ylim(0, peak * 1.08 or 1)
     _name_ends(ax, [0, peak] if peak else [0], ["0", format_size(peak)] if peak else ["0"], 5.4)
+    _draw_devices(ax, block, {"memory_used_bytes": (BLACK, "-")})
+    if block.gpu is not None:
+        name_row(ax, "", "GPU memory\nin use")
+
+
+def _draw_devices(ax: Axes, block: TraceTimeline, lines: Mapping[str, tuple[str, str]]) -> None:
+    """Draw columns of the GPU's samples, each in its (colour, style), a line per device; name the row where there are none."""
     _mark_gaps(ax, block, "gpu")
     if block.gpu is None:
         name_row(ax, "", "GPU not sampled")
         return
     for _, samples in block.gpu.groupby("device"):
         times = _seconds(block, samples["time_ns"].to_numpy())
-        ax.plot(times, samples["memory_used_bytes"], color=BLACK, linewidth=0.7, drawstyle="steps-pre")
-    name_row(ax, "", "GPU memory\nin use")
+        for name, (colour, style) in lines.items():
+            ax.plot(times, samples[name], color=colour, linewidth=0.7, linestyle=style, drawstyle="steps-pre")
 
 
 def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from common.errors import IotwinError
+from common.files import made_whole
 
 _DIRECTORY = Path(__file__).parent
 PROGRAMS = ("syscalls", "cuda")  # each NAME.bpf.c, compiled to NAME.bpf.o
@@ -52,12 +53,9 @@ def compiled_probes(program: str = "syscalls") -> Path:
     clang = shutil.which("clang")
     if clang is None:
         raise IotwinError("the eBPF programs are not compiled and clang is not installed; install the package clang")
-    partial = compiled.with_name(f"{compiled.name}.{os.getpid()}")
     try:
-        subprocess.run([clang, *_FLAGS, "-c", str(source), "-o", str(partial)], check=True, capture_output=True, text=True)
-        partial.replace(compiled)
+        with made_whole(compiled, compiled.with_name(f"{compiled.name}.{os.getpid()}")) as partial:
+            subprocess.run([clang, *_FLAGS, "-c", str(source), "-o", str(partial)], check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
         raise IotwinError(f"clang cannot compile {source.name}: {error.stderr.strip().splitlines()[0]}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return compiled

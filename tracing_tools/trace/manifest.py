@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from common.errors import IotwinError
+from common.files import made_whole
 from common.foreign_files import read_foreign
 from tracing_tools.trace.schema import SCHEMA_VERSION
 
@@ -107,9 +108,8 @@ class Manifest(msgspec.Struct, omit_defaults=False):
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest so that a reader sees the old one or the new one, never half of either."""
-    temporary = directory / (MANIFEST_NAME + ".partial")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    temporary.replace(directory / MANIFEST_NAME)
+    with made_whole(directory / MANIFEST_NAME) as partial:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -4,7 +4,6 @@ Process and thread ids of different hosts may be the same, so those of host numb
 one row per host. What is sampled once per interval stays apart, under hosts/NAME/samples.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from tracing_tools.trace.clocks import between_hosts, summarise_clock
 from tracing_tools.trace.manifest import Cost, Manifest, MergedHost, write_manifest
 from tracing_tools.trace.raw.recording import refuse_unusable
 from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.trace_directory import put_in_place
+from tracing_tools.trace.trace_directory import made_trace
 from tracing_tools.trace.writer import write_events, write_table
 
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
@@ -49,20 +48,16 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
     if unread := next((trace for trace in traces if not trace.manifest.clock), None):
         raise IotwinError(f"{unread.path} holds no reading of the clocks, so the traces cannot be aligned; record again")
     shifts = [between_hosts(trace.manifest.clock, traces[0].manifest.clock) for trace in traces]
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
-        rows = write_events(partial / "events.parquet", _events(traces, shifts))
-        _write_tables(partial, traces, names, shifts)
+    with made_trace(directory) as made:
+        made.mkdir(parents=True)
+        rows = write_events(made / "events.parquet", _events(traces, shifts))
+        _write_tables(made, traces, names, shifts)
         for index, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
             own = _file_name(name, index)
-            _write_samples(partial / "hosts" / own / "samples", trace, shift)
-            _copy_logs(trace.path / "logs", partial / "logs", own)
+            _write_samples(made / "hosts" / own / "samples", trace, shift)
+            _copy_logs(trace.path / "logs", made / "logs", own)
         manifest = _manifest(traces, names, shifts, rows)
-        write_manifest(partial, manifest)
-        put_in_place(partial, directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_manifest(made, manifest)
     return manifest
 
 

@@ -7,13 +7,15 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import IotwinError, UsageError
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import MANIFEST_NAME, read_manifest
 
-_TABLES = [f"{name}.parquet" for name in ("files", "processes", "phases", "block", "gpu")]
+_TABLES = [f"{name}.parquet" for name in ("files", "processes", "phases", "parts", "block", "gpu")]
 _SAMPLES = [f"{kind}.parquet" for kind in schema.SAMPLES]
 _FILES = frozenset(name + end for name in (MANIFEST_NAME, *_TABLES) for end in ("", ".partial"))
 _SAMPLE_FILES = frozenset(name + end for name in _SAMPLES for end in ("", ".partial"))
@@ -70,6 +72,17 @@ def refuse_foreign(directory: Path) -> None:
         ) from None
     if found := foreign_entry(directory):
         raise UsageError(f"{directory} holds {found.relative_to(directory)}, which is no part of a trace; choose another name")
+
+
+@contextmanager
+def made_trace(directory: Path) -> Iterator[Path]:
+    """Yield a hidden name beside `directory` at which a trace is made, which gets its name when the block ends; else it goes."""
+    made = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    try:
+        yield made
+        put_in_place(made, directory)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def put_in_place(made: Path, directory: Path) -> None:

@@ -1,13 +1,15 @@
 """Writing a finished trace: Parquet tables under temporary names, then the manifest that makes them a trace."""
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from common.files import made_whole
 from common.parallel import in_threads
 from tracing_tools.trace import schema
 from tracing_tools.trace.manifest import Manifest, write_manifest
@@ -21,48 +23,48 @@ _ROWS_PER_GROUP = 1 << 16
 
 def write_events(directory: Path, tables: Iterable[pa.Table]) -> int:
     """Write event tables (schema EVENTS, already in order of start) as parts under `directory`; return the rows written."""
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    rows = 0
+    rows = part_rows = parts = 0
     writer: pq.ParquetWriter | None = None
-    part_rows = parts = 0
-    try:
-        for table in _row_groups(tables):
-            if writer is None or part_rows >= _ROWS_PER_PART:
-                if writer is not None:
-                    writer.close()
-                writer = _event_writer(partial / f"part-{parts:05d}.parquet")
-                parts, part_rows = parts + 1, 0
-            writer.write_table(table.cast(schema.EVENTS), row_group_size=_ROWS_PER_GROUP)
-            part_rows += table.num_rows
-            rows += table.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.replace(directory)
+    with _parts_of(directory) as partial:
+        try:
+            for table in _row_groups(tables):
+                if writer is None or part_rows >= _ROWS_PER_PART:
+                    if writer is not None:
+                        writer.close()
+                    writer = _event_writer(partial / f"part-{parts:05d}.parquet")
+                    parts, part_rows = parts + 1, 0
+                writer.write_table(table.cast(schema.EVENTS), row_group_size=_ROWS_PER_GROUP)
+                part_rows += table.num_rows
+                rows += table.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
     return rows
 
 
 def write_event_parts(directory: Path, parts: Sequence[Iterable[pa.Table]]) -> int:
     """Write event tables as `write_events` does, each of `parts` by a thread of its own; return the rows written."""
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with _parts_of(directory) as partial:
 
-    def write(number: int) -> int:
-        rows = 0
-        with _event_writer(partial / f"part-{number:05d}.parquet") as writer:
-            for table in parts[number]:
-                writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
-                rows += table.num_rows
-        return rows
+        def write(index: int) -> int:
+            rows = 0
+            with _event_writer(partial / f"part-{index:05d}.parquet") as writer:
+                for table in parts[index]:
+                    writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
+                    rows += table.num_rows
+            return rows
 
-    rows = sum(in_threads(write, range(len(parts))))
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.replace(directory)
-    return rows
+        return sum(in_threads(write, range(len(parts))))
+
+
+@contextmanager
+def _parts_of(directory: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `directory` when the block has ended."""
+    with made_whole(directory) as partial:
+        shutil.rmtree(partial, ignore_errors=True)  # what a writer that was killed left
+        partial.mkdir(parents=True)
+        yield partial
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _event_writer(path: Path) -> pq.ParquetWriter:
@@ -96,9 +98,8 @@ def write_table(path: Path, expected: pa.Schema, columns: Mapping[str, Any] | pa
         columns = pa.table({name: columns.get(name, [None] * rows) for name in expected.names}, schema=expected)
     table = columns
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    pq.write_table(table.cast(expected), partial, compression="zstd", write_page_checksum=True)
-    partial.replace(path)
+    with made_whole(path) as partial:
+        pq.write_table(table.cast(expected), partial, compression="zstd", write_page_checksum=True)
 
 
 def write_tables(

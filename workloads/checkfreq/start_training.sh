@@ -9,8 +9,4 @@ set -euo pipefail
 source "$(dirname "$0")/../container.sh"
 parse_arguments checkfreq EPOCHS "$@"
 
-launch=(workloads.checkfreq)
-if [ "$num_gpus" -gt 1 ]; then
-    launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module workloads.checkfreq)
-fi
-start_container checkfreq "${launch[@]}" --data /data --output /output --batch-size "$batch" --epochs "$how_many"
+start_torch_ranks checkfreq --data /data --output /output --batch-size "$batch" --epochs "$how_many"

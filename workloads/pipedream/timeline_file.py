@@ -1,7 +1,6 @@
 """A simulated timeline as files: for Perfetto and Chrome, and as a trace that every command of ours reads."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,10 @@ def write_timeline(plan: Plan, timeline: Timeline, minibatches: int, schedule: s
             raise IotwinError(f"{path} is there already; remove it or name another trace")
         if not path.absolute().parent.is_dir():
             raise IotwinError(f"{path.parent} is not a directory; make it first")
-        partial = path.with_name(f".{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            _write_trace(plan, timeline, partial)
-            partial.replace(path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        from tracing_tools.trace.trace_directory import made_trace
+
+        with made_trace(path) as made:
+            _write_trace(plan, timeline, made)
 
 
 def _chrome(plan: Plan, timeline: Timeline, minibatches: int, schedule: str) -> dict[str, Any]:

@@ -9,9 +9,5 @@ set -euo pipefail
 source "$(dirname "$0")/../container.sh"
 parse_arguments unet3d EPOCHS "$@"
 
-launch=(workloads.unet3d)
-if [ "$num_gpus" -gt 1 ]; then
-    launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module workloads.unet3d)
-fi
-start_container unet3d "${launch[@]}" --data /data --output /output --batch-size "$batch" --epochs "$how_many" \
+start_torch_ranks unet3d --data /data --output /output --batch-size "$batch" --epochs "$how_many" \
     --checkpoint-every "$how_many"

@@ -1,27 +1,20 @@
 """Reading from object stores and other file systems that fsspec knows."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from benchmark.emulator.readers.access import check_within, damaged
-from common.errors import IotwinError
+from common.errors import IotwinError, in_one_line
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
 
 
-@contextmanager
-def one_line(url: str) -> Iterator[None]:
-    """Turn whatever a store's client raises into one line: each has its own exceptions, without a common base."""
-    try:
-        yield
-    except IotwinError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise IotwinError(f"{url}: cannot be read: {reason}; check the name, storage.storage_options and the network") from None
+def one_line(url: str) -> AbstractContextManager[None]:
+    """Turn whatever reading from a store raises into one line."""
+    return in_one_line(f"{url}: cannot be read", "check the name, storage.storage_options and the network")
 
 
 class RemoteOpener:

@@ -68,7 +68,8 @@ def test_force_replaces_traces_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("path", "is_ours"),
     [
-        ("manifest.json", True), ("block.parquet.partial", True), ("notes.txt", False), ("raw/any", True), ("logs/x/y", True),
+        ("manifest.json", True), ("parts.parquet", True),
+        ("block.parquet.partial", True), ("notes.txt", False), ("raw/any", True), ("logs/x/y", True),
         ("events.parquet/part-00003.parquet", True), ("events.parquet/part-3.parquet", False), ("samples/cpu.parquet", True),
         ("samples/other.parquet", False), ("events.parquet/part-00003.parquet/x", False), ("samples/cpu.parquet/x", False),
         ("hosts/node0/samples/cpu.parquet", True), ("hosts/node0/samples/other", False), ("hosts/node0/files.parquet", False),

@@ -1,7 +1,5 @@
 """What an importer found, and how it becomes a trace: files and processes from the calls, everything in order of start."""
 
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from tracing_tools.trace.columns import rows_table
 from tracing_tools.trace.importers.runs import Runs
 from tracing_tools.trace.importers.use import Use
 from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
-from tracing_tools.trace.trace_directory import put_in_place
+from tracing_tools.trace.trace_directory import made_trace
 from tracing_tools.trace.writer import write_event_parts, write_tables
 
 
@@ -54,23 +52,20 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
         manifest.notes.append(f"{imported.calls.impossible} calls with impossible times or sizes were left out")
     phases = sorted(imported.phases, key=lambda row: (row["start_ns"], -row["end_ns"]))
     samples = {kind: rows_table(rows, schema.SAMPLES[kind]) for kind, rows in imported.samples.items() if rows}
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     try:
-        used = Use(imported.calls)
-        manifest.events = write_event_parts(partial / "events.parquet", used.parts())
-        manifest.counts = used.counts()
-        files, read_by_pid = used.files()
-        manifest.start_ns, manifest.end_ns = _extent(imported, used)
-        processes = _processes(used.pids(), imported.processes, read_by_pid)
-        write_tables(
-            partial, manifest, files, rows_table(processes, schema.PROCESSES), rows_table(phases, schema.PHASES), samples,
-            imported.block, imported.gpu, rows_table(imported.parts, schema.PARTS) if imported.parts else None,
-        )  # fmt: skip
-        put_in_place(partial, directory)
+        with made_trace(directory) as made:
+            used = Use(imported.calls)
+            manifest.events = write_event_parts(made / "events.parquet", used.parts())
+            manifest.counts = used.counts()
+            files, read_by_pid = used.files()
+            manifest.start_ns, manifest.end_ns = _extent(imported, used)
+            processes = _processes(used.pids(), imported.processes, read_by_pid)
+            write_tables(
+                made, manifest, files, rows_table(processes, schema.PROCESSES), rows_table(phases, schema.PHASES), samples,
+                imported.block, imported.gpu, rows_table(imported.parts, schema.PARTS) if imported.parts else None,
+            )  # fmt: skip
     except OSError as error:
         raise IotwinError(f"{directory} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

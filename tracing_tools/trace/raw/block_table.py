@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from common.files import made_whole
 from tracing_tools.trace import schema
 from tracing_tools.trace.columns import column, labels, texts
 from tracing_tools.trace.raw.file_table import FileTable
@@ -22,12 +23,13 @@ _CODE_OF_OP = np.array([schema.BLOCK_OPS.index(_OPS.get(op, "other")) for op in 
 
 def write_blocks(raw: Path, path: Path, files: FileTable) -> None:
     """Write the requests of the raw file `raw` as the Parquet file `path` (schema.BLOCK), in order of issue."""
-    partial = path.with_name(path.name + ".partial")
-    with pq.ParquetWriter(partial, schema.BLOCK, compression="zstd", write_page_checksum=True) as writer:
+    with (
+        made_whole(path) as partial,
+        pq.ParquetWriter(partial, schema.BLOCK, compression="zstd", write_page_checksum=True) as writer,
+    ):
         for records in sorted_chunks(raw, BLOCK, "issue_ns"):
             requests = records[_is_whole(records)]
             writer.write_table(_table(requests, files.assign_blocks(requests)))
-    partial.replace(path)
 
 
 def _is_whole(requests: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from common.errors import IotwinError, UsageError
 from tracing_tools.trace.manifest import ClockPair, Manifest, write_manifest
-from tracing_tools.trace.trace_directory import put_in_place, refuse_foreign
+from tracing_tools.trace.trace_directory import made_trace, refuse_foreign
 
 RAW = "raw"
 EVENTS_FILE = "events.bin"
@@ -92,13 +92,11 @@ class Recording:
         self.manifest = manifest
         self.events_written = 0
         self._events = self._names = self._blocks = self._journal = self._lock = -1
-        made = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
         try:
-            self._open(made)
-            put_in_place(made, directory)
+            with made_trace(directory) as made:
+                self._open(made)
         except BaseException:
             self.close()
-            shutil.rmtree(made, ignore_errors=True)
             raise
 
     def _open(self, directory: Path) -> None:
