@@ -45,14 +45,14 @@ class Retention:
         """Return for each checkpoint whether it stays; the newest always does."""
         if not (self.last or self.every or self.best or self.epoch_ends):
             return [True] * len(newest_first)
-        scored = [number for number, manifest in enumerate(newest_first) if manifest.metric is not None]
+        scored = [index for index, manifest in enumerate(newest_first) if manifest.metric is not None]
         best = sorted(scored, key=lambda number: newest_first[number].metric or 0.0, reverse=True)[: self.best]
         return [
-            number < max(1, self.last)
+            index < max(1, self.last)
             or (self.every > 0 and manifest.step % self.every == 0)
-            or number in best
+            or index in best
             or (self.epoch_ends and manifest.position.position == 0)
-            for number, manifest in enumerate(newest_first)
+            for index, manifest in enumerate(newest_first)
         ]
 
 

@@ -116,7 +116,7 @@ def _phase_view(traces: list[Trace], word: str, number: str) -> View:
 
 
 def _unlogged(trace: Trace, phases: pd.DataFrame) -> str:
-    if trace.told is not None:
+    if trace.inferred is not None:
         return "; the job logged none, and these are told from its reads"
     return "" if len(phases) else "; the job logged none, and its reads tell of no training (docs/trace.md#phases)"
 

@@ -5,7 +5,7 @@ than it says.
 """
 
 from benchmark.config.compose import SHIPPED, Workload, compose, find, load, parse_foreign, select
-from benchmark.config.hydra import Job, Place, compose_job, job_files, job_text
+from benchmark.config.hydra import ConfigFolders, Job, compose_job, job_files, job_text
 from benchmark.config.schema import (
     Checkpoint,
     CheckpointFile,
@@ -52,6 +52,7 @@ __all__ = [
     "CheckpointFile",
     "CheckpointPolicy",
     "Config",
+    "ConfigFolders",
     "Dataset",
     "Duration",
     "Evaluation",
@@ -69,7 +70,6 @@ __all__ = [
     "Parallelism",
     "Parquet",
     "ParquetColumn",
-    "Place",
     "Poisson",
     "Profiling",
     "Quantiles",

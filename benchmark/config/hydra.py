@@ -27,7 +27,7 @@ _GROUP = "workload"
 _SUBFOLDER = ".hydra"  # Hydra's, where hydra.output_subdir does not say another
 
 
-class Place(NamedTuple):
+class ConfigFolders(NamedTuple):
     """Where Hydra looks: --config-dir before --config-path, and --config-name without .yaml."""
 
     folder: Path | None = None
@@ -54,7 +54,7 @@ class Job(NamedTuple):
     passed_over: list[str]  # keys that nobody knows
 
 
-def compose_job(words: Sequence[str], place: Place) -> Job:
+def compose_job(words: Sequence[str], source: ConfigFolders) -> Job:
     """Return the job that the command line's `words` ask for: ``workload=NAME`` where config.yaml's is not wanted, and overrides.
 
     Unlike `benchmark.config.select` it takes keys that nobody knows, as DLIO does, and says which. Raises UsageError for a
@@ -63,10 +63,10 @@ def compose_job(words: Sequence[str], place: Place) -> Job:
     choices = [word for word in words if word.lstrip("+").startswith(f"{_GROUP}=")]
     overrides = [word for word in words if word not in choices]
     parsed = [parse_override(text) for text in overrides]
-    primary, path = _primary(place)
+    primary, path = _primary(source)
     choice = choices[-1].partition("=")[2] if choices else _choice(primary, path)
     settings = Settings()
-    for name, value, origin in _composed(primary, path, choice, place):
+    for name, value, origin in _composed(primary, path, choice, source):
         settings.put(name, value, origin)
     for override in parsed:
         apply(settings, override, strict=True)
@@ -74,15 +74,15 @@ def compose_job(words: Sequence[str], place: Place) -> Job:
     return Job(finished(settings, path, overrides), choice, list(words), _subfolder(primary, parsed), passed_over)
 
 
-def _primary(place: Place) -> tuple[dict[Any, Any], Path]:
+def _primary(source: ConfigFolders) -> tuple[dict[Any, Any], Path]:
     """Return the content of the primary config and its path: the first of its name in the folders given, else DLIO's own."""
-    name = (place.name or "config").removesuffix(".yaml")
-    for folder in place.folders:
+    name = (source.name or "config").removesuffix(".yaml")
+    for folder in source.folders:
         if (path := folder / f"{name}.yaml").is_file():
             return read(path)[0], path
-    if place.name is not None:
-        known = [path.stem for folder in place.folders for path in sorted(folder.glob("*.yaml"))]
-        raise UsageError(f"--config-name {place.name}: no such YAML in the folders given{nearest(name, known)}")
+    if source.name is not None:
+        known = [path.stem for folder in source.folders for path in sorted(folder.glob("*.yaml"))]
+        raise UsageError(f"--config-name {source.name}: no such YAML in the folders given{nearest(name, known)}")
     return _PRIMARY, SHIPPED / "config.yaml"
 
 
@@ -94,9 +94,9 @@ def _choice(primary: dict[Any, Any], path: Path) -> str:
     raise UsageError(f"{path}: names no workload in its defaults; add workload=NAME such as workload=unet3d_a100")
 
 
-def _composed(primary: dict[Any, Any], path: Path, choice: str, place: Place) -> Iterator[tuple[str, Any, str]]:
+def _composed(primary: dict[Any, Any], path: Path, choice: str, source: ConfigFolders) -> Iterator[tuple[str, Any, str]]:
     """Yield what primary config and workload say; the later counts, the primary's own where its defaults have _self_ last."""
-    folders = [*(folder / _GROUP for folder in place.folders), *place.folders, SHIPPED]
+    folders = [*(folder / _GROUP for folder in source.folders), *source.folders, SHIPPED]
     entries = primary.get("defaults") or []
     own = {key: value for key, value in primary.items() if key in (_GROUP, "hydra")}
     others = [entry for entry in entries if not (isinstance(entry, dict) and _GROUP in entry)]

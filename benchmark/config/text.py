@@ -55,23 +55,23 @@ def dump(config: Config, path: Path | str) -> None:
     Keys with their default value are left out, but for those in _ALWAYS_WRITTEN.
     """
     path = Path(path)
-    kept = _told(msgspec.to_builtins(config), msgspec.to_builtins(Config()), "")
+    kept = _changed(msgspec.to_builtins(config), msgspec.to_builtins(Config()), "")
     text = f"# An I/O twin; run it with: iotwin emulate {path.name}\n" + yaml.dump(
         kept, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=130, allow_unicode=True
     )
     write_whole(path, text.encode("utf-8"))
 
 
-def _told(value: dict[str, Any], default: dict[str, Any], at: str) -> dict[str, Any]:
-    told = {}
+def _changed(value: dict[str, Any], default: dict[str, Any], at: str) -> dict[str, Any]:
+    changed = {}
     for key, item in value.items():
         path, usual = f"{at}{key}", default[key]
         if isinstance(usual, dict) and path != _FREE_SECTION:
-            if inner := _told(item, usual, f"{path}."):
-                told[key] = inner
+            if inner := _changed(item, usual, f"{path}."):
+                changed[key] = inner
         elif item is not None and (item != usual or path in _ALWAYS_WRITTEN):
-            told[key] = plain(item)
-    return told
+            changed[key] = plain(item)
+    return changed
 
 
 def plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ class ComputeTime:
     def __init__(self, config: Config, rank: Rank) -> None:
         seed, first = config.train.seed, config.twin.first_step_time
         computation = step_time(config.train.computation_time, config.num_gpus or rank.count, config.reader.batch_size)
-        self._rank, resume = rank.number, config.twin.resume
+        self._rank, resume = rank.index, config.twin.resume
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP)
         self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)

@@ -47,14 +47,14 @@ def plan_of(section: Section) -> Plan:
         )
     stages = tuple(
         Stage(
-            number,
+            index,
             tuple(stage.ranks),
             stage.forward_s,
             stage.backward_s,
             all_reduce_s=stage.all_reduce_s,
             receive_s=stage.receive_s,
         )
-        for number, stage in enumerate(section.stages)
+        for index, stage in enumerate(section.stages)
     )
     unknown = [name for name in section.depth if name not in map(str, range(len(stages)))]
     if unknown:
@@ -131,12 +131,12 @@ def _run_rank(
 ) -> Measured:
     """Be one rank of the pipeline for all epochs."""
     sharpen_timers()
-    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.number} if rank.count > 1 else {}))
-    measured = Measured(rank.number, rank.node, rank.nodes, time.time())
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
+    measured = Measured(rank.index, rank.node, rank.nodes, time.time())
     before = Usage.so_far()
     with ExitStack() as open_things:
         with log.interval("init"):
-            run = _PipelineRank(config, plan, minibatches, channels, rank.number, measured, open_things)
+            run = _PipelineRank(config, plan, minibatches, channels, rank.index, measured, open_things)
         rank.meet()
         measured.start_s = time.time()
         with log.interval("run"):

@@ -24,7 +24,7 @@ from common.progress import set_quiet
 
 _T = TypeVar("_T")
 _fork = multiprocessing.get_context("fork")
-_EXIT_PATIENCE_S = 2.0  # for a rank to put away what it is doing
+_EXIT_PATIENCE_S = 2.0  # for a rank to clean up
 
 # What ranks tell one another where they meet; what one of them says counts for all.
 STOP, CHECKPOINT = 1, 2
@@ -38,7 +38,7 @@ class Rank:
     when a rank would have come here (CLOCK_MONOTONIC) had nothing of the emulator's own held it up.
     """
 
-    number: int = 0
+    index: int = 0
     count: int = 1
     node: int = 0
     nodes: int = 1
@@ -89,7 +89,7 @@ class _RankProcess(Generic[_T]):
     """One forked rank and the pipe that its result comes by."""
 
     def __init__(self, rank: Rank, job: Callable[[Rank], _T]) -> None:
-        self.number = rank.number
+        self.index = rank.index
         self.results, outbox = _fork.Pipe(duplex=False)
         self.process: ForkProcess = _fork.Process(target=_serve, args=(rank, os.getpid(), job, outbox))
         children.start(self.process)
@@ -103,12 +103,12 @@ class _RankProcess(Generic[_T]):
             self.process.join(_EXIT_PATIENCE_S)
             raise IotwinError(f"{self._name()} {self._end()}; the run is ended on all ranks") from None
         if failure is not None:
-            raise failure(f"rank {self.number}: {value}")
+            raise failure(f"rank {self.index}: {value}")
         result: _T = value
         return result
 
     def _name(self) -> str:
-        return f"rank {self.number} (process {self.process.pid})"
+        return f"rank {self.index} (process {self.process.pid})"
 
     def _end(self) -> str:
         status = self.process.exitcode
@@ -124,8 +124,8 @@ class _RankProcess(Generic[_T]):
 
 def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Connection) -> None:
     """Be a rank: do the job, hand over what came of it."""
-    children.become_rank(rank.number, parent_pid)
-    if rank.number:
+    children.become_rank(rank.index, parent_pid)
+    if rank.index:
         set_quiet(True)  # one rank tells how far all are
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # on SIGTERM, or when the main process is gone
         children.ready()
@@ -154,7 +154,7 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
         while by_pipe:
             for pipe in wait(list(by_pipe)):
                 rank = by_pipe.pop(pipe)  # type: ignore[call-overload]
-                results[rank.number] = rank.result()
+                results[rank.index] = rank.result()
     except BaseException:
         for rank in ranks:
             rank.process.terminate()
@@ -172,7 +172,7 @@ class _Meet:
     """A rank's way to the meeting."""
 
     meeting: _Meeting
-    number: int
+    index: int
 
     def __call__(self, flags: int, due_ns: int) -> tuple[int, int]:
-        return self.meeting.exchange(self.number, flags, due_ns)
+        return self.meeting.exchange(self.index, flags, due_ns)

@@ -39,15 +39,15 @@ def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None,
     rank = rank or Rank()
     sharpen_timers()
     sleeper = Sleeper(config.twin.busy_wait)
-    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.number} if rank.count > 1 else {}))
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
     sleeper.sleep(config.twin.startup_time - age_s())
-    measured = Measured(rank.number, rank.node, rank.nodes, time.time())
+    measured = Measured(rank.index, rank.node, rank.nodes, time.time())
     before = Usage.so_far()
     with ExitStack() as open_things:
         with log.interval("init"):
             begin = time.monotonic()
             run = _Run(config, rank, log, sleeper, measured, open_things)
-            init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.number, 0, 0)
+            init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.index, 0, 0)
             sleeper.sleep(init_s - (time.monotonic() - begin))
         measured.start_s = time.time()
         rank.meet(0)
@@ -70,14 +70,14 @@ class _Run:
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._deadline = float("inf")
         self._save_after = checkpoint_policy(config)
-        self._by_time: Policy | Frequency = Policy()  # of checkpoints; what one rank finds is told to all
+        self._by_time: Policy | Frequency = Policy()  # of checkpoints; one rank decides for all
         self._flags = 0
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
         self._steps = 0  # of training so far
         self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
         per_node = rank.count // rank.nodes
         self._checkpoints = (
-            open_checkpoints(config, rank.number, rank.count, per_node, meet=rank.meet) if config.workflow.checkpoint else None
+            open_checkpoints(config, rank.index, rank.count, per_node, meet=rank.meet) if config.workflow.checkpoint else None
         )
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
         self._frequency = self._measured_frequency()
@@ -85,17 +85,17 @@ class _Run:
             self._dataset = open_dataset(config, rank.count)
             measured.data = DataSetFacts.of(self._dataset)
             self._loaders = {
-                phase: open_things.enter_context(open_loader(config, samples, rank.number, rank.count, phase == "evaluation"))
+                phase: open_things.enter_context(open_loader(config, samples, rank.index, rank.count, phase == "evaluation"))
                 for phase, samples in (("train", self._dataset.train), ("evaluation", self._dataset.evaluation))
             }
             self._start_up()
-            if rank.number == 0:
+            if rank.index == 0:
                 self._log_parameters()
 
     def _measured_frequency(self) -> Frequency | None:
         """Return what decides by measured times, on the rank that decides for all; on each, where they do not meet."""
         twin = self._config.twin
-        if twin.checkpoint.policy is None or self._writer is None or (self._rank.number > 0 and twin.barrier):
+        if twin.checkpoint.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
             return None
         return Frequency(twin.checkpoint.policy, twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1)
 
@@ -104,7 +104,7 @@ class _Run:
         config, resume, rank = self._config, self._resume, self._rank
         read_bytes = 0
         if resume is None or resume.mode != "skip_reads":
-            read_bytes = start_up(config, rank.number, rank.count)
+            read_bytes = start_up(config, rank.index, rank.count)
         if resume is None:
             return
         if resume.mode != "skip_reads" and not config.twin.startup_reads:
@@ -126,7 +126,7 @@ class _Run:
         log.point("num_workers", config.reader.read_threads)
         log.point("train_samples", self._measured.data.train_samples)
         log.point("eval_samples", self._measured.data.evaluation_samples)
-        batches = sampled_batches(config, self._measured.data.train_samples, 1, self._rank.number, self._rank.count)
+        batches = sampled_batches(config, self._measured.data.train_samples, 1, self._rank.index, self._rank.count)
         log.point("step_count", len(batches) * config.train.epochs)
 
     def stop_at(self, limit_s: float | None) -> None:
@@ -173,7 +173,7 @@ class _Run:
     def _train_epoch(self, epoch: int) -> int:
         """Train the blocks of an epoch: the steps between what interrupts it; return how many steps they had."""
         config = self._config
-        batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.number, self._rank.count)
+        batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.index, self._rank.count)
         begun = self._steps_before(epoch, len(batches))
         replayed = begun if self._resume is not None and self._resume.mode == "replay_data" else 0
         steps = self._passing("train", epoch, batches[begun - replayed :], begun, replayed)
@@ -228,10 +228,10 @@ class _Run:
                 interruption(epoch)
 
     def _evaluate(self, epoch: int) -> None:
-        batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.number, self._rank.count)
+        batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.index, self._rank.count)
         begin = time.monotonic()
         with self._log.interval("eval", epoch_num=epoch), self._span("eval", epoch) as amounts:
-            self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.number, epoch, 0))
+            self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
             amounts.append(sum(1 for _ in self._passing("evaluation", epoch, batches)))
         self._tell(epoch, "evaluation", int(amounts[0]), time.monotonic() - begin)
 
@@ -310,7 +310,7 @@ class _Run:
         for number in range(1, max(1, checkpoint.num_checkpoints_write) + 1):
             if checkpoint.num_checkpoints_write == 0 or self._stopped:
                 return
-            self._pause(computing.seconds(self._rank.number, 1, number - 1))
+            self._pause(computing.seconds(self._rank.index, 1, number - 1))
             self._steps = number
             self._save(checkpoints, 1)
             self._flags = self._rank.meet(self._wishes())
@@ -320,9 +320,9 @@ class _Run:
         """Read the newest checkpoint back, as often as is asked for; computing in between where only checkpoints run."""
         checkpoint, seed = self._config.checkpoint, self._config.train.seed
         computing = DrawnTime(checkpoint.time_between_checkpoints, seed, Purpose.TRAIN_STEP)
-        for number in range(max(0, checkpoint.num_checkpoints_read)):
+        for index in range(max(0, checkpoint.num_checkpoints_read)):
             if not self._config.workflow.train:
-                self._pause(computing.seconds(self._rank.number, 1, max(0, checkpoint.num_checkpoints_write) + number))
+                self._pause(computing.seconds(self._rank.index, 1, max(0, checkpoint.num_checkpoints_write) + index))
             self._rank.meet(0)  # nobody reads what another rank still writes
             with self._span("load_ckpt", self._config.train.epochs if self._config.workflow.train else 1) as amounts:
                 loaded = checkpoints.load()

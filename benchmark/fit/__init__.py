@@ -6,7 +6,7 @@ under ``twin.assumptions``.
 
 from typing import Literal
 
-from benchmark.fit.coverage import Coverage, check_coverage, told
+from benchmark.fit.coverage import Coverage, check_coverage, describe_coverage
 from benchmark.fit.look import Job, look
 from benchmark.fit.recorded.twin import fit_recorded
 from benchmark.fit.sample_twin import fit_samples
@@ -29,17 +29,17 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
     if failed := failure(trace.manifest):
         note(f"{trace.path}: {failed}; what follows is of what it did until then")
     if kind == "recorded":
-        return _told(fit_recorded(trace), "recorded, as asked")
+        return _with_kind(fit_recorded(trace), "recorded, as asked")
     try:
         fitted, coverage = fit_structured(trace)
     except IotwinError as error:
         if kind == "structured":
             raise
         reason = str(error).removeprefix(f"{trace.path}: ")
-        return _told(fit_recorded(trace), f"recorded, as no structure can be told: {reason}")
+        return _with_kind(fit_recorded(trace), f"recorded, as no structure can be told: {reason}")
     if kind == "auto" and (short_of := coverage.short_of):
-        return _told(fit_recorded(trace), f"recorded, as that is nearer (--kind structured can be edited): {short_of}")
-    return _told(fitted, "structured: samples, batches and epochs can be edited")
+        return _with_kind(fit_recorded(trace), f"recorded, as that is nearer (--kind structured can be edited): {short_of}")
+    return _with_kind(fitted, "structured: samples, batches and epochs can be edited")
 
 
 def foretell(trace: Trace) -> str:
@@ -50,7 +50,7 @@ def foretell(trace: Trace) -> str:
         return f"recorded, as no structure can be told: {str(error).removeprefix(f'{trace.path}: ')}"
     if short_of := coverage.short_of:
         return f"recorded, as that is nearer: {short_of}"
-    return f"structured: {told(fitted.coverage)}"
+    return f"structured: {describe_coverage(fitted.coverage)}"
 
 
 def fit_structured(trace: Trace) -> tuple[Fitted, Coverage]:
@@ -69,6 +69,6 @@ def structured(job: Job) -> Fitted:
     return fit_samples(job) if stream is None else fit_stream(job, stream)
 
 
-def _told(fitted: Fitted, kind: str) -> Fitted:
+def _with_kind(fitted: Fitted, kind: str) -> Fitted:
     fitted.evidence = {"kind": kind, **fitted.evidence}
     return fitted

@@ -1,15 +1,15 @@
-"""Batches of a process that nobody hands work: accesses in bursts, most of one size, with longer gaps between them."""
+"""Batch boundaries of a process without loaders: its accesses come in bursts, most of one size, with longer gaps between."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-_NO_PAUSE_NS = 10_000  # gaps shorter than this are alike
-_CONTRAST = np.log(3)  # between the gaps within batches and those between them
-_THRESHOLDS = 40  # tried between the shortest gap and the longest, evenly in their logarithms
-_ENOUGH = 12  # accesses, from which a pattern shows
-_FEWEST, _FEWEST_SOUGHT = 3, 6  # groups of one size, from which that is no chance; and where many thresholds are tried
-_REGULAR = 0.5  # share of groups of the most common size, from which groups count as batches
-_CLEARLY = 0.1  # by which another threshold must be better than the guess
+_NO_PAUSE_NS = 10_000  # shorter gaps count as this long
+_CONTRAST = np.log(3)  # logarithm of how many times longer gaps between batches must be than those within
+_THRESHOLDS = 40  # how many are tried between the shortest and the longest gap, evenly in their logarithms
+_ENOUGH = 12  # accesses; fewer show no pattern
+_FEWEST, _FEWEST_SOUGHT = 3, 6  # groups of one size; fewer may be chance. The second where many thresholds are tried
+_REGULAR = 0.5  # groups are batches if this share of them has the most common size
+_CLEARLY = 0.1  # another threshold must be better than the guess by this much
 
 
 def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The cadence of what comes again and again: evaluations and checkpoints, by the epochs or steps after which they were seen."""
+"""The cadence of evaluations and checkpoints, from the epochs or steps after which they were seen."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,8 +7,8 @@ import numpy as np
 from workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
-_LATE = 0.15  # share of the steps between, by which what is written beside training may seem to come late
-_ROW = 3  # that come exactly in a row, from which they do not by chance
+_LATE = 0.15  # what is written beside training may seem late by this share of the steps between two
+_ROW = 3  # so many at equal distances are no chance
 
 
 def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True, since: int = 0) -> Cadence:

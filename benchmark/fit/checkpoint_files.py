@@ -24,11 +24,11 @@ class SeenFile:
     name: str  # that within the folder of all checkpoints
     start_ns: int
     end_ns: int
-    whole_ns: int  # its last write, and the calls after that without the pauses between: it may be closed much later
+    whole_ns: int  # end of its last write, plus the calls after that without pauses: it may be closed much later
     pid: int
     tid: int
     rank: int  # pid of the rank that it is of: the writer, or the one that descends from it
-    write_sizes: list[tuple[int, int]]  # (bytes, how often in a row), in order
+    write_sizes: list[tuple[int, int]]  # (bytes, how many times in a row), in order
     fsync: bool
     renamed: bool
     folder_renamed: bool  # the folder that it is in was renamed, rather than it

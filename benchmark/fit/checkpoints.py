@@ -17,7 +17,7 @@ from tracing_tools.trace import schema
 
 _REMOVALS = ("unlink", "unlinkat")
 _NUMBER = re.compile(r"(\d+)")
-_BESIDE = 0.25  # share of checkpoints beside which training went on, from which they are asynchronous; not all show it
+_BESIDE = 0.25  # checkpoints are asynchronous if training went on beside this share of them; not all show it
 
 
 @dataclass
@@ -38,7 +38,7 @@ class SeenCheckpoints:
     each: list[SeenCheckpoint]
     between_epochs: bool  # all, rather than after some steps
     lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
-    tail_s: NDArray[np.float64]  # seconds of each besides that, those of serialization and those in calls on its files
+    tail_s: NDArray[np.float64]  # seconds of each outside of lead, serialization and calls on its files
     directory_sync: bool = False  # folders were made safe, too
     keep: int | None = None  # newest that stay when older ones are removed; None: all
 
@@ -89,15 +89,15 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint]) -> int | None:
     begun = np.array([point.files[0].start_ns for point in each], np.int64)
     removed = job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)].set_index("file_id")["start_ns"]
     left = [
-        int(np.searchsorted(begun, removed[file.file_id])) - number - 1
-        for number, point in enumerate(each) for file in point.files if file.file_id in removed.index and removed.index.is_unique
+        int(np.searchsorted(begun, removed[file.file_id])) - index - 1
+        for index, point in enumerate(each) for file in point.files if file.file_id in removed.index and removed.index.is_unique
     ]  # fmt: skip
     found, counts = np.unique([count for count in left if count > 0], return_counts=True)
     return int(found[counts.argmax()]) if len(found) else None
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
-    """Whether a file belongs to another checkpoint: it is written again, or training went on since the last file was whole."""
+    """Whether a file begins a new checkpoint: it was written before, or training went on since the last file was whole."""
     done = int(np.searchsorted(taken, point.files[-1].whole_ns))
     return any(file.name == other.name for other in point.files) or before > done or ended > max(point.epoch, 1)
 
@@ -111,7 +111,7 @@ def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
 
 
 def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return of each logged checkpoint the seconds before its first file, and those besides them and its files."""
+    """Return (lead_s, tail_s) of each logged checkpoint: before its first file, and spent outside its files."""
     logged = phases.loc[phases["phase"] == "checkpoint", ["start_ns", "end_ns"]].itertuples(index=False)
     leads, tails = [], []
     for start_ns, end_ns in logged:
@@ -130,10 +130,10 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     not the same in all (an epoch beside its steps); what numbers the parts of each checkpoint stays.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
-    for place, point in enumerate(each):
+    for index, point in enumerate(each):
         for file in point.files:
             parts = _NUMBER.split(file.name)
-            shapes.setdefault(tuple(parts[::2]), {}).setdefault(place, []).append((file, parts))
+            shapes.setdefault(tuple(parts[::2]), {}).setdefault(index, []).append((file, parts))
     for points in shapes.values():
         fields = len(next(iter(points.values()))[0][1])
         counting = [field for field in range(1, fields, 2) if _differs(points.values(), field)]

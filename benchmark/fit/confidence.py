@@ -30,7 +30,7 @@ def interval(times_s: NDArray[np.float64]) -> dict[str, Any]:
     return {**bounds, "observations": len(times_s)}
 
 
-def told(entry: dict[str, Any]) -> str:
+def describe(entry: dict[str, Any]) -> str:
     """Return an entry of either kind in words."""
     if not entry["observations"]:
         return "could not be told"

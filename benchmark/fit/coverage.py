@@ -20,12 +20,13 @@ from tracing_tools.trace import schema
 _DIRECTIONS = {"read": schema.READ_OPS, "write": schema.WRITE_OPS, "open": schema.OPEN_OPS}
 KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
 _VERBS = {"read": "read", "write": "written", "open": "opened"}
-_LEAST = 0.5  # share of the bytes read or written, below which a structured twin is refused
-_NEAR, _NEAR_WRITTEN = 0.9, 0.7  # shares of the bytes read and written (a checkpoint more or less is no other job), and
-_ALIKE = 0.8  # share of the reads of the data, below which a recorded twin is made unless a structured one is asked for
-_MAPPED = 0.5  # share of the bytes read of the data that come by page faults, from which it is mapped
-_APART = 2.0  # times as many hand-overs as steps, or steps as hand-overs, from which one of the two is wrong
-_LEAST_AGREE, _ENOUGH = 0.25, 8  # share of so many batches that must have the size that the twin has
+_LEAST = 0.5  # a structured twin that accounts for a smaller share of the bytes read or written is refused
+# Below these shares of the bytes read, of those written (one checkpoint more is the same job) or of the reads of the data, a
+# recorded twin is made unless a structured one is asked for.
+_NEAR, _NEAR_WRITTEN, _ALIKE = 0.9, 0.7, 0.8
+_MAPPED = 0.5  # the data is mapped if this share of the bytes read of it comes by page faults
+_APART = 2.0  # hand-overs and steps that differ by this factor contradict one another
+_LEAST_AGREE, _ENOUGH = 0.25, 8  # of so many batches this share must have the twin's batch size
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Coverage:
     flows: tuple[Flow, ...]
     reasons: tuple[str, ...]  # contradictions, and what is not seen at all
     reads: tuple[int, float] | None = None  # calls on data: the job's and the twin's, where these are known
-    mapped: bool = False  # most of what is read of the data comes by page faults, which a structured twin makes calls of
+    mapped: bool = False  # most of what is read of the data comes by page faults; a structured twin would make calls instead
 
     @property
     def read_share(self) -> float:
@@ -70,7 +71,7 @@ class Coverage:
 
     @property
     def suffices(self) -> bool:
-        """Whether a structured twin is worth running; small files that a job writes besides its checkpoints are no matter."""
+        """Whether a structured twin is worth running; small files that a job writes besides its checkpoints do not count."""
         return not self.reasons and min(self.read_share, self._share("write", ("checkpoint",))) >= _LEAST
 
     @property
@@ -80,7 +81,7 @@ class Coverage:
             return "the data are mapped, and the structured one would read them by calls"
         read, written = self._share("read", ("dataset", "checkpoint")), self._share("write", ("checkpoint",))
         if read < _NEAR or written < _NEAR_WRITTEN:
-            return told(self.document())
+            return describe_coverage(self.document())
         if self.reads is not None and min(self.reads) < _ALIKE * max(self.reads):
             return f"the structured one would make {self.reads[1]:.0f} reads of the data, the job makes {self.reads[0]}"
         return None
@@ -138,10 +139,10 @@ def check_coverage(job: Job, fitted: Fitted) -> Coverage:
         return coverage
     advice = [] if len(job.phases) else ["log epochs and evaluations (docs/trace.md), which tells passes apart"]
     why = "; ".join([*coverage.reasons, *advice])
-    raise IotwinError(f"{job.path}: no structured twin: {told(fitted.coverage)}{'; ' + why if why else ''}")
+    raise IotwinError(f"{job.path}: no structured twin: {describe_coverage(fitted.coverage)}{'; ' + why if why else ''}")
 
 
-def told(document: dict[str, Any]) -> str:
+def describe_coverage(document: dict[str, Any]) -> str:
     """Return a coverage (as of `Coverage.document`) in a line."""
     said = []
     for direction, verb in _VERBS.items():

@@ -1,4 +1,4 @@
-"""How often data files are opened that stay open: each loader opens each file that it meets once."""
+"""How often data files that stay open are opened: once by each loader that reads from one."""
 
 import math
 from collections import Counter
@@ -85,6 +85,6 @@ def _in_order(dealt: Dealt) -> int:
 def _of_listed(dealt: Dealt) -> int:
     assert dealt.listed is not None  # noqa: S101
     read = dealt.listed[: dealt.steps * dealt.batch * dealt.ranks]
-    batches = [(place % dealt.ranks, place // dealt.ranks // dealt.batch) for place in range(len(read))]
+    batches = [(position % dealt.ranks, position // dealt.ranks // dealt.batch) for position in range(len(read))]
     met = zip(batches, read, strict=True)
     return len({(rank, batch % dealt.workers, file) for (rank, batch), files in met for file in files})

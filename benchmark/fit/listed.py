@@ -1,4 +1,4 @@
-"""The reads of each sample, listed: of files that hold more than one, and whose samples are more than one equal part each."""
+"""The reads of each sample, listed: where a file holds several samples and they are not its equal parts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from benchmark.fit.passes import Pass
 from benchmark.fit.samples import Samples
 
 _MOST_READS = 40_000  # listed; the YAML of more would take long to read, and be too large for an archive
-_FEW = 0.1  # share of the accesses to files that jump, which may be the tracer's or the file's doing
+_FEW = 0.1  # so many of the accesses may jump in a file that is read in sequence: the tracer's or the file's doing
 
 
 def are_listed(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> bool:
@@ -34,16 +34,20 @@ def listed(samples: Samples, passes: Sequence[Pass], files: Sequence[int], by_sa
     `files`: those (by index in samples.names) that the twin names, in its order. Samples are in the order read, or `by_sample`.
     """
     rows, chosen = _rows(samples, passes), _chosen(passes)
-    place = np.full(len(samples.names), -1, np.int64)
-    place[list(files)] = np.arange(len(files))
-    words = (
-        pd.Series(place[rows["file"]].astype(str), rows.index) + ":" + rows["offset"].astype(str) + "+" + rows["size"].astype(str)
+    position = np.full(len(samples.names), -1, np.int64)
+    position[list(files)] = np.arange(len(files))
+    texts = (
+        pd.Series(position[rows["file"]].astype(str), rows.index)
+        + ":"
+        + rows["offset"].astype(str)
+        + "+"
+        + rows["size"].astype(str)
     )
-    told = words.groupby(rows["read"]).agg(" ".join).reindex(chosen, fill_value="")
+    listed = texts.groupby(rows["read"]).agg(" ".join).reindex(chosen, fill_value="")
     if by_sample:
         of_read = samples.accesses.set_index("read")["sample"]
-        told = told.iloc[np.argsort(of_read[chosen].to_numpy(), kind="stable")]
-    return [str(reads) for reads in told]
+        listed = listed.iloc[np.argsort(of_read[chosen].to_numpy(), kind="stable")]
+    return [str(reads) for reads in listed]
 
 
 def _chosen(passes: Sequence[Pass]) -> NDArray[np.int64]:

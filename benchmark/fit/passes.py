@@ -20,7 +20,7 @@ from benchmark.fit.step_samples import LENGTH_BYTES
 from benchmark.fit.windows import Window, find_windows
 from tracing_tools.trace import schema
 
-_LEAST_SHARE = 0.1  # of what the busiest rank reads: who reads less has only looked
+_LEAST_SHARE = 0.1  # a process that reads less than this share of what the busiest rank reads is no rank
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Pass:
     accesses: pd.DataFrame  # of fit_samples, this pass's only, with the column batch
     pids: tuple[int, ...]  # loader processes
     batches_ahead: int | None  # most batches asked for and not yet taken; None when that could not be seen
-    logged: bool  # by the job itself; False: told from the events
+    logged: bool  # by the job itself; False: inferred from the events
     rank_pids: tuple[int, ...]  # of the processes that consume batches, the first one's first
     saved: list[SeenFile]  # checkpoint files of the job; what the rank writes is no computation
     every: NDArray[np.int64]  # samples that all ranks read, the first of each rank, then the second of each, and so on
@@ -118,11 +118,11 @@ def _pass(
     batches["turn"] = batches.groupby("pid").cumcount()
     batches["worker"] = batches["pid"].map({pid: i for i, pid in enumerate(own)})
     batches = batches.sort_values(["turn", "worker"], kind="stable").reset_index(drop=True)
-    place = np.argsort(pd.Index(batches["batch"]).get_indexer(pd.Index(accesses["batch"])), kind="stable")
+    order = np.argsort(pd.Index(batches["batch"]).get_indexer(pd.Index(accesses["batch"])), kind="stable")
     ranks = (rank, *(int(pid) for pid in together["rank"].unique() if pid != rank))
-    read = (together if len(ranks) > 1 else accesses.iloc[place]).get("read", pd.Series(dtype=np.int64))
+    read = (together if len(ranks) > 1 else accesses.iloc[order]).get("read", pd.Series(dtype=np.int64))
     return Pass(
-        window.phase, window.epoch, window.start_ns, window.end_ns, rank, accesses["sample"].to_numpy()[place], batches, accesses,
+        window.phase, window.epoch, window.start_ns, window.end_ns, rank, accesses["sample"].to_numpy()[order], batches, accesses,
         tuple(own) if loaders else (), ahead, window.logged, ranks, saved, together["sample"].to_numpy(np.int64),
         read.to_numpy(np.int64),
     )  # fmt: skip

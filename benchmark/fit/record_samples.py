@@ -14,11 +14,11 @@ from common.errors import IotwinError
 from datagen.layouts import DlrmLayout
 from tracing_tools.trace import schema
 
-_WHOLE = 0.9  # share of its file that an access reads, from which files count as read whole
-_TWICE = 1.9  # times its size, from which a file was gone through more than once; an index at its end may be read again
-_PAUSED = 0.5  # share of an access spent between its reads, from which each read is a sample of its own
-_SMALL = 0.1  # of the typical read: less belongs to a record that is read around it
-_ALIKE = 0.5  # share of a file's bytes that reads of one size bring, from which that is the record; or of reads
+_WHOLE = 0.9  # an access that reads this share of its file reads it whole
+_TWICE = 1.9  # a file of which this many times its size is read was read twice; an index at its end may be read again
+_PAUSED = 0.5  # where this share of an access passes between its reads, each read is a sample
+_SMALL = 0.1  # a read smaller than this share of the typical one belongs to the record read around it
+_ALIKE = 0.5  # reads of one size are the records if they bring this share of the file's bytes, or are this share of reads
 _BETWEEN_BATCHES_NS = 1e18  # longer than any gap, shorter than that between two processes
 _MOST_READS = 16  # told apart within a file
 _TEXT_AND_NUMBER = re.compile(r"(\D*)(\d*)")
@@ -100,11 +100,11 @@ def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:
 
 def _read_sizes(reads: pd.DataFrame) -> tuple[tuple[int, ...], bool]:
     """Return the bytes that the typical access asks for, read by read, and whether it goes on until nothing comes."""
-    place = reads.groupby("access").cumcount()
-    full = reads[(reads["result"] > 0) & (place < _MOST_READS)]
-    by_place = full.groupby(place[full.index])["requested"]
+    position = reads.groupby("access").cumcount()
+    full = reads[(reads["result"] > 0) & (position < _MOST_READS)]
+    by_position = full.groupby(position[full.index])["requested"]
     accesses = reads["access"].nunique()
-    sizes = [_asked(asked) for _, asked in by_place if len(asked) * 10 >= accesses]
+    sizes = [_asked(asked) for _, asked in by_position if len(asked) * 10 >= accesses]
     past_end = (reads.groupby("access")["result"].last() == 0).mean() > 0.5
     return tuple(sizes), bool(past_end)
 

@@ -10,10 +10,10 @@ from common.errors import IotwinError
 from tracing_tools.trace import schema
 
 _NOT_WRITTEN_BY_COPIES = ("dataset", "log", "pipe", "socket", "device", "system")
-_COPIED = 0.8  # share of the bytes read that was written, and of the stretches between reads in which, from which a job copies
+_COPIED = 0.8  # a job copies if it writes this share of the bytes it reads, in this share of the stretches between reads
 _STRETCHES = 20
-_IN_SEQUENCE = 0.9  # share of the reads that go on where the last one of their file ended
-_FEWEST_PROGRAMS = 3  # that read a file or two each, from which they are no ranks
+_IN_SEQUENCE = 0.9  # share of reads that begin where their file's last read ended
+_FEWEST_PROGRAMS = 3  # so many processes that read a file or two each are programs, not ranks
 
 
 def check_is_training(job: Job, training: Sequence[Pass]) -> None:
@@ -59,7 +59,7 @@ def _copies(job: Job, part: Pass) -> bool:
     ends = (reads["offset"] + reads["result"]).groupby(reads["file_id"]).shift(fill_value=0)
     if (reads["offset"].fillna(ends) == ends).mean() < _IN_SEQUENCE:
         return False
-    # The first stretch of reads may fill a buffer, and the last file's bytes are written after its last read.
+    # The first stretch of reads may only fill a buffer, and the last file is written after its last read.
     edges = reads["start_ns"].to_numpy()[np.linspace(0, len(reads) - 1, min(_STRETCHES, len(reads))).astype(np.int64)]
     last = reads["file_id"] == reads["file_id"].iloc[-1]
     read_bytes = int(reads["result"].sum())

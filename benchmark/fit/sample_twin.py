@@ -25,19 +25,19 @@ from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
     evaluated_after_saving,
+    loss_notes,
     most_common,
     order_agreement,
     phases_in_order,
     set_checkpoints,
     start_times,
-    told_losses,
     twin_checkpoint,
 )
 from common.errors import IotwinError
 from common.units import format_size
 from datagen.layouts import DlrmLayout
 
-_ALIKE = 0.5  # share of the batches of the most common size, from which that is the batch size
+_ALIKE = 0.5  # the most common size is the batch size if this share of the batches has it
 
 
 def fit_samples(job: Job) -> Fitted:
@@ -50,12 +50,12 @@ def fit_samples(job: Job) -> Fitted:
         reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
         raise IotwinError(f"{job.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
     check_is_training(job, training)
-    assumptions, times = told_losses(job), pass_times(job, training)
+    assumptions, times = loss_notes(job), pass_times(job, training)
     first_step_s, times.compute_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
     checkpoints, start_up, since = find_checkpoints(job, training), find_start_up(job, samples.folder, training), (0, 0)
     resume, typical = find_resume(job, start_up, training, _steps_in_data(samples, training)), training
     if resume is not None:
-        # What is left of the epoch that was resumed tells least of how the job reads.
+        # The rest of a resumed epoch shows least of how the job reads.
         typical = [*training[1:], training[0]]
         since = go_on(resume, passes, checkpoints, len(typical[0].batch_sizes))
     unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
@@ -139,7 +139,7 @@ def _files_of(samples: Samples, passes: Sequence[Pass]) -> list[int]:
 
 
 def _in_order_read(samples: Samples, training: Sequence[Pass]) -> list[int]:
-    """The files of training by name; where ranks read them by themselves in no random order, in theirs, which the twin keeps."""
+    """The files of training by name; where ranks without loaders read them in an order that is not random, in that order."""
     if _is_shuffled(training) or training[0].workers:
         return _files_of(samples, training)
     every = np.concatenate([part.every for part in training])
@@ -322,7 +322,7 @@ def _order_of_phases(job: Job, training: Sequence[Pass], evaluations: Sequence[P
 
 
 def _are_persistent(training: Sequence[Pass]) -> bool:
-    """Whether loaders live through all epochs, or through the one block of steps that the twin may take several epochs for."""
+    """Whether loaders live through all epochs; a single block of steps, which may be several epochs of the twin, counts."""
     if len(training) == 1:
         return training[0].workers > 0 and training[0].phase == "block" and not training[0].logged
     return training[0].workers > 0 and training[0].pids == training[1].pids

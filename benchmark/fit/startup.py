@@ -10,7 +10,7 @@ from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
 from tracing_tools.trace import schema
 
-_LEAST_BYTES = 1 << 16  # read of a file; less are settings, scripts and headers
+_LEAST_BYTES = 1 << 16  # files of which less is read are settings, scripts and headers
 _MOST_READS = 20_000
 _KINDS = ("dataset", "checkpoint", "other")
 

@@ -16,7 +16,7 @@ from benchmark.fit.samples import Samples, reads_of
 from tracing_tools.trace import schema
 
 LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
-_BEGUN = 0.9  # share of the hand-overs before which a sample was begun, from which each batch is the samples read before it
+_BEGUN = 0.9  # a batch is the samples read before it if a sample begins before this share of the hand-overs
 
 
 def given_batches(job: Job) -> pd.DataFrame:
@@ -57,8 +57,8 @@ def by_steps(job: Job, samples: Samples) -> Samples:
 
 def _most_used(requested: NDArray[np.int64], result: NDArray[np.int64]) -> int:
     """The size of read that brought most."""
-    sizes, place = np.unique(requested, return_inverse=True)
-    return int(sizes[np.bincount(place, weights=result).argmax()])
+    sizes, position = np.unique(requested, return_inverse=True)
+    return int(sizes[np.bincount(position, weights=result).argmax()])
 
 
 def _reads(job: Job, samples: Samples) -> pd.DataFrame:
@@ -77,8 +77,8 @@ def _batch_of(reads: pd.DataFrame, given: pd.DataFrame) -> NDArray[np.int64]:
     pids, starts = reads["pid"].to_numpy(), reads["start_ns"].to_numpy()
     for pid, own in given.groupby("pid"):
         rows = np.flatnonzero(pids == pid)
-        place = np.searchsorted(own["start_ns"].to_numpy(), starts[rows])
-        batch[rows] = np.append(own.index.to_numpy(), len(given))[place]
+        position = np.searchsorted(own["start_ns"].to_numpy(), starts[rows])
+        batch[rows] = np.append(own.index.to_numpy(), len(given))[position]
     return batch
 
 

@@ -20,9 +20,9 @@ from benchmark.fit.windows import Window, logged_windows
 from tracing_tools.trace import schema
 
 _FEWEST_FILES = 3
-_IN_SEQUENCE = 0.9  # share of the reads that go on where the last one of their file ended, from which files are streamed
-# Share of the files that a thread opens while it has another one open, or that another thread closes, from which files are
-# taken in turn. A loader thread closes what it has opened before it opens the next.
+_IN_SEQUENCE = 0.9  # files are streamed if this share of their reads begins where the file's last read ended
+# Files are taken in turn if this share of them is opened by a thread that has another one open, or closed by another thread:
+# a loader thread closes what it has opened before it opens the next.
 _SHARED = 0.1
 _FILES_OF_A_TURN = 3  # open files for each one that gives records in turn: tf.data's threads open two more of them ahead
 _WHOLE = 0.99  # share of its files that an epoch reads, from which it reads them to the end
@@ -155,16 +155,16 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
     whole = bool(used.total_bytes >= _WHOLE * stream.file_bytes[stream.files_in(stream.training)].sum() * len(stream.training))
     whole = whole and stream.training[0].phase == "epoch"
     taken = steps * len(stream.training) * batch_size
-    told = None
+    split = None
     if logged and not whole and len(stream.training) == 1:
         before, later_s = _file_ends(reads, opens, group, cycle * (_FILES_OF_A_TURN if threads > 1 else 1))
         steps_done = bool(first_s) + np.maximum(later_s - (first_s or 0.0), 0.0) / max(compute_s, 1e-9)
-        told = records_of_file_and_buffer(before, steps_done * batch_size, taken, cycle)
-    if told is None:
+        split = records_of_file_and_buffer(before, steps_done * batch_size, taken, cycle)
+    if split is None:
         record_bytes = _record_bytes(used, whole, taken, assumptions)
         buffered = used.first_bytes / record_bytes
     else:
-        record_bytes, buffered = float(stream.file_bytes[stream.files_in(stream.training)].mean()) / told[0], told[1]
+        record_bytes, buffered = float(stream.file_bytes[stream.files_in(stream.training)].mean()) / split[0], split[1]
         assumptions.append(
             f"records of {record_bytes:.0f} bytes each, and {buffered:.0f} ahead of the steps, by when files ended"
         )

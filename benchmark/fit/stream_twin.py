@@ -15,11 +15,11 @@ from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
     evaluated_after_saving,
+    loss_notes,
     order_agreement,
     phases_in_order,
     set_checkpoints,
     start_times,
-    told_losses,
     twin_checkpoint,
 )
 from common.units import format_size
@@ -27,7 +27,7 @@ from common.units import format_size
 
 def fit_stream(job: Job, stream: Stream) -> Fitted:
     """The twin of a job that streams its files: see benchmark.fit.stream."""
-    assumptions = told_losses(job)
+    assumptions = loss_notes(job)
     steps = stream_steps(job, stream, assumptions)
     checkpoints = stream_checkpoints(job, stream, steps.steps)
     blocks = stream.training[0].phase == "block"

@@ -14,7 +14,7 @@ from benchmark.fit.step_samples import LENGTH_BYTES
 from tracing_tools.trace import schema
 
 _QUANTILES = 21
-_WARM_UP = 1.5  # times nearly all later values, from which the first one is of a kind of its own
+_WARM_UP = 1.5  # a first value this many times longer than the 95th percentile of the later ones is warm-up
 
 
 @dataclass

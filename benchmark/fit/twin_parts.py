@@ -40,7 +40,7 @@ def failure(manifest: Manifest) -> str | None:
     return f"the traced command ended with status {manifest.exit_status}" if manifest.exit_status else None
 
 
-def told_losses(job: Job) -> list[str]:
+def loss_notes(job: Job) -> list[str]:
     """Return assumptions about what the trace lacks: the rest of a job that failed, and calls that were lost."""
     failed = failure(job.manifest)
     said = [f"{failed}, so the twin is one of what it did until then"] if failed else []
@@ -57,14 +57,14 @@ def most_common(values: Sequence[int] | NDArray[np.int64]) -> int:
 
 
 def order_agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    """How alike two orders of samples are: Spearman's rank correlation of the places of the samples in both; 1 is the same.
+    """How alike two orders of samples are: Spearman's rank correlation of the positions of the samples in both; 1 is the same.
 
     Loader processes overtake each other, so the order seen is never exactly the order asked for.
     """
-    common, places, other_places = np.intersect1d(order, other, return_indices=True)
+    common, positions, other_positions = np.intersect1d(order, other, return_indices=True)
     if len(common) < 3:
         return 1.0
-    return float(np.corrcoef(np.argsort(np.argsort(places)), np.argsort(np.argsort(other_places)))[0, 1])
+    return float(np.corrcoef(np.argsort(np.argsort(positions)), np.argsort(np.argsort(other_positions)))[0, 1])
 
 
 def set_checkpoints(

@@ -1,4 +1,4 @@
-"""When a job went over its data: as it logged it, or told from who read what.
+"""When a job went over its data: as it logged, or inferred from which process read what.
 
 Loaders that are forked together are a generation: a framework asks for the first batch once all of them have begun, so one that
 begins after another has read belongs to the next. A generation that is gone after one pass is an epoch or an evaluation; one that
@@ -19,8 +19,8 @@ from benchmark.fit.look import Job
 from benchmark.fit.samples import Samples
 from tracing_tools.trace import schema
 
-_OF_ALL = 0.5  # share of all samples that come before any comes again, from which a job counts epochs: drawn at random, few do
-_SHARED = 0.1  # share of the samples of the smaller of two generations that the other reads too, from which both read one set
+_OF_ALL = 0.5  # a job counts epochs if this share of all samples comes before any comes again: drawn at random, few do
+_SHARED = 0.1  # two generations read one set if this share of the smaller one's samples is read by the other too
 
 
 @dataclass
@@ -77,9 +77,9 @@ def _windows_of_turns(accesses: pd.DataFrame, samples_return: bool) -> list[Wind
     if not samples_return or _at_random(turn):
         return [Window("block", 1, int(starts.min()), int(starts.max()), False)]
     windows = []
-    for number in range(int(turn.max()) + 1):
-        begins = starts[turn == number]
-        windows.append(Window("epoch", number + 1, int(begins.min()), int(begins.max()), False))
+    for index in range(int(turn.max()) + 1):
+        begins = starts[turn == index]
+        windows.append(Window("epoch", index + 1, int(begins.min()), int(begins.max()), False))
     for window, following in pairwise(windows):
         window.end_ns = following.start_ns - 1
     return windows
@@ -181,13 +181,13 @@ def _windows_of(job: Job, generation: _Generation, samples_return: bool) -> list
     asked = handed[~by_loader & ~reads & handed["file_id"].isin(handed.loc[by_loader & reads, "file_id"].unique())]
     asked_ns = asked["start_ns"].to_numpy(np.int64)
     windows: list[Window] = []
-    for number in range(int(turn.max()) + 1):
-        own = turn == number
+    for index in range(int(turn.max()) + 1):
+        own = turn == index
         start_ns = generation.start_ns
-        if number:
+        if index:
             first = int(starts[own].min())
-            done = int(ends[(turn < number) & (starts < first)].max())
+            done = int(ends[(turn < index) & (starts < first)].max())
             between = asked_ns[(asked_ns > done) & (asked_ns <= first)]
             start_ns = int(between[0]) - 1 if len(between) else first
-        windows.append(Window("epoch", number + 1, start_ns, int(ends[own].max()), False, generation.pids))
+        windows.append(Window("epoch", index + 1, start_ns, int(ends[own].max()), False, generation.pids))
     return windows

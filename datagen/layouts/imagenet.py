@@ -116,8 +116,8 @@ class ImagenetLayout(msgspec.Struct, frozen=True):
         except OSError as error:
             raise IotwinError(f"{folder}: {error.strerror}; make a data set with: iotwin generate checkfreq -o DIR ...") from None
         found = [
-            (path, number)
-            for number, name in enumerate(classes)
+            (path, index)
+            for index, name in enumerate(classes)
             for path in sorted((folder / name).iterdir())
             if path.suffix.lower() in (".jpeg", ".jpg", ".png")
         ]

@@ -23,9 +23,9 @@ def _words_anywhere(parse: _Parse) -> _Parse:
     """Let the workload and overrides stand among options: argparse itself fills a repeated positional from one place only."""
 
     def parse_known_args(args: list[str], namespace: Namespace | None) -> _Parsed:
-        values = {number + 1 for number, argument in enumerate(args) if argument == "--what-if"}
-        words = [number for number, argument in enumerate(args) if argument.startswith(_WORDS) and number not in values]
-        parsed, rest = parse([argument for number, argument in enumerate(args) if number not in words], namespace)
+        values = {index + 1 for index, argument in enumerate(args) if argument == "--what-if"}
+        words = [index for index, argument in enumerate(args) if argument.startswith(_WORDS) and index not in values]
+        parsed, rest = parse([argument for index, argument in enumerate(args) if index not in words], namespace)
         parsed.words += [args[number] for number in words]
         return parsed, rest
 
@@ -160,7 +160,7 @@ class Emulate(Command):
 
 def _chosen(args: Namespace, words: list[str]) -> "tuple[Workload, dict[str, str]]":
     """Return the workload, and as dlio_benchmark what Hydra leaves of the job, by name within the output folder."""
-    from benchmark.config import Place, compose_job, job_files, job_text, select
+    from benchmark.config import ConfigFolders, compose_job, job_files, job_text, select
     from benchmark.emulator.mpi import started_as
     from common.progress import note
 
@@ -168,7 +168,7 @@ def _chosen(args: Namespace, words: list[str]) -> "tuple[Workload, dict[str, str
         if args.config_path or args.config_name or args.cfg:
             raise UsageError("--config-path, --config-name and --cfg need --dlio; or use --config-dir and --show")
         return select(words, args.config_dir), {}
-    job = compose_job(words, Place(args.config_dir, args.config_path, args.config_name))
+    job = compose_job(words, ConfigFolders(args.config_dir, args.config_path, args.config_name))
     if job.passed_over and started_as() == 0:
         note(f"passed over, as nobody reads them: {', '.join(job.passed_over)}")
     return job.workload, {_CONFIG_NOTE: job_text(job)} if args.cfg else job_files(job)

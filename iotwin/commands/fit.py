@@ -46,15 +46,15 @@ class Fit(Command):
     def show(self, document: dict[str, Any]) -> None:
         """Say what was found, by what, and what had to be assumed."""
         from benchmark.fit import coverage
-        from benchmark.fit.confidence import told
+        from benchmark.fit.confidence import describe
 
         print(f"{document['twin']}:")
         for name, text in document["evidence"].items():
             print(f"  {name:16} {text}")
-        print(coverage.told(document["coverage"]))
+        print(coverage.describe_coverage(document["coverage"]))
         if document["confidence"]:
             print("how sure:")
         for name, entry in document["confidence"].items():
-            print(f"  {name:37} {told(entry)}")
+            print(f"  {name:37} {describe(entry)}")
         for text in document["assumptions"]:
             print(f"  assumed: {text}")

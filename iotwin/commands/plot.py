@@ -65,7 +65,7 @@ class Plot(Command):
             return _run_steps(args)
         if args.kind == "curves":
             return _run_curves(args)
-        from iotwin.loops.told_passes import open_with_passes
+        from iotwin.loops.inferred_passes import open_with_passes
         from trace_visuals.timeline import Form, plot_timeline
 
         form = Form(args.short, args.paper, args.legend is None)

@@ -35,7 +35,7 @@ class Report(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Write the page."""
-        from iotwin.loops.told_passes import open_with_passes
+        from iotwin.loops.inferred_passes import open_with_passes
         from trace_visuals.report import write_report
         from trace_visuals.report.texts import describe, headline
 

@@ -27,7 +27,7 @@ class View(Command):
         import threading
 
         from common.errors import UsageError
-        from iotwin.loops.told_passes import open_with_passes
+        from iotwin.loops.inferred_passes import open_with_passes
         from trace_visuals.report.view import ReportServer
 
         if not 0 <= args.port < 1 << 16:

@@ -152,7 +152,7 @@ def _cases(train: int, evaluation: int) -> int:
 
 
 def trace_itself(words: list[str], config: "Config") -> dict[str, Any]:
-    """Run the command line `words` of ``iotwin emulate`` under the tracer and return its summary, with the trace's place."""
+    """Run the command line `words` of ``iotwin emulate`` under the tracer and return its summary, with the trace's path."""
 
     from tracing_tools.recorder.session import Options as TraceOptions
     from tracing_tools.recorder.session import trace_command
@@ -163,8 +163,8 @@ def trace_itself(words: list[str], config: "Config") -> dict[str, Any]:
     options = TraceOptions(workload=config.model.name, force=True, forward_output=False)
     manifest = trace_command(command, folder / "trace", options)
     if manifest.exit_status:
-        told = (folder / "trace" / "logs" / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        reason = told[-1].removeprefix("iotwin emulate: ") if told else f"it ended with status {manifest.exit_status}"
+        lines = (folder / "trace" / "logs" / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reason = lines[-1].removeprefix("iotwin emulate: ") if lines else f"it ended with status {manifest.exit_status}"
         raise IotwinError(f"the traced run failed: {reason}")
     summary: dict[str, Any] = read_foreign_json(folder / "summary.json")
     return {**summary, "output": str(folder), "trace": str(folder / "trace")}

@@ -96,7 +96,7 @@ class Cell:
         return f"{self.jobs.workload}-{self.variant}-{self.data}{sizes}-{self.repeat}"
 
     def parameters(self) -> dict[str, Any]:
-        """The cell's place in the grid."""
+        """The cell's values on the axes of the grid."""
         return {"workload": self.jobs.workload, "variant": self.variant, "data": self.data, "ranks": self.ranks,
                 "batch": self.batch, "workers": self.workers, "repeat": self.repeat,
                 **({"options": dict(zip(self.jobs.sweep, self.swept, strict=True))} if self.swept else {})}  # fmt: skip
@@ -164,9 +164,9 @@ def cells(experiment: Experiment) -> list[Cell]:
     """Return all cells in the order in which they run: random, keyed by the seed, a repeat after the other."""
     grid = [
         [
-            Cell(jobs, *place, repeat)
+            Cell(jobs, *values, repeat)
             for jobs in experiment.jobs
-            for place in itertools.product(
+            for values in itertools.product(
                 jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers, itertools.product(*jobs.sweep.values())
             )
         ]

@@ -32,9 +32,9 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
         raise IotwinError(f"it needs {cell.ranks} GPUs and this machine has {count_gpus()}")
     command = own_command("trace", "-o", directory / "trace", "--json", "--grace", "5s")
     command += ["--workload", cell.jobs.workload]
-    seen = _Places(data, output, output)
+    seen = _Folders(data, output, output)
     if experiment.container:
-        seen = _Places(_DATA, _OUTPUT, output)
+        seen = _Folders(_DATA, _OUTPUT, output)
         command += _container(experiment, cell, data, output)
     job = _emulator(cell, seen) if emulated else _program(cell, seen, experiment.seed)
     # In a container the image's own entry point comes first: python -m, or iotwin.
@@ -43,7 +43,7 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
     return [*command, "--", *job]
 
 
-class _Places(NamedTuple):
+class _Folders(NamedTuple):
     """Where the job finds its data and leaves its output, and that output as this machine sees it."""
 
     data: Path
@@ -89,7 +89,7 @@ def _owner(output: Path) -> str:
     return f"{user}:{group}"
 
 
-def _program(cell: Cell, seen: _Places, seed: int) -> list[str]:
+def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
     """Return what follows `python -m`: a launcher of ranks where there are several, the program, its options."""
     workload = workload_named(cell.jobs.workload)
     options = {"data": seen.data, "output": seen.output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
@@ -115,7 +115,7 @@ def _option(name: str, value: object) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def _emulator(cell: Cell, seen: _Places) -> list[str]:
+def _emulator(cell: Cell, seen: _Folders) -> list[str]:
     """Return what follows `iotwin`; what the cell names goes before the overrides of the YAML, which win."""
     workload, *overrides = cell.jobs.emulate
     if "=" not in workload:
@@ -141,7 +141,7 @@ def _read(twin: Path) -> bytes:
         raise IotwinError(f"the twin {twin}: {error.strerror}; give a YAML of iotwin fit, or workload=NAME") from None
 
 
-def _sleep_model(cell: Cell, seen: _Places) -> str:
+def _sleep_model(cell: Cell, seen: _Folders) -> str:
     """Return the value of --sleep: the YAML's own text, or a file: the YAML's, or the paper's step time of this (GPUs, batch)."""
     from benchmark.config import MeasuredStepTime, StepTimeRegression
     from benchmark.config.step_time_models import step_time

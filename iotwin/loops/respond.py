@@ -75,11 +75,11 @@ def respond(
         for old in output.glob("*.trace"):
             shutil.rmtree(old)
     times: dict[str, dict[str, list[_Times]]] = {change.name: {name: [] for name in sides} for change in (UNCHANGED, *changes)}
-    for number in range(runs):
+    for index in range(runs):
         for change in (UNCHANGED, *changes):
-            for name, side in sides.items() if number % 2 == 0 else reversed(sides.items()):
+            for name, side in sides.items() if index % 2 == 0 else reversed(sides.items()):
                 note(f"{change.name}: running the {name}")
-                trace = output / f"{name}-{_file_name(change.name)}-{number + 1}.trace"
+                trace = output / f"{name}-{_file_name(change.name)}-{index + 1}.trace"
                 times[change.name][name].append(side.run(change, trace))
     document = {
         "twin": str(directory), "job": list(job) or None, "runs": runs,

@@ -32,13 +32,13 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
     """
     from benchmark.config.recording import write_recording
     from benchmark.fit import fit
-    from benchmark.fit.coverage import told
+    from benchmark.fit.coverage import describe_coverage
 
     traces = [Trace(path) for path in paths]
     fitted = fit(traces[0], kind)
     _prepare(directory, force)
     note(fitted.evidence["kind"])
-    note(told(fitted.coverage))
+    note(describe_coverage(fitted.coverage))
     _make_data(fitted, directory)
     if fitted.recording is not None and fitted.config.twin.recorded is not None:
         write_recording(fitted.recording, directory / RECORDING)
@@ -61,7 +61,7 @@ def _prepare(directory: Path, force: bool) -> None:
 def _make_data(fitted: "Fitted", directory: Path) -> None:
     from datagen.recorded import write_recipe
 
-    start_up = [(_beside(name, number), size) for number, (name, size) in enumerate(fitted.start_up.files)]
+    start_up = [(_beside(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
     fitted.config.twin.startup_files = [name for name, _ in start_up]
     write_recipe(directory / RECIPE, sorted(dict([*fitted.files, *start_up]).items()))
     generate_data(directory)
@@ -94,7 +94,7 @@ def data_files(directory: Path) -> list[Path]:
     return [directory / _DATA / name for name, _ in read_recipe(directory / RECIPE).files]
 
 
-def place(config: "Config", directory: Path) -> None:
+def confine(config: "Config", directory: Path) -> None:
     """Have the workload read and write below `directory` and nowhere else."""
     config.dataset.data_folder = str(directory / _DATA)
     config.checkpoint.checkpoint_folder = config.output.folder = str(directory / OUTPUT)
@@ -109,7 +109,7 @@ class _Rounds:
         self._records: list[dict[str, Any]] = []
         self._best = -1
         self._stopped: str | None = None
-        place(self._config, directory.absolute())
+        confine(self._config, directory.absolute())
 
     def run(self, number: int) -> bool:
         """Run and score round `number` and return whether another one may do better."""

@@ -17,7 +17,7 @@ from common.beneath import stays_within
 from common.errors import IotwinError, UsageError
 from common.files import check_output, write_whole
 from common.units import format_size
-from iotwin.loops.twin import RECIPE, RECORDING, SUMMARY, TWIN, generate_data, place
+from iotwin.loops.twin import RECIPE, RECORDING, SUMMARY, TWIN, confine, generate_data
 
 if TYPE_CHECKING:
     from benchmark.config import Config
@@ -84,7 +84,7 @@ def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_dat
     directory.mkdir(parents=True, exist_ok=True)
     for name in kept:
         write_whole(directory / name, contents[name])
-    place(config, directory.absolute())
+    confine(config, directory.absolute())
     dump(config, directory / TWIN)
     generate_data(directory)
 

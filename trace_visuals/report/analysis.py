@@ -97,7 +97,7 @@ def analyse(
     chunks = [chunks_of(trace, each) for trace in traces]
     surveyed = surveys(traces, chunks, each, advance)
     plans = zip(traces, chunks, surveyed, strict=True)
-    found = each(_analyses, [(chunk, survey, detail, trace.told) for trace, own, survey in plans for chunk in own])
+    found = each(_analyses, [(chunk, survey, detail, trace.inferred) for trace, own, survey in plans for chunk in own])
     analysed = []
     for trace, label, zero_ns, own, survey in zip(traces, labels, zeros_ns, chunks, surveyed, strict=True):
         analysed.append(_analysis(trace, label, zero_ns, survey, folded(found, own, advance), detail))

@@ -53,7 +53,7 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
         "span_s": [_second(analysis, analysis.survey.begin_ns), _second(analysis, analysis.survey.end_ns)],
         "headline": headline(analysis),
         "findings": [{"topic": finding.topic, "text": finding.text} for finding in describe(analysis)],
-        "phases": _phases(analysis), "phases_told": analysis.trace.told is not None,
+        "phases": _phases(analysis), "phases_told": analysis.trace.inferred is not None,
         "samples": _samples(analysis), "lanes": lanes_document(analysis, lanes_shown(analysis)),
         "calls": calls_document(analysis, lanes_shown(analysis)), "block": _block(analysis),
         "processes_left_out": analysis.processes_left_out,

@@ -201,7 +201,7 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
     )
     spent = spent.sort_values("sum", ascending=False)
     parts = [f"{name} {total / span:.1%} in {count}" for name, total, count in spent.itertuples()]
-    source = "by the job's own log" if analysis.trace.told is None else "told from its reads, as the job logged none"
+    source = "by the job's own log" if analysis.trace.inferred is None else "told from its reads, as the job logged none"
     return "Phases", f"Share of the run's time, {source}: {', '.join(parts)}."
 
 

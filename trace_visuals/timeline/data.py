@@ -64,7 +64,7 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     }
     cpu, gpu, disk = (_in_window(table, window) for table in samples.values())
     return TraceTimeline(
-        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.told is not None, cpu, gpu,
+        label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.inferred is not None, cpu, gpu,
         disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid),
     )  # fmt: skip
 

@@ -73,9 +73,9 @@ def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
         start, duration = group["start_ns"].to_numpy(np.int64), group["duration_ns"].to_numpy(np.int64)
         row = _rows_without_overlap(start, start + duration)
         steps = [f"{name} {_whole(step)}" if pd.notna(step) else str(name) for step in group["step"]]
-        for number in range(row.max() + 1):
-            at = row == number
-            track = f"rank {_whole(rank)}: {name}" + (f" ({number + 1})" if number else "")
+        for index in range(row.max() + 1):
+            at = row == index
+            track = f"rank {_whole(rank)}: {name}" + (f" ({index + 1})" if index else "")
             yield Slices(track, None, start[at], duration[at], np.array(steps, dtype=object)[at])
 
 

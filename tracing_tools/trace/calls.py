@@ -1,6 +1,6 @@
-"""A trace's calls as numpy columns, decoded here for whoever computes from them; and what is found in chunks, put together.
+"""A trace's calls as numpy columns, and collectors over its chunks, put together.
 
-Each room keeps a view of its own on top: which groups of operations and kinds of file it tells apart, which columns it needs.
+Each room adds a view of its own: the groups of operations and kinds of file that it distinguishes, and the columns it needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ class Collectors:
 
 
 def folded(found: Iterator[Found], chunks: Sequence[Chunk], advance: Advance) -> Found:
-    """Return what was found in the chunks, in their order, as one; `advance` is told of the calls of each."""
+    """Return what was found in the chunks, in their order, as one; `advance` is called with the number of calls of each."""
     whole = next(found)
     advance(chunks[0].rows)
     for chunk in chunks[1:]:

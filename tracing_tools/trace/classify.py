@@ -25,10 +25,10 @@ _CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".safetensors", ".pkl", 
 _CHECKPOINT_NAMES = {".metadata"}  # what torch's distributed checkpoints call their index
 # What common.commit writes: a rank's part of a checkpoint, and what tells of it.
 _STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")
-# What holds states as well as samples: only its use tells which.
+# Files that hold either states or samples: only their use tells which.
 _EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
-_AGAIN = 1.5  # times its size that was read, from which a file was read again
-_FEWEST_SAMPLES = 8  # files of a checkpoint's suffix, read once and in the course of training, that are samples
+_AGAIN = 1.5  # a file of which this many times its size is read was read again
+_FEWEST_SAMPLES = 8  # so many files with a checkpoint's suffix, each read once during training, are samples
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
 _SETTINGS_LIMIT_BYTES = 1 << 20  # a text file larger than this is data, whatever its name
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16

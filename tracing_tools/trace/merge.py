@@ -76,7 +76,7 @@ def _file_name(host: str, number: int) -> str:
 
 
 def _events(traces: Sequence[Trace], shifts: Sequence[Shift]) -> Iterator[pa.Table]:
-    """Yield the events of all traces in order of start: whatever no trace can precede any more."""
+    """Yield the events of all traces in order of start: each time those that no trace's next batch can precede."""
     file_bases = np.cumsum([0, *(len(trace.files()) for trace in traces)])
     streams = [
         _moved(trace, shift, index, int(base))

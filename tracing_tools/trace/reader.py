@@ -25,13 +25,13 @@ class Trace:
     Tables come as pandas frames with the columns of `schema`; nullable integers are floats with NaN there, as pandas has it.
     """
 
-    def __init__(self, path: Path | str, told: pd.DataFrame | None = None) -> None:
+    def __init__(self, path: Path | str, inferred: pd.DataFrame | None = None) -> None:
         """Open the trace at `path`; IotwinError when it is missing, unfinished, truncated or not a trace.
 
-        `told` are phases with the columns of `schema.PHASES` that stand in for those that the job did not log.
+        `inferred` are phases with the columns of `schema.PHASES` that stand in for those that the job did not log.
         """
         self.path = Path(path)
-        self.told = told
+        self.inferred = inferred
         self.manifest: Manifest = read_manifest(self.path)
         if self.manifest.status == "recording":
             raise IotwinError(f"{self.path} is still recording or was cut off; finish it: iotwin recover {self.path}")
@@ -114,8 +114,8 @@ class Trace:
         return self._table("processes.parquet", schema.PROCESSES)
 
     def phases(self) -> pd.DataFrame:
-        """Return the phases table in order of start; when the job logged none, those told, or an empty one."""
-        return self.told if self.told is not None else self._table("phases.parquet", schema.PHASES)
+        """Return the phases table in order of start; when the job logged none, those inferred, or an empty one."""
+        return self.inferred if self.inferred is not None else self._table("phases.parquet", schema.PHASES)
 
     def step_parts(self) -> pd.DataFrame | None:
         """Return the parts of steps and checkpoints in order of start, or None when the job logged none."""

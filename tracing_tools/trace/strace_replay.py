@@ -1,6 +1,6 @@
-"""What strace's calls mean one after the other: which process a thread is of, where each descriptor stands, what a call is about.
+"""The state that strace's calls change: which process a thread belongs to, and the position of each descriptor.
 
-strace tells of each call by itself. Whoever turns its text into rows tells this of every call in order of time.
+strace prints each call by itself. Whoever turns its text into rows feeds every call to a `Replay`, in order of time.
 """
 
 import re
@@ -32,7 +32,7 @@ class Replay:
         self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> position, shared by duplicates
 
     def process_of(self, call: text.Call) -> int:
-        """Return the process of the call's thread; a thread that nobody told of is one of its own."""
+        """Return the process of the call's thread; a thread whose start was not seen is a process of its own."""
         return self._pid_of.setdefault(call.tid, call.tid)
 
     def fork(self, call: text.Call) -> int | None:

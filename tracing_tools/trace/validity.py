@@ -1,7 +1,6 @@
-"""What a table of a trace must hold to be one: its columns, no nulls where none belong, known labels, ids of rows that there are.
+"""What each table of a trace must hold: its columns, no nulls where none belong, known labels, ids of existing rows.
 
-Others may have made the trace, or damaged it. It is checked as it is read, a batch at a time, so that all who compute with it
-need not doubt it.
+Others may have made or damaged the trace. Each batch is checked when it is read, so that no later code needs to.
 """
 
 from pathlib import Path

@@ -197,7 +197,7 @@ def _unsynced() -> Iterator[bytes]:
 
 def _saved() -> _Recorder:
     recorded = _Recorder()
-    torch.save({f"layer{number}": torch.full((_ELEMENTS,), float(number)) for number in range(4)}, recorded)
+    torch.save({f"layer{index}": torch.full((_ELEMENTS,), float(index)) for index in range(4)}, recorded)
     return recorded
 
 
@@ -211,7 +211,7 @@ def _judge(states: Callable[[], Iterator[bytes]]) -> dict[str, int]:
         count += 1
         try:
             loaded = torch.load(io.BytesIO(content), weights_only=True)
-            right = all(bool((loaded[f"layer{number}"] == number).all()) for number in range(4))
+            right = all(bool((loaded[f"layer{index}"] == index).all()) for index in range(4))
         except Exception:  # torch raises what it likes for a damaged file
             right = False
         unloadable += not right

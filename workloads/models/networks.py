@@ -68,8 +68,8 @@ def _residual(shape: _Residual, preset: str, classes: int) -> nn.Module:
     before = width
     for stage, count in enumerate(blocks):
         after = width * (4 if shape.narrowed else 1) << stage
-        for number in range(count):
-            stride = 2 if stage and not number else 1
+        for index in range(count):
+            stride = 2 if stage and not index else 1
             layers.append(_Block(before, after, stride, inner << stage if shape.narrowed else None, groups))
             before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))

@@ -81,7 +81,7 @@ def states_of(graph: Graph, most: int = MOST_STATES) -> States:
     if graph.everything not in found:
         found = _search(graph, 0, sum(1 << source for source in graph.sources()), most)
     found.pop(0, None)
-    discovery = {closure: number for number, closure in enumerate(found)}
+    discovery = {closure: index for index, closure in enumerate(found)}
     order = sorted(found, key=lambda closure: (closure.bit_count(), discovery[closure]))
     place = {closure: state for state, closure in enumerate(order)}
     before = [0] * len(order)

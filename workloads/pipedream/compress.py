@@ -54,7 +54,7 @@ class _Compression:
 
     def result(self) -> Graph:
         """Return the new graph; edges grouped by the node they lead to."""
-        index = {name: number for number, name in enumerate(self.found)}
+        index = {name: index for index, name in enumerate(self.found)}
         edges = [(index[source], index[name]) for name in self.found for source in self.incoming.get(name, ())]
         # A number written anew has its new form everywhere, as the original's printing gives it.
         nodes = tuple(replace(node, written=None) for node in self.found.values())

@@ -45,7 +45,7 @@ def convert(graph: Graph, ranks: str | None = None) -> Converted:
     whole = graph.without(n for n in graph.sinks() if graph.nodes[n].description.startswith("__getitem__"))
     by_stage = partition(whole)
     if list(by_stage) != list(range(len(by_stage))):
-        missing = next(number for number, stage in enumerate(by_stage) if number != stage)
+        missing = next(index for index, stage in enumerate(by_stage) if index != stage)
         raise UsageError(f"{graph.name}: no node has stage_id={missing}; stages are numbered from 0 without a gap")
     for source, target in whole.edges:
         a, b = whole.nodes[source], whole.nodes[target]
@@ -63,7 +63,7 @@ def _modules(graph: Graph, stages: int) -> list[dict[str, Any]]:
     found = []
     counter = 0
     for stage in range(stages):
-        own = [number for number, node in enumerate(graph.nodes) if node.stage == stage]
+        own = [index for index, node in enumerate(graph.nodes) if node.stage == stage]
         inputs = _inputs(graph, own)
         outputs = []
         for number in own:
@@ -97,14 +97,14 @@ def _plan(graph: Graph, replicas: list[int]) -> Plan:
     stages: list[Stage] = []
     first = 0
     entering = sum(node.activation_bytes for node in graph.nodes if node.is_input)
-    for number, count in enumerate(replicas):
-        own = [node for node in graph.nodes if node.stage == number]
+    for index, count in enumerate(replicas):
+        own = [node for node in graph.nodes if node.stage == index]
         costed = [node for node in own if not node.is_input]
-        before = sum(1 << i for i, node in enumerate(graph.nodes) if (node.stage or 0) < number and not node.is_input)
-        until = sum(1 << i for i, node in enumerate(graph.nodes) if (node.stage or 0) <= number and not node.is_input)
+        before = sum(1 << i for i, node in enumerate(graph.nodes) if (node.stage or 0) < index and not node.is_input)
+        until = sum(1 << i for i, node in enumerate(graph.nodes) if (node.stage or 0) <= index and not node.is_input)
         stages.append(Stage(
-            number, tuple(range(first, first + count)), sum(node.forward_ms for node in costed) / 1000,
-            sum(node.backward_ms for node in costed) / 1000, crossing_bytes(graph, before) if number else entering,
+            index, tuple(range(first, first + count)), sum(node.forward_ms for node in costed) / 1000,
+            sum(node.backward_ms for node in costed) / 1000, crossing_bytes(graph, before) if index else entering,
             crossing_bytes(graph, until), sum(node.parameter_bytes for node in costed),
             sum(node.activation_bytes for node in costed), nodes=tuple(node.id for node in own),
         ))  # fmt: skip

@@ -26,7 +26,7 @@ def places(graph: Graph) -> list[tuple[float, float]]:
         rows[at].sort(key=lambda number: sum(x[b] for b in graph.predecessors[number]) / (len(graph.predecessors[number]) or 1))
         for place, number in enumerate(rows[at]):
             x[number] = place - (len(rows[at]) - 1) / 2
-    return [(x[number], float(depth[number])) for number in range(len(graph.nodes))]
+    return [(x[index], float(depth[index])) for index in range(len(graph.nodes))]
 
 
 def draw(graph: Graph, output: Path) -> None:
@@ -46,7 +46,7 @@ def draw(graph: Graph, output: Path) -> None:
         axes = figure.subplots()
         axes.add_collection(LineCollection([(at[a], at[b]) for a, b in graph.edges], colors="#BBBBBB", linewidths=0.6))
         for stage in sorted(set(stages)):
-            own = [number for number, each in enumerate(stages) if each == stage]
+            own = [index for index, each in enumerate(stages) if each == stage]
             xs, ys = [at[number][0] for number in own], [at[number][1] for number in own]
             axes.scatter(xs, ys, s=14, color=_COLOURS[stage % len(_COLOURS)], label=f"stage {stage}: {len(own)} layers", zorder=2)
         if len(graph.nodes) <= _TEXTS:

@@ -82,7 +82,7 @@ class Graph:
     @cached_property
     def index(self) -> dict[str, int]:
         """Return the index of each node by its id."""
-        return {node.id: number for number, node in enumerate(self.nodes)}
+        return {node.id: index for index, node in enumerate(self.nodes)}
 
     @property
     def everything(self) -> int:
@@ -91,17 +91,17 @@ class Graph:
 
     def sources(self) -> list[int]:
         """Return the nodes without predecessors, in file order."""
-        return [number for number, before in enumerate(self.predecessors) if not before]
+        return [index for index, before in enumerate(self.predecessors) if not before]
 
     def sinks(self) -> list[int]:
         """Return the nodes without successors, in file order."""
-        return [number for number, after in enumerate(self.successors) if not after]
+        return [index for index, after in enumerate(self.successors) if not after]
 
     @cached_property
     def topological(self) -> list[int]:
         """Return the nodes so that edges lead forward, ties in file order; Cycle names a node of one."""
         waiting = [len(before) for before in self.predecessors]
-        ready = deque(number for number, count in enumerate(waiting) if not count)
+        ready = deque(index for index, count in enumerate(waiting) if not count)
         order = []
         while ready:
             order.append(ready.popleft())
@@ -110,7 +110,7 @@ class Graph:
                 if not waiting[target]:
                     ready.append(target)
         if len(order) < len(self.nodes):
-            caught = next(number for number, count in enumerate(waiting) if count)
+            caught = next(index for index, count in enumerate(waiting) if count)
             raise Cycle(caught, f"{self.name}: node {self.nodes[caught].id} is in or behind a cycle; layer graphs have none")
         return order
 
@@ -150,7 +150,7 @@ class Graph:
     def without(self, removed: Iterable[int]) -> "Graph":
         """Return the graph without `removed` and their edges."""
         gone = set(removed)
-        kept = [number for number in range(len(self.nodes)) if number not in gone]
+        kept = [index for index in range(len(self.nodes)) if index not in gone]
         place = {number: new for new, number in enumerate(kept)}
         edges = tuple((place[a], place[b]) for a, b in self.edges if a not in gone and b not in gone)
         return Graph(tuple(self.nodes[number] for number in kept), edges, self.name, self.ending)
@@ -168,7 +168,7 @@ def partition(graph: Graph) -> dict[int, Graph]:
         if node.stage is None:
             raise UsageError(f"{graph.name}: node {node.id} has no stage_id; give a graph that was optimised")
         stages.append(node.stage)
-    return {stage: graph.without(number for number, own in enumerate(stages) if own != stage) for stage in sorted(set(stages))}
+    return {stage: graph.without(index for index, own in enumerate(stages) if own != stage) for stage in sorted(set(stages))}
 
 
 def is_series_parallel(graph: Graph) -> bool:
@@ -209,10 +209,8 @@ def _colours(graph: Graph, rounds: int) -> list[int]:
     colour = [digest(node.description) for node in graph.nodes]
     for _ in range(rounds):
         refined = [
-            digest(
-                own, sorted(colour[a] for a in graph.predecessors[number]), sorted(colour[b] for b in graph.successors[number])
-            )
-            for number, own in enumerate(colour)
+            digest(own, sorted(colour[a] for a in graph.predecessors[index]), sorted(colour[b] for b in graph.successors[index]))
+            for index, own in enumerate(colour)
         ]
         stable = len(set(refined)) == len(set(colour))
         colour = refined

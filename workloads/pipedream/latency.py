@@ -63,7 +63,7 @@ def _document(graph: Graph, points: Points, best: Array, came: np.ndarray, units
         nodes = [graph.nodes[node].id for node in bits(own)]
         stages.insert(0, {"nodes": nodes, "replicas": replicas, "compute_s": compute})
         point, left = begin, left - replicas
-    stages = [{"stage": number, **stage} for number, stage in enumerate(stages)]
+    stages = [{"stage": index, **stage} for index, stage in enumerate(stages)]
     return {
         "objective": "latency", "latency_s": float(best[units, points.last]),
         "stage_time_s": max(stage["compute_s"] / stage["replicas"] for stage in stages), "workers": units, "stages": stages,

@@ -189,15 +189,15 @@ class Feasible:
         lattice = self.lattice
         found = np.zeros((len(lattice.output), self.machines + 1), bool)
         largest = np.empty((0, 0))
-        for number, (begin, end) in enumerate(zip(lattice.begins, lattice.begins[1:], strict=False)):
+        for index, (begin, end) in enumerate(zip(lattice.begins, lattice.begins[1:], strict=False)):
             own = slice(begin, end)
             keys = {m: self.key(m, own) for m in range(1, self.most + 1)}
-            if number:
-                step = lattice.steps[number - 1]
+            if index:
+                step = lattice.steps[index - 1]
                 largest = np.maximum.reduceat(largest[step.parent], step.of_child, axis=0)
             else:
                 largest = np.full((end - begin, len(self.columns)), -np.inf)
-            crossing = np.where(number == len(lattice.steps), 0, lattice.output[own])
+            crossing = np.where(index == len(lattice.steps), 0, lattice.output[own])
             for m, key in keys.items():
                 found[own, m] |= key <= m * self.limit_s
             for column, (u, m) in enumerate(self.columns):

@@ -79,13 +79,13 @@ def parse_plan(content: Any, where: str) -> Plan:
     if file.schedule not in SCHEDULES:
         raise UsageError(f"{where}: schedule is '{file.schedule}', none of {', '.join(SCHEDULES)}")
     stages = []
-    for number, stage in enumerate(file.stages):
-        if stage.stage != number:
-            raise UsageError(f"{where}: stages[{number}] calls itself stage {stage.stage}; number them from 0 in order")
+    for index, stage in enumerate(file.stages):
+        if stage.stage != index:
+            raise UsageError(f"{where}: stages[{index}] calls itself stage {stage.stage}; number them from 0 in order")
         fields = msgspec.structs.asdict(stage)
         for name, value in fields.items():
             if name.endswith(("_s", "_bytes")) and not 0 <= value < float("inf"):
-                raise UsageError(f"{where}: stages[{number}].{name} is {value}; it must be finite and not negative")
+                raise UsageError(f"{where}: stages[{index}].{name} is {value}; it must be finite and not negative")
         stages.append(Stage(**{**fields, "ranks": tuple(stage.ranks), "nodes": tuple(stage.nodes)}))
     check_ranks([stage.ranks for stage in stages], where)
     _check_depth(file.depth, len(stages), where)

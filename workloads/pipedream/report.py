@@ -124,10 +124,10 @@ def _among_useful(graph: Graph, options: Options, sample: _Found) -> _Found:
 def _with_stages(graph: Graph, kept: Graph, points: Points, solution: Solution) -> Graph:
     """Return the profile with a stage for each node: the first whose layers need it; inputs are in stage 0."""
     stages: dict[str, int] = {}
-    for number, split in enumerate(solution.stages()):
+    for index, split in enumerate(solution.stages()):
         needed = graph.closure(graph.index[kept.nodes[node].id] for node in bits(points.closures[split.end]))
         for node in bits(needed):
-            stages.setdefault(graph.nodes[node].id, 0 if graph.nodes[node].is_input else number)
+            stages.setdefault(graph.nodes[node].id, 0 if graph.nodes[node].is_input else index)
     for node in graph.topological:  # what nothing needs stays where it is made
         before = [stages[graph.nodes[each].id] for each in graph.predecessors[node]]
         stages.setdefault(graph.nodes[node].id, max(before, default=0))
@@ -140,18 +140,18 @@ def plan_of(partition: Graph, kept: Graph, points: Points, options: Options, lev
     splits = Solution(0.0, levels).stages()
     ranks = 0
     input_bytes = sum(node.activation_bytes for node in partition.nodes if node.is_input)
-    for number, split in enumerate(splits):
-        own = tuple(node.id for node in partition.nodes if node.stage == number)
+    for index, split in enumerate(splits):
+        own = tuple(node.id for node in partition.nodes if node.stage == index)
         parameters = float(points.parameters[split.end] - points.parameters[split.begin])
         seconds = float(points.seconds[split.end] - points.seconds[split.begin])
         forward = float(points.forward_s[split.end] - points.forward_s[split.begin])
-        entering = crossing_bytes(kept, points.closures[split.begin]) if number else input_bytes
+        entering = crossing_bytes(kept, points.closures[split.begin]) if index else input_bytes
         stages.append(Stage(
-            number, tuple(range(ranks, ranks + split.replicas)), forward, seconds - forward, entering,
+            index, tuple(range(ranks, ranks + split.replicas)), forward, seconds - forward, entering,
             crossing_bytes(kept, points.closures[split.end]), parameters,
             float(points.activations[split.end] - points.activations[split.begin]),
             _all_reduce_s(options, levels, split, parameters, seconds),
-            _receive_s(points, options, levels, split.begin) if number else 0.0, own,
+            _receive_s(points, options, levels, split.begin) if index else 0.0, own,
         ))  # fmt: skip
         ranks += split.replicas
     described = [
@@ -177,12 +177,12 @@ def _all_reduce_s(
 ) -> float:
     """Return what averaging gradients adds to a minibatch on one rank, summed over the levels that replicate the stage."""
     found, inner = 0.0, 1
-    for number, (level, own) in enumerate(zip(options.levels, levels, strict=True)):
+    for index, (level, own) in enumerate(zip(options.levels, levels, strict=True)):
         replicas = next(each.replicas for each in own if each.begin <= split.begin and split.end <= each.end)
         if options.cost_model == "paper":
             found += max(0.0, 2 * (replicas - 1) * parameters / level.bandwidth - seconds / inner) * inner
         else:
-            share = options.levels[number - 1].machines if number and len(own) == 1 else 1
+            share = options.levels[index - 1].machines if index and len(own) == 1 else 1
             found += 4 * (replicas - 1) * parameters / (level.bandwidth * replicas) / share * inner
         inner *= replicas
     return found
@@ -192,7 +192,7 @@ def _receive_s(points: Points, options: Options, levels: tuple[tuple[Split, ...]
     """Return the seconds that a minibatch takes over the link to a stage, there and back, at the outermost level that is cut."""
     if options.compression is None and options.cost_model == "code":
         return 0.0
-    level = max(number for number, own in enumerate(levels) if any(each.begin == begin for each in own))
+    level = max(index for index, own in enumerate(levels) if any(each.begin == begin for each in own))
     return 2 * float(points.output[begin]) / options.levels[level].bandwidth / (options.compression or 1)
 
 
@@ -298,7 +298,7 @@ def _closures(graph: Graph, stage_of: dict[str, int | None]) -> tuple[str | None
             return f"edge {a} -- {b} leads from stage {stages[source]} back to stage {stages[target]}", []
     used = sorted(set(stages))
     if used != list(range(len(used))):
-        missing = next(number for number, stage in enumerate(used) if number != stage)
+        missing = next(index for index, stage in enumerate(used) if index != stage)
         return f"stage {missing} has no layers, stage {used[-1]} has", []
     return None, [sum(1 << node for node, own in enumerate(stages) if own <= stage) for stage in used]
 

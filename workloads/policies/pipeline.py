@@ -124,8 +124,8 @@ def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
     """F of the first `warm_up`, then an F and a B in turn, then the rest of B; with fewer minibatches, as far as they go."""
     ahead = min(warm_up, len(own))
     found: list[Pass] = [("F", minibatch) for minibatch in own[:ahead]]
-    for number, minibatch in enumerate(own[ahead:]):
-        found += [("F", minibatch), ("B", own[number])]
+    for index, minibatch in enumerate(own[ahead:]):
+        found += [("F", minibatch), ("B", own[index])]
     return found + [("B", minibatch) for minibatch in own[len(own) - ahead :]]
 
 
@@ -138,7 +138,7 @@ def versions(plan: Plan, stage: int, replica: int, minibatches: int, schedule: s
     own = range(replica, minibatches, plan.stages[stage].replicas)
     if schedule in ("1f1b", "none"):
         behind = plan.warm_up(stage) if schedule == "1f1b" else 0
-        return [max(0, number - behind) for number in range(len(own))]
+        return [max(0, index - behind) for index in range(len(own))]
     behind = 1 if schedule == "2bw" else 0
     return [max(0, minibatch // plan.group - behind) for minibatch in own]
 

@@ -48,18 +48,20 @@ class _Run:
 
     def __init__(self, plan: Plan, minibatches: int, schedule: str | None) -> None:
         self.plan = plan
-        self.place = {rank: (stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks)}
-        self.ahead = {rank: deque(order(plan, *at, minibatches, schedule)) for rank, at in self.place.items()}
+        self.stage_and_replica = {
+            rank: (stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks)
+        }
+        self.ahead = {rank: deque(order(plan, *at, minibatches, schedule)) for rank, at in self.stage_and_replica.items()}
         self.events: list[tuple[float, int, int, Pass, bool]] = []  # time, number, rank, pass, whether it arrives
         self.number = 0  # of events, so that equal times keep their order
         self.there: set[tuple[int, Pass]] = set()  # by rank, whose input is there
-        self.idle = set(self.place)
-        self.link_free = dict.fromkeys(self.place, 0.0)  # by the receiving side's rank, for both directions
+        self.idle = set(self.stage_and_replica)
+        self.link_free = dict.fromkeys(self.stage_and_replica, 0.0)  # by the receiving side's rank, for both directions
         self.rows: list[tuple[int, int, int, bool, float, float]] = []
 
     def go(self) -> None:
         """Run all passes."""
-        for rank in self.place:
+        for rank in self.stage_and_replica:
             self._begin(rank, 0.0)
         while self.events:
             time, _, rank, done, arrives = heappop(self.events)
@@ -77,7 +79,7 @@ class _Run:
         if rank not in self.idle or not self.ahead[rank]:
             return
         upcoming = self.ahead[rank][0]
-        stage = self.place[rank][0]
+        stage = self.stage_and_replica[rank][0]
         own_input = stage == (0 if upcoming[0] == "F" else len(self.plan.stages) - 1)
         if not own_input and (rank, upcoming) not in self.there:
             return
@@ -91,7 +93,7 @@ class _Run:
 
     def _send(self, rank: int, done: Pass, time: float) -> None:
         """Send a pass's output on: forward to the next stage, backward to the one before."""
-        stage = self.place[rank][0]
+        stage = self.stage_and_replica[rank][0]
         target = stage + (1 if done[0] == "F" else -1)
         if not 0 <= target < len(self.plan.stages):
             return
@@ -163,13 +165,13 @@ def in_flight(timeline: Timeline, rank: int) -> int:
 
 def details(plan: Plan, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
     """Return order and versions by rank, and the route of every minibatch."""
-    place = sorted((rank, stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks))
+    placed = sorted((rank, stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks))
 
     def text(passes: list[Pass]) -> list[str]:
         return [f"{kind}{minibatch}" for kind, minibatch in passes]
 
     return {
-        "order": {str(rank): text(order(plan, stage, replica, minibatches, schedule)) for rank, stage, replica in place},
-        "versions": {str(rank): versions(plan, stage, replica, minibatches, schedule) for rank, stage, replica in place},
+        "order": {str(rank): text(order(plan, stage, replica, minibatches, schedule)) for rank, stage, replica in placed},
+        "versions": {str(rank): versions(plan, stage, replica, minibatches, schedule) for rank, stage, replica in placed},
         "routes": routes(plan, minibatches),
     }

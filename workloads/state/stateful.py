@@ -38,9 +38,9 @@ def _flatten(value: Any, path: str, tensors: list[Tensor], place: _Place) -> Any
         tensors.append(_as_tensor(path, place(torch.from_numpy(value))))
         return {_ARRAY: path}
     if isinstance(value, tuple):
-        return {_TUPLE: [inner(number, each) for number, each in enumerate(value)]}
+        return {_TUPLE: [inner(index, each) for index, each in enumerate(value)]}
     if isinstance(value, list):
-        return [inner(number, each) for number, each in enumerate(value)]
+        return [inner(index, each) for index, each in enumerate(value)]
     if isinstance(value, dict):
         pairs = [[key, inner(key, each)] for key, each in value.items()]
         plain = all(isinstance(key, str) and key not in _MARKS for key, _ in pairs)

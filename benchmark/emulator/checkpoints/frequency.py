@@ -1,4 +1,4 @@
-"""When checkpoints are due by what they cost: steps and writes of the run are measured, and the interval moves by them.
+"""When checkpoints are due, from what they cost: the run measures its steps and writes and adapts the interval.
 
 As a job under CheckFreq does (workloads/checkfreq), by the same code: steps are timed, a checkpoint is measured, the interval
 is planned from both, and a controller then corrects it.
@@ -36,7 +36,7 @@ class Decided:
 
 
 class Frequency:
-    """Decides for a run that it is told of: every step, every checkpoint and every write."""
+    """Decides for a run, which reports every step, every checkpoint and every write to it."""
 
     within_epochs = True
 

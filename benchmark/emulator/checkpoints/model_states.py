@@ -38,8 +38,8 @@ class State(NamedTuple):
     size_bytes: int
 
 
-class _Place(NamedTuple):
-    """A rank's place among the ranks that the model is spread over."""
+class _Coordinates(NamedTuple):
+    """A rank's coordinates among the ranks that the model is spread over."""
 
     model: int  # rank mod (tensor * pipeline)
     stage: int  # of the pipeline
@@ -77,10 +77,10 @@ def _own_states(config: Config, rank: int, ranks: int) -> list[State]:
         parallel = config.model.parallelism
         writes = rank < parallel.tensor * parallel.pipeline or parallel.zero_stage or config.checkpoint.type == "all_ranks"
         return _flat(config, rank) if writes else []
-    place = _place(config, rank, ranks)
-    model, optimizer = _model_file(config, place), _optimizer_file(config, place)
+    coordinates = _coordinates(config, rank, ranks)
+    model, optimizer = _model_file(config, coordinates), _optimizer_file(config, coordinates)
     stage = config.model.parallelism.zero_stage
-    return [state for state, least in ((model, 3), (optimizer, 1)) if place.replica == 0 or stage >= least]
+    return [state for state, least in ((model, 3), (optimizer, 1)) if coordinates.replica == 0 or stage >= least]
 
 
 def states_read(config: Config, rank: int, ranks: int) -> list[State]:
@@ -92,12 +92,12 @@ def _needed_states(config: Config, rank: int, ranks: int) -> list[State]:
     if not _spread(config):
         parallel = config.model.parallelism
         return _flat(config, rank if _own_states(config, rank, ranks) else rank % (parallel.tensor * parallel.pipeline))
-    place = _place(config, rank, ranks)
+    coordinates = _coordinates(config, rank, ranks)
     stage = config.model.parallelism.zero_stage
-    first = place._replace(replica=0)
+    first = coordinates._replace(replica=0)
     return [
-        _model_file(config, place if stage >= 3 else first),
-        _optimizer_file(config, place if stage >= 1 else first),
+        _model_file(config, coordinates if stage >= 3 else first),
+        _optimizer_file(config, coordinates if stage >= 1 else first),
     ]
 
 
@@ -131,7 +131,7 @@ def _files_of(config: Config, state: State) -> list[State]:
     return [State(f"{name}.data-00000-of-00001", state.size_bytes), State(f"{name}.index", _TENSORFLOW_INDEX_BYTES)]
 
 
-def _place(config: Config, rank: int, ranks: int) -> _Place:
+def _coordinates(config: Config, rank: int, ranks: int) -> _Coordinates:
     parallel = config.model.parallelism
     model_ranks = parallel.tensor * parallel.pipeline
     if parallel.pipeline > config.model.num_layers:
@@ -144,27 +144,30 @@ def _place(config: Config, rank: int, ranks: int) -> _Place:
         )
     replicas = parallel.data if subset and parallel.data > 0 else max(1, ranks // model_ranks)
     model, replica = rank % model_ranks, rank // model_ranks
-    return _Place(model, model // parallel.tensor, replica % replicas, replicas)
+    return _Coordinates(model, model // parallel.tensor, replica % replicas, replicas)
 
 
-def _stage_elements(config: Config, place: _Place) -> int:
+def _stage_elements(config: Config, coordinates: _Coordinates) -> int:
     """Return the elements of the rank's stage after division by tensor parallelism; stages differ by one layer at most."""
     parallel = config.model.parallelism
     embedding, layer, last = _parts(config)
     layers, more = divmod(config.model.num_layers, parallel.pipeline)
-    elements = (layers + (place.stage < more)) * layer
-    elements += embedding * (place.stage == 0) + last * (place.stage == parallel.pipeline - 1)
+    elements = (layers + (coordinates.stage < more)) * layer
+    elements += embedding * (coordinates.stage == 0) + last * (coordinates.stage == parallel.pipeline - 1)
     return -(-elements // parallel.tensor)
 
 
-def _model_file(config: Config, place: _Place) -> State:
-    size_bytes = _stage_elements(config, place) * DATATYPE_BYTES[config.model.model_datatype]
+def _model_file(config: Config, coordinates: _Coordinates) -> State:
+    size_bytes = _stage_elements(config, coordinates) * DATATYPE_BYTES[config.model.model_datatype]
     if config.model.parallelism.zero_stage == 3:
-        return State(f"zero_pp_rank_{place.replica}_mp_rank_{place.model}_model_states.pt", -(-size_bytes // place.replicas))
-    return State(f"model_{place.model}_model_states.pt", size_bytes)
+        return State(
+            f"zero_pp_rank_{coordinates.replica}_mp_rank_{coordinates.model}_model_states.pt",
+            -(-size_bytes // coordinates.replicas),
+        )
+    return State(f"model_{coordinates.model}_model_states.pt", size_bytes)
 
 
-def _optimizer_file(config: Config, place: _Place) -> State:
-    size_bytes = _OPTIMIZER_STATES * _stage_elements(config, place) * DATATYPE_BYTES[config.model.optimizer_datatype]
-    shares = place.replicas if config.model.parallelism.zero_stage else 1
-    return State(f"zero_pp_rank_{place.replica}_mp_rank_{place.model}_optim_states.pt", -(-size_bytes // shares))
+def _optimizer_file(config: Config, coordinates: _Coordinates) -> State:
+    size_bytes = _OPTIMIZER_STATES * _stage_elements(config, coordinates) * DATATYPE_BYTES[config.model.optimizer_datatype]
+    shares = coordinates.replicas if config.model.parallelism.zero_stage else 1
+    return State(f"zero_pp_rank_{coordinates.replica}_mp_rank_{coordinates.model}_optim_states.pt", -(-size_bytes // shares))

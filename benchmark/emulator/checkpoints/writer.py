@@ -33,7 +33,7 @@ _MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
 
 
-class _Place(NamedTuple):
+class _Target(NamedTuple):
     """Where a file is: its path, relative to the folder of the descriptor if there is one."""
 
     folder: int | None
@@ -72,7 +72,7 @@ class CheckpointWriter:
         self._sleeper = Sleeper()
         self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
         self._under_way: list[Background] = []
-        self._gathered: list[Written] = []  # of files that are whole and that nobody has been told of
+        self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
         self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
         self._abandoned = False
         if config.twin.checkpoint.asynchronous:
@@ -247,8 +247,8 @@ class CheckpointWriter:
             self._own.add(own)
         start_ns = time.monotonic_ns()
         try:
-            with self._place(name) as place:
-                self._write_whole(place, file, serialization_s)
+            with self._target(name) as target:
+                self._write_whole(target, file, serialization_s)
             if file.read_back:
                 with Buffered(str(final)) as source:
                     for offset, size_bytes in file.read_back:
@@ -260,23 +260,23 @@ class CheckpointWriter:
         return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
 
     @contextmanager
-    def _place(self, name: str) -> Iterator[_Place]:
+    def _target(self, name: str) -> Iterator[_Target]:
         """Yield where the file `name` is written: not by a link, neither its own nor one of the folders that the name has."""
         if "/" not in normal(name):  # the folder is the user's own choice: by its path, as the job does
-            yield _Place(None, str(self._folder / name))
+            yield _Target(None, str(self._folder / name))
             return
         with folder_of(self._folder, name, make=True) as (folder, last):
-            yield _Place(folder, last)
+            yield _Target(folder, last)
 
-    def _write_whole(self, place: _Place, file: PlannedFile, serialization_s: float) -> None:
-        """Write the file at `place`, under a temporary name first if it is renamed; leave nothing unfinished."""
-        path = place.path + ".partial" if file.rename else place.path
+    def _write_whole(self, target: _Target, file: PlannedFile, serialization_s: float) -> None:
+        """Write the file at `target`, under a temporary name first if it is renamed; leave nothing unfinished."""
+        path = target.path + ".partial" if file.rename else target.path
         try:
-            self._write(path, place.folder, file, serialization_s)
+            self._write(path, target.folder, file, serialization_s)
             if file.rename:
-                os.replace(path, place.path, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+                os.replace(path, target.path, src_dir_fd=target.folder, dst_dir_fd=target.folder)
         except BaseException:
-            _remove(path, place.folder)
+            _remove(path, target.folder)
             raise
 
     def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float) -> None:

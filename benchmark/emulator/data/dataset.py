@@ -280,7 +280,7 @@ def _samples(found: _Found, folder: Folder, reader: Reader, config: Config) -> S
     """Return the samples after a look at the files' sizes, at some of them where they are very many."""
     probed = _PROBED_REMOTE if isinstance(folder, RemoteFolder) else _PROBED
     count = len(found.files)
-    numbers = sorted({number * (count - 1) // max(1, min(count, probed) - 1) for number in range(min(count, probed))})
+    numbers = sorted({index * (count - 1) // max(1, min(count, probed) - 1) for index in range(min(count, probed))})
     sizes = [_size(folder, path) for number in numbers for path in found.files[number]]
     size_bytes = round(math.fsum(sizes) / max(1, len(numbers)) * count)
     return SampleSet(found.files, size_bytes, reader, found.each, _shapes(config))
@@ -294,7 +294,7 @@ def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
     twin, folder = config.twin, Path(config.dataset.data_folder)
     reader = ListedReads(Buffered, [str(folder / name) for name in twin.startup_files], twin.startup_reads)
     readers = twin.startup_ranks or [0] * len(twin.startup_reads)
-    own = [number for number, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
+    own = [index for index, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
     return sum(reader.read(str(number), 0, 1).read_bytes for number in own)
 
 
@@ -303,7 +303,7 @@ def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener
     if listed is None or not len(samples):
         return samples
     reader = ListedReads(opener, [path for paths in samples.files for path in paths], listed)
-    return SampleSet([(str(number),) for number in range(len(listed))], listed_reads.size_bytes(listed), reader)
+    return SampleSet([(str(index),) for index in range(len(listed))], listed_reads.size_bytes(listed), reader)
 
 
 def _shapes(config: Config) -> tuple[tuple[int, ...], ...]:

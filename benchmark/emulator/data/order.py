@@ -1,10 +1,10 @@
 """The order in which samples are read: computed where it is asked for, so that it takes no memory however many there are.
 
-An order is a bijection from places to samples; a rank takes its share of the places. Whole training data sets are permuted
+An order is a bijection from positions to samples; a rank takes its share of the positions. Whole training data sets are permuted
 (`common.permutation`), afresh each epoch: no sample is repeated, and none is lost but those that do not fill a batch on every
 rank (drop_last).
 
-| shuffled | the sample at place p | the place of the j-th sample of rank r of R |
+| shuffled | the sample at position p | the position of the j-th sample of rank r of R |
 |---|---|---|
 | nothing | p | j * R + r, as torch's DistributedSampler |
 | samples | permutation(p) | the same |
@@ -83,7 +83,7 @@ def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ra
 
 
 def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _Mapping:
-    """Return what maps the places 0, 1, 2, ... of a rank to samples."""
+    """Return the function from the positions 0, 1, 2, ... of a rank to samples."""
     reader, each, size = config.reader, config.dataset.num_samples_per_file, config.reader.batch_size
     shuffles = {reader.sample_shuffle, reader.file_shuffle}
     seed, epoch = config.train.seed, epoch if config.train.seed_change_epoch or "random" in shuffles else 0

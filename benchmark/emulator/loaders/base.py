@@ -40,7 +40,7 @@ class Fetcher:
         return type(self)(samples, copy.copy(self._preprocess), self._instrument)
 
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
-        """Read the samples of `batch`, in as few reads as their places allow; IotwinError names the file that cannot be read."""
+        """Read the samples of `batch`, consecutive ones of a file in one read; IotwinError names the file that cannot be read."""
         if self._samples.in_runs:
             return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0

@@ -186,13 +186,13 @@ class _Records:
         kept = list(islice(source, self._plan.shuffle_records))
         while kept:
             for fraction in draws.random(_DRAWS).tolist():
-                place = int(fraction * len(kept))
-                yield kept[place]
+                position = int(fraction * len(kept))
+                yield kept[position]
                 following = next(source, None)
                 if following is not None:
-                    kept[place] = following
+                    kept[position] = following
                     continue
-                kept[place] = kept[-1]
+                kept[position] = kept[-1]
                 kept.pop()
                 if not kept:
                     return
@@ -207,8 +207,8 @@ class _Records:
             # Passes of one epoch differ as epochs do.
             order = Permutation(count, plan.seed + self._passes, self._epoch_key())
         share = range(plan.rank, count, plan.ranks) if count >= plan.ranks else range(count)
-        for place in share:
-            number = int(order(np.array([place]))[0]) if plan.shuffle_files else place
+        for position in share:
+            number = int(order(np.array([position]))[0]) if plan.shuffle_files else position
             yield from self._files[number]
 
     def _one_pass(self) -> Iterator[int]:
@@ -227,25 +227,25 @@ class _Records:
     def _interleaved(self, paths: Iterator[str]) -> Iterator[int]:
         self._open = [None] * self._plan.cycle
         ended = 0
-        for place in self._places():
-            file = self._open[place]
+        for slot in self._slots():
+            file = self._open[slot]
             if file is None:
-                file = self._open[place] = self._following(paths)
+                file = self._open[slot] = self._following(paths)
             size = None if file is None else file.next_size()
             if size is not None:
                 ended = 0
                 yield size
             elif file is not None:
                 file.close()
-                self._open[place] = None
+                self._open[slot] = None
             else:
-                # Nothing follows on this file; where nothing follows on any, all places in turn say so.
+                # Nothing follows on this file; where nothing follows on any, all slots in turn say so.
                 ended += 1
                 if ended >= self._plan.cycle and not any(self._open):
                     return
 
-    def _places(self) -> Iterator[int]:
-        """Yield the places among the open files in the order in which they give records, without end."""
+    def _slots(self) -> Iterator[int]:
+        """Yield the slots of the open files in the order in which they give records, without end."""
         if self._plan.in_turn:
             yield from cycle(range(self._plan.cycle))
         draws = generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), _TURNS + self._passes)
@@ -336,24 +336,24 @@ class _Frames:
         self._path, self._file_bytes = path, file_bytes
         self._begun = 0  # framed bytes of the record that is not whole yet
         self._carried = b""  # the beginning of a length that the last buffer cut through
-        self._place = 0  # of the next frame
+        self._next_frame = 0  # its offset
 
     def take(self, content: bytes, end: int) -> list[int]:
         """Return the framed sizes of the records that are whole now; IotwinError when one would end beyond the file."""
         sizes = []
         known, start = self._carried + content, end - len(content) - len(self._carried)
-        if self._begun and end >= self._place:
+        if self._begun and end >= self._next_frame:
             sizes.append(self._begun)
             self._begun = 0
-        while not self._begun and self._place + HEAD_BYTES <= end:
-            length = int.from_bytes(known[self._place - start : self._place - start + _LENGTH_BYTES], "little")
-            check_within(self._path, self._file_bytes, self._place, length + FRAME_BYTES)
-            self._place += length + FRAME_BYTES
-            if self._place <= end:
+        while not self._begun and self._next_frame + HEAD_BYTES <= end:
+            length = int.from_bytes(known[self._next_frame - start : self._next_frame - start + _LENGTH_BYTES], "little")
+            check_within(self._path, self._file_bytes, self._next_frame, length + FRAME_BYTES)
+            self._next_frame += length + FRAME_BYTES
+            if self._next_frame <= end:
                 sizes.append(length + FRAME_BYTES)
             else:
                 self._begun = length + FRAME_BYTES
-        self._carried = known[self._place - start :] if self._place < end else b""
+        self._carried = known[self._next_frame - start :] if self._next_frame < end else b""
         return sizes
 
     def check_end(self, end: int) -> None:

@@ -209,7 +209,7 @@ class ReadStream(io.RawIOBase):
     """An open file as the libraries that read for themselves (zip, HDF5, Parquet) take it; counts what they read."""
 
     def __init__(self, file: OpenFile) -> None:
-        self._file, self._place = file, 0
+        self._file, self._position = file, 0
         self.read_bytes = 0
 
     def readable(self) -> bool:
@@ -221,20 +221,20 @@ class ReadStream(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the place of the next read."""
-        return self._place
+        """Return the offset of the next read."""
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place and return it."""
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size_bytes}[whence]
-        return self._place
+        """Go to an offset and return it."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
+        return self._position
 
     def readinto(self, target: "bytearray | memoryview") -> int:  # type: ignore[override]
         """Read up to as many bytes as `target` holds; fewer at the end of the file."""
         view = memoryview(target).cast("B")
-        count = max(0, min(len(view), self._file.size_bytes - self._place))
+        count = max(0, min(len(view), self._file.size_bytes - self._position))
         if count:
-            view[:count] = self._file.read(self._place, count)
-        self._place += count
+            view[:count] = self._file.read(self._position, count)
+        self._position += count
         self.read_bytes += count
         return count

@@ -47,9 +47,9 @@ class Hdf5:
                 # A stream reads into the scratch memory itself.
                 memory = scratch(row_bytes) if isinstance(source, str) else bytearray(row_bytes)
                 row = np.frombuffer(memory, parts[0].dtype).reshape(shape)
-                places = [row] if len(parts) == 1 else np.split(row, np.cumsum([lines for lines, *_ in shapes])[:-1])
-                for part, place in zip(parts, places, strict=True):
-                    part.read_direct(place.reshape(part.shape[1:]), np.s_[sample])
+                stretches = [row] if len(parts) == 1 else np.split(row, np.cumsum([lines for lines, *_ in shapes])[:-1])
+                for part, stretch in zip(parts, stretches, strict=True):
+                    part.read_direct(stretch.reshape(part.shape[1:]), np.s_[sample])
                 return row
         except IotwinError:
             raise

@@ -58,7 +58,7 @@ _fclose = _c_function("fclose", ctypes.c_int, ctypes.c_void_p)
 
 
 def _fromfile(path: str, file: BinaryIO, content: memoryview) -> None:
-    """Fill `content` from the place of `file` on as numpy.fromfile does: through a stream of a duplicate of its descriptor."""
+    """Fill `content` from the position of `file` on as numpy.fromfile does: through a stream of a duplicate of its descriptor."""
     stream = _fdopen(os.dup(file.fileno()), b"rb")
     before = _ftell(stream)
     try:
@@ -66,13 +66,13 @@ def _fromfile(path: str, file: BinaryIO, content: memoryview) -> None:
         _fseek(stream, 0, os.SEEK_CUR)
         target = (ctypes.c_char * len(content)).from_buffer(content)
         done = _fread(target, 1, len(content), stream)
-        place = _ftell(stream)
+        position = _ftell(stream)
     finally:
         _fclose(stream)
     if done != len(content):
         raise damaged(path, f"not a whole .npy file ({done} of {len(content)} bytes could be read)")
     os.lseek(file.fileno(), before, os.SEEK_SET)
-    file.seek(place)
+    file.seek(position)
 
 
 class Npy:
@@ -98,7 +98,7 @@ def _array(path: str, content: memoryview) -> NDArray[np.generic]:
 
 
 def _header(path: str, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Return shape, order and type out of the header that `file` begins with, and leave the place behind it."""
+    """Return shape, order and type out of the header that `file` begins with, and leave the position behind it."""
     try:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

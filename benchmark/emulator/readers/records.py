@@ -107,11 +107,11 @@ class TfRecord:
     def _scan(self, path: str) -> NDArray[np.int64]:
         """Return where the records lie, by reading the file once from front to back."""
         found: list[tuple[int, int]] = []
-        place = 0
+        offset = 0
         with self._open(path) as file:
-            while place < file.size_bytes:
-                block = file.read(place, min(_SCAN_BYTES, file.size_bytes - place))
-                records, place = frames(path, block, place, file.size_bytes)
+            while offset < file.size_bytes:
+                block = file.read(offset, min(_SCAN_BYTES, file.size_bytes - offset))
+                records, offset = frames(path, block, offset, file.size_bytes)
                 found += records
         return np.array(found, np.int64).reshape(-1, 2)
 
@@ -123,12 +123,12 @@ def frames(path: str, block: memoryview, start: int, file_bytes: int) -> tuple[l
     would end beyond the file, as the lengths of a damaged file say.
     """
     records = []
-    place = start
-    while place + HEAD_BYTES <= start + len(block):
-        size_bytes = int.from_bytes(block[place - start : place - start + 8], "little")
-        check_within(path, file_bytes, place, size_bytes + FRAME_BYTES)
-        records.append((place + HEAD_BYTES, size_bytes))
-        place += size_bytes + FRAME_BYTES
+    offset = start
+    while offset + HEAD_BYTES <= start + len(block):
+        size_bytes = int.from_bytes(block[offset - start : offset - start + 8], "little")
+        check_within(path, file_bytes, offset, size_bytes + FRAME_BYTES)
+        records.append((offset + HEAD_BYTES, size_bytes))
+        offset += size_bytes + FRAME_BYTES
     if not records:
-        raise damaged(path, f"ends in the middle of the record at {place}")
-    return records, place
+        raise damaged(path, f"ends in the middle of the record at {offset}")
+    return records, offset

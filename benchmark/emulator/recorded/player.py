@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from benchmark.config.recording import CALLS, DUPLICATED, RENAMED, Op, Recording
+from benchmark.emulator.recorded.files import JobFiles
 from benchmark.emulator.recorded.memory import Descriptors, Maps
-from benchmark.emulator.recorded.places import Places
 from benchmark.emulator.recorded.shared import (
     BUCKETS,
     DONE,
@@ -46,7 +46,7 @@ class Home(Protocol):
     """The process that a thread is in, as the thread needs it."""
 
     shared: Shared
-    places: Places
+    files: JobFiles
     fds: Descriptors
     channels: list[queue.SimpleQueue[int]]
 
@@ -149,7 +149,7 @@ class Player:
             yield from zip(*(recording.columns[name][part].tolist() for name in names), strict=True)
 
     def _open(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        ours = self._process.places.open(file, bool(flags & RENAMED), flags)
+        ours = self._process.files.open(file, bool(flags & RENAMED), flags)
         self._process.fds.opened(fd, file, ours, bool(flags & DUPLICATED))
         return 0
 
@@ -181,11 +181,11 @@ class Player:
         return 0
 
     def _rename(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        self._process.places.rename(file, bool(flags & RENAMED))
+        self._process.files.rename(file, bool(flags & RENAMED))
         return 0
 
     def _unlink(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        self._process.places.unlink(file, bool(flags & RENAMED))
+        self._process.files.unlink(file, bool(flags & RENAMED))
         return 0
 
     def _truncate(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:

@@ -22,11 +22,9 @@ class Process:
     """Process `number` of the recording, which is this process."""
 
     def __init__(self, shared: Shared, number: int, descriptors: Descriptors | None = None) -> None:
-        self.shared, self.number, self.places = shared, number, shared.places
+        self.shared, self.number, self.files = shared, number, shared.files
         # A forked process has its parent's descriptors.
-        self.fds = descriptors or Descriptors(
-            lambda file, flags: shared.places.open(file, bool(flags & RENAMED), flags & ~_MAKES)
-        )
+        self.fds = descriptors or Descriptors(lambda file, flags: shared.files.open(file, bool(flags & RENAMED), flags & ~_MAKES))
         self.channels: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(shared.recording.header.channels)]
         self._children: dict[int, int] = {}
         self._threads: list[threading.Thread] = []

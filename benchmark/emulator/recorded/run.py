@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmark.config import Config
 from benchmark.config.recording import CALLS, Op, Recording, read_recording
 from benchmark.emulator.ranks import Rank
-from benchmark.emulator.recorded.places import Places
+from benchmark.emulator.recorded.files import JobFiles
 from benchmark.emulator.recorded.process import Process, Watch
 from benchmark.emulator.recorded.shared import BUCKETS, COUNTS, FAILED, READ_BYTES, STOPPED, WRITTEN_BYTES, Board, Pipes, Shared
 from benchmark.emulator.results.measured import Host, Usage
@@ -57,12 +57,12 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     started_ns = time.monotonic_ns() - int(age_s() * 1e9) if rank.count == 1 else time.monotonic_ns()
     recording = cut(read_recording(Path(settings.file)), settings.cut_s)
     output = Path(config.checkpoint.checkpoint_folder)
-    places = Places(
-        recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.number}" if rank.count > 1 else output
+    files = JobFiles(
+        recording.header.files, Path(config.dataset.data_folder), output / f"rank-{rank.index}" if rank.count > 1 else output
     )
-    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.number} if rank.count > 1 else {}))
-    measured, before = Replayed(rank.number, time.time()), Usage.so_far()
-    places.prepare()
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
+    measured, before = Replayed(rank.index, time.time()), Usage.so_far()
+    files.prepare()
     rank.meet()
     begin_ns = time.monotonic_ns() if rank.count > 1 else started_ns
     deadline_ns = _NEVER_NS if limit_s is None else time.monotonic_ns() + int(limit_s * 1e9)
@@ -70,9 +70,9 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     gc.freeze()  # what is forked shares its pages
     for turn in range(settings.loop):
         if turn:
-            places.prepare()
+            files.prepare()
             begin_ns = time.monotonic_ns()
-        _once(recording, places, log, settings.think_scale, deadline_ns, begin_ns, measured)
+        _once(recording, files, log, settings.think_scale, deadline_ns, begin_ns, measured)
         if measured.stopped_early:
             break
     gc.unfreeze()
@@ -86,13 +86,13 @@ def cut(recording: Recording, cut_s: float | None) -> Recording:
 
 
 def _once(
-    recording: Recording, places: Places, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
+    recording: Recording, files: JobFiles, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
 ) -> None:
     """Replay the recording once and add what was measured."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
     os.set_blocking(failures[0], False)
     shared = Shared(
-        recording, recording.starts(), board, pipes, places, log, os.urandom(_NOISE_BYTES), think_scale, deadline_ns, failures
+        recording, recording.starts(), board, pipes, files, log, os.urandom(_NOISE_BYTES), think_scale, deadline_ns, failures
     )
     root, watch = Process(shared, 0), Watch(shared)
     watch.start()

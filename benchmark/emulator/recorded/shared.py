@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.config.recording import CALLS, Header, Recording
-from benchmark.emulator.recorded.places import Places
+from benchmark.emulator.recorded.files import JobFiles
 from common.mllog import MlLog
 
 BUCKETS = 64  # of lateness in ns: 0, then a bucket an octave; see tracing_tools.trace.figures.log_buckets
@@ -96,7 +96,7 @@ class Shared:
     bounds: NDArray[np.int64]  # of the threads' rows
     board: Board
     pipes: Pipes
-    places: Places
+    files: JobFiles
     log: MlLog
     noise: bytes  # what is written
     think_scale: float
@@ -110,8 +110,8 @@ class Shared:
     def log_mark(self, number: int) -> None:
         """Log that a phase begins or ends."""
         mark = self.recording.header.marks[number]
-        told = {name: value for name, value in (("epoch_num", mark.epoch), ("step_num", mark.step)) if value is not None}
-        (self.log.start if mark.begins else self.log.end)(mark.key, **told)
+        numbers = {name: value for name, value in (("epoch_num", mark.epoch), ("step_num", mark.step)) if value is not None}
+        (self.log.start if mark.begins else self.log.end)(mark.key, **numbers)
 
     def fail(self, error: BaseException) -> None:
         """Tell all that the replay has failed, and why."""

@@ -107,7 +107,7 @@ class Measured:
 
 
 class Used(Protocol):
-    """What is told when it ended and what it used."""
+    """What `Usage.note_end` fills in: when the run ended and what it used."""
 
     end_s: float
     storage_read_bytes: int
@@ -133,7 +133,7 @@ class Usage(NamedTuple):
         )
 
     def note_end(self, measured: Used) -> None:
-        """Tell `measured` that it ends now, and what was used since this usage was taken."""
+        """Set the end of `measured` to now, and what was used since this usage was taken."""
         after = self.so_far()
         measured.end_s = time.time()
         measured.storage_read_bytes = after.storage_read_bytes - self.storage_read_bytes

@@ -75,10 +75,10 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
 def _over_ranks(columns: _Columns) -> _Columns:
     """Each step's sums over ranks, in the order of steps, and how many `ranks` ran it."""
     keys = columns["epoch"] * (int(columns["step"].max(initial=0)) + 1) + columns["step"]
-    order, place = np.unique(keys, return_inverse=True)
+    order, group = np.unique(keys, return_inverse=True)
     names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read")
-    summed = {name: np.bincount(place, weights=columns[name], minlength=len(order)).astype(np.int64) for name in names}
-    return {**summed, "ranks": np.bincount(place, minlength=len(order)).astype(np.int64)}
+    summed = {name: np.bincount(group, weights=columns[name], minlength=len(order)).astype(np.int64) for name in names}
+    return {**summed, "ranks": np.bincount(group, minlength=len(order)).astype(np.int64)}
 
 
 def _share(estimate: Estimate | None) -> dict[str, float | None] | None:

@@ -20,8 +20,8 @@ def counted_steps(columns: Mapping[str, Ints], excluded: OutputMetric) -> dict[s
     begins[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     starts = np.flatnonzero(begins)
     lengths = np.diff(np.append(starts, len(order)))
-    place = np.arange(len(order)) - np.repeat(starts, lengths)
-    keep = (place >= excluded.exclude_start_steps) & (place < np.repeat(lengths, lengths) - excluded.exclude_end_steps)
+    position = np.arange(len(order)) - np.repeat(starts, lengths)
+    keep = (position >= excluded.exclude_start_steps) & (position < np.repeat(lengths, lengths) - excluded.exclude_end_steps)
     kept = np.sort(order[keep])
     return {name: column[kept] for name, column in columns.items()}
 

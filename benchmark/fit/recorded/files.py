@@ -16,10 +16,10 @@ _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
 
 @dataclass(frozen=True)
 class Named:
-    """The files, the number of each file_id among them (-1: none), the data set's folder, and its (name, bytes)."""
+    """The files, the index of each file_id among them (-1: none), the data set's folder, and its (name, bytes)."""
 
     files: list[File]
-    number: NDArray[np.int64]
+    index: NDArray[np.int64]
     folder: str
     data: list[tuple[str, int]]
 
@@ -33,9 +33,9 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     written = np.isin(ids, calls.loc[changed, "file"].to_numpy())
     moved = calls[calls["op"].isin([Op.READ, Op.COPY, Op.TOUCH])]
     reached = (moved["offset"].clip(lower=0) + moved["moved"]).groupby(moved["file"]).max()
-    told = table["path"].astype(str)
-    rooted = bool(told.iloc[ids].str.startswith("/").any())  # imported traces may have relative paths alone
-    paths = {int(i): _path(told.iloc[i], int(i), rooted) for i in ids}
+    known = table["path"].astype(str)
+    rooted = bool(known.iloc[ids].str.startswith("/").any())  # imported traces may have relative paths alone
+    paths = {int(i): _path(known.iloc[i], int(i), rooted) for i in ids}
     targets = {int(i): table["renamed_to"].iloc[i] for i in ids}
     sizes = {int(i): _size(table["size_bytes"].iloc[i]) for i in ids}
     read_folder = common_folder([paths[i] for i in ids[~written].tolist()] or ["/none"])
@@ -46,9 +46,9 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
         if isinstance(targets[i], str) and str(targets[i]).startswith("/") == rooted
     ]
     written_folder = common_folder(places or ["/none"])
-    files, number = [], np.full(len(table) + 1, -1, np.int64)
+    files, index = [], np.full(len(table) + 1, -1, np.int64)
     for position, (i, is_written) in enumerate(zip(ids.tolist(), written.tolist(), strict=True)):
-        number[i] = position
+        index[i] = position
         if is_written:
             target = targets[i]
             renamed = _below(str(target), written_folder, i) if isinstance(target, str) else None
@@ -59,7 +59,7 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     for file in files:
         if not file.written:
             data[file.name] = max(data.get(file.name, 0), file.size_bytes)
-    return Named(files, number, read_folder, sorted(data.items()))
+    return Named(files, index, read_folder, sorted(data.items()))
 
 
 def _path(path: str, index: int, rooted: bool) -> str:

@@ -187,8 +187,8 @@ def _columns(tree: Tree, rows: pd.DataFrame) -> dict[str, NDArray[Any]]:
     first = np.append(True, thread[1:] != thread[:-1])
     before = np.where(first, begins[thread], np.append(0, ends[:-1]))
     think = np.where(np.isin(op, _ZERO_THINK), 0, np.maximum(at - before, 0))
-    told = np.where(np.isin(op, _ENDS_COUNT), rows["end"], at) - tree.begin_ns[0]
-    values = {"thread": thread, "at_ns": told, "think_ns": think, "op": op} | {
+    at_ns = np.where(np.isin(op, _ENDS_COUNT), rows["end"], at) - tree.begin_ns[0]
+    values = {"thread": thread, "at_ns": at_ns, "think_ns": think, "op": op} | {
         name: rows[name].to_numpy(np.int64) for name in ("subject", "fd", "offset", "size", "flags")
     }
     return {name: values[name].astype(kind) for name, kind in COLUMNS.items()}

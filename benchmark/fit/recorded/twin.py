@@ -30,8 +30,8 @@ def fit_recorded(trace: Trace) -> Fitted:
     on_file = calls["op"] < Op.PIPE_WRITE
     named = name_files(calls[on_file], seen.files)
     tree = grow(seen, calls)
-    thread_of = {tid: number for number, tid in enumerate(tree.tid)}
-    subject = np.where(on_file, named.number[np.where(on_file, calls["file"], -1)], calls["file"])
+    thread_of = {tid: index for index, tid in enumerate(tree.tid)}
+    subject = np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"])
     calls = calls.assign(
         subject=subject,
         thread=calls["tid"].map(thread_of).astype(np.int64),
@@ -39,7 +39,7 @@ def fit_recorded(trace: Trace) -> Fitted:
     )
     marks, marks_ns = marks_of(seen)
     ranks = seen.processes.loc[seen.processes["role"] == "rank", "pid"].astype(int).tolist()
-    rank = next((number for number, pid in enumerate(tree.pids) if pid in ranks), 0)
+    rank = next((index for index, pid in enumerate(tree.pids) if pid in ranks), 0)
     columns, channels = assemble(tree, calls, marks_ns, rank)
     header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks)
     recording = Recording(header, columns)
@@ -104,12 +104,12 @@ def _evidence(recording: Recording, calls: pd.DataFrame) -> dict[str, str]:
 
 
 def _assumptions(trace: Trace, recording: Recording) -> list[str]:
-    told = [
+    notes = [
         "what threads of a process tell one another without a system call, and what goes over sockets, is kept as time, not as a "
         "wait; so are calls of other kinds"
     ]
     if any(file.written for file in recording.header.files):
-        told.append(f"what the job wrote goes below {_OUTPUT}")
+        notes.append(f"what the job wrote goes below {_OUTPUT}")
     if trace.manifest.lost_events:
-        told.append(f"the trace lost {trace.manifest.lost_events} events, which are not replayed")
-    return told
+        notes.append(f"the trace lost {trace.manifest.lost_events} events, which are not replayed")
+    return notes

@@ -33,8 +33,8 @@ class Convert(Command):
 
         found = convert(read_graph(args.graph), args.ranks)
         make_directory(args.output)
-        for number, stage in enumerate(found.stages):
-            write_graph(stage, args.output / f"stage{number}.graph.txt")
+        for index, stage in enumerate(found.stages):
+            write_graph(stage, args.output / f"stage{index}.graph.txt")
         for kind, conf in found.confs.items():
             write_json(conf, args.output / f"{kind}_conf.json")
         names = {"model": args.model_name, "arch": args.arch}

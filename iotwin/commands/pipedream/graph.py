@@ -38,5 +38,5 @@ class ShowGraph(Command):
         print(f"from {', '.join(document['sources'])} to {', '.join(document['sinks'])}")
         print(f"{totals['forward_ms']:.3f} ms forward, {totals['backward_ms']:.3f} ms backward a minibatch")
         print(f"{format_size(totals['parameter_bytes'])} parameters, {format_size(totals['activation_bytes'])} activations")
-        for number, state in enumerate(document["states"] or ()):
-            print(f"state {number}: {' '.join(state)}")
+        for index, state in enumerate(document["states"] or ()):
+            print(f"state {index}: {' '.join(state)}")

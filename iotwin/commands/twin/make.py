@@ -35,10 +35,10 @@ class Make(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what each round scored and how the twin fares against runs that it has not seen."""
-        from benchmark.fit.coverage import told
+        from benchmark.fit.coverage import describe_coverage
 
         print(document["kind"])
-        print(told(document["coverage"]))
+        print(describe_coverage(document["coverage"]))
         for record in document["rounds"]:
             kept = "  <- kept" if record["round"] == document["best_round"] else ""
             print(f"round {record['round']}  {_score(record)}{kept}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark.config import Normal, Place, Uniform, compose_job, job_files, load
+from benchmark.config import ConfigFolders, Normal, Uniform, compose_job, job_files, load
 from benchmark.config.overrides import Settings, apply, parse_override
 from common.errors import UsageError
 from iotwin.main import main
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_defaults_of_config_yaml_choose_the_workload(folder: Path) -> None:
-    job = compose_job([], Place(folder))
+    job = compose_job([], ConfigFolders(folder))
     config = job.workload.config
     assert (job.choice, config.model.name, config.output.folder, job.subfolder) == (
         "small",
@@ -36,14 +36,16 @@ def test_the_defaults_of_config_yaml_choose_the_workload(folder: Path) -> None:
         "notes",
     )
     assert (config.train.epochs, config.train.seed) == (2, 5)  # _self_ comes first, so the workload counts
-    assert compose_job([], Place()).workload.config.dataset.num_files_train == 64  # DLIO's own default
-    assert compose_job([], Place()).workload.config.output.folder.startswith("./hydra_log/default/20")
+    assert compose_job([], ConfigFolders()).workload.config.dataset.num_files_train == 64  # DLIO's own default
+    assert compose_job([], ConfigFolders()).workload.config.output.folder.startswith("./hydra_log/default/20")
 
 
 def test_a_workload_named_counts_wherever_it_is(folder: Path) -> None:
-    assert compose_job(["workload=unet3d_h100"], Place(folder)).workload.config.model.name == "mine"
-    assert compose_job(["workload=unet3d_a100"], Place(None, folder)).workload.config.train.computation_time == 0.636  # shipped
-    assert compose_job(["workload=small"], Place(folder, None, "open")).choice == "small"
+    assert compose_job(["workload=unet3d_h100"], ConfigFolders(folder)).workload.config.model.name == "mine"
+    assert (
+        compose_job(["workload=unet3d_a100"], ConfigFolders(None, folder)).workload.config.train.computation_time == 0.636
+    )  # shipped
+    assert compose_job(["workload=small"], ConfigFolders(folder, None, "open")).choice == "small"
 
 
 @pytest.mark.parametrize(
@@ -63,12 +65,12 @@ def test_a_workload_named_counts_wherever_it_is(folder: Path) -> None:
 )
 def test_what_is_wrong_is_named(folder: Path, words: list[str], place: dict[str, str], expected: str) -> None:
     with pytest.raises(UsageError) as error:
-        compose_job(words, Place(folder, **place))  # type: ignore[arg-type]
+        compose_job(words, ConfigFolders(folder, **place))  # type: ignore[arg-type]
     assert expected in str(error.value) and "\n" not in str(error.value)
 
 
 def test_unknown_keys_are_passed_over_and_told(folder: Path) -> None:
-    job = compose_job(["++workload.workflow.evaluate=False", "++workload.nobody={knows:1}"], Place(folder))
+    job = compose_job(["++workload.workflow.evaluate=False", "++workload.nobody={knows:1}"], ConfigFolders(folder))
     assert job.passed_over == ["logging", "workflow.evaluate", "nobody"]
     with pytest.raises(UsageError, match="logging: unknown key"):
         load(folder / "workload" / "small.yaml")
@@ -105,23 +107,23 @@ def test_overrides_mean_what_they_mean_to_hydra(overrides: list[str], expected: 
 
 def test_a_distribution_may_be_put_together_over_a_number(folder: Path) -> None:
     time = "++workload.train.computation_time"
-    uniform = compose_job([f"{time}.type=uniform", f"{time}.min=1.0", f"{time}.max=2.0"], Place(folder))
+    uniform = compose_job([f"{time}.type=uniform", f"{time}.min=1.0", f"{time}.max=2.0"], ConfigFolders(folder))
     assert uniform.workload.config.train.computation_time == Uniform(1, 2)
-    assert compose_job([f"{time}.mean=1.0"], Place(folder)).workload.config.train.computation_time == Normal(1)
-    none = compose_job(["++workload.reader.multiprocessing_context=None"], Place(folder))
+    assert compose_job([f"{time}.mean=1.0"], ConfigFolders(folder)).workload.config.train.computation_time == Normal(1)
+    none = compose_job(["++workload.reader.multiprocessing_context=None"], ConfigFolders(folder))
     assert none.workload.config.reader.multiprocessing_context == "fork"
 
 
 def test_a_run_leaves_the_notes_that_checkers_read(folder: Path) -> None:
     words = ["workload=small", "++workload.train.epochs=4", "++hydra.output_subdir=dlio_config"]
-    files = job_files(compose_job(words, Place(folder)))
+    files = job_files(compose_job(words, ConfigFolders(folder)))
     assert sorted(files) == [f"dlio_config/{name}.yaml" for name in ("config", "hydra", "overrides")]
     config, hydra, overrides = (yaml.safe_load(files[name]) for name in sorted(files))
     assert overrides == ["workload=small", "++workload.train.epochs=4"]
     assert (config["workload"]["train"]["epochs"], config["workload"]["model"]["name"]) == (4, "little")
     assert hydra["hydra"]["runtime"]["choices"] == {"workload": "small"}
     assert hydra["hydra"]["overrides"]["hydra"] == ["++hydra.output_subdir=dlio_config"]
-    assert job_files(compose_job(["++hydra.output_subdir=null"], Place(folder))) == {}
+    assert job_files(compose_job(["++hydra.output_subdir=null"], ConfigFolders(folder))) == {}
 
 
 def test_the_notes_are_in_the_output_folder(

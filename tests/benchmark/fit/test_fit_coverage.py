@@ -3,7 +3,7 @@
 import pytest
 
 from benchmark.fit import fit
-from benchmark.fit.coverage import account, check_coverage, told
+from benchmark.fit.coverage import account, check_coverage, describe_coverage
 from benchmark.fit.look import look
 from common.errors import IotwinError
 from tests.benchmark.made_trace import Made
@@ -20,7 +20,7 @@ def test_a_job_that_is_understood_is_accounted_for_to_the_byte(trace):
     fitted = fit(trace)
     coverage = account(look(trace), fitted)
     assert (coverage.read_share, coverage.write_share, coverage.open_share, coverage.reasons) == (1.0, 1.0, 1.0, ())
-    assert told(fitted.coverage).startswith("the twin accounts for 100% of what is read (")
+    assert describe_coverage(fitted.coverage).startswith("the twin accounts for 100% of what is read (")
 
 
 @pytest.mark.parametrize(("epochs", "share"), [(1, 1 / 3), (6, 1 / 2), (9, 1 / 3)])

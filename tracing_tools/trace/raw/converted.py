@@ -1,4 +1,4 @@
-"""What a backend left in raw/ in a form of its own, made into records when the job has ended: whole, or not at all."""
+"""Conversion of what a backend left in raw/ in its own format into records, after the job: all of it or nothing."""
 
 import os
 from pathlib import Path
@@ -15,9 +15,9 @@ _BEGAN_FILE = "names.began"  # the names that were known before the job ran
 
 
 class ConvertedRecords:
-    """Takes the place of the recording's events and follows its first names at the end of the block, if nothing was raised.
+    """Collects records; at the end of the block they replace the recording's events, and names follow those known before the job.
 
-    However often a conversion is cut off, the next one gives the same.
+    If the block raises, nothing is replaced. However often a conversion is cut off, the next one gives the same.
     """
 
     def __init__(self, raw: Path) -> None:

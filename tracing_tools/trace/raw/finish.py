@@ -70,7 +70,7 @@ _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
 
 def _as_they_are(raw: Path, manifest: Manifest) -> None:
-    """Of records there is nothing to convert."""
+    """Convert nothing: the recording holds records already."""
 
 
 def recover_trace(directory: Path, convert: Convert = _as_they_are) -> Manifest:

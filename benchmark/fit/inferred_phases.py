@@ -1,4 +1,4 @@
-"""The phases of a job that logged none, told from who read and wrote what: what a picture shows in their place."""
+"""The phases of a job that logged none, inferred from which process read and wrote what, for pictures."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from tracing_tools.trace.reader import Trace
 _Row = tuple[str, int, int, int]  # phase, start_ns, end_ns, epoch; 0: none
 
 
-def told_phases(trace: Trace) -> pd.DataFrame:
+def inferred_phases(trace: Trace) -> pd.DataFrame:
     """Return init, the passes over the data set and the checkpoints, with the columns of `schema.PHASES`, in order of start.
 
     Raises IotwinError, saying why, where the trace shows no training.

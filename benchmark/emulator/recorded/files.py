@@ -15,7 +15,7 @@ _LONGEST_WAIT_S = 60.0  # for a file that another thread is to make
 _BLOCK = b"\0" * (1 << 20)
 
 
-class Places:
+class JobFiles:
     """Opens, renames and removes the files of a recording, numbered as there."""
 
     def __init__(self, files: list[File], data: Path, output: Path) -> None:
@@ -47,7 +47,7 @@ class Places:
         wanted = os.O_RDWR if flags & FLAG_WRITABLE and file.written else os.O_RDONLY
         if file.written:
             wanted |= (os.O_CREAT if flags & FLAG_CREATE else 0) | (os.O_TRUNC if flags & FLAG_TRUNCATE else 0)
-        folder, last = self._place(file, renamed)
+        folder, last = self._locate(file, renamed)
         tries = [wanted | os.O_DIRECT, wanted] if flags & FLAG_DIRECT else [wanted]
         deadline = time.monotonic() + _LONGEST_WAIT_S
         while True:
@@ -65,18 +65,18 @@ class Places:
     def rename(self, index: int, renamed: bool) -> None:
         """Give the file its last name."""
         file = self._files[index]
-        folder, last = self._place(file, renamed)
-        new_folder, new_name = self._place(file, renamed=True)
+        folder, last = self._locate(file, renamed)
+        new_folder, new_name = self._locate(file, renamed=True)
         os.rename(last, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
     def unlink(self, index: int, renamed: bool) -> None:
         """Remove the file, if it is a written one: the data set is not the twin's to remove."""
         file = self._files[index]
-        folder, last = self._place(file, renamed)
+        folder, last = self._locate(file, renamed)
         if file.written:
             os.unlink(last, dir_fd=folder)
 
-    def _place(self, file: File, renamed: bool) -> tuple[int, str]:
+    def _locate(self, file: File, renamed: bool) -> tuple[int, str]:
         name = file.renamed_to if renamed and file.renamed_to is not None else file.name
         above, _, last = name.rpartition("/")
         key = (self._output if file.written else self._data, above)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmark.fit.told_phases import told_phases
+from benchmark.fit.inferred_phases import inferred_phases
 from common.errors import IotwinError
 from tests.processes import call
 from tests.synthetic import Job, write_job
@@ -17,7 +17,7 @@ LONGEST_STEP_NS = 130_000_000  # a pass whose loaders have read its last batch m
 def test_epochs_and_checkpoints_of_a_job_that_logs_none(tmp_path, loaders):
     job = {"evaluation_files": 0, "loaders": loaders, "checkpoint_every": 2, "epochs": 4}
     logged = Trace(write_job(tmp_path / "logged.trace", Job(**job))).phases()
-    told = told_phases(Trace(write_job(tmp_path / "t.trace", Job(**job, log_phases=False))))
+    told = inferred_phases(Trace(write_job(tmp_path / "t.trace", Job(**job, log_phases=False))))
     assert list(told.columns) == schema.PHASES.names and told["start_ns"].is_monotonic_increasing
     assert told["phase"].tolist() == logged["phase"].tolist()
     assert told["epoch"].tolist()[1:] == logged["epoch"].tolist()[1:] and np.isnan(told["epoch"].iloc[0])
@@ -31,7 +31,7 @@ def test_epochs_and_checkpoints_of_a_job_that_logs_none(tmp_path, loaders):
 def test_a_trace_without_training_tells_none(tmp_path):
     trace = write_job(tmp_path / "t.trace", Job(files=0, evaluation_files=0, epochs=1, log_phases=False))
     with pytest.raises(IotwinError):
-        told_phases(Trace(trace))
+        inferred_phases(Trace(trace))
 
 
 def test_zoom_and_legend_know_passes_that_nobody_logged(tmp_path):
