@@ -42,7 +42,7 @@ class Spread:
     """Sums, per lane and bin, of things that are evenly spread over the same intervals of the grid's axis."""
 
     def __init__(self, grid: Grid, lanes: int, things: int = 1) -> None:
-        self._grid, self._lanes, self._things = grid, lanes, things
+        self._grid, self._lanes = grid, lanes
         self._parts = np.zeros((things, lanes * grid.count))
         # Density changes at bin borders: their running sum is what the bins wholly inside an interval get.
         self._steps = np.zeros((things, lanes * (grid.count + 1)))

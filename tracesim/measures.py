@@ -6,7 +6,7 @@ All of them treat "neither has any" as alike (1) and "only one has any" as wholl
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
@@ -15,13 +15,6 @@ def ratio(a: float, b: float) -> float:
     """Return min/max of two amounts that are not negative."""
     larger = max(a, b)
     return min(a, b) / larger if larger > 0 else 1.0
-
-
-def ruzicka(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the sum of the cell-wise minima over the sum of the maxima (weighted Jaccard index; Ruzicka 1958)."""
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    larger = float(np.maximum(a, b).sum())
-    return float(np.minimum(a, b).sum()) / larger if larger > 0 else 1.0
 
 
 def s_curve(likeness: float) -> float:

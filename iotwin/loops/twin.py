@@ -118,7 +118,7 @@ class _Rounds:
         from benchmark.fit.calibrate import corrected
         from benchmark.fit.look import look
         from tracesim import compare
-        from tracesim.words import with_names
+        from tracesim.sentences import with_names
 
         note(f"round {number}: running the twin")
         folder = self._directory / f"round-{number}"
@@ -161,7 +161,7 @@ class _Rounds:
     def finish(self) -> dict[str, Any]:
         """Keep the best round's YAML as the twin and return the record of all rounds."""
         from tracesim import compare
-        from tracesim.words import with_names
+        from tracesim.sentences import with_names
 
         best = self._records[max(self._best, 0)]
         folder = self._directory / f"round-{best['round']}"

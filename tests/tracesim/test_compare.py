@@ -461,7 +461,7 @@ def test_the_command(trace, rerun, capsys):
 
 
 def test_sentences_take_names():
-    from tracesim.words import with_names
+    from tracesim.sentences import with_names
 
     text = "B reads 2 times fewer bytes in training (B: 1 MiB, A: 2 MiB); half of B's bytes; BIOR"
     said = with_names(text, "the job", "its twin")

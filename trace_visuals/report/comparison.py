@@ -7,8 +7,8 @@ import numpy as np
 
 from common.errors import IotwinError
 from tracesim.dimensions import Curve
+from tracesim.sentences import with_names
 from tracesim.similarity import Dimension, compare
-from tracesim.words import with_names
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 

@@ -80,7 +80,7 @@ def plot_timeline(
 ) -> list[TraceTimeline]:
     """Draw the traces at `paths` into `output` (PNG, SVG or PDF by its name) and return what was drawn.
 
-    `zoom` is as `windows.choose_view` takes it, `how` one of `grouping.GROUPINGS`. With `legend` the legend is drawn
+    `zoom` is as `windows.choose_view` takes it, `how` as `group_processes` takes it. With `legend` the legend is drawn
     into that file instead; `open_trace` opens a trace. Raises UsageError for an unknown file type or
     zoom, IotwinError for an unreadable trace or an unwritable directory.
     """

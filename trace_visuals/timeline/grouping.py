@@ -9,8 +9,6 @@ from trace_visuals.call_columns import Ints
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import PROCESS_ROLES
 
-GROUPINGS = ("all", "role", "rank", "process")
-
 
 @dataclass(frozen=True)
 class Grouping:
@@ -33,7 +31,7 @@ _ALL = Grouping([""], "", np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int6
 
 
 def group_processes(trace: Trace, how: str, busiest: list[int], limit: int) -> Grouping:
-    """Return the grouping `how` (one of GROUPINGS) of at most `limit` groups.
+    """Return the grouping `how` (all, role, rank or process) of at most `limit` groups.
 
     `busiest` lists the processes with storage calls, most time in calls first; only those can have a row.
     """

@@ -1,6 +1,6 @@
 """The rows of a timeline, each drawn into its own axes: phases, samples, strips of calls, rates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,6 @@ _LETTER_IN = 0.058
 _NO_SAMPLES = "no samples"
 _NAME_LETTERS = 22  # what fits on the right of a row
 _NARROW_PIXELS = 300  # at the 100 dpi at which figures are laid out
-
-Draw = Callable[[Axes], None]
 
 
 def throughput(block: TraceTimeline) -> dict[str, Floats]:

@@ -50,7 +50,7 @@ def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
     replayable = files["kind"].isin(_KINDS_TO_REPLAY).to_numpy()
     names = [str(directory / _safe(path)) for path in files["path"]]
     use = _survey(trace, replayable)
-    _make_files(directory, names, use)
+    _make_files(names, use)
     out.write(b"fio version 3 iolog\n")
     names_column = pa.array(names, pa.string())
     opened = np.zeros(len(files), bool)
@@ -93,7 +93,7 @@ def _survey(trace: Trace, replayable: NDArray[np.bool_]) -> _Use:
     return _Use(size, last)
 
 
-def _make_files(directory: Path, names: list[str], use: _Use) -> None:
+def _make_files(names: list[str], use: _Use) -> None:
     """Make what the replay reads; other files it makes itself, but not their directories."""
     for file_id in np.flatnonzero(use.last_row >= 0).tolist():
         path, size = Path(names[file_id]), int(use.size_bytes[file_id])

@@ -55,7 +55,7 @@ def write_perfetto(trace: Trace, out: BinaryIO) -> int:
     paths = trace.files()["path"].tolist()
     for rows in _pieces(len(paths)):
         out.write(_interned(_ANNOTATION_STRINGS, enumerate(paths[rows], rows.start + 1)))
-    written = _write_events(trace, out, names)
+    written = _write_events(trace, out)
     numbers = itertools.count(1)
     for track in slices(trace):
         side = next(numbers)
@@ -106,7 +106,7 @@ def _clocks(pair: ClockPair) -> bytes:
     return pb.text(_CLOCK_SNAPSHOT, clocks) + pb.integer(_TIMESTAMP, pair.monotonic_ns)
 
 
-def _write_events(trace: Trace, out: BinaryIO, names: _Names) -> int:
+def _write_events(trace: Trace, out: BinaryIO) -> int:
     processes = process_names(trace)
     known_processes: set[int] = set()
     known_threads: set[int] = set()

@@ -1,13 +1,11 @@
 """CPU, memory, disk and pressure samples (rows of schema.SAMPLES) from /proc."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 _SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the device's own sectors (Documentation/admin-guide/iostats.rst)
-_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
 

@@ -116,7 +116,6 @@ OTHER_OPS = {
 }  # fmt: skip
 
 NUMBER_OF_OP = {name: number for name, (number, _) in CALLS.items()} | OTHER_OPS
-NAME_OF_NUMBER = {number: name for name, number in NUMBER_OF_OP.items()}
 OPEN_KINDS = (Kind.OPEN, Kind.OPEN_AT, Kind.CREATE, Kind.OPEN_AT2)
 
 # What `iotwin trace --detail` chooses among; everything that is in none of these is of the group "data".

@@ -145,12 +145,6 @@ def _check_depth(depth: dict[int, int], stages: int, where: str) -> None:
             )
 
 
-def read_conf(path: Path) -> dict[str, Any]:
-    """Return the checked document of a conf.json; UsageError says what is wrong with it."""
-    content = msgspec.to_builtins(parse_conf(_json(path), str(path)), str_keys=True)
-    return {name: value for name, value in content.items() if value is not None}
-
-
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())

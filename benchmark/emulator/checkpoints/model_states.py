@@ -47,12 +47,6 @@ class _Coordinates(NamedTuple):
     replicas: int
 
 
-def transformer_elements(config: Config) -> int:
-    """Return the elements of the whole model."""
-    embedding, layer, last = _parts(config)
-    return embedding + config.model.num_layers * layer + last
-
-
 def _parts(config: Config) -> tuple[int, int, int]:
     """Return the elements of the embedding, of one layer, and of what comes after the last layer."""
     shape = config.model.transformer

@@ -228,16 +228,13 @@ def _by_format(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequenc
     """Files of the format, by DLIO's names where they have these; in its folders train/ and valid/ or all in one for training."""
     inner = folder.below("train")
     parts: list[Sequence[Paths]] = []
-    for part, asked in (
-        (inner if inner.exists() else folder, config.dataset.num_files_train),
-        (folder.below("valid"), config.dataset.num_files_eval),
-    ):
-        named = _by_number(folder, part, config, asked) if part is not folder else None
+    for part in (inner if inner.exists() else folder, folder.below("valid")):
+        named = _by_number(folder, part, config) if part is not folder else None
         parts.append(named or _listed(part, file_format(config)))
     return parts[0], parts[1]
 
 
-def _by_number(folder: Folder, part: Folder, config: Config, asked: int | None) -> NamedFiles | None:
+def _by_number(folder: Folder, part: Folder, config: Config) -> NamedFiles | None:
     """Return the files of `part` (train/ or valid/) if they have DLIO's names, which need not be listed."""
     dataset, name = config.dataset, file_format(config)
     if name not in FormatLayout.FORMATS:

@@ -5,7 +5,7 @@ from tracing_tools.trace import strace_text as text
 from tracing_tools.trace.importers import strace as importer
 from tracing_tools.trace.raw import records
 from tracing_tools.trace.strace_replay import Replay
-from tracing_tools.trace.syscalls import CALLS, NAME_OF_NUMBER, Kind
+from tracing_tools.trace.syscalls import CALLS, NUMBER_OF_OP, Kind
 
 CALLS_TEXT = """\
 7 openat(AT_FDCWD</w>, "data", O_RDWR) = 3</w/data>
@@ -48,7 +48,7 @@ def test_the_backend_s_records():
     for call in calls():
         for event in made.apply(call):
             row = dict(zip(fields, event, strict=True))
-            name = NAME_OF_NUMBER[row["call_flags_cpu"] & 1023]
+            name = {number: name for name, number in NUMBER_OF_OP.items()}[row["call_flags_cpu"] & 1023]
             offset = None if row["offset"] < 0 else row["offset"]
             got.append((name, row["pid"], row["tid"], row["fd"], offset, row["requested"]))
     assert [row for row in got if row[0] not in ("openat", "fcntl")] == EXPECTED

@@ -8,7 +8,7 @@ import pytest
 from common.errors import UsageError
 from tests.processes import call
 from tests.workloads.pipedream.common import DATA, options, profile
-from workloads.pipedream.plan_file import parse_plan, plan_document, read_conf, read_plan
+from workloads.pipedream.plan_file import parse_plan, plan_document, read_plan
 from workloads.pipedream.report import optimize
 from workloads.policies.pipeline import SCHEDULES, Plan, Stage, order, routes, versions
 from workloads.policies.pipeline_simulator import Stalled, in_flight, simulate, summary
@@ -169,7 +169,7 @@ def test_confs_of_the_original_are_read_and_broken_ones_named(tmp_path):
     assert read_plan(DATA / "confs" / "gnmt__gpus=12__hybrid_conf.json").warm_up(0) == 12
     assert [(stage.forward_s, stage.backward_s) for stage in plan.stages] == [(1, 2), (1 / 3, 2 / 3)]
     with pytest.raises(UsageError, match=r"mp_conf.json:3: no JSON"):
-        read_conf(DATA / "confs" / "vgg16__gpus=4__mp_conf.json")
+        read_plan(DATA / "confs" / "vgg16__gpus=4__mp_conf.json")
     for ranks, message in (
         ({"0": [0, 1], "1": [1]}, "rank 1 is in stage 0 and in stage 1"),
         ({"0": [0], "1": [2]}, "rank 1 is in no"),
@@ -177,7 +177,7 @@ def test_confs_of_the_original_are_read_and_broken_ones_named(tmp_path):
         path = tmp_path / "conf.json"
         path.write_text(json.dumps({"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": ranks}))
         with pytest.raises(UsageError, match=message):
-            read_conf(path)
+            read_plan(path)
 
 
 def test_simulate_writes_a_timeline_for_perfetto_and_a_trace(tmp_path):

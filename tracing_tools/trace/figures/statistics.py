@@ -110,9 +110,9 @@ def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers:
     tallies = list(workers(_tally_part, parts))
     together, counted = [], 0
     for trace, label in zip(traces, labels, strict=True):
-        mine = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
+        own = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
         counted += trace.event_parts
-        together.append(named(add_up(mine) if mine else _nothing(), trace, label, by))
+        together.append(named(add_up(own) if own else _nothing(), trace, label, by))
     return rows(together, by)
 
 

@@ -19,7 +19,6 @@ from tracing_tools.trace.syscalls import OPEN_KINDS, Kind
 _HEAD = re.compile(r"(?:\[pid +)?(?P<pid>\d+)?\]? *(?P<time>\d+\.\d{6,9}|\d\d:\d\d:\d\d(?:\.\d+)?) (?P<rest>.*)")
 _UNFINISHED = re.compile(r"(?P<begun>.*?)\s*<unfinished \.\.\.>$")
 _RESUMED = re.compile(r"<\.\.\. (?P<name>\w+) resumed>(?P<rest>.*)")
-_CALL_OR_NOTE = re.compile(r"\w+\(|[+-]{3} ")
 _OTHER_FILE_CALLS = {"mkdir", "mkdirat", "rmdir", "ftruncate", "truncate", "stat", "newfstatat", "statx", "fstat"}
 _DAY_NS = 86_400 * 10**9
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark.config import Checkpoint, Config, Model, Parallelism, Transformer
-from benchmark.emulator.checkpoints.model_states import states_read, states_written, transformer_elements
+from benchmark.emulator.checkpoints.model_states import states_read, states_written
 from common.errors import UsageError
 
 # Shapes of MLPerf Storage's checkpoint workloads, and their elements and GiB of checkpoint as computed in DLIO's documentation.
@@ -21,6 +21,15 @@ LLAMA = {
 
 def workload(shape: Transformer, layers: int, **parallelism: int) -> Config:
     return Config(model=Model(type="transformer", num_layers=layers, transformer=shape, parallelism=Parallelism(**parallelism)))  # type: ignore[arg-type]
+
+
+def transformer_elements(config: Config) -> int:
+    """The elements of the model by the formulas of the papers: embedding, layers with grouped queries, output, norms."""
+    shape = config.model.transformer
+    hidden, key_value = shape.hidden_size, shape.hidden_size // shape.num_attention_heads * shape.num_kv_heads
+    attention = 2 * hidden * hidden + 2 * hidden * key_value
+    layer = attention + 3 * hidden * shape.ffn_hidden_size + 2 * hidden
+    return 2 * shape.vocab_size * hidden + config.model.num_layers * layer + hidden
 
 
 def total_bytes(config: Config, ranks: int) -> int:
