@@ -33,7 +33,7 @@ class SeenFile:
     renamed: bool
     folder_renamed: bool  # the folder that it is in was renamed, rather than it
     read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
-    serialization_s: float  # from open to close, less the time in system calls
+    serialization_s: float  # from the first open to the end of the last write, less the writes
     ahead_s: float  # of that, what passed before the first write
     calls_s: float  # in system calls on it
 

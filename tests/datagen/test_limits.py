@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.errors import UsageError
-from datagen import recorded
+from datagen import generate, recorded
 from datagen.layouts import FormatLayout
 from datagen.layouts.base import LARGEST_FILE_BYTES
 from datagen.recorded import read_recipe
@@ -126,3 +126,13 @@ def test_organs_lie_within_the_body(index):
     bearer = [np.allclose(tumour.radii, 0.5 * kidney.radii) for kidney in kidneys].index(True)
     offset = (tumour.centre - kidneys[bearer].centre) / kidneys[bearer].radii
     assert offset == pytest.approx([0.35, 0, 0])
+
+
+def test_a_data_set_may_have_as_many_bytes_as_a_disk_could_hold_and_no_more(monkeypatch):
+    layout = FormatLayout(record_bytes=1000)
+    whole = float(layout.unit_bytes(8, 0).sum())
+    monkeypatch.setattr(generate, "_LARGEST_BYTES", whole)
+    assert generate.plan(layout, samples=8).size_bytes == whole
+    monkeypatch.setattr(generate, "_LARGEST_BYTES", whole - 1)
+    with pytest.raises(UsageError, match="no request that a disk could hold"):
+        generate.plan(layout, samples=8)

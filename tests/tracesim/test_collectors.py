@@ -210,3 +210,17 @@ def test_order_statistics_of_a_perfect_and_of_random_orders():
 def test_the_order_of_a_few_files_tells_nothing():
     order = order_of([np.arange(5)] * 2, np.array([1, 1]), np.arange(5))
     assert np.isnan(order.scatter).all() and np.isnan(order.drift).all()
+
+
+def test_each_thread_has_bursts_of_its_own():
+    """Two threads read a byte each time: twice with a short pause between, and once more after a long one."""
+    times = [0, 1000, 1000 + 1000, 20_000]  # ms: the short pause is far below a quarter of the long one
+    drawn = [(time * MS, thread) for time in times for thread in (0, 1)]
+    starts, threads = (np.array(column, np.int64) for column in zip(*drawn, strict=True))
+    zeros = np.zeros(len(drawn), np.int64)
+    ones = zeros + 1
+    calls = Calls(starts, zeros, zeros + READ, zeros, threads, zeros, zeros, ones)
+    cadence = Cadence(np.array([0, 1]))
+    cadence.add(calls, ones)
+    bursts = cadence.pauses_and_bursts()[1]
+    assert bursts[1, log_bin(np.array([3]))[0]] == 2 * 3 and bursts[1, log_bin(np.array([1]))[0]] == 2 * 1

@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from benchmark.config import Config, load
 from benchmark.fit import fit
+from benchmark.fit.checkpoint_files import find_files
 from common.draws import inverse_cdf
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job
@@ -124,3 +127,27 @@ twin:
     assert isinstance(found.first_lead_time, float) and found.first_lead_time >= 0.2
     assert 0.2 > inverse_cdf(found.lead_time, 1.0) >= 0.04 - caught_up
     assert inverse_cdf(found.tail_time, 0.0) >= 0.03 - caught_up
+
+
+def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is_not():
+    second = 10**9
+    calls = pd.DataFrame(
+        [
+            (1, 2, "openat", 3), (2, 4, "write", 100), (4, 5, "write", 100), (5, 6, "write", 7), (6, 7, "close", 0),
+            (10, 11, "openat", 3), (11, 12, "openat", 4), (12, 13, "write", 50), (13, 14, "close", 0), (15, 17, "write", 60),
+            (17, 18, "close", 0), (20, 21, "openat", 3), (21, 22, "read", 40), (22, 23, "close", 0),
+        ],
+        columns=["start_ns", "end_ns", "op", "result"],
+    )  # fmt: skip
+    calls[["start_ns", "end_ns"]] *= second
+    calls = calls.assign(duration_ns=calls["end_ns"] - calls["start_ns"], pid=7, tid=7, file_id=0, offset=0.0)
+    files = pd.DataFrame({"file_id": [0], "kind": ["checkpoint"], "path": ["/out/last.pt"], "renamed_to": [None]})
+    processes = pd.DataFrame({"pid": [7], "ppid": [1], "role": ["rank"]})
+    job = SimpleNamespace(calls=calls, files=files, roles=lambda: {7: "rank"}, processes=processes)
+    found = find_files(job)
+    assert [(file.start_ns // second, file.end_ns // second) for file in found] == [(1, 7), (10, 18)]
+    assert [file.write_sizes for file in found] == [[(100, 2), (7, 1)], [(50, 1), (60, 1)]]
+    assert [file.read_back for file in found] == [[], [(0, 40)]]  # by the visit after it
+    # From the first open to the last write, less the writes; from the end of that open to the first write; all calls.
+    assert [(file.serialization_s, file.ahead_s, file.calls_s) for file in found] == [(1, 0, 6), (4, 1, 7)]
+    assert [file.whole_ns // second for file in found] == [7, 18]

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from benchmark.config import Quantiles
+from benchmark.fit import sample_twin
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.passes import Pass
-from benchmark.fit.times import _calls, _in_turn, pass_times, quantiles, taken_ns, warm_up
+from benchmark.fit.times import Times, _calls, _in_turn, pass_times, quantiles, taken_ns, warm_up
 from common.draws import inverse_cdf
 
 SECOND = 10**9
@@ -126,3 +127,14 @@ def test_one_stall_among_thousands_does_not_become_many():
     assert isinstance(found, Quantiles) and found.values[0] >= 0.001
     mean = np.mean([inverse_cdf(found, float(place)) for place in np.linspace(0, 1, 2001)])
     assert mean == pytest.approx(values.mean(), rel=0.01)
+
+
+def test_blocks_of_steps_that_go_through_the_data_several_times_are_as_many_epochs(monkeypatch):
+    """Twelve steps where five go once through the data: three epochs of four."""
+    passes = [SimpleNamespace(phase="block", logged=True, batch_sizes=[2] * 6, samples=np.arange(12)) for _ in range(2)]
+    monkeypatch.setattr(sample_twin, "_steps_in_data", lambda samples, training: 5)
+    samples, times = SimpleNamespace(first_record=np.array([0, 10])), Times(np.full(12, 0.5), np.zeros(0))
+    train = sample_twin._train(times, samples, passes, False, (0, 0), [])
+    assert (train.epochs, train.total_training_steps) == (3, 4)
+    resumed = sample_twin._train(times, samples, passes, False, (1, 3), [])
+    assert (resumed.epochs, resumed.total_training_steps) == (3, 5)  # fifteen steps, three done before

@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.conftest import run_iotwin
@@ -15,6 +17,8 @@ from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, own_counts
 from tracing_tools.backends import unavailable_reason
 from tracing_tools.targets.mounts import cgroup2_mount
+from tracing_tools.trace.raw.recording import EVENTS_FILE, NAMES_FILE
+from tracing_tools.trace.raw.records import EVENT, NAME_OPENED, read_names
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
@@ -38,6 +42,31 @@ def running(*command: str | Path) -> Iterator[subprocess.Popen]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextmanager
+def tracing_meanwhile(directory: Path, *target: str | Path) -> Iterator[None]:
+    """Trace what runs already, from before the block until it has ended: the block waits for what the test needs."""
+    tracer = start("trace", "-o", directory, *target)
+    wait_for(lambda: (directory / "raw" / EVENTS_FILE).exists(), "the recording")
+    try:
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        _, errors = tracer.communicate(timeout=100)
+    assert tracer.returncode == 0, errors
+
+
+def opens_recorded(directory: Path, path: str) -> int:
+    """How often a file of this path has been opened, for all that the recorder has taken over."""
+    content = (directory / "raw" / NAMES_FILE).read_bytes()
+    return sum(name.type == NAME_OPENED and name.text == path.encode() for name in read_names(content))
+
+
+def calls_recorded(directory: Path) -> Counter[int]:
+    """Calls by process, for all that the recorder has taken over."""
+    content = (directory / "raw" / EVENTS_FILE).read_bytes()
+    return Counter(np.frombuffer(content, EVENT, len(content) // EVENT.itemsize)["pid"].tolist())
 
 
 def test_the_containers_status_and_output_are_ours(tmp_path, test_image):
@@ -83,10 +112,10 @@ def test_a_container_that_runs(tmp_path, test_image):
     volumes = [f"{tmp_path}/etc/{name}:/etc/{name}" for name in ("passwd", "group")]
     with container(test_image, script, volumes=volumes, name="iotwin-test-running") as made:
         wait_for(lambda: made.logs(), "the container's output")
-        result = run_iotwin("trace", "-o", tmp_path / "t", "--container", "iotwin-test-running", "--duration", "1s")
+        with tracing_meanwhile(tmp_path / "t", "--container", "iotwin-test-running"):
+            wait_for(lambda: opens_recorded(tmp_path / "t", "/etc/passwd") > 3, "rounds of the container")
         made.reload()
         assert made.status == "running"
-    assert result.returncode == 0, result.stderr
     trace = Trace(tmp_path / "t")
     assert (on_path(trace, "/etc/group")["op"] == "read").sum() >= 2
     assert len(on_path(trace, "/etc/passwd"))
@@ -131,19 +160,35 @@ def child_reads(pid: int, target: Path) -> bool:
     return bool(children) and [link.readlink() for link in Path(f"/proc/{children[0]}/fd").iterdir()].count(target) == 2
 
 
+def reads(pid: int) -> int:
+    """How many calls that read the process has made."""
+    return int(Path(f"/proc/{pid}/io").read_text().split("syscr:")[1].split()[0])
+
+
 def test_a_process_tree_that_runs(tmp_path):
     target = tmp_path / "shared"
     target.write_bytes(bytes(4096))
     with running(sys.executable, "-c", _READER, target) as job, running(sys.executable, "-c", _READER, target) as other:
         wait_for(lambda: child_reads(job.pid, target) and child_reads(other.pid, target), "both children at work")
-        result = run_iotwin("trace", "-o", tmp_path / "t", "--pid", str(job.pid), "--duration", "500ms")
+        with tracing_meanwhile(tmp_path / "t", "--pid", str(job.pid)):
+            begun = reads(other.pid)
+            wait_for(lambda: Counter(c > 20 for c in calls_recorded(tmp_path / "t").values())[True] == 2, "reads of both")
+            wait_for(lambda: reads(other.pid) > begun + 20, "reads of the other job")
         assert job.poll() is None
-    assert result.returncode == 0, result.stderr
     trace = Trace(tmp_path / "t")
     events = on_path(trace, str(target))  # opened before the trace began
-    assert len(events) > 20 and set(events["op"].astype(str)) == {"pread64"}
+    assert set(events["op"].astype(str)) == {"pread64"}
     assert events["pid"].nunique() == 2 and job.pid in set(events["pid"]) and other.pid not in set(events["pid"])
     assert trace.manifest.target.command[0] == sys.executable
+
+
+@contextmanager
+def reading_passwd(directory: Path) -> Iterator[Callable[[], int]]:
+    """Have a process read /etc/passwd over and over; what is yielded tells how often it has."""
+    rounds = directory / "rounds"
+    rounds.touch()
+    with running("sh", "-c", f"while true; do cat /etc/passwd; echo >> {rounds}; sleep 0.05; done >/dev/null"):
+        yield lambda: rounds.read_text().count("\n")
 
 
 def test_a_cgroup(tmp_path):
@@ -153,9 +198,14 @@ def test_a_cgroup(tmp_path):
     group.mkdir()
     try:
         script = f"echo $$ > {group}/cgroup.procs; while true; do cat /etc/hostname; sleep 0.05; done >/dev/null"
-        with running("sh", "-c", script), running("sh", "-c", "while true; do cat /etc/passwd; sleep 0.05; done >/dev/null"):
-            result = run_iotwin("trace", "-o", tmp_path / "t", "--cgroup", group, "--duration", "500ms")
-        assert result.returncode == 0, result.stderr
+        with (
+            running("sh", "-c", script),
+            reading_passwd(tmp_path) as rounds,
+            tracing_meanwhile(tmp_path / "t", "--cgroup", group),
+        ):
+            begun = rounds()
+            wait_for(lambda: opens_recorded(tmp_path / "t", "/etc/hostname") > 2, "the cgroup's opens")
+            wait_for(lambda: rounds() > begun + 2, "the other's opens")
         paths = set(Trace(tmp_path / "t").files()["path"])
         assert "/etc/hostname" in paths and "/etc/passwd" not in paths
     finally:
@@ -164,8 +214,10 @@ def test_a_cgroup(tmp_path):
 
 
 def test_the_whole_machine_but_not_the_tracer(tmp_path):
-    with running("sh", "-c", "while true; do cat /etc/passwd; sleep 0.05; done >/dev/null"):
-        result = run_iotwin("trace", "-o", tmp_path / "t", "--all", "--", "sh", "-c", "sleep 0.5; cat /etc/hostname; exit 4")
+    rounds = f"$(wc -l < {tmp_path}/rounds)"
+    script = f"begun={rounds}; until [ {rounds} -gt $((begun + 2)) ]; do sleep 0.05; done; cat /etc/hostname; exit 4"
+    with reading_passwd(tmp_path):
+        result = run_iotwin("trace", "-o", tmp_path / "t", "--all", "--", "sh", "-c", script)
     assert result.returncode == 4, result.stderr
     trace = Trace(tmp_path / "t")
     assert {"/etc/hostname", "/etc/passwd"} <= set(trace.files()["path"])
