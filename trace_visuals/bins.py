@@ -54,8 +54,8 @@ class Spread:
         rates = [np.broadcast_to(np.asarray(density, dtype=np.float64), start.shape) for density in densities]
         some = end > start
         if not some.all():
-            places = np.flatnonzero(some)
-            lane, start, end, rates = lane[places], start[places], end[places], [rate[places] for rate in rates]
+            indices = np.flatnonzero(some)
+            lane, start, end, rates = lane[indices], start[indices], end[indices], [rate[indices] for rate in rates]
         first, last = start // grid.width, (end - 1) // grid.width
         row = lane * grid.count
         head = np.minimum(end, (first + 1) * grid.width) - start

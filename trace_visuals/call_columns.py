@@ -52,8 +52,8 @@ class Calls:
     def pick(self, chosen: Bools | Ints) -> "Calls":
         """Return the calls that a mask or an index array chooses."""
         # One search for the chosen places instead of one in every column.
-        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        return Calls(*(getattr(self, name).take(places) for name in self.__dataclass_fields__))
+        indices = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        return Calls(*(getattr(self, name).take(indices) for name in self.__dataclass_fields__))
 
 
 class CallReader:

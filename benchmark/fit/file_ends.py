@@ -53,8 +53,8 @@ def _misfits(
     found = []
     for fill in fills:
         before = (ends <= fill * cycle * size).sum(axis=1)
-        places = np.minimum(before[:, None] + np.arange(len(later_ends) + 1), ends.shape[1] - 1)
-        later = np.take_along_axis(ends, places, axis=1) - fill * cycle * size
+        indices = np.minimum(before[:, None] + np.arange(len(later_ends) + 1), ends.shape[1] - 1)
+        later = np.take_along_axis(ends, indices, axis=1) - fill * cycle * size
         apart = np.append(later_ends - later[:, :-1].mean(axis=0), max(taken - float(later[:, -1].mean()), 0.0))
         found.append(
             float(((ended_before - before.mean()) / max(before.std(), 0.5)) ** 2)

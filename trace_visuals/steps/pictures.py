@@ -86,18 +86,18 @@ def _draw_breakdown(table: pd.DataFrame, path: Path, title: str | None) -> Path:
     means = table.pivot_table(index=["variant", "gpus", "batch"], columns="key", values="mean")
     figure = Figure((6.8, 0.9 + 0.19 * len(means)), layout="constrained")
     axes = figure.subplots()
-    places, left = np.arange(len(means)), np.zeros(len(means))
+    rows, left = np.arange(len(means)), np.zeros(len(means))
     for key, colour in _BARS.items():
         if key in means:
             width = means[key].fillna(0).to_numpy()
-            axes.barh(places, width, left=left, color=colour, label=key, height=0.8)
+            axes.barh(rows, width, left=left, color=colour, label=key, height=0.8)
             left += width
     if "step_end" in means:
         axes.barh(
-            places, np.maximum(means["step_end"].fillna(0).to_numpy() - left, 0), left=left, color=GREY, label="rest of step_end"
+            rows, np.maximum(means["step_end"].fillna(0).to_numpy() - left, 0), left=left, color=GREY, label="rest of step_end"
         )
     labels = [f"{plain(str(variant), 24)}  {gpus} x {batch}" for variant, gpus, batch in means.index]
-    axes.set_yticks(places, labels)
+    axes.set_yticks(rows, labels)
     axes.invert_yaxis()
     axes.set_xlabel("seconds, mean of a step;  ranks x batch")
     figure.legend(loc="outside upper center", ncols=4, frameon=False)

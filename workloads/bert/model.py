@@ -86,9 +86,9 @@ class Bert(tf.Module):
 
     def losses(self, batch: Features, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the mean cross-entropies of the masked words and of the next sentence, both scalars, given encode's features."""
-        places = batch["masked_lm_positions"]
-        seen = batch["masked_lm_weights"] * tf.cast(places < self._sequence, tf.float32)
-        chosen = tf.gather(features, tf.minimum(places, self._sequence - 1), batch_dims=1)
+        masked_positions = batch["masked_lm_positions"]
+        seen = batch["masked_lm_weights"] * tf.cast(masked_positions < self._sequence, tf.float32)
+        chosen = tf.gather(features, tf.minimum(masked_positions, self._sequence - 1), batch_dims=1)
         transformed = self.transform_norm(tf.nn.gelu(self.transform(chosen)))
         scores = tf.einsum("bph,vh->bpv", transformed, self.words) + self.word_bias
         words = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["masked_lm_ids"], scores)

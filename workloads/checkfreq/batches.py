@@ -7,7 +7,7 @@ import numpy as np
 
 from common.checkpoints import Position
 from common.permutation import Permutation
-from workloads.state.position import begin, next_epoch, places, steps_left
+from workloads.state.position import begin, next_epoch, positions_of, steps_left
 
 
 class CFBatches:
@@ -31,7 +31,7 @@ class CFBatches:
 
     def indices(self, position: Position) -> list[int]:
         """Return the indices of this rank's batch at `position`, which is of the present epoch."""
-        return self.order()(np.array(places(position, self._rank), np.int64)).tolist()
+        return self.order()(np.array(positions_of(position, self._rank), np.int64)).tolist()
 
     def advance_epoch(self) -> None:
         """Go to the start of the next epoch."""
@@ -45,7 +45,7 @@ class CFBatches:
         """Yield the indices of each batch."""
         order, position = self.order(), self.position  # the loader asks for batches long before the job has come to them
         for step in range(steps_left(position)):
-            found = order(np.array(places(position, self._rank, step), np.int64)).tolist()
+            found = order(np.array(positions_of(position, self._rank, step), np.int64)).tolist()
             yield [(position.epoch, index) for index in found] if self._with_epoch else found
 
     def state_dict(self) -> dict[str, int]:

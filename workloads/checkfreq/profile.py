@@ -83,9 +83,9 @@ def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> Stat
             shapes.update(f"{name}.{path} {shape} ".encode())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {torch.get_num_threads()}"
     number = directory.stat().st_dev
-    place = f"{file_system_of(directory)} {os.major(number)}:{os.minor(number)}"
+    disk = f"{file_system_of(directory)} {os.major(number)}:{os.minor(number)}"
     return {
-        "version": _CACHE_VERSION, "state": shapes.hexdigest(), "device": device, "file_system": place,
+        "version": _CACHE_VERSION, "state": shapes.hexdigest(), "device": device, "file_system": disk,
         "world_size": world_size, "job": job,
     }  # fmt: skip
 

@@ -9,8 +9,8 @@ def roc_auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
 
     It is the Mann-Whitney statistic: the share of (click, no click) pairs in which the click scores higher, ties counting half.
     """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # mean rank of equal scores, from 1
+    _, index, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]  # mean rank of equal scores, from 1
     clicks = int(labels.sum())
     others = len(labels) - clicks
     if not clicks or not others:

@@ -83,11 +83,11 @@ def states_of(graph: Graph, most: int = MOST_STATES) -> States:
     found.pop(0, None)
     discovery = {closure: index for index, closure in enumerate(found)}
     order = sorted(found, key=lambda closure: (closure.bit_count(), discovery[closure]))
-    place = {closure: state for state, closure in enumerate(order)}
+    index_of = {closure: state for state, closure in enumerate(order)}
     before = [0] * len(order)
     for state, closure in enumerate(order):
         for after in found[closure]:
-            before[place[after]] |= before[state] | 1 << state
+            before[index_of[after]] |= before[state] | 1 << state
     return States(_fronts(graph, order), order, before)
 
 

@@ -12,7 +12,7 @@ _TYPES = (".svg", ".png")
 _TEXTS = 80  # layers up to which each is labelled
 
 
-def places(graph: Graph) -> list[tuple[float, float]]:
+def layout(graph: Graph) -> list[tuple[float, float]]:
     """Return (x, depth) of each node: depth is the longest way from a source, x is centred among those of equal depth."""
     depth = [0] * len(graph.nodes)
     for number in graph.topological:
@@ -24,8 +24,8 @@ def places(graph: Graph) -> list[tuple[float, float]]:
     for at in sorted(rows):
         # Close to what they follow, so that branches stay apart.
         rows[at].sort(key=lambda number: sum(x[b] for b in graph.predecessors[number]) / (len(graph.predecessors[number]) or 1))
-        for place, number in enumerate(rows[at]):
-            x[number] = place - (len(rows[at]) - 1) / 2
+        for column, number in enumerate(rows[at]):
+            x[number] = column - (len(rows[at]) - 1) / 2
     return [(x[index], float(depth[index])) for index in range(len(graph.nodes))]
 
 
@@ -38,7 +38,7 @@ def draw(graph: Graph, output: Path) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
-    at = places(graph)
+    at = layout(graph)
     stages = [node.stage or 0 for node in graph.nodes]
     deepest = max(y for _, y in at)
     with mpl.rc_context({"svg.hashsalt": "iotwin", "svg.fonttype": "none", "font.size": 6, "text.parse_math": False}):

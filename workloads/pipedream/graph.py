@@ -151,8 +151,8 @@ class Graph:
         """Return the graph without `removed` and their edges."""
         gone = set(removed)
         kept = [index for index in range(len(self.nodes)) if index not in gone]
-        place = {number: new for new, number in enumerate(kept)}
-        edges = tuple((place[a], place[b]) for a, b in self.edges if a not in gone and b not in gone)
+        index_of = {number: new for new, number in enumerate(kept)}
+        edges = tuple((index_of[a], index_of[b]) for a, b in self.edges if a not in gone and b not in gone)
         return Graph(tuple(self.nodes[number] for number in kept), edges, self.name, self.ending)
 
     def with_stages(self, stages: dict[str, int]) -> "Graph":

@@ -27,9 +27,9 @@ def optimize_latency(graph: Graph, options: Options, interval_s: float) -> dict[
             for units in range(replicas, machines + 1):
                 before = np.where(begins == 0, 0.0 if units == replicas else np.inf, best[units - replicas, begins])
                 total = before + added
-                place = int(np.argmin(total))
-                if total[place] < best[units, end]:
-                    best[units, end], came[units, end] = total[place], (begins[place], replicas)
+                index = int(np.argmin(total))
+                if total[index] < best[units, end]:
+                    best[units, end], came[units, end] = total[index], (begins[index], replicas)
     units = machines if options.all_workers else int(np.argmin(best[:, last]))
     if not np.isfinite(best[units, last]):
         raise IotwinError(f"no plan on {machines} workers keeps every stage within {interval_s:g} s; give more workers or time")

@@ -56,7 +56,7 @@ class Lattice:
     def closure(self, state: int) -> int:
         """Return what has run as an integer of bits, as the graph counts its layers."""
         ran = np.flatnonzero(np.unpackbits(self.packed[state], bitorder="little"))
-        return sum(1 << self.order[place] for place in ran)
+        return sum(1 << self.order[index] for index in ran)
 
 
 class _Builder:
@@ -69,12 +69,14 @@ class _Builder:
     def __init__(self, graph: Graph) -> None:
         self.order = graph.topological
         count = len(self.order)
-        place = {number: new for new, number in enumerate(self.order)}
+        index_of = {number: new for new, number in enumerate(self.order)}
         self.leads = np.zeros((count, count), np.int8)
         for source, target in graph.edges:
-            self.leads[place[source], place[target]] = 1
+            self.leads[index_of[source], index_of[target]] = 1
         self.predecessors = self.leads.sum(axis=0, dtype=np.int8)
-        self.furthest = np.array([1 + max((place[each] for each in graph.successors[n]), default=place[n]) for n in self.order])
+        self.furthest = np.array(
+            [1 + max((index_of[each] for each in graph.successors[n]), default=index_of[n]) for n in self.order]
+        )
         width = -(-count // 64) * 8
         bit = np.packbits(np.eye(count, width * 8, dtype=bool), axis=1, bitorder="little")
         self.bit, self.not_before = (
@@ -84,7 +86,7 @@ class _Builder:
         antichains = Antichains(graph)
         opened = np.zeros((count, width * 8), bool)
         for new, number in enumerate(self.order):
-            opened[new, [place[each] for each in bits(antichains.augment(1 << number))]] = True
+            opened[new, [index_of[each] for each in bits(antichains.augment(1 << number))]] = True
         self.open = np.packbits(opened, axis=1, bitorder="little").view(np.uint64)
         nodes = [graph.nodes[number] for number in self.order]
         self.layer_seconds = np.array([node.forward_ms + node.backward_ms for node in nodes]) / 1000
@@ -140,8 +142,8 @@ class _Builder:
         begins = np.searchsorted(states, np.arange(len(self.front)))
         crossing = np.bitwise_or.reduceat(self.open[layers + 8 * used[0]], begins, axis=0).view(np.uint8)
         found = np.zeros(len(crossing))
-        for place in np.flatnonzero(np.bitwise_or.reduce(crossing, axis=0)):
-            found += self.sums[place, crossing[:, place]]
+        for point in np.flatnonzero(np.bitwise_or.reduce(crossing, axis=0)):
+            found += self.sums[point, crossing[:, point]]
         return found
 
 

@@ -267,9 +267,9 @@ class _Choice:
                 replicas: keys[units - replicas] for replicas, keys in self._options(point, not found) if replicas <= units
             }
             key = min(float(keys.min()) for keys in options.values())
-            place, replicas = min((int(np.argmin(keys)), each) for each, keys in options.items() if keys.min() == key)
-            found.append(Split(point, int(ends[place]), replicas))
-            point, units = int(ends[place]), units - replicas
+            index, replicas = min((int(np.argmin(keys)), each) for each, keys in options.items() if keys.min() == key)
+            found.append(Split(point, int(ends[index]), replicas))
+            point, units = int(ends[index]), units - replicas
         return tuple(found)
 
 

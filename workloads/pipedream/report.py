@@ -328,9 +328,9 @@ def _arrangement(points: Points, options: Options, plan: Plan | None) -> tuple[t
 def _told_levels(told: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
     """Return a plan's levels in stages instead of states."""
     ends = sorted({split["last"] + 1 for split in told[0]["splits"]})
-    place = {0: 0, **{end: number for number, end in enumerate(ends, 1)}}
+    index_of = {0: 0, **{end: number for number, end in enumerate(ends, 1)}}
     return tuple(
-        tuple(Split(place[split["first"]], place[split["last"] + 1], split["replicas"]) for split in level["splits"])
+        tuple(Split(index_of[split["first"]], index_of[split["last"] + 1], split["replicas"]) for split in level["splits"])
         for level in told
     )
 

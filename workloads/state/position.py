@@ -1,9 +1,9 @@
 """Where a job stands in its data, and which samples each rank takes next: exactly once an epoch, on any number of ranks.
 
 An epoch consumes a global order of its samples from the front. A step of `world_size` ranks with `batch_size` each takes the
-next world_size * batch_size places of it, rank r every world_size-th of them from the r-th on, as torch's DistributedSampler and
+next world_size * batch_size positions of it, rank r every world_size-th of them from the r-th on, as torch's DistributedSampler and
 a loader with drop_last do. What the epoch keeps is fixed where it begins: the whole steps of the ranks that began it; the rest of
-the samples is left out, as published. Ranks of another number take the places that are left, so that each kept sample is consumed
+the samples is left out, as published. Ranks of another number take the positions that are left, so that each kept sample is consumed
 once; their last step may then be a short one, in which some ranks have fewer samples than others, or none.
 """
 
@@ -47,8 +47,8 @@ def steps_done(position: Position) -> int:
     return position.position // (position.batch_size * position.world_size)
 
 
-def places(position: Position, rank: int, step: int = 0) -> range:
-    """Return the places of the epoch's order that `rank` takes in the step after `step` others."""
+def positions_of(position: Position, rank: int, step: int = 0) -> range:
+    """Return the positions of the epoch's order that `rank` takes in the step after `step` others."""
     global_batch = position.batch_size * position.world_size
     first = position.position + step * global_batch
     return range(first + rank, min(first + global_batch, position.kept), position.world_size)

@@ -18,7 +18,7 @@ from datagen.layouts import Case, Unet3dLayout
 from workloads.common.parts import Parts
 from workloads.common.torch_ranks import Ranks
 from workloads.common.variant import TIMED
-from workloads.state.position import begin, next_epoch, places, steps_left
+from workloads.state.position import begin, next_epoch, positions_of, steps_left
 from workloads.unet3d.config import Config, Size
 from workloads.unet3d.transforms import Image, Label, augment, pad_to
 
@@ -116,7 +116,7 @@ class EpochBatches:
         """Yield the keys of each batch that has any."""
         order, position = self.order(), self.position  # the loader asks for batches long before the job has come to them
         for step in range(steps_left(position)):
-            if found := places(position, self._rank, step):
+            if found := positions_of(position, self._rank, step):
                 yield [order[place] for place in found]
 
 

@@ -23,7 +23,7 @@ from workloads.common.torch_ranks import Ranks, join_ranks
 from workloads.common.variant import TIMED, SleptSteps, parse_sleep
 from workloads.state.keeper import Keeper, Resumed
 from workloads.state.options import NEVER
-from workloads.state.position import after, go_on, places, steps_done, steps_left
+from workloads.state.position import after, go_on, positions_of, steps_done, steps_left
 from workloads.state.save import State, save
 from workloads.state.stateful import weights_sha256
 from workloads.unet3d import checkpoint
@@ -137,7 +137,7 @@ class Job:
         fetching = iter(self._training)
         done = steps_done(position)
         for step in range(done, done + steps_left(position)):
-            own = places(position, self._ranks.rank)
+            own = positions_of(position, self._ranks.rank)
             batch = next(fetching) if own else None
             arrived_ns = time.monotonic_ns()
             where: dict[str, Value] = {"epoch_num": epoch, "step_num": step}
@@ -160,7 +160,7 @@ class Job:
     def _weight(self, position: Position) -> float:
         """Return what this rank's loss counts for in the ranks' mean: 1, but in a short step after a change of their number."""
         taken = after(position).position - position.position
-        return len(places(position, self._ranks.rank)) * position.world_size / taken
+        return len(positions_of(position, self._ranks.rank)) * position.world_size / taken
 
     def _step(self, batch: Sample | None, weight: float, where: dict[str, Value]) -> float:
         """Update the weights from one batch and return its loss; the loss's value waits for the device to finish.

@@ -52,7 +52,7 @@ class Batches(Sequence[Batch]):
             first, _, _ = number.indices(self._count)
             skipped = first * self._size
             return Batches(
-                max(self._samples - skipped, 0), self._size, self._count - first, lambda places: self._at(places + skipped)
+                max(self._samples - skipped, 0), self._size, self._count - first, lambda positions: self._at(positions + skipped)
             )
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(self._count))]
@@ -74,7 +74,7 @@ def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ra
     """
     size, steps = config.reader.batch_size, config.train.total_training_steps
     if config.twin.reader.streamed and steps > 0:
-        return Batches(steps * size, size, steps, lambda places: places % samples)
+        return Batches(steps * size, size, steps, lambda positions: positions % samples)
     count = samples // (size * ranks)
     at = _order(config, samples, epoch, rank, ranks)
     if steps > 0:
@@ -89,19 +89,19 @@ def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _
     seed, epoch = config.train.seed, epoch if config.train.seed_change_epoch or "random" in shuffles else 0
     if config.twin.reader.random_batches:
         batches = Permutation(max(1, samples // size), seed, epoch)
-        return lambda places: _within(batches, size, (places // size * ranks + rank) * size + places % size)
+        return lambda positions: _within(batches, size, (positions // size * ranks + rank) * size + positions % size)
     if reader.sample_shuffle == "off" and reader.file_shuffle != "off" and each > 1:
         files = Permutation(samples // each, seed, epoch)
-        return lambda places: _within(files, each, places + rank * (samples // ranks))
+        return lambda positions: _within(files, each, positions + rank * (samples // ranks))
     if shuffles == {"off"}:
-        return lambda places: places * ranks + rank
+        return lambda positions: positions * ranks + rank
     order = Permutation(samples, seed, epoch)
-    return lambda places: order(places * ranks + rank)
+    return lambda positions: order(positions * ranks + rank)
 
 
-def _within(order: Permutation, each: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the samples at `places` when runs of `each` samples keep their inner order."""
-    run, inner = np.divmod(places, each)
+def _within(order: Permutation, each: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the samples at `positions` when runs of `each` samples keep their inner order."""
+    run, inner = np.divmod(positions, each)
     return order(run) * each + inner
 
 
@@ -114,4 +114,4 @@ def evaluation_batches(config: Config, samples: int, rank: int = 0, ranks: int =
     size = config.reader.batch_size_eval
     own, most = (math.ceil(max(0, samples - each) / ranks) for each in (rank, 0))
     count, limit = math.ceil(most / size), config.evaluation.total_eval_steps
-    return Batches(own, size, min(count, limit) if limit > 0 else count, lambda places: places * ranks + rank)
+    return Batches(own, size, min(count, limit) if limit > 0 else count, lambda positions: positions * ranks + rank)

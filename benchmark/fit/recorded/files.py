@@ -39,13 +39,13 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     targets = {int(i): table["renamed_to"].iloc[i] for i in ids}
     sizes = {int(i): _size(table["size_bytes"].iloc[i]) for i in ids}
     read_folder = common_folder([paths[i] for i in ids[~written].tolist()] or ["/none"])
-    places = [paths[i] for i in ids[written].tolist()]
-    places += [
+    written_paths = [paths[i] for i in ids[written].tolist()]
+    written_paths += [
         str(targets[i])
         for i in ids[written].tolist()
         if isinstance(targets[i], str) and str(targets[i]).startswith("/") == rooted
     ]
-    written_folder = common_folder(places or ["/none"])
+    written_folder = common_folder(written_paths or ["/none"])
     files, index = [], np.full(len(table) + 1, -1, np.int64)
     for position, (i, is_written) in enumerate(zip(ids.tolist(), written.tolist(), strict=True)):
         index[i] = position

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from common.checkpoints import Position
 from common.errors import IotwinError
-from workloads.state.position import after, begin, go_on, next_epoch, order_digest, places, steps_done, steps_left
+from workloads.state.position import after, begin, go_on, next_epoch, order_digest, positions_of, steps_done, steps_left
 
 EXAMPLES = int(os.environ.get("POSITION_EXAMPLES", "200"))  # tests/perf asks for 10 000
 
 
 def step_of(position):
     """The places that all ranks take in the next step."""
-    return [list(places(position, rank)) for rank in range(position.world_size)]
+    return [list(positions_of(position, rank)) for rank in range(position.world_size)]
 
 
 @settings(max_examples=EXAMPLES)
@@ -56,11 +56,11 @@ def test_ranks_take_what_torchs_sampler_and_loader_give_them(samples, batch, wor
     for rank in range(world):
         own = list(range(per_rank * world))[rank::world]
         theirs = [own[first : first + batch] for first in range(0, per_rank // batch * batch, batch)]
-        assert [list(places(position, rank, step)) for step in range(steps_left(position))] == theirs
+        assert [list(positions_of(position, rank, step)) for step in range(steps_left(position))] == theirs
     for step in range(steps_left(position)):
         assert steps_done(after(position, step)) == step
-        assert [list(places(after(position, step), rank)) for rank in range(world)] == [
-            list(places(position, rank, step)) for rank in range(world)
+        assert [list(positions_of(after(position, step), rank)) for rank in range(world)] == [
+            list(positions_of(position, rank, step)) for rank in range(world)
         ]
 
 
