@@ -20,6 +20,7 @@ from common.errors import IotwinError
 from datagen.generate import generate
 from datagen.layouts import BertLayout, FormatLayout
 from tests.benchmark.strace import Call, needs_strace, strace
+from tests.processes import wait_for
 
 FILES, EACH = 5, 120
 RUN = """
@@ -195,6 +196,7 @@ def test_threads_open_twice_as_many_files_ahead(records: Path, threads: int, exp
     samples = open_dataset(config).train
     with open_loader(config, samples) as loader:
         assert len(list(loader.epoch(1, training_batches(config, len(samples), 1)))) == 2
+        wait_for(lambda: open_files(records) >= expected, "the files that threads open by themselves")
         assert open_files(records) == expected  # kept, as a job keeps its iterator
     assert open_files(records) == 0
 
