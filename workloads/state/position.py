@@ -1,10 +1,10 @@
 """Where a job stands in its data, and which samples each rank takes next: exactly once an epoch, on any number of ranks.
 
 An epoch consumes a global order of its samples from the front. A step of `world_size` ranks with `batch_size` each takes the
-next world_size * batch_size positions of it, rank r every world_size-th of them from the r-th on, as torch's DistributedSampler and
-a loader with drop_last do. What the epoch keeps is fixed where it begins: the whole steps of the ranks that began it; the rest of
-the samples is left out, as published. Ranks of another number take the positions that are left, so that each kept sample is consumed
-once; their last step may then be a short one, in which some ranks have fewer samples than others, or none.
+next world_size * batch_size positions of it, rank r every world_size-th of them from the r-th on, as torch's DistributedSampler
+and a loader with drop_last do. What the epoch keeps is fixed where it begins: the whole steps of the ranks that began it; the
+rest of the samples is left out, as published. Ranks of another number take the positions that are left, so that each kept sample
+is consumed once; their last step may then be a short one, in which some ranks have fewer samples than others, or none.
 """
 
 import hashlib
