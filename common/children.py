@@ -33,6 +33,12 @@ def become_loader(index: int, parent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def leave_signals_to_rank(index: int) -> None:
+    """Let Ctrl-C end the rank, which then ends its loaders quietly, not each with a traceback; a worker_init_fn of PyTorch's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def become_sampler(parent_pid: int) -> None:
     """The same for the process that samples the machine's disks and CPUs."""
     _become("iotwin-iostat", parent_pid)

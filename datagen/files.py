@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class PieceWriter:
-    """Writes one piece front to back; `with` flushes it to disk and closes it. `written` hears of every write's bytes."""
+    """Writes one piece front to back; `with` flushes it to disk and closes it. `written` gets the size of every write."""
 
     def __init__(self, directory: Path, name: str, written: Callable[[int], None], offset: int = 0) -> None:
         self.path = directory / (name + PARTIAL_SUFFIX)

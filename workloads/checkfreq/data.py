@@ -1,7 +1,6 @@
 """Images of classes: read whole, decoded, cropped and mirrored as the seed, the epoch and the image's index say."""
 
 import io
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
+from common.children import leave_signals_to_rank
 from common.errors import IotwinError
 from workloads.checkfreq.batches import CFBatches
 from workloads.checkfreq.config import Config
@@ -79,11 +79,5 @@ def evaluation_loader(files: Sequence[tuple[Path, int]], config: Config, parts: 
 
 def _loader(images: Images, config: Config, **options: object) -> DataLoader:
     return DataLoader(
-        images, num_workers=config.workers, worker_init_fn=_leave_signals_to_rank, pin_memory=torch.cuda.is_available(), **options
+        images, num_workers=config.workers, worker_init_fn=leave_signals_to_rank, pin_memory=torch.cuda.is_available(), **options
     )
-
-
-def _leave_signals_to_rank(worker: int) -> None:
-    """Let Ctrl-C end the rank, which then ends its loaders quietly, instead of each loader printing a traceback of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

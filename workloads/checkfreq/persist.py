@@ -35,7 +35,7 @@ class _Job(NamedTuple):
 
 
 class Persister:
-    """Writes snapshots of at most `in_flight` buffers; `done` hears of each on the writing thread.
+    """Writes snapshots of at most `in_flight` buffers; `done` is called for each on the writing thread.
 
     What goes wrong there is raised by `check`, `buffer`, `wait` and `close`, whichever is called next.
     """

@@ -104,7 +104,7 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
     on_device = buffer.on_device(device_bytes) if cuda and not beside else None
     host, device = _Carver(buffer.memory), _Carver(on_device) if on_device is not None else None
 
-    def place(source: torch.Tensor) -> torch.Tensor:
+    def copy(source: torch.Tensor) -> torch.Tensor:
         if source.layout != torch.strided:
             return source  # which flatten refuses
         target = host.carve(source)
@@ -120,7 +120,7 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
             _copy(target, source.detach())
         return target
 
-    snapshot.tensors, snapshot.values = flatten(state, place)
+    snapshot.tensors, snapshot.values = flatten(state, copy)
     if cuda:
         snapshot.reached = torch.cuda.Event()
         snapshot.reached.record()

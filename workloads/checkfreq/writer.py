@@ -1,6 +1,6 @@
 """``python -m workloads.checkfreq.writer``: the process that writes a job's checkpoints from its snapshots, one after another.
 
-It shares the buffers by their descriptors and hears of each snapshot as one JSON document; torch is not needed here. It ends when
+It shares the buffers by their descriptors and is sent a JSON document for each snapshot; torch is not needed here. It ends when
 the job does: when it closes the socket, or by the kernel when it dies.
 """
 

@@ -14,28 +14,28 @@ from common.tensor_file import ITEM_BYTES, Tensor
 
 _TENSOR, _ARRAY, _TUPLE, _ITEMS = "$tensor", "$array", "$tuple", "$items"
 _MARKS = (_TENSOR, _ARRAY, _TUPLE, _ITEMS)
-_Place = Callable[[torch.Tensor], torch.Tensor]
+_Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
-def flatten(state: Any, place: _Place = torch.Tensor.detach) -> tuple[list[Tensor], Any]:
+def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor], Any]:
     """Return the tensors and arrays in nested dicts, lists and tuples, and what is around them as JSON can hold it.
 
-    Tensors on the CPU are not copied: write them before training goes on, or give a `place` that returns a copy of each.
+    Tensors on the CPU are not copied: write them before training goes on, or give a `copy` that returns a copy of each.
     TypeError for a value that is neither.
     """
     tensors: list[Tensor] = []
-    return tensors, _flatten(state, "", tensors, place)
+    return tensors, _flatten(state, "", tensors, copy)
 
 
-def _flatten(value: Any, path: str, tensors: list[Tensor], place: _Place) -> Any:
+def _flatten(value: Any, path: str, tensors: list[Tensor], copy: _Copy) -> Any:
     def inner(key: Any, each: Any) -> Any:
-        return _flatten(each, f"{path}.{key}" if path else str(key), tensors, place)
+        return _flatten(each, f"{path}.{key}" if path else str(key), tensors, copy)
 
     if isinstance(value, torch.Tensor):
-        tensors.append(_as_tensor(path, place(value)))
+        tensors.append(_as_tensor(path, copy(value)))
         return {_TENSOR: path}
     if isinstance(value, np.ndarray):
-        tensors.append(_as_tensor(path, place(torch.from_numpy(value))))
+        tensors.append(_as_tensor(path, copy(torch.from_numpy(value))))
         return {_ARRAY: path}
     if isinstance(value, tuple):
         return {_TUPLE: [inner(index, each) for index, each in enumerate(value)]}

@@ -1,6 +1,5 @@
 """The cases on disk as PyTorch data sets and loaders: whole-volume numpy reads, shuffled as DistributedSampler does."""
 
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from common.checkpoints import Position
+from common.children import leave_signals_to_rank
 from common.errors import IotwinError
 from datagen.layouts import Case, Unet3dLayout
 from workloads.common.parts import Parts
@@ -143,15 +143,9 @@ def _loader(dataset: Dataset, config: Config, ranks: Ranks, **options: object) -
     return DataLoader(
         dataset,
         num_workers=config.workers,
-        worker_init_fn=_leave_signals_to_rank,
+        worker_init_fn=leave_signals_to_rank,
         prefetch_factor=config.prefetch if config.workers else None,
         persistent_workers=config.persistent_workers and config.workers > 0,
         pin_memory=ranks.device.type == "cuda",
         **options,
     )
-
-
-def _leave_signals_to_rank(worker: int) -> None:
-    """Let Ctrl-C end the rank, which then ends its loaders quietly, instead of each loader printing a traceback of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
