@@ -79,7 +79,7 @@ _HEADERS = {
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None when nothing speaks against trying."""
+    """Return why this machine cannot capture this way, or None if it should work."""
     if reason := ebpf_unavailable_reason():
         return reason
     try:

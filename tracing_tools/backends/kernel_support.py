@@ -10,7 +10,7 @@ _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # include/uapi/linux/capabi
 
 
 def ebpf_unavailable_reason() -> str | None:
-    """Return why no program can be loaded here, or None when nothing speaks against trying."""
+    """Return why no program can be loaded here, or None if it should work."""
     if os.uname().machine != "x86_64":
         return f"the probes read x86-64 registers; this machine is {os.uname().machine}"
     if os.geteuid() != 0:
