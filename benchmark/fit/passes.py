@@ -86,7 +86,7 @@ def _handovers(job: Job, processes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unfed(job: Job) -> set[int]:
-    """Forked readers that are no loaders: nobody hands them work, in a trace that would show it. Each is a rank of its own."""
+    """Forked readers that are no loaders: no process writes them work, though the trace would show that. Each is a rank."""
     forks = set(job.processes.loc[job.processes["role"] == "loader", "pid"].tolist())
     listeners = set(job.calls_on(job.file_ids("pipe", "socket"), schema.READ_OPS)["pid"].tolist())
     return forks if listeners and not listeners & forks else set()

@@ -93,12 +93,12 @@ class Job:
     def _compute(self, batch: Features, step: int) -> float:
         """Update the weights from `batch`, log how long the parts took and return the loss."""
         offset_ns, begin_ns = wall_offset_ns(), time.monotonic_ns()
-        loss, moments = self._compiled_step(batch)
-        if moments:
+        loss, done_s = self._compiled_step(batch)
+        if done_s:
             if self._device != "CPU:0":  # a device has only queued the work so far
                 tf.test.experimental.sync_devices()
             done_ns = time.monotonic_ns()
-            edges_ns = [begin_ns, *(round(float(moment) * 1e9) - offset_ns for moment in moments), done_ns]
+            edges_ns = [begin_ns, *(round(float(seconds) * 1e9) - offset_ns for seconds in done_s), done_ns]
             for key, (start_ns, end_ns) in zip(_PARTS, pairwise(edges_ns), strict=True):
                 self._parts.log(key, start_ns, end_ns - start_ns, step_num=step)
         with self._parts.measure("cum_loss_fn_calc", step_num=step):

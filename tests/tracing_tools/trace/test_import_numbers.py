@@ -2,6 +2,7 @@
 
 import pytest
 
+from tracing_tools.trace.importers import artifact_samples
 from tracing_tools.trace.importers.artifact_calls import _number, transfer_line
 from tracing_tools.trace.importers.chrome import Event, _as_int32, _integer, is_possible
 
@@ -50,3 +51,10 @@ def test_times_may_be_half_of_what_a_column_holds():
     most = MOST / 2 / 1000
     assert is_possible(Event(ph="X", ts=most, dur=most)) and is_possible(Event(ph="X", ts=-most, dur=0.0))
     assert not is_possible(Event(ph="X", ts=most * 1.001, dur=0.0)) and not is_possible(Event(ph="X", ts=0.0, dur=most * 1.001))
+
+
+@pytest.mark.parametrize(
+    ("said", "rate"), [(0, 0), (12.5, 12.5), (999_999_999, 999_999_999), (10**9, 0), (-0.5, 0), ("7", 0), (None, 0)]
+)
+def test_rates_that_no_disk_has_count_as_none(said, rate):
+    assert artifact_samples._rate(said) == rate
