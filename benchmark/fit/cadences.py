@@ -1,13 +1,17 @@
-"""The cadence of evaluations and checkpoints, from the epochs or steps after which they were seen."""
+"""The cadence of evaluations and checkpoints, from the epochs, steps or seconds after which they were seen."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
 _LATE = 0.15  # what is written beside training may seem late by this share of the steps between two
+_FEWEST = 4  # so many distances tell a clock from a count
+_BY_TIME = 0.5  # a clock decides if the seconds between vary less than this share of what the steps do; both over their means
+_LATE_STEPS = 1  # where a count decides, the steps between may vary by this: one was late
 _ROW = 3  # so many at equal distances are no chance
 
 
@@ -21,6 +25,21 @@ def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = 
     if not seen:
         return Cadence(until + 1, until + 1)
     return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, since, until, exact))
+
+
+def find_seconds(steps: Sequence[int], begun_ns: NDArray[np.int64]) -> float | None:
+    """Return the seconds after which another is due, where a clock decides and not a count of steps; else None.
+
+    `steps` were done when each began, at `begun_ns`; both ascend. One is written after the first step that ends when it is due,
+    so half a step later than that in the mean.
+    """
+    counts, seconds = np.diff(steps), np.diff(begun_ns) / 1e9
+    if len(counts) < _FEWEST or np.ptp(counts) <= _LATE_STEPS:
+        return None
+    if np.std(seconds) / np.mean(seconds) > _BY_TIME * np.std(counts) / np.mean(counts):
+        return None
+    step_s = seconds.sum() / counts.sum()
+    return round(float(np.median(seconds) - step_s / 2), 3)
 
 
 def _candidates(seen: Sequence[int], until: int, one_more: bool) -> Iterator[Cadence]:

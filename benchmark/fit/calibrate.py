@@ -21,6 +21,7 @@ _TIMES = (
     ("train", "computation_time"), ("evaluation", "eval_time"), ("reader", "preprocess_time"), ("twin", "init_time"),
     ("twin", "first_step_time"), ("twin", "evaluation", "preprocess_time"), ("twin", "evaluation", "lead_time"),
     ("twin", "checkpoint", "lead_time"), ("twin", "checkpoint", "first_lead_time"), ("twin", "checkpoint", "tail_time"),
+    ("twin", "checkpoint", "snapshot_time"),
 )  # fmt: skip
 _PROBABILITIES = np.linspace(0, 1, 21)
 

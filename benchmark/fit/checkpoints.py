@@ -4,11 +4,13 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from benchmark.fit.cadences import find_seconds
 from benchmark.fit.checkpoint_files import SeenFile, find_files, folder_of
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
@@ -17,6 +19,8 @@ from tracing_tools.trace import schema
 
 _REMOVALS = ("unlink", "unlinkat")
 _NUMBER = re.compile(r"(\d+)")
+LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
+_IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
 _BESIDE = 0.25  # checkpoints are asynchronous if training went on beside this share of them; not all show it
 
 
@@ -47,6 +51,19 @@ class SeenCheckpoints:
         """Whether training goes on while they are written."""
         return sum(point.beside for point in self.each) > _BESIDE * len(self.each)
 
+    @property
+    def seconds_between(self) -> float | None:
+        """Seconds after which another is due, where a clock decides."""
+        begun = [point.files[0].start_ns for point in self.each if point.files]
+        return find_seconds([point.steps for point in self.each], np.array(begun)) if len(begun) == len(self.each) else None
+
+    @property
+    def in_flight(self) -> int:
+        """The most that were being written at a time."""
+        begun = [min(file.start_ns for file in point.files) for point in self.each]
+        whole = [max(file.whole_ns for file in point.files) for point in self.each]
+        return max((sum(end > begin for end in whole[:number]) + 1 for number, begin in enumerate(begun)), default=1)
+
 
 def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     """Return the checkpoints, held against the training passes."""
@@ -57,15 +74,17 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     taken = np.sort(np.concatenate(times))
     ends = np.array([part.end_ns if part.logged else int(own.max()) for part, own in zip(training, times, strict=True)])
     each: list[SeenCheckpoint] = []
+    late_ns = round(LATE * float(np.median(np.diff(taken)))) if len(taken) > 1 else 0
     for file in files:
-        before, after = (int(np.searchsorted(taken, time_ns)) for time_ns in (file.start_ns, file.end_ns))
+        elsewhere = (file.pid, file.tid) != (training[0].rank, training[0].rank)
+        due_ns = file.start_ns - late_ns * elsewhere
+        before, after = (int(np.searchsorted(taken, time_ns)) for time_ns in (due_ns, file.end_ns))
         ended = int((ends <= file.start_ns).sum())
-        point = each[-1] if each else None
-        if point is None or _is_new(point, file, ended, before, taken):
+        point = _point_of(each, file, ended, before, taken)
+        if point is None:
             begun = file.start_ns >= training[0].start_ns
             point = SeenCheckpoint(max(ended, int(begun)), before, False, [])
             each.append(point)
-        elsewhere = (file.pid, file.tid) != (training[0].rank, training[0].rank)
         point.beside |= elsewhere and (after > before or _reads_between(training, file))
         point.files.append(file)
     whole = np.cumsum([0, *(len(own) for own in times)])
@@ -85,21 +104,47 @@ def _folders_synced(job: Job, folder: str) -> bool:
 
 
 def _kept(job: Job, each: Sequence[SeenCheckpoint]) -> int | None:
-    """How many checkpoints there were, the newest included, when files of an older one had been removed."""
-    begun = np.array([point.files[0].start_ns for point in each], np.int64)
+    """How many whole checkpoints there were, the newest included, when files of an older one had been removed."""
+    whole = np.sort([max(file.whole_ns for file in point.files) for point in each])
     removed = job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)].set_index("file_id")["start_ns"]
     left = [
-        int(np.searchsorted(begun, removed[file.file_id])) - index - 1
+        int(np.searchsorted(whole, removed[file.file_id])) - index - 1
         for index, point in enumerate(each) for file in point.files if file.file_id in removed.index and removed.index.is_unique
     ]  # fmt: skip
     found, counts = np.unique([count for count in left if count > 0], return_counts=True)
     return int(found[counts.argmax()]) if len(found) else None
 
 
+def _point_of(
+    each: Sequence[SeenCheckpoint], file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]
+) -> SeenCheckpoint | None:
+    """Return the checkpoint that a file belongs to; None: it begins another.
+
+    One that was still being written when others began has files to come, which are known by the number that its files share.
+    """
+    for point in reversed([point for point in each[-_IN_FLIGHT:] if point.beside or point is each[-1]]):
+        numbers = {_numbered(other.name) for other in point.files} - {None}
+        if _numbered(file.name) in numbers and all(file.name != other.name for other in point.files):
+            return point
+    return None if not each or _is_new(each[-1], file, ended, before, taken) else each[-1]
+
+
+def _numbered(name: str) -> str | None:
+    """What numbers a file: the last of its folders that has a number, or else its name without the suffix if that has one."""
+    path = PurePosixPath(name)
+    return next((part for part in (*path.parts[-2::-1], path.stem) if _NUMBER.search(part)), None)
+
+
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
-    """Whether a file begins a new checkpoint: it was written before, or training went on since the last file was whole."""
-    done = int(np.searchsorted(taken, point.files[-1].whole_ns))
-    return any(file.name == other.name for other in point.files) or before > done or ended > max(point.epoch, 1)
+    """Whether a file belongs to another checkpoint than `point`.
+
+    It does if it was written before, if training went on since the last file was whole, or if it did since the same rank began
+    a file that has another number.
+    """
+    done, shape = int(np.searchsorted(taken, point.files[-1].whole_ns)), _NUMBER.sub("#", file.name)
+    alike = [other for other in point.files if other.rank == file.rank and _NUMBER.sub("#", other.name) == shape]
+    counted_on = any(np.searchsorted(taken, other.start_ns) < before for other in alike)
+    return any(file.name == other.name for other in point.files) or before > done or ended > max(point.epoch, 1) or counted_on
 
 
 def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:

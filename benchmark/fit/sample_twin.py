@@ -19,6 +19,7 @@ from benchmark.fit.passes import Pass, find_passes
 from benchmark.fit.refusal import check_is_training
 from benchmark.fit.resume import find_resume, go_on
 from benchmark.fit.samples import Samples
+from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.startup import find_start_up
 from benchmark.fit.times import Times, pass_times, quantiles, warm_up
 from benchmark.fit.twin_parts import (
@@ -50,9 +51,10 @@ def fit_samples(job: Job) -> Fitted:
         reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
         raise IotwinError(f"{job.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
     check_is_training(job, training)
-    assumptions, times = loss_notes(job), pass_times(job, training)
+    assumptions, checkpoints = loss_notes(job), find_checkpoints(job, training)
+    times, snapshots_s = apart_from_snapshots(pass_times(job, training), checkpoints)
     first_step_s, times.compute_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
-    checkpoints, start_up, since = find_checkpoints(job, training), find_start_up(job, samples.folder, training), (0, 0)
+    start_up, since = find_start_up(job, samples.folder, training), (0, 0)
     resume, typical = find_resume(job, start_up, training, _steps_in_data(samples, training)), training
     if resume is not None:
         # The rest of a resumed epoch shows least of how the job reads.
@@ -70,6 +72,7 @@ def fit_samples(job: Job) -> Fitted:
     )
     of_checkpoints, before = list[str](), len(assumptions)
     config.twin = _twin(job, samples, typical, evaluations, checkpoints, assumptions)
+    config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, typical[0].rank_pids, snapshots_s)
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
     steps = sum(len(part.batch_sizes) for part in training)
     ends = since[0] + len(training), since[1] + steps
@@ -305,7 +308,6 @@ def _twin(
             preprocess_time=quantiles(times.preprocess_s),
             after_checkpoint=evaluated_after_saving(_order_of_phases(job, training, evaluations, checkpoints)),
         )
-    twin.checkpoint = twin_checkpoint(checkpoints, assumptions, training[0].rank_pids)
     if _is_shuffled(training):
         assumptions.append("the order within an epoch is a permutation of the twin's own, not the job's own permutation")
     twin.assumptions = assumptions

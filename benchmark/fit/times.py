@@ -23,6 +23,7 @@ class Times:
 
     compute_s: NDArray[np.float64]
     preprocess_s: NDArray[np.float64]
+    begins_ns: NDArray[np.int64]  # when each computation began: its batch was there
     waits_unseen: bool = False
 
 
@@ -52,10 +53,11 @@ def warm_up(values_s: NDArray[np.float64]) -> tuple[float | None, NDArray[np.flo
 def pass_times(job: Job, passes: Sequence[Pass]) -> Times:
     """Return the times of the passes together."""
     if not passes:
-        return Times(np.zeros(0), np.zeros(0))
+        return Times(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
     preprocess = np.concatenate([_preprocess_s(job, part) for part in passes])
     computed = [_compute_s(job, part) for part in passes]
-    return Times(np.concatenate([times for times, _ in computed]), preprocess, any(unseen for _, unseen in computed))
+    seconds, begins_ns = (np.concatenate(column) for column in zip(*((own[0], own[1]) for own in computed), strict=True))
+    return Times(seconds, preprocess, begins_ns, any(unseen for _, _, unseen in computed))
 
 
 def taken_ns(job: Job, part: Pass) -> NDArray[np.int64]:
@@ -129,8 +131,8 @@ def _seconds(durations_ns: NDArray[np.int64]) -> NDArray[np.float64]:
     return seconds
 
 
-def _compute_s(job: Job, part: Pass) -> tuple[NDArray[np.float64], bool]:
-    """Seconds of computation of each step, and whether waits for data could not be told apart from it.
+def _compute_s(job: Job, part: Pass) -> tuple[NDArray[np.float64], NDArray[np.int64], bool]:
+    """Seconds of computation of each step, when it began, and whether waits for data could not be told apart from it.
 
     A step runs from the end of the read that completed its batch to when the rank next asks for one. Several steps run between
     two asks when a late batch was the only one missing; they share the time equally.
@@ -141,20 +143,21 @@ def _compute_s(job: Job, part: Pass) -> tuple[NDArray[np.float64], bool]:
         # The pause after a batch begins with preprocessing its last sample.
         preprocess = _preprocess_s(job, part) if max(part.batch_sizes) > 1 else np.zeros(0)
         pauses_s = _seconds((starts[1:] - ends - saved_ns(part.saved, part.rank, ends, starts[1:])).astype(np.int64))
-        return np.maximum(pauses_s - (np.median(preprocess) if len(preprocess) else 0.0), 0), False
+        return np.maximum(pauses_s - (np.median(preprocess) if len(preprocess) else 0.0), 0), ends, False
     calls = _calls(job, (part.rank, *part.pids), part.start_ns, part.end_ns)
     ready_ns = np.maximum.accumulate(_arrivals_ns(calls, part))
     by_rank = (calls.pid == part.rank) & calls.by_main_thread
     # A rank that polls reads several batches after one poll; one that does not asks by reading.
     asks = by_rank & (calls.waits if (by_rank & calls.waits).any() else calls.reads & calls.on_pipe)
     if not asks.any():
-        return _seconds(np.diff(ready_ns)), True
+        return _seconds(np.diff(ready_ns)), ready_ns[:-1], True
     asked_ns = np.append(calls.start_ns[asks], part.end_ns)
     ask, first, steps = np.unique(np.searchsorted(asked_ns[:-1], ready_ns), return_index=True, return_counts=True)
     busy_ns = asked_ns[ask] - ready_ns[first] - saved_ns(part.saved, part.rank, ready_ns[first], asked_ns[ask])
     busy_s = np.repeat(_seconds(busy_ns) / steps, steps)
     # Without a log nothing says where the last step ended.
-    return busy_s if part.logged else busy_s[:-1], False
+    known = len(busy_s) if part.logged else len(busy_s) - 1
+    return busy_s[:known], ready_ns[:known], False
 
 
 def _arrivals_ns(calls: _Calls, part: Pass) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from benchmark.fit.times import quantiles, warm_up
 from tracing_tools.trace.manifest import Manifest
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
+_NO_TIMES = np.zeros(0)
 SAME_ORDER = 0.8  # order_agreement from which two orders count as one
 
 
@@ -82,6 +83,9 @@ def set_checkpoints(
     assumptions.append(f"the job kept its checkpoints in {checkpoints.folder}; the twin writes to {_CHECKPOINT_FOLDER}")
     between, section, twin = checkpoints.between_epochs, config.checkpoint, config.twin.checkpoint
     section.checkpoint_folder = _CHECKPOINT_FOLDER
+    twin.seconds_between = None if between else checkpoints.seconds_between
+    if twin.seconds_between is not None:
+        assumptions.append(f"checkpoints come every {twin.seconds_between} s, which vary less than the steps between them")
     times = [point.epoch if between else point.steps for point in checkpoints.each]
     before_training, times = times[0] == 0, [time for time in times if time]
     due = find_cadence(times, (epochs, steps)[not between], between, not before_training, since[not between])
@@ -100,8 +104,14 @@ def set_checkpoints(
         section.checkpoint_after_step = due.also * each
 
 
-def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str], ranks: Sequence[int] = ()) -> c.TwinCheckpoint:
-    """Return what the twin writes at a checkpoint, and how; `ranks` are the pids of the twin's."""
+def twin_checkpoint(
+    checkpoints: SeenCheckpoints, assumptions: list[str], ranks: Sequence[int] = (),
+    snapshots_s: NDArray[np.float64] = _NO_TIMES,
+) -> c.TwinCheckpoint:  # fmt: skip
+    """Return what the twin writes at a checkpoint, and how.
+
+    `ranks` are the pids of the twin's ranks; `snapshots_s` the seconds of each snapshot, where they were seen.
+    """
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
@@ -111,6 +121,8 @@ def twin_checkpoint(checkpoints: SeenCheckpoints, assumptions: list[str], ranks:
         files=_checkpoint_files(checkpoints, ranks, assumptions), asynchronous=checkpoints.asynchronous,
         serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
+        in_flight=checkpoints.in_flight if checkpoints.asynchronous else 1,
+        snapshot_time=quantiles(snapshots_s) if len(snapshots_s) else None,
         directory_sync=checkpoints.directory_sync, keep=checkpoints.keep,
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",
     )  # fmt: skip

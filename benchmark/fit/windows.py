@@ -41,9 +41,23 @@ def find_windows(job: Job, samples: Samples, fed: bool) -> list[Window]:
         return logged
     generations = _generations(job, samples.accesses) if fed else []
     samples_return = samples.buffer_bytes is None  # what a step uses up is no sample that comes again
-    if len(generations) > 1:
-        return _windows_of_generations(job, generations, samples_return)
-    return _windows_of_turns(samples.accesses, samples_return)
+    windows = (
+        _windows_of_generations(job, generations, samples_return)
+        if len(generations) > 1
+        else _windows_of_turns(samples.accesses, samples_return)
+    )
+    windows[-1].end_ns = max([windows[-1].end_ns, *_handed_ns(job, samples.accesses["pid"])])
+    return windows
+
+
+def _handed_ns(job: Job, readers: pd.Series) -> list[int]:
+    """When others had the last of what the readers of samples gave them through pipes: batches are taken after they were read."""
+    handed = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
+    by_reader, reads = handed["pid"].isin(readers), handed["op"].isin(schema.READ_OPS)
+    given = handed.loc[by_reader & ~reads, "file_id"].unique()
+    taken = handed[~by_reader & reads & handed["file_id"].isin(given)]
+    ends_ns: list[int] = taken["end_ns"].tail(1).tolist()
+    return ends_ns
 
 
 def logged_windows(job: Job) -> list[Window]:

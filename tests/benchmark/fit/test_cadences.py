@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmark import config as c
 from benchmark.emulator.run import emulate
-from benchmark.fit.cadences import find_cadence
+from benchmark.fit.cadences import find_cadence, find_seconds
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
 from benchmark.fit.plan import plan
@@ -102,3 +103,30 @@ def test_a_fit_finds_the_cadence_again(tmp_path, epochs, first, every, by_epochs
 )
 def test_cadences(seen, until, cadence):
     assert find_cadence(seen, until, exact=False) == Cadence(*cadence)
+
+
+def saved_by_clock(seconds: float, step_s: list[float]) -> tuple[list[int], list[int]]:
+    """(steps done, nanoseconds) of each checkpoint of a job that writes one after the first step that ends when it is due."""
+    now, due, steps, begun_ns = 0.0, seconds, [], []
+    for number, length_s in enumerate(step_s, start=1):
+        now += length_s
+        if now >= due:
+            steps.append(number)
+            begun_ns.append(round(now * 1e9))
+            due = now + seconds
+    return steps, begun_ns
+
+
+def test_a_clock_is_told_from_a_count():
+    step_s = np.random.default_rng(5).choice([0.1, 0.3], 400, p=[0.7, 0.3]).tolist()
+    steps, begun_ns = saved_by_clock(2.0, step_s)
+    assert find_seconds(steps, np.array(begun_ns)) == pytest.approx(2.0, rel=0.05)
+    # The same job counting: every 12 steps, one of them seen a step late.
+    ends_ns = (np.cumsum(step_s) * 1e9).astype(np.int64)
+    counted = np.arange(12, 400, 12)
+    counted[5] += 1
+    assert find_seconds(counted.tolist(), ends_ns[counted - 1]) is None
+    # An interval that a policy moves is no clock's: the seconds between vary as the steps do.
+    moved = np.cumsum([4, 4, 6, 8, 12, 16, 16])
+    assert find_seconds(moved.tolist(), ends_ns[moved - 1]) is None
+    assert find_seconds(steps[:4], np.array(begun_ns[:4])) is None

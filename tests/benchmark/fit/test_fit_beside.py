@@ -1,0 +1,141 @@
+"""Checkpoints that are written beside training: how many at a time, which files belong together, what training waits for."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from benchmark.fit import fit
+from benchmark.fit.checkpoint_files import SeenFile
+from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _point_of
+from benchmark.fit.snapshots import apart_from_snapshots
+from benchmark.fit.times import Times
+from common.draws import inverse_cdf
+from tests.synthetic import MILLISECOND
+from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.trace.reader import Trace
+
+RANK = 100
+
+
+def seen_file(name: str, start_ms: int, end_ms: int, rank: int = RANK) -> SeenFile:
+    return SeenFile(
+        file_id=0, path=f"/out/{name}", name=name, start_ns=start_ms * MILLISECOND, end_ns=end_ms * MILLISECOND,
+        whole_ns=end_ms * MILLISECOND, pid=rank, tid=rank + 1, rank=rank, write_sizes=[(100, 1)], fsync=True, renamed=False,
+        folder_renamed=False, read_back=[], serialization_s=0.0, ahead_s=0.0, calls_s=0.0,
+    )  # fmt: skip
+
+
+def grouped(files: list[SeenFile], step_ms: int = 10, steps: int = 100) -> list[list[str]]:
+    """The names of the files of each checkpoint, of a job that takes a batch every `step_ms`."""
+    taken = np.arange(1, steps + 1) * step_ms * MILLISECOND
+    each: list[SeenCheckpoint] = []
+    for file in files:
+        before = int(np.searchsorted(taken, file.start_ns))
+        point = _point_of(each, file, 0, before, taken)
+        if point is None:
+            point = SeenCheckpoint(1, before, True, [])
+            each.append(point)
+        point.files.append(file)
+    return [[file.name for file in point.files] for point in each]
+
+
+def test_files_of_checkpoints_that_overlap_are_told_apart():
+    # The second begins while the first is being written, which then goes on to its next file.
+    files = [
+        seen_file("step-4/rank-0.raw", 41, 95), seen_file("step-8/rank-0.raw", 81, 140),
+        seen_file("step-4/state.json", 96, 97), seen_file("step-8/state.json", 141, 142),
+    ]  # fmt: skip
+    assert grouped(files) == [["step-4/rank-0.raw", "step-4/state.json"], ["step-8/rank-0.raw", "step-8/state.json"]]
+    assert grouped([seen_file("4.pt", 41, 95), seen_file("8.pt", 81, 140), seen_file("4.json", 96, 97)]) == [
+        ["4.pt", "4.json"],
+        ["8.pt"],
+    ]
+
+
+def test_files_of_one_checkpoint_stay_together():
+    # Two ranks, one of which is late by a step; and parts that a rank writes at once.
+    ranks = [seen_file("a/rank0.pt", 41, 95), seen_file("a/rank1.pt", 55, 99, rank=RANK + 10)]
+    assert grouped(ranks) == [["a/rank0.pt", "a/rank1.pt"]]
+    assert grouped([seen_file("part0.pt", 41, 95), seen_file("part1.pt", 42, 99)]) == [["part0.pt", "part1.pt"]]
+    # A file that is written again is another checkpoint's, whatever number it shares.
+    again = [seen_file("resnet18.pt", 41, 45), seen_file("resnet18.json", 46, 47), seen_file("resnet18.pt", 81, 85)]
+    assert grouped(again) == [["resnet18.pt", "resnet18.json"], ["resnet18.pt"]]
+
+
+def checkpoints_at(*begun_and_whole_ms: tuple[int, int]) -> SeenCheckpoints:
+    each = [SeenCheckpoint(1, 0, True, [seen_file(f"{begin}.pt", begin, whole)]) for begin, whole in begun_and_whole_ms]
+    return SeenCheckpoints("/out", each, False, np.zeros(0), np.zeros(0))
+
+
+def test_in_flight_is_the_most_at_a_time():
+    assert checkpoints_at((0, 10), (10, 20), (20, 30)).in_flight == 1
+    assert checkpoints_at((0, 15), (10, 25), (20, 35)).in_flight == 2
+    assert checkpoints_at((0, 100), (10, 15), (20, 60), (50, 70)).in_flight == 3
+
+
+def times_with_snapshots(snapshot_s: float, every: int = 5, steps: int = 60) -> tuple[Times, SeenCheckpoints]:
+    """Steps of 10 ms that vary by a tenth, of which every fifth copies its state before its checkpoint begins to be written."""
+    draws = np.random.default_rng(3)
+    holds = np.arange(1, steps + 1) % every == 0
+    compute_s = 0.01 * draws.uniform(0.9, 1.1, steps) + snapshot_s * holds
+    begins_ns = np.arange(steps) * 100 * MILLISECOND
+    opened_ms = [(step * 100 + 15, step * 100 + 90) for step in np.flatnonzero(holds).tolist()]
+    return Times(compute_s, np.zeros(0), begins_ns), checkpoints_at(*opened_ms)
+
+
+def test_a_snapshot_is_told_from_computation():
+    times, checkpoints = times_with_snapshots(0.004)
+    rest, snapshots_s = apart_from_snapshots(times, checkpoints)
+    assert (len(rest.compute_s), len(rest.begins_ns), len(snapshots_s)) == (48, 48, 12)
+    assert np.median(snapshots_s) == pytest.approx(0.004, rel=0.15)
+    assert rest.compute_s.max() < 0.0112
+
+
+def test_no_snapshot_is_made_of_chance():
+    times, checkpoints = times_with_snapshots(0.0)
+    rest, snapshots_s = apart_from_snapshots(times, checkpoints)
+    assert rest is times and not len(snapshots_s)
+
+
+def test_a_checkpoint_that_training_waits_for_has_no_snapshot():
+    times, checkpoints = times_with_snapshots(0.004)
+    for point in checkpoints.each:
+        point.beside = False
+    assert not len(apart_from_snapshots(times, checkpoints)[1])
+
+
+@pytest.mark.root
+def test_what_a_traced_job_writes_beside_training_is_found_again(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(48):
+        (data / f"{number}.bin").write_bytes(bytes(5000))
+    # A checkpoint takes longer than four steps, so that two are under way at a time and training waits for room.
+    (tmp_path / "job.yaml").write_text(f"""
+workflow: {{checkpoint: true}}
+dataset: {{data_folder: {data}, format: bin}}
+reader: {{read_threads: 1}}
+train: {{epochs: 1, computation_time: 0.02}}
+checkpoint: {{checkpoint_folder: {tmp_path / "saved"}, steps_between_checkpoints: 4}}
+output: {{folder: {tmp_path / "out"}}}
+twin:
+  checkpoint:
+    files:
+      - {{name: "step-{{step}}/rank-0.raw", write_sizes: [[4096, 4]], fsync: true}}
+      - {{name: "step-{{step}}/rank-0.pt", write_sizes: [[80, 1]]}}
+    serialization_time: 0.4
+    asynchronous: true
+    in_flight: 2
+    snapshot_time: 0.08
+    keep: 3
+""")
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml"), "--quiet"]
+    assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
+    found = fit(Trace(tmp_path / "t")).config
+    checkpoint = found.twin.checkpoint
+    assert [file.name for file in checkpoint.files] == ["step-{step}/rank-0.raw", "step-{step}/rank-0.pt"]
+    assert (checkpoint.asynchronous, checkpoint.in_flight, checkpoint.keep) == (True, 2, 3)
+    assert found.checkpoint.steps_between_checkpoints == 4
+    assert checkpoint.snapshot_time is not None
+    assert 0.04 < inverse_cdf(checkpoint.snapshot_time, 0.5) < 0.3  # not the waits for room, which are longer
