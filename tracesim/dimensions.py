@@ -310,9 +310,12 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
     count = ratio(a.written_files, b.written_files)
     # Without a single checkpoint there is no sync behaviour to be like.
     sync = ratio(*syncs) if count else 0.0
-    return _mean(
-        {"count": (count, 1.0), "bytes": (ratio(moved_a, moved_b), 1.0), "write_sizes": (sizes, 1.0), "syncs": (sync, 1.0)}
-    )
+    several = float(a.between_saves.any() or b.between_saves.any())
+    return _mean({
+        "count": (count, 1.0), "bytes": (ratio(moved_a, moved_b), 1.0), "write_sizes": (sizes, 1.0), "syncs": (sync, 1.0),
+        "cadence": (overlap(a.between_saves, b.between_saves, HALF_WIDTH), several),
+        "beside_reads": (1.0 - abs(a.beside_saves - b.beside_saves) if count else 0.0, 1.0),
+    })  # fmt: skip
 
 
 def checkpoint_bytes(s: Summary) -> float:

@@ -18,6 +18,7 @@ from tracesim.concurrency import InFlight, Readers
 from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from tracesim.order import STEPS, Order, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
+from tracesim.saving import Saving
 from tracesim.steps import StepTimes
 from tracesim.tallies import Tallies
 from tracing_tools.trace.calls import Collectors, folded
@@ -67,6 +68,8 @@ class Profile:
     order: Order
     file_sizes: Floats  # (kinds, BINS): files used, by size in bytes
     rereads: Floats  # (BINS,): data-set files by bytes read over size, bin REREAD_ONE standing for 1
+    between_saves: Floats  # (BINS,): shares of the data set's reading from one checkpoint file to the next, by size
+    beside_saves: float  # how fast the data set is read while checkpoints are written, over the rest of the reading; 0..1
     latency: Floats  # (groups, BINS): calls by duration in ns
 
     @property
@@ -109,6 +112,8 @@ class Summary:
     drift_variance: Floats
     file_sizes: Floats
     rereads: Floats
+    between_saves: Floats
+    beside_saves: float
 
 
 def has_phases(trace: Trace) -> bool:
@@ -123,12 +128,13 @@ class _Collectors(Collectors):
         n, files, before = when.number, calls.files, calls.in_flight()
         self.tallies, self.steps, self.visits = Tallies(when, files), Steps(n, files), Visits(files)
         self.cadence, self.arrivals, self.readers = Cadence(when.phase), Arrivals(n), Readers(when)
+        self.saving = Saving(when)
         self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
         self.busy.begin_with(before)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add a batch of calls in order of start."""
-        for collector in (self.tallies, self.steps, self.visits, self.cadence, self.arrivals, self.readers):
+        for collector in (self.tallies, self.steps, self.visits, self.cadence, self.arrivals, self.readers, self.saving):
             collector.add(calls, occurrence)
         self.in_flight.add(calls)
         self.busy.add(calls)
@@ -182,7 +188,8 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
     )  # fmt: skip
     order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files))
     sizes, rereads = _file_figures(files, tallies)
-    return Profile(str(trace.path), when, each, order, sizes, rereads, tallies.latency)
+    saving = found.saving
+    return Profile(str(trace.path), when, each, order, sizes, rereads, saving.between_reads(), saving.beside(), tallies.latency)
 
 
 def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
@@ -241,6 +248,7 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
         quickest_between_ns=_least(by_phase, each.between_waits_ns),
         step_ns=by_phase @ each.step_ns, wait_ns=by_phase @ each.wait_ns,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
+        between_saves=profile.between_saves, beside_saves=profile.beside_saves,
         **_order_by_phase(profile.order, by_phase),
     )  # fmt: skip
 

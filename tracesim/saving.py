@@ -1,0 +1,86 @@
+"""Checkpoints beside the reading of the data set: how much is read from one to the next, and while one is being written."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracesim.calls import FILE_KINDS, OPEN, READ, SYNC, WRITE, Calls, stable_order
+from tracesim.logbins import BINS, log_bin
+from tracesim.phases import Occurrences
+
+_DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
+_WHOLE = 1 << 40  # all that is read, in bins
+_BINS = 1 << 16  # of equal length, over the run: the times of reads are known as exactly
+
+
+class Saving:
+    """Collects when bytes of the data set were read, and from when to when each checkpoint file was written."""
+
+    def __init__(self, occurrences: Occurrences) -> None:
+        self._begin_ns = int(occurrences.start_ns.min())
+        self._end_ns = max(int((occurrences.start_ns + occurrences.span_ns).max()), self._begin_ns + 1)
+        self._read_bytes = np.zeros(_BINS)
+        self._rows: list[NDArray[np.int64]] = []  # file, whether it begins with an open, first start, last end, whether written
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch, in order of start."""
+        del occurrence  # of the whole run
+        reads = (calls.kind == _DATA) & (calls.group == READ) & (calls.moved_bytes > 0)
+        place = (calls.start_ns[reads] - self._begin_ns) / (self._end_ns - self._begin_ns) * _BINS
+        place = np.clip(place, 0, _BINS - 1).astype(np.int64)
+        self._read_bytes += np.bincount(place, calls.moved_bytes[reads], _BINS)
+        used = np.flatnonzero((calls.kind == _CHECKPOINT) & np.isin(calls.group, (OPEN, WRITE, SYNC)))
+        if not len(used):
+            return
+        own = calls.where(used[stable_order(calls.file[used])])
+        opens = own.group == OPEN
+        begin = np.flatnonzero(np.concatenate(([True], own.file[1:] != own.file[:-1])) | opens)
+        written = (own.group == WRITE) & (own.moved_bytes > 0)
+        ends_ns = np.where(opens, own.start_ns, own.start_ns + own.duration_ns)
+        self._rows.append(np.stack([
+            own.file[begin], opens[begin], own.start_ns[begin], np.maximum.reduceat(ends_ns, begin),
+            np.logical_or.reduceat(written, begin),
+        ]))  # fmt: skip
+
+    def extend(self, later: "Saving") -> None:
+        """Take in what was found in calls after these."""
+        self._read_bytes += later._read_bytes
+        self._rows += later._rows
+
+    def spans_ns(self) -> NDArray[np.int64]:
+        """Return from when to when each checkpoint file was written, each time it was, in order of beginning; shape (n, 2)."""
+        rows = np.concatenate([np.empty((5, 0), np.int64), *self._rows], axis=1)
+        file, opened, start, end, written = rows[:, np.argsort(rows[0], kind="stable")]
+        if not len(file):
+            return np.empty((0, 2), np.int64)
+        first = np.flatnonzero(np.concatenate(([True], file[1:] != file[:-1])) | (opened > 0))
+        spans = np.stack([start[first], np.maximum.reduceat(end, first)], axis=1)[np.add.reduceat(written, first) > 0]
+        in_order: NDArray[np.int64] = spans[np.argsort(spans[:, 0], kind="stable")]
+        return in_order
+
+    def between_reads(self) -> NDArray[np.float64]:
+        """Return the shares of the data set's reading that lie between one file's beginning and the next's, by size; (BINS,)."""
+        read = np.diff(self._until(self.spans_ns()[:, 0]))
+        shares = read[read > 0] / self._read_bytes.sum()
+        counted = np.bincount(log_bin((shares * _WHOLE).astype(np.int64)), weights=shares, minlength=BINS)
+        return counted.astype(np.float64)
+
+    def beside(self) -> float:
+        """Return how fast the data set is read while checkpoints are written, over the rest of the reading; at most 1."""
+        total = float(self._read_bytes.sum())
+        if not total:
+            return 0.0
+        bins = np.flatnonzero(self._read_bytes)[[0, -1]] + (0, 1)
+        spans = np.clip(self.spans_ns(), *(self._begin_ns + bins / _BINS * (self._end_ns - self._begin_ns)))
+        reach = np.maximum.accumulate(spans[:, 1]) if len(spans) else spans[:, 1]
+        begin = np.maximum(spans[:, 0], np.concatenate(([-np.inf], reach[:-1]))[: len(spans)])
+        within_s = float((reach - np.minimum(begin, reach)).sum())
+        within = float((self._until(reach) - self._until(np.minimum(begin, reach))).sum())
+        outside_s = float(bins[1] - bins[0]) / _BINS * (self._end_ns - self._begin_ns) - within_s
+        if not within_s:
+            return 0.0
+        return min(within / within_s / ((total - within) / outside_s), 1.0) if total > within and outside_s > 0 else 1.0
+
+    def _until(self, time_ns: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bytes of the data set read before each time."""
+        edges = np.linspace(self._begin_ns, self._end_ns, _BINS + 1)
+        return np.interp(time_ns, edges, np.concatenate(([0.0], np.cumsum(self._read_bytes))))
