@@ -133,7 +133,7 @@ def test_blocks_of_steps_that_go_through_the_data_several_times_are_as_many_epoc
     """Twelve steps where five go once through the data: three epochs of four."""
     passes = [SimpleNamespace(phase="block", logged=True, batch_sizes=[2] * 6, samples=np.arange(12)) for _ in range(2)]
     monkeypatch.setattr(sample_twin, "_steps_in_data", lambda samples, training: 5)
-    samples, times = SimpleNamespace(first_record=np.array([0, 10])), Times(np.full(12, 0.5), np.zeros(0))
+    samples, times = SimpleNamespace(first_record=np.array([0, 10])), Times(np.full(12, 0.5), np.zeros(0), np.zeros(12, np.int64))
     train = sample_twin._train(times, samples, passes, False, (0, 0), [])
     assert (train.epochs, train.total_training_steps) == (3, 4)
     resumed = sample_twin._train(times, samples, passes, False, (1, 3), [])
