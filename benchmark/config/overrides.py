@@ -17,8 +17,11 @@ from datagen.dlio.yaml12 import parse
 IGNORED = ("hydra.", "hydra/")  # of Hydra's own, which says where results go (`spelling`), how it logs and where it keeps notes
 _EXAMPLE = "write for example ++workload.reader.batch_size=4"
 _KIND = {"": "set", "+": "add", "++": "force", "~": "delete"}
-# Hydra has {a:1} where YAML has {a: 1}.
+# Hydra has {a:1} where YAML has {a: 1}, and a backslash before what would mean something to it.
 _TIGHT_KEY = re.compile(r"([{,]\s*[\w.\-/]+):(?=\S)")
+_QUOTED = re.compile(r"""(['"])((?:\\\1|(?!\1).)*)\1""", re.DOTALL)
+_ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*\(.*\)", re.DOTALL)
 
 
 class Override(NamedTuple):
@@ -88,9 +91,18 @@ def parse_override(text: str) -> Override:
     name, equals, value = text[len(sign) :].partition("=")
     if not (equals or sign == "~") or not all(name.split(".")):
         raise UsageError(f"'{text}' is not an override; {_EXAMPLE}")
+    return Override(_KIND[sign], name, _value(value, text) if equals else None, text)  # type: ignore[arg-type]
+
+
+def _value(value: str, text: str) -> Any:
+    """Return what Hydra takes `value` for; nothing at all, such as of a variable that is not set, is an empty text."""
     if value.lstrip().startswith(("{", "[")):
-        value = _TIGHT_KEY.sub(r"\1: ", value)
-    return Override(_KIND[sign], name, parse(value, f"'{text}'") if equals else None, text)  # type: ignore[arg-type]
+        return parse(_TIGHT_KEY.sub(r"\1: ", value), f"'{text}'")
+    if quoted := _QUOTED.fullmatch(value):
+        return quoted[2].replace(f"\\{quoted[1]}", quoted[1])
+    if _ESCAPED.search(value):
+        return _ESCAPED.sub(r"\1", value)
+    return parse(value, f"'{text}'") if value else ""
 
 
 def apply(settings: Settings, override: Override, strict: bool = False) -> None:
@@ -104,6 +116,10 @@ def apply(settings: Settings, override: Override, strict: bool = False) -> None:
         _delete(settings, override)
         return
     path = known_name(override.path, override.value)
+    if strict and _FUNCTION.fullmatch(override.text.partition("=")[2]):
+        raise UsageError(
+            f"'{override.text}': functions of Hydra's are not known here; write the value itself, in quotes if it is one"
+        )
     if strict and override.kind == "add" and settings.get(path) is not None:
         raise UsageError(f"'{override.text}': {path} is there already; write ++ to replace it")
     if strict and override.kind == "set" and not (settings.says(path) or _in_schema(path)):

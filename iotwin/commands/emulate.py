@@ -49,7 +49,9 @@ class Emulate(Command):
             "words", metavar="WORKLOAD", nargs="*",
             help="a YAML's path or workload=NAME, and overrides such as ++workload.reader.batch_size=4",
         )  # fmt: skip
-        parser.add_argument("--config-dir", metavar="DIR", type=Path, help="where workload=NAME is looked for (default: shipped)")
+        parser.add_argument(
+            "--config-dir", "-cd", metavar="DIR", type=Path, help="where workload=NAME is looked for (default: shipped)"
+        )
         parser.add_argument("--show", action="store_true", help="print every value and where it comes from, and run nothing")
         parser.add_argument(
             "--ranks",
@@ -72,9 +74,9 @@ class Emulate(Command):
         dlio.add_argument(
             "--dlio", action="store_true", help="choose, override and keep notes as Hydra does; unknown keys are passed over"
         )
-        dlio.add_argument("--config-path", metavar="DIR", type=Path, help="where config.yaml and its workloads are")
-        dlio.add_argument("--config-name", metavar="NAME", help="the YAML there instead of config.yaml")
-        dlio.add_argument("--cfg", choices=["job"], help="print the composed config as YAML, and run nothing")
+        dlio.add_argument("--config-path", "-cp", metavar="DIR", type=Path, help="where config.yaml and its workloads are")
+        dlio.add_argument("--config-name", "-cn", metavar="NAME", help="the YAML there instead of config.yaml")
+        dlio.add_argument("--cfg", "-c", choices=["job"], help="print the composed config as YAML, and run nothing")
 
     def run(self, args: Namespace) -> Outcome:
         """Run the workload and return its summary; progress and MLLOG lines are printed meanwhile."""

@@ -22,6 +22,7 @@ from common.files import write_whole
 
 _STATISTICS = ("mean", "std", "min", "median", "p90", "p99", "max")
 _MEBIBYTE = 1 << 20
+_SECTIONS = ("model", "dataset", "reader", "train")  # that the report reads
 _DISK = {"rMB/s": "R MB/s", "wMB/s": "W MB/s", "r/s": "R IOPS", "w/s": "W IOPS", "r_await": "Avg R Time (ms)",
          "w_await": "Avg W Time (ms)", "aqu-sz": "Avg Queue Length"}  # fmt: skip
 _CPU = {"user": "User (%)", "system": "System (%)", "iowait": "IO Wait (%)", "steal": "Steal (%)", "idle": "Idle (%)"}
@@ -141,6 +142,19 @@ def _table(figures: dict[str, Any], names: tuple[str, ...], depth: int) -> Itera
         yield f"{'    ' * depth}{name:20}" + "".join(f"{figures[name][key]:>12}" for key in _STATISTICS)
 
 
+def _composed(folder: Path, notes: str) -> dict[str, Any]:
+    """Return the composed workload that a run left in the folder `notes` of its output; IotwinError where there is none."""
+    path = folder / notes / "config.yaml"
+    if not path.is_file():
+        others = [other.parent.name for other in sorted(folder.glob("*/config.yaml"))]
+        remedy = f"--hydra-folder={others[0]}" if others else "a run of dlio_benchmark as --output-folder"
+        raise IotwinError(f"{path}: no such file; give {remedy}")
+    workload = read(path)[0].get("workload")
+    if not isinstance(workload, dict) or any(not isinstance(workload.get(key), dict) for key in _SECTIONS):
+        raise IotwinError(f"{path}: has no workload with {', '.join(_SECTIONS)}; it is none that dlio_benchmark left")
+    return workload
+
+
 def main() -> int:
     """Write DLIO_<model>_report.txt into the output folder; return the exit status."""
     parser = argparse.ArgumentParser(prog="dlio_postprocessor", description="Sum up the files of a run in a text.")
@@ -152,8 +166,7 @@ def main() -> int:
         parser.add_argument(short, name, help="as DLIO: taken and of no effect, as the run's own files say it")
     args = parser.parse_args()
     try:
-        document, _ = read(args.output_folder / args.hydra_folder / "config.yaml")
-        workload = document["workload"]
+        workload = _composed(args.output_folder, args.hydra_folder)
         path = args.output_folder / f"DLIO_{workload['model']['name']}_report.txt"
         write_whole(path, report(args.output_folder, workload).encode())
     except IotwinError as error:

@@ -1,5 +1,8 @@
 """DLIO's command line: Hydra's choice of a workload, its overrides, and the notes that a run leaves."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from benchmark.config import ConfigFolders, Normal, Uniform, compose_job, job_fi
 from benchmark.config.overrides import Settings, apply, parse_override
 from common.errors import UsageError
 from iotwin.main import main
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -60,6 +64,8 @@ def test_a_workload_named_counts_wherever_it_is(folder: Path) -> None:
         (["~workload.reader.batch_size=4"], {}, "reader.batch_size is 3, so it is not taken away"),
         (["++workload.reader.batch_size=many"], {}, "'++workload.reader.batch_size=many': reader.batch_size: expected int"),
         (["batch_size"], {}, "'batch_size' is not an override"),
+        (["++workload.dataset.data_folder=str(5)"], {}, "functions of Hydra's are not known"),
+        (["++workload.reader.batch_size="], {}, "'++workload.reader.batch_size=': reader.batch_size: expected int"),
         (["++hydra.output_subdir=../x"], {}, "leads out of the output folder"),
     ],
 )
@@ -99,6 +105,8 @@ def raw(*overrides: str) -> dict[str, object]:
         (["++train.computation_time={type:uniform,min:1,max:2}"],
          {"computation_time": {"type": "uniform", "min": 1, "max": 2}, "groups": [1, 2]}),
         (["train.computation_time=null"], {"computation_time": None, "groups": [1, 2]}),
+        ([r"++train.groups=a\,b\=c", r"++train.computation_time='it\'s, 5'"], {"computation_time": "it's, 5", "groups": "a,b=c"}),
+        (["++train.groups=", "train.computation_time='5'"], {"computation_time": "5", "groups": ""}),
     ],
 )  # fmt: skip
 def test_overrides_mean_what_they_mean_to_hydra(overrides: list[str], expected: dict[str, object]) -> None:
@@ -140,6 +148,19 @@ def test_the_notes_are_in_the_output_folder(
     output = folder / "results" / "little"
     assert {"summary.json", "notes", "trace-0-of-1.pfw"} <= {path.name for path in output.iterdir()}
     assert yaml.safe_load((output / "notes" / "overrides.yaml").read_text()) == words
+
+
+def test_hydras_short_options_and_the_query_are_known(folder: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    programs = ROOT / "benchmark" / "bin"
+
+    def told(*words: str) -> str:
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+    composed = yaml.safe_load(told(str(programs / "dlio_benchmark"), "-cp", str(folder), "-cn", "config", "-c", "job"))
+    assert composed["workload"]["model"]["name"] == "little"
+    asked = told(str(programs / "dlio_benchmark_query"), "-cd", str(folder), "++workload.workflow.query=reader.batch_size")
+    assert asked == "3\n"
 
 
 def test_options_of_dlio_need_dlio(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmark.emulator.results import postprocess
 from benchmark.emulator.results.postprocess import overall, report, statistics
 from common.errors import IotwinError
 from iotwin.main import main
@@ -50,6 +51,24 @@ def test_the_command_reports_a_run(tmp_path: Path) -> None:
     (tmp_path / "iostat.json").write_text((tmp_path / "o" / "summary.json").read_text())
     done = subprocess.run([*command[:1], "-of", str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "config.yaml: no such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "text", "told"),
+    [
+        ("dlio_config", "workload: {}", "/.hydra/config.yaml: no such file; give --hydra-folder=dlio_config\n"),
+        (".hydra", "model: {}", "/.hydra/config.yaml: has no workload with model, dataset, reader, train;"),
+        (".hydra", "workload: {model: {}, dataset: 3, reader: {}, train: {}}", "has no workload with"),
+    ],
+)
+def test_notes_that_are_elsewhere_or_of_something_else_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, text: str, told: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.yaml").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["dlio_postprocessor", "-of", str(tmp_path)])
+    assert postprocess.main() == 1
+    assert told in capsys.readouterr().err
 
 
 def test_disks_and_cpus_are_in_the_report_where_iostat_ran(tmp_path: Path) -> None:
