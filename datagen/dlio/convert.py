@@ -9,7 +9,7 @@ import msgspec
 from common.errors import UsageError, nearest
 
 _SIZES = ("_bytes", "_length", "_stdev", "_resize", "chunk_size", "buffer_size", "transfer_size", "write_size")
-_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1's
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1's
 
 SectionType = TypeVar("SectionType", bound=msgspec.Struct)
 
@@ -82,7 +82,7 @@ def _fitting(value: Any, annotation: Any) -> Any:
         case list():
             return [_fitting(item, annotation) for item in value]
         case str() if bool in kinds and str not in kinds:
-            return _TRUTHS.get(value.lower(), value)
+            return TRUTHS.get(value.lower(), value)
         case float() if int in kinds and float not in kinds and value.is_integer():
             return int(value)
     return value

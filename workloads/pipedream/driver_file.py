@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import IotwinError, UsageError, nearest
+from datagen.dlio.convert import TRUTHS
 from datagen.dlio.yaml12 import parse, read_text
 from workloads.pipedream.plan_file import read_plan
 
@@ -60,7 +61,7 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
         return Driver(path, {}, problems=[("", str(error))])
     if not isinstance(content, dict):
         return Driver(path, {}, problems=[("", "the file holds no keys; write KEY: VALUE lines")])
-    keys = {str(key): value for key, value in content.items()}
+    keys = {str(key): _meant(str(key), value) for key, value in content.items()}
     problems = [problem for key, value in keys.items() for problem in _key_problems(key, value)]
     problems += [(key, "is required and missing") for key in _REQUIRED if key not in keys]
     machines, wrong = _machines(keys.get("machines"))
@@ -69,6 +70,11 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
     if ranks is not None and machines and ranks != len(machines):
         problems.append(("machines", f"{len(machines)} machines are listed, {keys['config_file']} is for {ranks} ranks"))
     return Driver(path, keys, machines, ranks if ranks is not None else len(machines) or None, problems)
+
+
+def _meant(key: str, value: Any) -> Any:
+    """Return `value` with the words of YAML 1.1, by which the original reads, made true or false where that is wanted."""
+    return TRUTHS.get(value.lower(), value) if isinstance(value, str) and bool in _TYPES.get(key, ()) else value
 
 
 def _key_problems(key: str, value: Any) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """A simulated timeline as files: for Perfetto and Chrome, and as a trace that every command of ours reads."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ _INSTANT_NS = 1000  # of a read or write, which the simulation gives no time
 
 
 def write_timeline(plan: Plan, timeline: Timeline, minibatches: int, schedule: str, path: Path) -> None:
-    """Write the timeline at `path`: Chrome's JSON when the name ends in .json, else a trace's directory."""
-    if path.suffix == ".json":
+    """Write the timeline at `path`: Chrome's JSON when the name ends in .json or .json.gz, else a trace's directory."""
+    if path.name.endswith((".json", ".json.gz")):
         check_output(path)
-        write_whole(path, json.dumps(_chrome(plan, timeline, minibatches, schedule)).encode())
+        text = json.dumps(_chrome(plan, timeline, minibatches, schedule)).encode()
+        write_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     else:
         if path.exists():
             raise IotwinError(f"{path} is there already; remove it or name another trace")

@@ -28,7 +28,7 @@ class Simulate(Command):
             "--trace",
             type=Path,
             metavar="FILE",
-            help="write the timeline: FILE.json for Perfetto, else a trace for iotwin's commands",
+            help="write the timeline: FILE.json or .json.gz for Perfetto, else a trace for iotwin's commands",
         )
 
     def run(self, args: Namespace) -> Outcome:

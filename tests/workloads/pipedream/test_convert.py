@@ -100,7 +100,8 @@ GOOD = (DRIVERS / "vgg16_4pipedream.yml").read_text()
     ("'v401:1'", "'v401:0'", "machines", "is listed twice"),
     ("'data_dir': ", "'data_dir': !!python/object/apply:os.system ", "", "file:3: is not YAML: could not determine a"),
     ("'batch_size': 64", "'batch_size': 64\n'batch_size': 32", "", "the key 'batch_size' is given twice"),
-    ("'batch_size': 64", "'lr_warmup': yes", "lr_warmup", "is 'yes'; it must be bool"),
+    ("'batch_size': 64", "'lr_warmup': yep", "lr_warmup", "is 'yep'; it must be bool"),
+    ("'batch_size': 64", "'batch_size': yes", "batch_size", "is 'yes'; it must be int"),
     ("models/vgg16/gpus=4/hybrid_conf.json", "models/none.json", "config_file", "is neither beside the file nor below --models"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_driver_file_is_named(tmp_path, old, new, key, text):
@@ -109,6 +110,15 @@ def test_what_is_wrong_with_a_driver_file_is_named(tmp_path, old, new, key, text
     path.write_text(GOOD.replace(old, new))
     found = read_driver(path).document()["problems"]
     assert any(problem["key"] == key and text in problem["text"] for problem in found), found
+
+
+@pytest.mark.parametrize(("word", "is_true"), [("yes", True), ("On", True), ("TRUE", True), ("no", False), ("OFF", False)])
+def test_booleans_of_yaml_1_1_are_taken_where_one_is_wanted(tmp_path, word, is_true):
+    path = tmp_path / "a.yml"
+    path.write_text(GOOD + f"'lr_warmup': {word}\n'compress_activations': {word}\n")
+    driver = read_driver(path)
+    assert not driver.problems and driver.keys["lr_warmup"] is is_true and driver.keys["compress_activations"] is is_true
+    assert ("--lr-warmup" in commands(driver, Launch(DATA, local=True))[0]) is is_true
 
 
 def test_commands_are_argument_lists_a_rank():

@@ -1,5 +1,6 @@
 """Order, versions and routes by the formulas, and what the simulation makes of them."""
 
+import gzip
 import json
 
 import numpy as np
@@ -190,6 +191,8 @@ def test_simulate_writes_a_timeline_for_perfetto_and_a_trace(tmp_path):
     assert len(passes) == 12 * 2 * 2
     assert max(event["ts"] + event["dur"] for event in passes) == pytest.approx(document["seconds"] * 1e6)
     assert {event["args"]["weight_version"] for event in passes if event["tid"] == 0} == {0, 1, 2}
+    assert call("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(tmp_path / "t.json.gz")).returncode == 0
+    assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == (tmp_path / "t.json").read_bytes()
 
     from tracing_tools.trace.reader import Trace
 
