@@ -37,7 +37,9 @@ def describe(entry: dict[str, Any]) -> str:
     if "agree" in entry:
         if entry["agree"] is None:
             return f"{entry['value']}, seen once"
-        return f"{entry['value']}, as {entry['agree']:.0%} of {entry['observations']} say"
+        return f"{entry['value']}, in {entry['agree']:.0%} of {entry['observations']} cases"
     if entry["low"] is None:
         return f"{entry['value']:.6g} s, seen once"
-    return f"{entry['value']:.4g} s in the mean ({entry['low']:.4g} to {entry['high']:.4g}, 95 %) of {entry['observations']}"
+    return (
+        f"{entry['value']:.4g} s in the mean ({entry['low']:.4g} to {entry['high']:.4g}, 95 %) of {entry['observations']} times"
+    )

@@ -8,6 +8,7 @@ from common.errors import UsageError
 from iotwin.command import Command, Outcome, add_dask_option
 
 _BAR_WIDTH = 20
+_SAID = {"sizes by marginals alone": "sizes drawn one by one"}  # of controls whose name in the document is a statistician's
 _LEAST_SHOWN = (
     "time in training",
     "time between waits for data in training",
@@ -88,12 +89,16 @@ def _show_test(test: dict[str, Any]) -> None:
         print(f"distance to the job: {test['distance_ratio']:.2f} times that of reruns to one another ", end="")
         print(f"(95 % interval {interval}; up to {test['margin']:.2f} is alike)")
     for title, noticed in (("noticed", True), ("not noticed", False)):
-        names = [name for name, control in test["controls"].items() if control["noticed"] is noticed]
+        names = [_SAID.get(name, name) for name, control in test["controls"].items() if control["noticed"] is noticed]
         if names:
-            print(f"wrong twins of this trace that are {title}: {', '.join(names)}")
-    unjudged = [f"{name} {control['overall']:.3f}" for name, control in test["controls"].items() if control["noticed"] is None]
+            print(f"twins of A with a known fault that are {title}: {', '.join(names)}")
+    unjudged = [
+        f"{_SAID.get(name, name)} {control['overall']:.3f}"
+        for name, control in test["controls"].items()
+        if control["noticed"] is None
+    ]
     if unjudged and test["distance_ratio"] is None:
-        print(f"wrong twins of this trace score: {', '.join(unjudged)}")
+        print(f"twins of A with a known fault score: {', '.join(unjudged)}")
     least = {name: test["smallest_change_noticed"].get(name) for name in _LEAST_SHOWN}
     shown = [f"{name} {100 * change:.0f} %" for name, change in least.items() if change is not None]
     if shown:

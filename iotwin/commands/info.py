@@ -1,12 +1,14 @@
 """``iotwin info``: what a trace holds, in a screenful."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
 
-_SHOWN, _MOST_OPERATIONS = 3, 5
+_SHOWN, _MOST_OPERATIONS, _FEWEST_OPERATIONS, _MOST_NOTES = 3, 5, 2, 4
+_SCREEN_LINES = 40
 _MOST_EVENTS = 2_000_000  # of which is told what twin they have: a fit holds them in memory
 _COUNTED = ("files", "calls", "read_bytes", "written_bytes")
 
@@ -42,39 +44,54 @@ class Info(Command):
         from rich.text import Text
 
         from common import terminal
-        from common.units import format_duration, format_size
+        from common.units import format_size
         from iotwin.loops.statistics_table import show_statistics
-        from trace_visuals.labels import machine_words, plain
-        from tracing_tools.trace.manifest import Host
 
-        manifest, console = document["manifest"], terminal.console()
-        host, lost = manifest["host"], sum(manifest["lost"].values())
-        console.print(Text(plain(f"{document['trace']}: {' '.join(manifest['target']['command'])}", 200), style="bold"))
-        machine = ", ".join(machine_words(Host(**host)))
-        console.print(Text(f"{manifest['status']}, by {manifest['backend']}" + (f" on {machine}" if machine else "")))
-        duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
-        losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
-        console.print(f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}")
-        processes = ", ".join(f"{count} {role}" for role, count in document["processes"].items())
-        console.print(f"processes: {processes}")
-        if document["phases"]:
-            console.print(f"phases: {', '.join(map(_phase, document['phases']))}")
-        if document["parts"]:
-            console.print(Text(f"parts of steps: {', '.join(map(_part, document['parts']))}"))
-        if document["twin"] is not None:
-            console.print(Text(plain(f"its twin: {document['twin']}", 1000)))
-        for note in manifest["notes"]:
-            console.print(Text(plain(f"note: {note}", 500)))
-        _show_kinds(document["files"])
+        console, head = terminal.console(), list(_head(document))
+        for number, line in enumerate(head):
+            console.print(Text(line, style="" if number else "bold"))
+        kinds = _show_kinds(document["files"])
         if cache := document["page_cache"]:
             share = "" if cache["hit_ratio"] is None else f": {cache['hit_ratio']:.0%} were in the page cache"
             fetched = f"{format_size(cache['read_bytes'])} read, {format_size(cache['device_bytes'])} of it from devices"
             console.print(f"{fetched}{share}")
         storage = document["busiest_storage_files"]
         what = "data-set and checkpoint files" if storage else "files"
-        show_statistics(storage or document["busiest_files"], f"{what} with the most time in calls", _SHOWN)
-        show_statistics(document["operations"], "calls of all kinds", _MOST_OPERATIONS, "iotwin stats shows all")
-        show_statistics(document["busiest_processes"], "processes with the most time in calls", _SHOWN)
+        files, processes = (storage or document["busiest_files"])[:_SHOWN], document["busiest_processes"][:_SHOWN]
+        # Besides rows a table has an empty line, title, headings and rule; that of operations also a line of how many more.
+        used = sum(-(-len(line) // console.width) for line in head) + kinds + bool(cache) + len(files) + len(processes) + 13
+        show_statistics(files, f"{what} with the most time in calls", _SHOWN)
+        most = min(_MOST_OPERATIONS, max(_FEWEST_OPERATIONS, _SCREEN_LINES - used))
+        show_statistics(document["operations"], "calls of all kinds", most, "iotwin stats shows all")
+        show_statistics(processes, "processes with the most time in calls", _SHOWN)
+
+
+def _head(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines above the tables: the job, the machine, losses, phases, the twin and notes."""
+    from common.units import format_duration
+    from trace_visuals.labels import machine_words, plain
+    from tracing_tools.trace.manifest import Host
+
+    manifest = document["manifest"]
+    lost = sum(manifest["lost"].values())
+    yield plain(f"{document['trace']}: {' '.join(manifest['target']['command'])}", 200)
+    machine = ", ".join(machine_words(Host(**manifest["host"])))
+    yield f"{manifest['status']}, by {manifest['backend']}" + (f" on {machine}" if machine else "")
+    losses = f"{lost} events LOST: {manifest['lost']}" if lost else "no event lost"
+    duration = format_duration(manifest["end_ns"] - manifest["start_ns"])
+    yield f"{manifest['events']} events in {duration}, {losses}, exit status {manifest['exit_status']}"
+    yield f"processes: {', '.join(f'{count} {role}' for role, count in document['processes'].items())}"
+    if document["phases"]:
+        yield f"phases: {', '.join(map(_phase, document['phases']))}"
+    if document["parts"]:
+        yield f"parts of steps: {', '.join(map(_part, document['parts']))}"
+    if document["twin"] is not None:
+        yield plain(f"its twin: {document['twin']}", 1000)
+    notes = manifest["notes"]
+    shown = notes if len(notes) <= _MOST_NOTES else notes[: _MOST_NOTES - 1]
+    yield from (plain(f"note: {note}", 500) for note in shown)
+    if len(shown) < len(notes):
+        yield f"{len(notes) - len(shown)} more notes: iotwin info --json"
 
 
 def _phase(row: dict[str, Any]) -> str:
@@ -93,8 +110,8 @@ def _part(row: dict[str, Any]) -> str:
     return f"{row['count']} {plain(row['name'], 40)} of {format_duration(row['median_s'] * 1e9)}"
 
 
-def _show_kinds(files: list[dict[str, Any]]) -> None:
-    """Print what was done to the files of each kind, the job's storage first and all that is none in one line."""
+def _show_kinds(files: list[dict[str, Any]]) -> int:
+    """Print what was done to files by kind, the job's storage first, all that is none in one line; return the number of lines."""
     from common.terminal import console
     from common.units import format_size
     from iotwin.loops.statistics_table import KINDS_FIRST, plain_table
@@ -113,3 +130,4 @@ def _show_kinds(files: list[dict[str, Any]]) -> None:
     out = console()
     out.print()
     out.print(table)
+    return 3 + int(table.row_count)

@@ -12,6 +12,7 @@ KINDS_FIRST = ("dataset", "checkpoint", "log")
 _SHOWN_OF_KIND = 6
 _WIDE, _PIPE_WIDTH = 125, 160  # characters of a line
 _WORDS = 60  # characters of a name
+_NO_FILE = "(calls that name no file)"
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
@@ -32,7 +33,7 @@ def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str
     for name in names:
         table.add_column(name, overflow="fold")
     for row in rows[:most]:
-        words = [Text(plain("" if row[name] is None else str(row[name]), _WORDS)) for name in names]
+        words = [Text(plain(_word(name, row[name]), _WORDS)) for name in names]
         table.add_row(*(_cell(name, row[name]) for name in headings), *words)
     console.print()
     console.print(table)
@@ -83,6 +84,12 @@ def wide_console() -> Any:
 
     usual = console()
     return usual if usual.is_terminal or "COLUMNS" in os.environ else console(width=_PIPE_WIDTH)
+
+
+def _word(name: str, value: Any) -> str:
+    if name == "path" and not value:
+        return _NO_FILE
+    return "" if value is None else str(value)
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -26,8 +26,10 @@ class GpuSampler:
         try:
             pynvml.nvmlInit()
             self._devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError_LibraryNotFound:
+            raise IotwinError("no NVIDIA driver is installed here") from None
         except pynvml.NVMLError as error:
-            raise IotwinError(f"NVML says: {error}") from None
+            raise IotwinError(f"NVIDIA's library says: {error}") from None
         if not self._devices:
             raise IotwinError("NVML lists no GPU")
         self._seen_us = [0] * len(self._devices)  # the driver's time of the newest sample of processes taken

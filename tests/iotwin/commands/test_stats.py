@@ -4,8 +4,13 @@ import csv
 import io
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
 from iotwin.loops.statistics_table import storage_first
 from tests.processes import call, one_line
+from tests.synthetic import Job, write_job
 from tests.trace_visuals.hostile import MARK, NAMES, write_hostile
 from tracing_tools.trace.reader import Trace
 
@@ -77,3 +82,25 @@ def test_files_of_one_kind_alone(trace):
     wrong = call("stats", trace, "--by", "file", "--kind", "datset")
     assert wrong.returncode == 2 and "did you mean 'dataset'" in one_line(wrong)
     assert call("stats", trace, "--kind", "dataset").returncode == 2
+
+
+@pytest.mark.parametrize("notes", [0, 3, 9])
+def test_info_fits_a_screen_whatever_there_is_to_note(tmp_path, monkeypatch, notes):
+    monkeypatch.setenv("COLUMNS", "120")
+    path = write_job(tmp_path / "job.trace", Job(loaders=4, evaluation_files=4))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["notes"] = [f"something worth {number} words" for number in range(notes)]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    shown = call("info", path).stdout.splitlines()
+    assert 20 < len(shown) <= 40
+    assert sum(line.startswith("note: ") for line in shown) == min(notes, 3)
+    assert ("6 more notes: iotwin info --json" in shown) is (notes == 9)
+
+
+def test_calls_that_name_no_file_say_so(tmp_path):
+    path = write_job(tmp_path / "job.trace")
+    events = path / "events.parquet" / "part-00000.parquet"
+    table = pq.read_table(events)
+    ids = [None] * 3 + table["file_id"].to_pylist()[3:]
+    pq.write_table(table.set_column(table.column_names.index("file_id"), "file_id", pa.array(ids, pa.int32())), events)
+    assert "(calls that name no file)" in call("stats", path, "--by", "file").stdout
