@@ -1,13 +1,18 @@
 """A newcomer's way through the README after installation: from the first command on a job of their own to the first picture.
 
-On the way `iotwin info` has to fit a screen.
+All that the README does with that job is done once more on a terminal of 120 columns, where what a command says fits a screen.
 """
 
+import fcntl
 import os
+import pty
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +22,37 @@ from tests.docs.pages import blocks
 from tests.perf.figures import Figure
 
 _FIRST, _PICTURE = "iotwin generate", "iotwin plot timeline"
+_COLUMNS, _SCREEN_LINES = 120, 40
 
 
-def _blocks_to_the_picture() -> list[str]:
-    """The README's shell blocks from the first that makes data to the one that draws, cut after the drawing."""
+def _commands() -> list[str]:
+    """The README's commands from the first that makes data, a line each."""
     texts = [block.text for block in blocks(ROOT / "README.md") if block.language == "sh" and "not run" not in block.markers]
     first = next(number for number, text in enumerate(texts) if text.startswith(_FIRST))
-    last = next(number for number, text in enumerate(texts) if _PICTURE in text)
-    drawing = next(line for line in texts[last].splitlines() if line.startswith(_PICTURE))
-    return [*texts[first:last], drawing]
+    return [line for text in texts[first:] for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def _lines_on_a_terminal(command: str, place: Path, environment: dict[str, str]) -> int:
+    """Return how many lines a command leaves on a terminal of 120 columns; progress bars are gone at the end."""
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(place)
+        os.execvpe("bash", ["bash", "-c", command], environment)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _SCREEN_LINES, _COLUMNS, 0, 0))
+    shown = b""
+    while True:
+        try:
+            some = os.read(terminal, 1 << 16)
+        except OSError:  # the way in which a terminal ends
+            break
+        if not some:
+            break
+        shown += some
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown.decode(errors="replace")
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode(errors="replace").replace("\r\n", "\n")
+    lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return sum(-(-max(1, len(line)) // _COLUMNS) for line in lines) - 1
 
 
 def measure() -> Iterator[Figure]:
@@ -39,19 +66,26 @@ def measure() -> Iterator[Figure]:
             (programs / program).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
             (programs / program).chmod(0o755)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        commands = _commands()
+        drawing = next(number for number, command in enumerate(commands) if command.startswith(_PICTURE))
         begin = time.perf_counter()
-        for text in (texts := _blocks_to_the_picture()):
+        for command in commands[: drawing + 1]:
             subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", text], cwd=place, env=environment, check=True, stdin=subprocess.DEVNULL,
+                ["bash", "-euo", "pipefail", "-c", command], cwd=place, env=environment, check=True, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         seconds = time.perf_counter() - begin
         assert (place / "timeline.pdf").stat().st_size
-        told = subprocess.run([programs / "iotwin", "info", "real.trace"], cwd=place, env=environment, check=True,
-                              capture_output=True, text=True).stdout  # fmt: skip
-    commands = sum(text.count("iotwin ") for text in texts)
-    yield Figure("README: seconds from the first command on a job to its picture", seconds, 180, detail=f"{commands} commands")
-    yield Figure("README: lines of iotwin info about that job", len(told.splitlines()), 40)
+        for made in ("data", "checkpoints", "real.trace", "twin.trace", "proven"):
+            shutil.rmtree(place / made)
+        lines = {command: _lines_on_a_terminal(command, place, environment) for command in commands}
+    detail = f"{drawing + 1} commands"
+    yield Figure("README: seconds from the first command on a job to its picture", seconds, 180, detail=detail)
+    longest = max(lines, key=lines.__getitem__)
+    detail = f"{longest}; of {len(lines)} commands at {_COLUMNS} columns"
+    yield Figure("README: lines of the longest screen about that job", lines[longest], _SCREEN_LINES, detail=detail)
+    info = next(lines[command] for command in commands if command.startswith("iotwin info"))
+    yield Figure("README: lines of iotwin info about that job", info, _SCREEN_LINES)
 
 
 if __name__ == "__main__":
