@@ -3,12 +3,13 @@
 Each thread appends records to a file of its own under raw/ (probes/preload.c), which become one when the job has ended.
 """
 
+import contextlib
 import os
 import re
 import shutil
+import stat
 import struct
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from tracing_tools.backends.job_directory import make_job_directory, run_as_job
 from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.probes import PRELOAD_SOURCE
 from tracing_tools.protocols import Ledger, Scope
+from tracing_tools.targets.held_folder import HeldFolder, remove_stale
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.raw.converted import ConvertedRecords
 from tracing_tools.trace.raw.recording import Recording
@@ -29,6 +31,7 @@ _FLAGS = ["-O2", "-shared", "-fPIC"]
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)
 _PIECE_ROWS = 1 << 18
 _DIRECTORY, _LOST_FILE = "preload", "lost"  # in raw/
+_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # of the folder of a copy: the job may be another user's
 _NOT_SEEN = (
     "captured by preload: calls of statically linked and setuid programs, and those that libc makes by itself "
     "(reads and writes of C's stdio), are not seen"
@@ -54,7 +57,7 @@ class PreloadBackend:
         if not scope.starts_command:
             raise IotwinError("preload traces only a command that it starts itself; containers and running processes need eBPF")
         self.probes = ["LD_PRELOAD"]
-        self._elsewhere: Path | None = None  # of the library, where it could not be loaded from raw/
+        self._elsewhere: HeldFolder | None = None  # of the library, where it could not be loaded from raw/
         self._notes = [_NOT_SEEN, *not_recorded("preload", scope, ("metadata", "mmap", "async", "block"))]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
@@ -68,7 +71,7 @@ class PreloadBackend:
         lost = directory / _LOST_FILE
         lost.write_bytes(bytes(8))
         lost.chmod(0o666 if os.geteuid() == 0 else 0o600)
-        library = directory / "preload.so"
+        library = directory / _LIBRARY
         done = subprocess.run(
             ["cc", *_FLAGS, "-o", str(library), str(PRELOAD_SOURCE), "-ldl"], capture_output=True, text=True, check=False
         )
@@ -85,9 +88,8 @@ class PreloadBackend:
         reason = _reason_against(library)
         if reason is None:
             return library
-        self._elsewhere = Path(tempfile.mkdtemp(prefix="iotwin-preload-"))
-        self._elsewhere.chmod(0o755)
-        copy = Path(shutil.copy(library, self._elsewhere))
+        self._elsewhere = HeldFolder(_PREFIX, _MODE)
+        copy = Path(shutil.copy(library, self._elsewhere.path))
         if _reason_against(copy) is not None:
             self.stop(None)
             raise IotwinError(f"preload's library cannot be loaded from {library.parent}: {reason}; choose another place for -o")
@@ -114,9 +116,23 @@ class PreloadBackend:
     def stop(self, recording: Recording | None) -> None:
         """The library ends with the job; say what it does not see."""
         if self._elsewhere is not None:
-            shutil.rmtree(self._elsewhere, ignore_errors=True)
+            self._elsewhere.close()
         if recording is not None:
             recording.manifest.notes.extend(self._notes)
+
+
+def remove_stale_copies() -> list[str]:
+    """Remove the copies of the library that killed tracers of this user left, when no process of their jobs has them any more."""
+    return remove_stale(_PREFIX, _MODE, _LIBRARY, _is_unused)
+
+
+def _is_unused(library: Path, status: os.stat_result) -> bool:
+    mapped = os.fsencode(f"/{library.parent.name}/{library.name}")
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if mapped in maps.read_bytes():
+                return False
+    return stat.S_ISREG(status.st_mode)
 
 
 def _reason_against(library: Path) -> str | None:

@@ -36,6 +36,11 @@ _CUT_OFF = (
     "strace ended before the command, as at the command's limit on file sizes (ulimit -f), within which it writes:"
     " what came later is not in the trace"
 )
+_LAST_LINE_BYTES = 1 << 9  # it has no arguments
+_LOST = (
+    "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
+    " which is what is counted as lost"
+)
 _CALLS_FILE = "strace.calls"  # the names of the calls to record; strace tells of more, as it needs them to follow the job
 
 
@@ -107,7 +112,8 @@ def convert(raw: Path, manifest: Manifest) -> None:
         return
     if not manifest.clock:
         raise IotwinError("the recording holds no reading of the clocks, without which strace's times mean nothing")
-    calls = sorted(_calls_below(raw / _DIRECTORY), key=lambda call: (call.start_ns, call.name == "exit"))
+    paths = _text_files(raw / _DIRECTORY)
+    calls = sorted(_calls_in(paths), key=lambda call: (call.start_ns, call.name == "exit"))
     clock = manifest.clock[-1]
     replay = _Records(clock.monotonic_ns - clock.realtime_ns, (raw / _CALLS_FILE).read_text().split(","))
     events = [event for call in calls for event in replay.apply(call)]
@@ -118,14 +124,29 @@ def convert(raw: Path, manifest: Manifest) -> None:
         call.tid == manifest.target.root_pid and call.name == "exit" for call in calls
     ):
         manifest.notes.append(_CUT_OFF)
+    cut_off = sum(_is_cut_off(path) for path in paths)
+    if cut_off:
+        manifest.notes.append(_LOST.format(cut_off))
+        manifest.lost = {"text": cut_off}
 
 
-def _calls_below(directory: Path) -> Iterator[text.Call]:
-    """Yield the calls of strace's files. The job's user can write in there, so nothing but such files is read, and no link."""
-    for path in directory.glob(f"{_FILE}.*"):
-        if path.suffix[1:].isdecimal():
-            with open_foreign(path, follow=False) as file:
-                yield from text.parse_lines(int(path.suffix[1:]), file)
+def _text_files(directory: Path) -> list[Path]:
+    """Return strace's files. The job's user can write in there, so nothing but such files is read, and no link."""
+    return [path for path in directory.glob(f"{_FILE}.*") if path.suffix[1:].isdecimal()]
+
+
+def _calls_in(paths: list[Path]) -> Iterator[text.Call]:
+    for path in paths:
+        with open_foreign(path, follow=False) as file:
+            yield from text.parse_lines(int(path.suffix[1:]), file)
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the text does not go on to the end of its thread, which has ended."""
+    with open_foreign(path, follow=False) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_LINE_BYTES))
+        lines = file.readlines()
+    return not (lines and text.is_last(lines[-1])) and not Path(f"/proc/{path.suffix[1:]}").exists()
 
 
 class _Records:

@@ -15,15 +15,14 @@ from pathlib import Path
 import msgspec
 
 from common.errors import IotwinError
-from common.signals import interrupts_held
 from tracing_tools.backends import convert
+from tracing_tools.recorder.apart import fork_apart, leave_root
 from tracing_tools.targets.user import User
 from tracing_tools.trace.manifest import Manifest, read_manifest
 from tracing_tools.trace.raw.finish import recover_trace
 from tracing_tools.trace.raw.recording import is_being_recorded
 
 _PIECE_BYTES = 1 << 16
-_SET_NO_NEW_PRIVILEGES = 38  # prctl(2), PR_SET_NO_NEW_PRIVS
 _IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # by what finishes; the user may not be able to read where iotwin is installed
 _DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
 
@@ -36,11 +35,8 @@ def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Man
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
     answers, ours = os.pipe()
-    with interrupts_held():  # Python drops a Ctrl-C that arrives in the hooks it runs around a fork
-        child = os.fork()
-        if child == 0:
-            _work(user, {directory, ours}, ours, finish)
-        os.close(ours)
+    child = fork_apart(lambda: _work(user, {directory, ours}, ours, finish))
+    os.close(ours)
     try:
         answer = b"".join(iter(lambda: os.read(answers, _PIECE_BYTES), b""))
     except BaseException:
@@ -86,17 +82,10 @@ def recover_as(user: User, directory: Path) -> Manifest:
 
 
 def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifest]) -> None:
-    """In the child: keep standard streams, the trace and the way to answer, become the user, do it, and end."""
+    """In the child: keep standard streams, the trace and the way to answer, become the user, and do it."""
     answer = _FAILED
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        for descriptor in (int(path.name) for path in [*Path("/proc/self/fd").iterdir()]):
-            if descriptor > 2 and descriptor not in kept:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-        user.become()
+        leave_root(user, kept, signal.SIG_DFL)
         answer = _DONE + msgspec.json.encode(finish())
     except MemoryError:
         answer = _NO_MEMORY
@@ -108,7 +97,6 @@ def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifes
         with contextlib.suppress(OSError):
             while answer:
                 answer = answer[os.write(answers, answer) :]
-        os._exit(0)
 
 
 def _understood(answer: bytes) -> Manifest:

@@ -3,11 +3,12 @@
 On a terminal a table that is drawn anew each second, otherwise a line. Sums and histograms are taken of whole batches of records.
 """
 
+import io
 import math
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,8 @@ from numpy.typing import NDArray
 from common.progress import show_line
 from common.terminal import console
 from common.units import format_duration, format_size
-from tracing_tools.recorder.live_phases import LivePhases, PhaseLog
-from tracing_tools.trace.manifest import Manifest
+from tracing_tools.recorder.live_phases import LivePhases
 from tracing_tools.trace.raw.file_table import readable
-from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.raw.records import NAME_INHERITED, NAME_OPENED, read_names
 from tracing_tools.trace.schema import GROUP_OF_OP, OP_GROUPS
 from tracing_tools.trace.syscalls import NUMBER_OF_OP
@@ -38,6 +37,17 @@ for _op, _number in NUMBER_OF_OP.items():
 _READ, _WRITE = _GROUPS.index("read"), _GROUPS.index("write")
 
 
+def warm_up() -> None:
+    """Import all that drawing takes: the user may not be able to read where iotwin is installed."""
+    if not sys.stderr.isatty():
+        return
+    view = LiveView("\u65e5")  # a character of two columns takes tables of its own
+    with redirect_stderr(io.StringIO()):
+        view.draw(1.0, 0)
+        view.say("")
+        view.close()
+
+
 class LiveView:
     """Gathers records and shows, once a second, what the last second held."""
 
@@ -45,7 +55,7 @@ class LiveView:
         self._title, self._begin_ns = title, time.monotonic_ns()
         self._names: dict[tuple[int, int], str] = {}
         self._file_bytes: dict[tuple[int, int], int] = {}
-        self._phases = LivePhases()
+        self.phases = LivePhases()
         self._display: Any = None
         self._last_ns = self._begin_ns
         self._clear()
@@ -81,22 +91,29 @@ class LiveView:
             if record.type in (NAME_OPENED, NAME_INHERITED) and len(self._names) < _MAX_FILES:
                 self._names.setdefault((record.device, record.inode), readable(record.text))
 
-    def phase_log(self) -> PhaseLog:
-        """Return what learns the job's phases from one of its logs."""
-        return PhaseLog(self._phases)
+    def due_s(self) -> float:
+        """Return the seconds until the next picture, negative when it is late."""
+        return (self._last_ns + _EVERY_NS - time.monotonic_ns()) / 1e9
 
     def refresh(self, lost: Mapping[str, int]) -> None:
         """Show the last second, if it is over; `lost` counts the events lost so far."""
         now = time.monotonic_ns()
-        if now - self._last_ns < _EVERY_NS:
+        if self.due_s() > 0:
             return
         seconds = (now - self._last_ns) / 1e9
         if sys.stderr.isatty():
-            self._draw(seconds, sum(lost.values()))
+            self.draw(seconds, sum(lost.values()))
         else:
             show_line(self._line(seconds, sum(lost.values())))
         self._last_ns = now
         self._clear()
+
+    def say(self, text: str) -> None:
+        """Show a line of the recorder's, above the tables."""
+        if self._display is None:
+            show_line(text)
+        else:
+            self._display.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last picture on the terminal."""
@@ -104,7 +121,7 @@ class LiveView:
             self._display.stop()
 
     def _elapsed(self) -> str:
-        phases = self._phases.current()
+        phases = self.phases.current()
         return f"{(time.monotonic_ns() - self._begin_ns) / 1e9:.0f} s" + (f", {phases}" if phases else "")
 
     def _line(self, seconds: float, lost: int) -> str:
@@ -115,7 +132,8 @@ class LiveView:
         )
         return f"{self._elapsed()}: {moves}, all {self._calls.sum() / seconds:.0f} calls/s, {lost} lost"
 
-    def _draw(self, seconds: float, lost: int) -> None:
+    def draw(self, seconds: float, lost: int) -> None:
+        """Draw the tables of the last `seconds` on stderr."""
         from rich.console import Group
         from rich.live import Live
         from rich.table import Table
@@ -142,22 +160,3 @@ class LiveView:
             return "-"
         bucket = int(np.searchsorted(counts, math.ceil(share * int(counts[-1]))))
         return format_duration(2 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE))
-
-
-class LiveRecording(Recording):
-    """A recording that shows a view what it is given."""
-
-    def __init__(self, directory: Path, manifest: Manifest, force: bool, view: LiveView) -> None:
-        super().__init__(directory, manifest, force)
-        self._view = view
-
-    def append_events(self, records: NDArray[np.void]) -> None:
-        """Append event records and count them."""
-        super().append_events(records)
-        if len(records):
-            self._view.add_events(records)
-
-    def append_names(self, content: bytes | memoryview) -> None:
-        """Append name records and learn from them."""
-        super().append_names(content)
-        self._view.add_names(content)

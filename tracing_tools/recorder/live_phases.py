@@ -1,5 +1,7 @@
 """The phases that a job says it is in right now, from what it prints, line by line as it comes."""
 
+from collections.abc import Callable
+
 from tracing_tools.trace.logs.mllog import phase_edge
 from tracing_tools.trace.schema import PHASE_NAMES
 
@@ -35,18 +37,15 @@ class LivePhases:
         )
 
 
-class PhaseLog:
-    """A stream that takes one log of the job's as it grows, in pieces of any size, and tells `phases` of its lines."""
+class Lines:
+    """Takes a log as it grows, in pieces of any size, and hands on each of its lines once it is whole."""
 
-    def __init__(self, phases: LivePhases) -> None:
-        self._phases, self._rest = phases, b""
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take, self._rest = take, b""
 
     def write(self, content: bytes) -> None:
         """Take the next piece of the log."""
         *lines, self._rest = (self._rest + content).split(b"\n")
         self._rest = self._rest[-_MAX_LINE_BYTES:]
         for line in lines:
-            self._phases.add_line(line.decode(errors="replace"))
-
-    def flush(self) -> None:
-        """Nothing is held back but an unfinished line."""
+            self._take(line.decode(errors="replace"))

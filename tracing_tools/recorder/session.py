@@ -4,6 +4,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,17 +12,18 @@ from common.errors import IotwinError, UnfinishedTraceError
 from common.progress import note
 from common.signals import interrupts_held
 from tracing_tools.backends import choose_backend, convert
+from tracing_tools.backends.preload import remove_stale_copies
 from tracing_tools.protocols import Backend, TraceTarget
 from tracing_tools.recorder.finishing import finish_as, give, held_path, hold
 from tracing_tools.recorder.host import host, version
 from tracing_tools.recorder.interruption import Interruption
-from tracing_tools.recorder.live import LiveRecording, LiveView
+from tracing_tools.recorder.live_display import LiveDisplay
 from tracing_tools.samplers.gpu import GpuSampler
 from tracing_tools.samplers.machine import MachineSampler
 from tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
 from tracing_tools.targets.command import CommandTarget
 from tracing_tools.targets.engine_gate import remove_stale_gates
-from tracing_tools.targets.job_output import Tail, output_tails, reading_tails
+from tracing_tools.targets.job_output import Tail, output_tails
 from tracing_tools.targets.limits import LimitedCgroups
 from tracing_tools.targets.user import User, invoking_user
 from tracing_tools.trace.manifest import Manifest, write_manifest
@@ -75,7 +77,15 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
     remove_stale_gates()
+    remove_stale_copies()
     user = invoking_user()
+    with LiveDisplay(directory.name, user) if options.live else nullcontext() as display:
+        return _trace(make_target, directory, options, user, display)
+
+
+def _trace(
+    make_target: Callable[[], TraceTarget], directory: Path, options: Options, user: User | None, display: LiveDisplay | None
+) -> Manifest:
     target = make_target()
     try:
         backend, notes = choose_backend(options.backend, replace(target.scope, detail=options.detail))
@@ -85,7 +95,7 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
         )  # fmt: skip
         interruption = Interruption(target, options.grace_ns, manifest.notes)
         try:
-            held, session = _record(target, backend, directory, manifest, options, interruption)
+            held, session = _record(target, backend, directory, manifest, options, interruption, display)
             try:
                 manifest, failure = _finish(held, directory, manifest, user, session.failure)
                 _wait_for(target, session.tails, interruption)
@@ -138,15 +148,14 @@ class _HeldDirectory:
 
 
 def _record(
-    target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options, interruption: Interruption
-) -> tuple[_HeldDirectory, "_Session"]:
+    target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options, interruption: Interruption,
+    display: LiveDisplay | None,
+) -> tuple[_HeldDirectory, "_Session"]:  # fmt: skip
     """Record until the target's end or the duration's; return the trace's directory, not yet finished, and how it went."""
-    view = LiveView(directory.name) if options.live else None
-    recorder = LiveRecording(directory, manifest, options.force, view) if view else Recording(directory, manifest, options.force)
-    with recorder as recording:
+    with Recording(directory, manifest, options.force) as recording:
         held = _HeldDirectory(directory)
         recording.directory = held.path
-        session = _Session(recording, backend, target, options, view, interruption)
+        session = _Session(recording, backend, target, options, display, interruption)
         try:
             target.start(backend, held.path / "logs", directory.absolute() / RAW)
             session.run()
@@ -204,11 +213,11 @@ class _Session:
     """The loop that moves records from the kernel to the recording while the target runs."""
 
     def __init__(
-        self, recording: Recording, backend: Backend, target: TraceTarget, options: Options, view: LiveView | None,
+        self, recording: Recording, backend: Backend, target: TraceTarget, options: Options, display: LiveDisplay | None,
         interruption: Interruption,
     ) -> None:  # fmt: skip
         self._interruption = interruption
-        self._recording, self._backend, self._target, self._options, self._view = recording, backend, target, options, view
+        self._recording, self._backend, self._target, self._options, self._display = recording, backend, target, options, display
         self._samplers: list[MachineSampler | GpuSampler] = [MachineSampler(target.cpu_ns)]
         try:
             self._samplers.append(GpuSampler())
@@ -221,8 +230,7 @@ class _Session:
         self._pause_s = _POLL_BUSY_S
         self._waiting = self._out_of_time = False
         self.failure: Exception | None = None  # of the recording; the job goes on without
-        self._lost: dict[str, int] = {}
-        self.tails = reading_tails(recording.directory / "logs", view.phase_log) if view is not None else []
+        self.tails: list[Tail] = []
         self.released = False
 
     def run(self) -> None:
@@ -236,7 +244,9 @@ class _Session:
             target.attach(self._backend)
             self._recording.append_names(target.names())
             self._append_containers()
-            if self._options.forward_output and self._view is None and not target.show_output():
+            if self._display is not None:
+                self._display.watch(self._recording.directory)
+            elif self._options.forward_output and not target.show_output():
                 self.tails = output_tails(self._recording.directory / "logs")
             self._release()
         except BaseException:
@@ -252,11 +262,12 @@ class _Session:
         manifest.cost.wall_ns = manifest.end_ns - manifest.start_ns
         job_cpu = target.cpu_ns()
         manifest.cost.job_cpu_ns = None if job_cpu is None else job_cpu - job_cpu_before
-        manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before
         manifest.exit_status = target.exit_status
         if "mmap" in self._options.detail and isinstance(target, CommandTarget) and target.has_ended():
             faults = _faults_of_children() - faults_before
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
+        display_cpu_ns = self._display.end() if self._display is not None else 0  # not before the faults of children are counted
+        manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
         if target.has_ended():
             target.has_shown_output(_SHOWN_S)
 
@@ -338,15 +349,14 @@ class _Session:
         if now >= self._ledger_due:
             self._ledger_due = now + _LEDGER_EVERY_NS
             self._append_ledger()
-        if self._view is not None:
-            self._view.refresh(self._lost)
+            if self._display is not None:
+                self._display.watch(self._recording.directory)  # a container's logs begin with it
         if now >= self._containers_due:
             self._containers_due = now + _CONTAINERS_EVERY_NS
             self._append_containers()
 
     def _append_ledger(self) -> None:
         ledger = self._backend.ledger()
-        self._lost = ledger.lost
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
 
     def _append_containers(self) -> None:
@@ -359,8 +369,6 @@ class _Session:
                 self._recording.append_journal("container", {"cgroup": cgroup, "name": name})
 
     def _stop_backend(self) -> None:
-        if self._view is not None:
-            self._view.close()
         try:
             self._backend.stop(None if self.failure else self._recording)
         except Exception as error:

@@ -6,23 +6,19 @@ the machine's load whether the tracer or the engine comes first.
 """
 
 import contextlib
-import fcntl
-import os
 import re
-import shutil
 import socket
 import stat
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import parse_qs
+
+from tracing_tools.targets.held_folder import HeldFolder, remove_stale
 
 _UNIX = "unix://"
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
-_PREFIX, _SOCKET = "iotwin-engine-", "docker.sock"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # nobody else's: who reaches the engine is root
 _CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
 _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
 
@@ -36,10 +32,8 @@ class EngineGate:
         self.saw_creation = False
         self._may_start = threading.Event()
         self._is_closed = False
-        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX))  # nobody else's: who reaches the engine is root
-        self._held = os.open(self._directory, _FOLDER)
-        fcntl.flock(self._held, fcntl.LOCK_EX)  # before there is a socket: it says that we live
-        self.address = f"{_UNIX}{self._directory}/{_SOCKET}"
+        self._folder = HeldFolder(_PREFIX, _MODE)
+        self.address = f"{_UNIX}{self._folder.path}/{_SOCKET}"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address.removeprefix(_UNIX))
         self._listener.listen()
@@ -54,10 +48,7 @@ class EngineGate:
         self._is_closed = not self._may_start.is_set()
         self._may_start.set()
         self._listener.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
+        self._folder.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -96,34 +87,8 @@ def can_gate(engine: str) -> bool:
 
 
 def remove_stale_gates() -> list[str]:
-    """Remove the directories that killed tracers of this user left behind; return their names.
-
-    Such a directory is its user's alone, holds a gate's socket and nothing else, and no process has it locked.
-    """
-    return [path.name for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*") if _was_removed(path)]
-
-
-def _was_removed(path: Path) -> bool:
-    try:
-        folder = os.open(path, _FOLDER)
-    except OSError:  # a link, a file, another user's
-        return False
-    try:
-        status = os.fstat(folder)
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700 or names != [_SOCKET]:
-            return False
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not stat.S_ISSOCK(os.stat(_SOCKET, dir_fd=folder, follow_symlinks=False).st_mode):
-            return False
-        os.unlink(_SOCKET, dir_fd=folder)
-        path.rmdir()
-    except OSError:  # a living tracer's, or already gone
-        return False
-    finally:
-        os.close(folder)
-    return True
+    """Remove the folders that killed tracers of this user left behind; return their names."""
+    return remove_stale(_PREFIX, _MODE, _SOCKET, lambda _, status: stat.S_ISSOCK(status.st_mode))
 
 
 def _piece(launcher: socket.socket) -> bytes:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO
 
 from tracing_tools.targets import output_keeper
 
@@ -161,21 +161,11 @@ def _fork_keeper(descriptors: list[int]) -> int:
     return pid
 
 
-class Sink(Protocol):
-    """What takes pieces of a log."""
-
-    def write(self, content: bytes, /) -> Any:
-        """Take the next piece."""
-
-    def flush(self) -> None:
-        """Pass on what was taken."""
-
-
 class Tail:
     """Copies what is appended to a log file to a stream."""
 
-    def __init__(self, path: Path, stream: Sink, takes: Callable[[float], object] | None = None) -> None:
-        """`takes`: whether the stream takes a page within so many seconds; None: it always does."""
+    def __init__(self, path: Path, stream: BinaryIO, takes: Callable[[float], object]) -> None:
+        """`takes`: whether the stream takes a page within so many seconds, or never will."""
         self._path, self._stream, self._takes, self._position = path, stream, takes, 0
         self._log: FileIO | None = None
 
@@ -188,10 +178,9 @@ class Tail:
                 return True
         size = os.fstat(self._log.fileno()).st_size
         while size > self._position:  # no more than that: a job that prints without end must not hold the recorder
-            if self._takes and not self._takes(wait_s):
+            if not self._takes(wait_s):
                 return False
-            length = _PAGE if self._takes else size - self._position
-            content = os.pread(self._log.fileno(), min(length, size - self._position), self._position)
+            content = os.pread(self._log.fileno(), min(_PAGE, size - self._position), self._position)
             if not content:
                 return True
             self._position += len(content)
@@ -213,8 +202,3 @@ def output_tails(logs: Path) -> list[Tail]:
     """Return what copies the files `stdout` and `stderr` of the directory `logs` to our own."""
     streams = sys.stdout.buffer, sys.stderr.buffer
     return [Tail(logs / name, stream, _writable(stream)) for name, stream in zip(_NAMES, streams, strict=True)]
-
-
-def reading_tails(logs: Path, make_reader: Callable[[], Sink]) -> list[Tail]:
-    """Return what hands the files `stdout` and `stderr` of the directory `logs` to a reader each."""
-    return [Tail(logs / name, make_reader()) for name in _NAMES]

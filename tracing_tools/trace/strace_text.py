@@ -12,6 +12,7 @@ _LINE = re.compile(
     rb"(?: (?P<error>[A-Z]\w+))?[^<]*(?:<(?P<took_s>\d+)\.(?P<took_ns>\d{6,9})>)?$"
 )
 _EXITED = re.compile(rb"(?P<s>\d+)\.(?P<ns>\d{6,9}) \+\+\+ (?:exited with (?P<status>\d{1,3})\b|killed by (?P<signal>SIG\w+))")
+_LAST = re.compile(rb"\d+\.\d{6,9} \+\+\+ .* \+\+\+\n")
 _DESCRIPTOR = re.compile(rb"(?P<fd>AT_FDCWD|-?\d+)(?:<(?P<path>[^>]*)>)?")
 _STRING = re.compile(rb'"(?P<text>(?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-f]{2}|.)")
@@ -58,6 +59,11 @@ def parse_lines(tid: int, lines: Iterable[bytes]) -> Iterator[Call]:
             signal_number = _signal_number(ended["signal"]) if ended["signal"] else 0
             status = signal_number or int(ended["status"] or 0) << 8
             yield Call(tid, _nanoseconds(ended["s"], ended["ns"]), 0, "exit", b"", status, None)
+
+
+def is_last(line: bytes) -> bool:
+    """Whether the line ends the text of a thread: it exited, was killed, or went on under another number after execve."""
+    return _LAST.fullmatch(line) is not None
 
 
 def _call(tid: int, match: re.Match[bytes]) -> Call | None:

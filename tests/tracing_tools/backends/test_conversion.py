@@ -7,12 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import ROOT, run_iotwin, small_disk
 from tests.processes import start, wait_for
 from tracing_tools.backends import preload, strace
 from tracing_tools.trace.manifest import Host, Manifest, Target
@@ -104,13 +105,35 @@ def test_preload_sees_a_job_whose_trace_has_a_name_that_the_loader_cannot_read(t
     assert not list(scratch.iterdir())
 
 
+def test_the_copy_of_a_killed_tracer_goes_with_the_last_of_its_job(tmp_path, monkeypatch):
+    """It stayed in the temporary directory for good."""
+    _need("preload")
+    scratch = tmp_path / "scratch"
+    (tmp_path / "a b").mkdir()
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    words = ("trace", "-o", tmp_path / "a b" / "t", "--backend", "preload", "--")
+    tracer = start(*words, "sh", "-c", "echo $$; exec sleep 600", env=environment, stderr=subprocess.DEVNULL)
+    pid = int(tracer.stdout.readline())
+    assert len(list(scratch.iterdir())) == 1 and preload.remove_stale_copies() == []  # its tracer lives
+    tracer.kill()
+    tracer.wait()
+    assert preload.remove_stale_copies() == []  # a program that the job starts would not find it
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{pid}/maps").exists() or not Path(f"/proc/{pid}/maps").read_bytes(), "the job's end")
+    tracer.communicate()
+    assert run_iotwin("trace", "-o", tmp_path / "next", "--backend", "preload", "--", "true", env=environment).returncode == 0
+    assert not list(scratch.iterdir())
+
+
 def test_a_library_that_no_place_lets_run_is_told_before_the_job_runs(tmp_path, monkeypatch):
     _need("preload")
     monkeypatch.setattr(preload, "_reason_against", lambda _: "failed to map segment")
     made = preload.PreloadBackend(preload.Scope())
     with pytest.raises(preload.IotwinError, match=rf"from {tmp_path}/preload: failed to map segment; choose another place"):
         made.wrap(["cat"], tmp_path)
-    assert made._elsewhere is not None and not made._elsewhere.exists()
+    assert made._elsewhere is not None and not made._elsewhere.path.exists()
 
 
 def test_stracess_end_at_a_limit_on_file_sizes_is_not_the_jobs(tmp_path):
@@ -137,3 +160,39 @@ def test_stracess_end_at_a_limit_on_file_sizes_is_not_the_jobs(tmp_path):
         assert run_iotwin("recover", tmp_path / "t").returncode == 0
     manifest = Trace(tmp_path / "t").manifest
     assert 0 < manifest.events < 8000 and any("strace ended before the command" in note for note in manifest.notes)
+    assert manifest.lost["text"] >= 2  # the shell's and dd's
+
+
+@pytest.mark.root
+def test_what_strace_had_no_room_for_is_lost_and_said(tmp_path):
+    """strace goes on without the text that does not fit. The trace said that none was lost."""
+    _need("strace")
+    with small_disk(tmp_path / "small", 600_000) as small:
+        words = ("trace", "-o", small / "t", "--backend", "strace", "--")
+        done = run_iotwin(*words, "sh", "-c", "dd if=/dev/zero of=/dev/null bs=1 count=8000; exit 7")
+        assert done.returncode == 7, done.stderr
+        shutil.copytree(small / "t", tmp_path / "t")
+    if (tmp_path / "t" / RAW).exists():  # no room for the tables either
+        assert run_iotwin("recover", tmp_path / "t").returncode == 0
+    else:
+        assert " LOST" in done.stderr
+    manifest = Trace(tmp_path / "t").manifest
+    assert 0 < manifest.events < 16000 and manifest.lost["text"] >= 1
+    assert any("each lost one call at least" in note for note in manifest.notes)
+
+
+@pytest.mark.parametrize(
+    "last", [b"+++ exited with 0 +++\n", b"+++ killed by SIGKILL (core dumped) +++\n", b"+++ superseded by execve in pid 4 +++\n"]
+)
+def test_only_a_text_that_does_not_go_on_to_its_threads_end_is_cut_off(tmp_path, last):
+    line = b'1795359099.167367696 read(0</dev/zero>, "+++ ", 1) = 1 <0.000008162>\n'
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    ending = line * 40 + b"1795359099.466791655 " + last
+    for pid, content, is_cut_off in (
+        (ended.pid, ending, False), (ended.pid, ending[:-1], True), (ended.pid, line * 40, True), (ended.pid, b"", True),
+        (os.getpid(), line, False),  # it runs, as where the trace had a duration
+    ):  # fmt: skip
+        path = tmp_path / f"thread.{pid}"
+        path.write_bytes(content)
+        assert strace._is_cut_off(path) == is_cut_off

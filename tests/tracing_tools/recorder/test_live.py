@@ -16,7 +16,7 @@ from tests.conftest import run_iotwin
 from tests.processes import start
 from tracing_tools.recorder import live
 from tracing_tools.recorder.live import LiveView
-from tracing_tools.recorder.live_phases import LivePhases, PhaseLog
+from tracing_tools.recorder.live_phases import Lines, LivePhases
 from tracing_tools.trace.raw import records
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.syscalls import NUMBER_OF_OP
@@ -91,7 +91,7 @@ PRINTED = (
 @given(st.lists(st.integers(1, 60), min_size=1))
 def test_phases_are_those_last_printed_however_the_log_arrives(sizes):
     phases = LivePhases()
-    log, number = PhaseLog(phases), 0
+    log, number = Lines(phases.add_line), 0
     for content, expected in PRINTED:
         left = content.encode()
         while left:

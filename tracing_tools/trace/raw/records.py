@@ -112,6 +112,18 @@ def read_names(content: bytes | mmap.mmap) -> Iterator[NameRecord]:
         position += RING_HEADER_BYTES + (size + 7) // 8 * 8
 
 
+def whole_names(content: bytes) -> int:
+    """Return how many bytes of a names segment are whole records; what follows is torn, or still being written."""
+    position = 0
+    while position + NAME_HEAD.itemsize <= len(content):
+        size = int.from_bytes(content[position : position + 4], "little") & _LENGTH_MASK
+        end = position + RING_HEADER_BYTES + (size + 7) // 8 * 8
+        if end > len(content) or size < NAME_HEAD.itemsize - RING_HEADER_BYTES:
+            break
+        position = end
+    return position
+
+
 def pack_name(record: NameRecord) -> bytes:
     """Return the bytes of a record, as `read_names` reads them; for backends that do not get them from the kernel."""
     content = record.text

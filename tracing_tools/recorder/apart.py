@@ -1,0 +1,42 @@
+"""Processes of the recorder's that read what the job made: forked, and the caller's before the first byte of it."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from common.signals import interrupts_held
+from tracing_tools.targets.user import User
+
+_LAST_STANDARD_STREAM = 2
+
+
+def fork_apart(work: Callable[[], None]) -> int:
+    """Do `work` in a forked process, which ends with it, and return its pid. Its exit status is 1 when `work` raised."""
+    with interrupts_held():  # Python drops a Ctrl-C that arrives in the hooks it runs around a fork
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                work()
+                status = 0
+            finally:
+                os._exit(status)
+    return child
+
+
+def leave_root(user: User | None, kept: set[int], requests: signal.Handlers) -> None:
+    """In such a process: close all but the standard streams and the descriptors `kept`, and become `user`, if there is one.
+
+    `requests`: what it then does on Ctrl-C and SIGTERM, SIG_DFL or SIG_IGN.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, requests)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    for descriptor in (int(path.name) for path in [*Path("/proc/self/fd").iterdir()]):
+        if descriptor > _LAST_STANDARD_STREAM and descriptor not in kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    if user is not None:
+        user.become()

@@ -1,0 +1,201 @@
+"""The process that shows what a job does while it is traced: the caller's, as it reads names and log lines of the job's making.
+
+The recorder hands it descriptors of the files that it appends to anyway, and nothing else: a display that is slow, stopped or
+dead costs the recording nothing.
+"""
+
+import contextlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.processes import die_with_parent, name_process
+from common.progress import note
+from tracing_tools.recorder.apart import fork_apart, leave_root
+from tracing_tools.recorder.live import LiveView, warm_up
+from tracing_tools.recorder.live_phases import Lines
+from tracing_tools.targets.user import User
+from tracing_tools.trace.raw.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW
+from tracing_tools.trace.raw.records import EVENT, whole_names
+
+_EVENTS, _NAMES, _JOURNAL = f"{RAW}/{EVENTS_FILE}", f"{RAW}/{NAMES_FILE}", f"{RAW}/{JOURNAL_FILE}"
+_LOGS = ("logs/stdout", "logs/stderr")
+_FILES = (_EVENTS, _NAMES, _JOURNAL, *_LOGS)
+_NOTE = b"\n"  # how a message begins that is a note of the recorder's; any other is the name of a file, with its descriptor
+_MESSAGE_BYTES = 1 << 16
+_PIECE_ROWS = 1 << 18
+_LAST_PICTURE_S = 1.0  # for a display to come to its end
+_SHOW_CURSOR = "\x1b[?25h\n"
+
+
+class LiveDisplay:
+    """The recorder's side: starts the display, hands it the trace's files, and ends it; use it in a `with`."""
+
+    def __init__(self, title: str, user: User | None) -> None:
+        """Start it, before there is anything of the kernel's that it could inherit."""
+        warm_up()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        self._pid = fork_apart(lambda: _show(title, theirs, user, parent))
+        theirs.close()
+        self._control.setblocking(False)
+        self._missing = set(_FILES)
+        self._stderr = sys.stderr
+
+    def __enter__(self) -> "LiveDisplay":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def watch(self, directory: Path) -> None:
+        """Hand over the files of the trace at `directory` that there are by now; notes appear above the tables from here on."""
+        if sys.stderr is self._stderr and sys.stderr.isatty():
+            sys.stderr = cast(TextIO, _NotesThere(self._stderr, self._control))
+        for name in sorted(self._missing):
+            with contextlib.suppress(OSError):  # it is not there yet, or the display has gone
+                descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    socket.send_fds(self._control, [name.encode()], [descriptor])
+                    self._missing.remove(name)
+                finally:
+                    os.close(descriptor)
+
+    def end(self) -> int:
+        """Have the last picture left on the terminal; return the CPU time that the display took, in ns."""
+        if not self._pid:
+            return 0
+        sys.stderr = self._stderr
+        is_stuck = False
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+            self._control.settimeout(_LAST_PICTURE_S)
+            try:
+                self._control.recv(1)  # its end
+            except TimeoutError:
+                is_stuck = True
+        if is_stuck:
+            os.kill(self._pid, signal.SIGKILL)
+        _, status, used = os.wait4(self._pid, 0)
+        self._pid = 0
+        self._control.close()
+        if status:
+            if sys.stderr.isatty():
+                print(_SHOW_CURSOR, end="", file=getattr(sys.stderr, "behind", sys.stderr), flush=True)
+            note("the live display did not go on to the end; the trace does not depend on it")
+        return round((used.ru_utime + used.ru_stime) * 1e9)
+
+
+class _NotesThere:
+    """Stands for stderr while a display draws on it: what is written appears above the tables."""
+
+    def __init__(self, behind: TextIO, control: socket.socket) -> None:
+        self.behind, self._control = behind, control
+
+    def write(self, text: str) -> int:
+        """Have the display show the text, or show it without one."""
+        try:
+            self._control.send(_NOTE + text.encode(errors="replace"))
+        except OSError:
+            self.behind.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.behind, name)
+
+
+def _show(title: str, control: socket.socket, user: User | None, parent: int) -> None:
+    """In the display: become the user, and show what the files say, once a second, until the recorder ends it or itself."""
+    leave_root(user, {control.fileno()}, signal.SIG_IGN)  # Ctrl-C and SIGTERM are the recorder's to heed
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    name_process("iotwin-live")
+    die_with_parent(parent, signal.SIGKILL)
+    _Display(title, control).run()
+
+
+class _Display:
+    def __init__(self, title: str, control: socket.socket) -> None:
+        self._control = control
+        self._begun = select.poll()
+        self._begun.register(control, select.POLLIN)
+        self._begun.poll()  # there is something to show
+        self._view = LiveView(title)
+        self._lost: dict[str, int] = {}
+        self._torn = b""  # of the names
+        self._readers: dict[str, _Growth] = {}
+        self._takers: dict[str, tuple[np.dtype[Any], Callable[[NDArray[Any]], None]]] = {
+            _EVENTS: (EVENT, self._view.add_events),
+            _NAMES: (np.dtype(np.uint8), self._add_names),
+            _JOURNAL: (np.dtype(np.uint8), _line_taker(self._add_journal)),
+            **{log: (np.dtype(np.uint8), _line_taker(self._view.phases.add_line)) for log in _LOGS},
+        }
+
+    def run(self) -> None:
+        """Show until the recorder lets go."""
+        try:
+            while self._heed():
+                if self._view.due_s() <= 0:
+                    self._read()
+                    self._view.refresh(self._lost)
+        finally:
+            self._view.close()
+
+    def _heed(self) -> bool:
+        """Wait for a message or the next picture; return whether the recorder is still there."""
+        if not self._begun.poll(max(0.0, self._view.due_s()) * 1000):
+            return True
+        message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
+        if message.startswith(_NOTE):
+            self._view.say(message[len(_NOTE) :].decode().rstrip("\n"))
+        elif message:
+            dtype, _ = self._takers[message.decode()]
+            self._readers[message.decode()] = _Growth(descriptors[0], dtype)
+        return bool(message)
+
+    def _read(self) -> None:
+        for name, reader in self._readers.items():
+            for piece in reader.pieces():
+                self._takers[name][1](piece)
+
+    def _add_names(self, content: NDArray[Any]) -> None:
+        names = self._torn + content.tobytes()
+        whole = whole_names(names)
+        self._view.add_names(names[:whole])
+        self._torn = names[whole:]
+
+    def _add_journal(self, line: str) -> None:
+        entry = json.loads(line)
+        if entry["kind"] == "ledger":
+            self._lost = entry["lost"]
+
+
+def _line_taker(take: Callable[[str], None]) -> Callable[[NDArray[Any]], None]:
+    lines = Lines(take)
+    return lambda content: lines.write(content.tobytes())
+
+
+class _Growth:
+    """What a file has grown by, through maps of it: a trace of the whole machine must not hold reads of itself."""
+
+    def __init__(self, descriptor: int, dtype: np.dtype[Any]) -> None:
+        self._file, self._dtype, self._rows = io.FileIO(descriptor), dtype, 0
+
+    def pieces(self) -> Iterator[NDArray[Any]]:
+        """Yield the whole rows that are new, in pieces."""
+        rows = os.fstat(self._file.fileno()).st_size // self._dtype.itemsize
+        while self._rows < rows:
+            count = min(rows - self._rows, _PIECE_ROWS)
+            yield np.memmap(cast(Any, self._file), self._dtype, "r", self._rows * self._dtype.itemsize, (count,))
+            self._rows += count
