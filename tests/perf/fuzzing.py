@@ -1,8 +1,9 @@
 """Fuzzing: inputs that somebody else could have made are given to what reads them, which must take or refuse them.
 
 Refusing is an IotwinError. A finding is anything else that is raised, a process that dies or starts a program, a byte written
-outside of the directory at hand, and an input that takes longer than LIMIT_S, twice. Input number n of a subject depends on its
-name and n alone, so that every finding can be made again (`one`). Inputs are read by one process a CPU, whose memory is bounded.
+outside of the directory at hand, and an input that takes longer than LIMIT_S, twice; waits for a CPU are not counted. Input
+number n of a subject depends on its name and n alone, so that every finding can be made again (`one`). Inputs are read by one
+process a CPU, whose memory is bounded.
 """
 
 import contextlib
@@ -91,7 +92,7 @@ class _Worker:
         self._start(first)
 
     def _start(self, first: int) -> None:
-        self._place.begin(first)
+        self._place.begin(first, None)
         context = multiprocessing.get_context("fork")
         self._pipe, child = context.Pipe()
         arguments = (self._subject, self._scratch, range(first, self._end, self._step), self._place, child)
@@ -106,17 +107,17 @@ class _Worker:
             while self._pipe.poll():
                 number, kind, words = self._pipe.recv()
                 result.findings.setdefault(kind, (number, words))
-        number, begun, inputs, refused = self._place.content()
+        number, begun, waited, inputs, refused = self._place.content()
         if ended and self._process.exitcode == 0:
             result.inputs += inputs
             result.refused += refused
             return False
         if ended:
             self._after(number, f"the process died (exit status {self._process.exitcode})", result)
-        elif time.monotonic() - begun > LIMIT_S:
+        elif time.monotonic() - begun - (_waited_s(self._process.pid) - waited) > LIMIT_S:
             self._process.kill()
             self._process.join()
-            # The machine may have been busy: an input hangs if it does so twice.
+            # The machine may have been busy with its disk: an input hangs if it does so twice.
             if self._again == number:
                 self._after(number, f"took longer than {LIMIT_S:.0f} s", result)
             else:
@@ -131,23 +132,33 @@ class _Worker:
 
 
 class _Place:
-    """Where a worker is, in memory that it shares: the number of the input being read, when it was begun, how many were read."""
+    """Where a worker is, in memory that it shares: the number of the input being read, when it was begun and how long the worker
+    had waited for a CPU by then (s), how many were read.
+    """
 
-    LAYOUT = struct.Struct("<qdqq")
+    LAYOUT = struct.Struct("<qddqq")
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
-    def content(self) -> tuple[int, float, int, int]:
-        number, begun, inputs, refused = self.LAYOUT.unpack(self._memory[:])
-        return number, begun, inputs, refused
+    def content(self) -> tuple[int, float, float, int, int]:
+        number, begun, waited, inputs, refused = self.LAYOUT.unpack(self._memory[:])
+        return number, begun, waited, inputs, refused
 
-    def begin(self, number: int) -> None:
-        self._memory[:] = self.LAYOUT.pack(number, time.monotonic(), *self.content()[2:])
+    def begin(self, number: int, pid: int | None) -> None:
+        self._memory[:] = self.LAYOUT.pack(number, time.monotonic(), _waited_s(pid), *self.content()[3:])
 
     def end(self, was_refused: bool = False) -> None:
-        number, begun, inputs, refused = self.content()
-        self._memory[:] = self.LAYOUT.pack(number, begun, inputs + 1, refused + was_refused)
+        number, begun, waited, inputs, refused = self.content()
+        self._memory[:] = self.LAYOUT.pack(number, begun, waited, inputs + 1, refused + was_refused)
+
+
+def _waited_s(pid: int | None) -> float:
+    """Seconds that a process was ready to run while others ran (proc(5), schedstat); 0 of one that is gone or not yet there."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _work(subject: Subject, scratch: Path, numbers: range, place: _Place, pipe: Connection) -> None:
@@ -164,7 +175,7 @@ def _work(subject: Subject, scratch: Path, numbers: range, place: _Place, pipe: 
     scratch.mkdir()
     watch = _Watch(scratch)
     for number in numbers:
-        place.begin(number)
+        place.begin(number, os.getpid())
         was_refused, finding = _read(subject, number, watch)
         place.end(was_refused)
         if finding:
