@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,14 @@ def check_output(path: Path) -> None:
         raise IotwinError(f"{directory} is not a directory, so {path.name} cannot be written there; make it first")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise IotwinError(f"{directory} is not writable, so {path.name} cannot be written there; choose another place")
+
+
+def temporary_directory() -> str:
+    """Return the directory for temporary files; IotwinError when no place for them takes any."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise IotwinError("no directory for temporary files can be written to; set TMPDIR to one") from None
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import hashlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from common.errors import IotwinError, in_one_line
+from common.files import temporary_directory
 from common.progress import note
 from datagen.files import Piece, Publisher, read_open_piece
 from datagen.generate import Plan, check_space, finished_units, plan, whole, write_units
@@ -140,7 +140,7 @@ def _staging(url: str) -> Path:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         base = cache / "iotwin"
     except OSError:  # a user without a home
-        base = Path(tempfile.gettempdir()) / f"iotwin-{os.geteuid()}"
+        base = Path(temporary_directory()) / f"iotwin-{os.geteuid()}"
     staging = base / f"upload-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
     for directory in (base, staging):
         try:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from common.errors import IotwinError
+from common.files import temporary_directory
 from tracing_tools.backends import task_filter
 from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from tracing_tools.backends.kernel_types import KernelTypes
@@ -205,7 +206,8 @@ class BccBackend:
 def _compile(module: ModuleType, constants: list[str]) -> Any:
     """Return the loaded and attached program; IotwinError with the compiler's or kernel's first complaint."""
     own_stderr = os.dup(2)
-    with tempfile.TemporaryDirectory(prefix="iotwin-bcc-") as tree, tempfile.TemporaryFile() as said:
+    place = temporary_directory()
+    with tempfile.TemporaryDirectory(prefix="iotwin-bcc-", dir=place) as tree, tempfile.TemporaryFile(dir=place) as said:
         for name, content in _HEADERS.items():
             header = Path(tree) / "include" / name
             header.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from common.errors import IotwinError
+from common.files import temporary_directory
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -15,8 +18,9 @@ class HeldFolder:
     """A new folder at `path`, named from `prefix`, with these permissions; `close` removes it with what is in it."""
 
     def __init__(self, prefix: str, mode: int) -> None:
+        """IotwinError when there is no place for one."""
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_directory()))
             self._held = os.open(self.path, _FOLDER)
             os.fchmod(self._held, mode)
             fcntl.flock(self._held, fcntl.LOCK_EX)
@@ -38,7 +42,10 @@ def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.s
     Such a folder is its user's, has these permissions, nobody has it locked, and it holds nothing but `name`, if that: which
     `may_go` says of its path and status.
     """
-    paths = Path(tempfile.gettempdir()).glob(f"{prefix}*")
+    try:
+        paths = Path(temporary_directory()).glob(f"{prefix}*")
+    except IotwinError:  # there is no such place, and so nothing is left in one
+        return []
     return [path.name for path in paths if _was_removed(path, mode, name, may_go)]
 
 

@@ -59,8 +59,8 @@ def test_one_that_was_removed_before_it_was_locked_is_made_anew(temporary, monke
     made = tempfile.mkdtemp
     raced: list[str] = []
 
-    def removed_at_once(prefix: str) -> str:
-        path = made(prefix=prefix)
+    def removed_at_once(prefix: str, dir: str) -> str:
+        path = made(prefix=prefix, dir=dir)
         if not raced:
             raced.append(path)
             Path(path).chmod(0o755)

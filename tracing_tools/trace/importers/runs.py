@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from common.errors import IotwinError
+from common.files import temporary_directory
 from tracing_tools.trace.columns import column, labels, numbers
 
 _MOST_HELD_BYTES = 1 << 29
@@ -162,8 +163,9 @@ class Runs:
             self._file_what_is_held()
 
     def _file_what_is_held(self) -> None:
+        directory = temporary_directory()
         try:
-            with tempfile.TemporaryFile() as file:
+            with tempfile.TemporaryFile(dir=directory) as file:
                 with pa.ipc.new_file(file, NUMBERED) as writer:
                     for batch in self._held:
                         writer.write(batch)
@@ -171,8 +173,7 @@ class Runs:
                 filed = pa.ipc.open_file(pa.BufferReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         except OSError as error:
             raise IotwinError(
-                f"{tempfile.gettempdir()} cannot take the calls to be sorted ({error.strerror or error}); "
-                "set TMPDIR to a directory with room"
+                f"{directory} cannot take the calls to be sorted ({error.strerror or error}); set TMPDIR to a directory with room"
             ) from None
         self._filed += [filed.get_batch(index) for index in range(filed.num_record_batches)]
         self._held, self._held_bytes = [], 0
