@@ -6,6 +6,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ _COMMANDS = (
     ("attach_profile", "AttachProfile"),
     ("pipedream", "PipeDream"),
 )
+
+_UNFINISHED = re.compile(r"\.([^/]+)\.\d+\.partial\b")  # until it is whole; the user knows its final name
 
 _Parsers = dict[str, argparse.ArgumentParser]  # by the words that call their command: "info", "twin pack"
 
@@ -209,7 +212,7 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     except OSError as error:
         if args.debug:
             raise
-        where = f"{error.filename}: " if error.filename else ""
+        where = _UNFINISHED.sub(r"\1", str(error.filename)) + ": " if error.filename else ""
         remedy = "; raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
         print(f"iotwin {args.called}: {where}{error.strerror or error}{remedy}", file=sys.stderr)
         return 1

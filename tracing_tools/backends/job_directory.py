@@ -35,3 +35,11 @@ def make_job_directory(raw: Path, name: str) -> Path:
         if run_as_job(["test", "-w", str(directory)]).returncode:
             raise IotwinError(f"{user.name}, who runs the command, cannot enter {raw.parent.parent}; choose another place for -o")
     return directory
+
+
+def make_for_job(path: Path) -> None:
+    """Make an empty file in such a directory, which is the job's user's; OSError when it cannot be made."""
+    path.touch(0o644, exist_ok=False)
+    user = invoking_user()
+    if user is not None:
+        os.chown(path, user.user_id, user.group_id, follow_symlinks=False)

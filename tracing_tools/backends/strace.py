@@ -17,7 +17,7 @@ import numpy as np
 
 from common.errors import IotwinError
 from common.foreign_files import open_foreign
-from tracing_tools.backends.job_directory import make_job_directory
+from tracing_tools.backends.job_directory import make_for_job, make_job_directory
 from tracing_tools.backends.unrecorded import not_recorded
 from tracing_tools.protocols import Ledger, Scope
 from tracing_tools.targets.processes import processes_called_with
@@ -61,6 +61,7 @@ class StraceBackend:
         self.probes = ["ptrace"]
         self._has_cgroup = bool(scope.cgroup_id)
         self._output = b""
+        self._text = Path()
         self._notes = not_recorded("strace", scope, ("mmap", "async", "block"))
         self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_IN_TEXT]
 
@@ -69,20 +70,24 @@ class StraceBackend:
         calls_asked_for = ",".join(self._calls)
         calls = ",".join(dict.fromkeys((*self._calls, *FOLLOWED)))
         (raw / _CALLS_FILE).write_text(calls_asked_for)
-        directory = make_job_directory(raw, _DIRECTORY)
+        self._text = make_job_directory(raw, _DIRECTORY) / _FILE
         if not self._has_cgroup:
-            self._output = os.fsencode(directory / _FILE)
+            self._output = os.fsencode(self._text)
         return [
             # Beside the command, not above it (-D): should strace be ended, as by a limit on file sizes, the command goes on.
             "strace", "-D", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
-            "-e", "signal=none", "-e", f"trace={calls}", "-o", str(directory / _FILE), "--", *command,
+            "-e", "signal=none", "-e", f"trace={calls}", "-o", str(self._text), "--", *command,
         ]  # fmt: skip
 
     def start(self) -> None:
         """Nothing to do: strace starts with the command."""
 
     def follow(self, pid: int) -> None:
-        """Nothing to do: strace follows its own child."""
+        """Make the file of the command's first thread: strace that cannot would leave the command waiting for ever.
+
+        OSError when there is no room for it.
+        """
+        make_for_job(self._text.with_name(f"{_FILE}.{pid}"))
 
     def strays(self) -> dict[int, bool]:
         """Return strace itself where no cgroup holds it: it ends after the last process of the job."""

@@ -166,6 +166,8 @@ def _record(
                 recording.directory = directory
                 recording.discard()  # the job never ran
                 held.close()
+                if isinstance(error, OSError) and error.filename:
+                    error.filename = str(error.filename).replace(str(held.path), str(directory), 1)
             if not session.released or not isinstance(error, Exception):
                 raise
             session.failure = session.failure or error
