@@ -12,12 +12,12 @@ from common.errors import IotwinError
 from common.progress import Advance
 from tracesim.block import BLOCK_OPS, block_bytes
 from tracesim.busy import BUSY_BINS, ROWS, Busy
-from tracesim.cadence import Arrivals, Cadence
 from tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
 from tracesim.concurrency import InFlight, Readers
 from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from tracesim.order import STEPS, Order, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
+from tracesim.rhythm import Arrivals, ReadRhythm
 from tracesim.saving import Saving
 from tracesim.steps import StepTimes
 from tracesim.tallies import Tallies
@@ -127,14 +127,14 @@ class _Collectors(Collectors):
     def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int) -> None:
         n, files, before = when.number, calls.files, calls.in_flight()
         self.tallies, self.steps, self.visits = Tallies(when, files), Steps(n, files), Visits(files)
-        self.cadence, self.arrivals, self.readers = Cadence(when.phase), Arrivals(n), Readers(when)
+        self.rhythm, self.arrivals, self.readers = ReadRhythm(when.phase), Arrivals(n), Readers(when)
         self.saving = Saving(when)
         self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
         self.busy.begin_with(before)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add a batch of calls in order of start."""
-        for collector in (self.tallies, self.steps, self.visits, self.cadence, self.arrivals, self.readers, self.saving):
+        for collector in (self.tallies, self.steps, self.visits, self.rhythm, self.arrivals, self.readers, self.saving):
             collector.add(calls, occurrence)
         self.in_flight.add(calls)
         self.busy.add(calls)
@@ -172,7 +172,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
     if not tallies.calls.any():
         kinds = " or ".join(FILE_KINDS)
         raise IotwinError(f"{trace.path} has no call on a {kinds} file: nothing to compare; see: iotwin info {trace.path}")
-    pauses, bursts = found.cadence.pauses_and_bursts()
+    pauses, bursts = found.rhythm.pauses_and_bursts()
     readers_each, windows = found.readers.counts()
     block, step_times = trace.block(), StepTimes(trace, when)
     if block is not None:
@@ -180,7 +180,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
     each = PerOccurrence(
         duration_ns=when.duration_ns.astype(float), calls=tallies.calls, bytes=tallies.bytes, size_calls=tallies.size_calls,
         size_bytes=tallies.size_bytes, step_calls=found.steps.calls, step_bytes=found.steps.bytes, activity=tallies.activity,
-        busy_ns=found.cadence.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=found.in_flight.time_ns,
+        busy_ns=found.rhythm.busy_ns, pause_ns=pauses, burst_bytes=bursts, in_flight_ns=found.in_flight.time_ns,
         readers=readers_each, windows=windows, written_files=found.visits.written_files(n), gap_ns=found.arrivals.gap_ns,
         row_ns=found.busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when),
         typical_step_ns=step_times.typical_step_ns,

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracesim.cadence import SHORTEST_PAUSE_NS, Arrivals, Cadence
 from tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
 from tracesim.concurrency import LEVEL_BINS, InFlight, Readers
 from tracesim.logbins import BINS, log_bin
 from tracesim.order import STEPS, Steps, Visits, order_of
 from tracesim.phases import Occurrences
+from tracesim.rhythm import SHORTEST_PAUSE_NS, Arrivals, ReadRhythm
 from tracesim.tallies import Tallies
 
 MS = 1_000_000
@@ -120,9 +120,9 @@ def test_cadence(drawn, cut, one_phase):
             groups[-1][1] += moved
         for occurrence, moved in groups:
             bursts[occurrence, log_bin(np.array([moved]))] += moved
-    whole, merged = one_and_merged(lambda: Cadence(phases), calls, cut)
-    for cadence in (whole, merged):
-        found = cadence.pauses_and_bursts()
+    whole, merged = one_and_merged(lambda: ReadRhythm(phases), calls, cut)
+    for rhythm in (whole, merged):
+        found = rhythm.pauses_and_bursts()
         assert (found[0] == pauses).all()
         assert (found[1] == bursts).all()
     assert (whole.busy_ns == merged.busy_ns).all()
@@ -220,7 +220,7 @@ def test_each_thread_has_bursts_of_its_own():
     zeros = np.zeros(len(drawn), np.int64)
     ones = zeros + 1
     calls = Calls(starts, zeros, zeros + READ, zeros, threads, zeros, zeros, ones)
-    cadence = Cadence(np.array([0, 1]))
-    cadence.add(calls, ones)
-    bursts = cadence.pauses_and_bursts()[1]
+    rhythm = ReadRhythm(np.array([0, 1]))
+    rhythm.add(calls, ones)
+    bursts = rhythm.pauses_and_bursts()[1]
     assert bursts[1, log_bin(np.array([3]))[0]] == 2 * 3 and bursts[1, log_bin(np.array([1]))[0]] == 2 * 1

@@ -20,7 +20,7 @@ from workloads.checkfreq.batches import CFBatches
 from workloads.checkfreq.checkpoint import State
 from workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
 from workloads.policies.cadence import LoopPosition, Policy
-from workloads.policies.frequency import Controller, Plan, Window, plan
+from workloads.policies.frequency import Controller, Plan, StepWindow, plan
 from workloads.state.position import after, go_on
 
 
@@ -60,9 +60,9 @@ class CFIterator:
         self.before_epoch_checkpoint: Callable[[], None] | None = None  # what a job does at the end of an epoch
         self._synchronous, self._reprofile = synchronous, reprofile
         self.intervals: list[tuple[int, int]] = []  # from which step on which
-        self.measured: profile.Measured | None = None
+        self.measured: profile.MeasuredCosts | None = None
         self.plan: Plan | None = None
-        self.windows: list[Window] = []  # by which it was corrected
+        self.windows: list[StepWindow] = []  # by which it was corrected
         self._controller: Controller | None = None
         self._calls, self._since, self._began_s = 0, 0, 0.0
         self._durations_s: list[float] = []
@@ -165,7 +165,7 @@ class CFIterator:
         elif not self.interval and self._calls > profile.WARM_UP and not self._took:
             self._durations_s.append(seconds)
 
-    def _correct(self, window: Window) -> None:
+    def _correct(self, window: StepWindow) -> None:
         """Move the interval as a window has shown; without `dynamic` until the first one within the bound."""
         self.windows.append(window)
         if window.interval != self.interval:
@@ -289,7 +289,7 @@ class CFIterator:
                 profile.remember(self._cache, self._key(manager), measured, self.plan)
         self.interval = int(self._from_rank_0(float(self.interval))[0])
 
-    def _decide(self, manager: CFManager, measured: profile.Measured) -> None:
+    def _decide(self, manager: CFManager, measured: profile.MeasuredCosts) -> None:
         self.measured = measured
         self.plan = plan(measured.profile, self._bound, self._mtbf_s, manager.in_flight)
         manager.worker, manager.snapshot = measured.worker, DEVICE if self.plan.snapshot == DEVICE else HOST

@@ -19,7 +19,7 @@ WARM_UP, DECIDED = 5, 100  # calls before the measured window, and the call afte
 _CACHE_VERSION = 1
 
 
-class Measured:
+class MeasuredCosts:
     """A profile, who wrote faster, and the fingerprint it is remembered by."""
 
     def __init__(self, profile: Profile, worker: str, from_cache: bool = False) -> None:
@@ -36,7 +36,7 @@ class Measured:
         }  # fmt: skip
 
 
-def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> Measured | None:
+def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
     """Take checkpoints of the job where it stands, both ways and by both workers; return on rank 0 what they cost.
 
     All that reach the store are whole, of the reason "profile". The first of each kind makes memory ready and does not count.
@@ -58,7 +58,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
     profile = Profile(
         iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, seconds[worker], size_bytes, used, total
     )  # fmt: skip
-    return Measured(profile, worker)
+    return MeasuredCosts(profile, worker)
 
 
 def memory() -> tuple[int, int]:
@@ -106,7 +106,7 @@ def _cache_file(folder: Path, found: State) -> Path:
     return folder / f"{hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
-def remember(folder: Path, found: State, measured: Measured, plan: Plan) -> None:
+def remember(folder: Path, found: State, measured: MeasuredCosts, plan: Plan) -> None:
     """Write a profile and what was planned from it; a folder that cannot be written costs the next run its profile, no more."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,13 +116,13 @@ def remember(folder: Path, found: State, measured: Measured, plan: Plan) -> None
         return
 
 
-def recall(folder: Path, found: State) -> Measured | None:
+def recall(folder: Path, found: State) -> MeasuredCosts | None:
     """Return the profile that was remembered by the key `found`, None without one."""
     try:
         document = json.loads(_cache_file(folder, found).read_bytes())
         if document["key"] != found or document["worker"] not in (THREAD, PROCESS):
             return None
-        return Measured(Profile(**document["profile"]), document["worker"], from_cache=True)
+        return MeasuredCosts(Profile(**document["profile"]), document["worker"], from_cache=True)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -109,7 +109,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class StepWindow:
     """Steps from a checkpoint to the next, or several of them; steps count from 0 over the series, both ends are in the window.
 
     `base_s` is the seconds of a step beside no checkpoint. Shares are of `base_s` times the steps: `overhead` is all time above
@@ -204,7 +204,7 @@ class Controller:
             return False
         return sum(self._free_counts) + self._free_in_window >= _FREE or since >= 2 * self.interval
 
-    def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> Window | None:
+    def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> StepWindow | None:
         """Take a step: its wall time with `stall_s` in it, whether a checkpoint began in it, whether one was being written.
 
         Returns the window that it ends, None within one. `writing` may be left out always; then the steps without a checkpoint
@@ -225,7 +225,7 @@ class Controller:
         self._free_in_window += step.free
         return ended
 
-    def finish(self) -> Window | None:
+    def finish(self) -> StepWindow | None:
         """End the window that the series ends in, None without one."""
         return self._end_window() if self._begun and self._window else None
 
@@ -235,7 +235,7 @@ class Controller:
         self._begin += len(self._window)
         self._window, self._free_in_window = [], 0
 
-    def _end_window(self) -> Window:
+    def _end_window(self) -> StepWindow:
         steps, first = self._window, self._begin
         self._window, self._begin, self._free_in_window = [], first + len(steps), 0
         self._compare([step.seconds for step in steps if step.free])
@@ -246,7 +246,7 @@ class Controller:
         total = base_s * len(steps)
         overhead = sum(step.seconds for step in steps) / total - 1
         stalled = sum(step.stall_s for step in steps) / total
-        return Window(first, first + len(steps) - 1, base_s, overhead, stalled, overhead - stalled, self.interval)
+        return StepWindow(first, first + len(steps) - 1, base_s, overhead, stalled, overhead - stalled, self.interval)
 
     def _compare(self, free: list[float]) -> None:
         """Take the window's steps without a checkpoint to those of before, in their place where the job's speed has changed."""
@@ -310,13 +310,13 @@ def _spread(sample: np.ndarray) -> float:
     return 1.4826 * float(np.median(np.abs(sample - np.median(sample))))
 
 
-def tune(steps: Iterable[Step], overhead: float, interval: int) -> tuple[list[Window], int]:
+def tune(steps: Iterable[Step], overhead: float, interval: int) -> tuple[list[StepWindow], int]:
     """Return the windows of a recorded series, and how often a controller would have changed the interval.
 
     The last window counts if it has as many steps as the one before it. Raises ValueError as Controller does.
     """
     controller = Controller(overhead, interval)
-    windows: list[Window] = []
+    windows: list[StepWindow] = []
     count = 0
     for count, step in enumerate(steps, 1):  # noqa: B007
         ended = controller.step(*step)

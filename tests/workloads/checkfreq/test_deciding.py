@@ -94,7 +94,7 @@ def planned(job, interval, dynamic=True, in_flight=1):
     """Let a job plan from a made profile whose interval, at its bound of 5 %, is `interval`."""
     made = Profile(1.0, 0.1, 0.9 + 0.05 * interval, None, 0.0, 100)
     job.iterator._dynamic = dynamic
-    job.iterator._decide(job.manager, profile.Measured(made, "thread"))
+    job.iterator._decide(job.manager, profile.MeasuredCosts(made, "thread"))
     return job.iterator
 
 

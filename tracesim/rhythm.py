@@ -42,7 +42,7 @@ class Arrivals:
         self.gap_ns += table(owner[1:][inside], log_bin(gap[inside]), gap[inside], self._n, BINS)
 
 
-class Cadence:
+class ReadRhythm:
     """Collects runs of calls by one thread on the data set: what each run moved and how long the pause before it was.
 
     A run never crosses from one occurrence into another; what lies between those is no pause.
@@ -83,7 +83,7 @@ class Cadence:
         busy = calls.duration_ns + np.where(pause < SHORTEST_PAUSE_NS, np.maximum(pause, 0), 0)
         self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
 
-    def extend(self, later: "Cadence") -> None:
+    def extend(self, later: "ReadRhythm") -> None:
         """Take in what was found in calls after these."""
         self._grow(len(later._end))
         later._grow(len(self._end))
