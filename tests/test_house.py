@@ -40,12 +40,8 @@ LONG = {
     "datagen/formats.py": "one writer a format, none of which uses another's parts",
 }
 CROWDED = {
-    "workloads/pipedream": "a file a step from profile to plan, and four thin programs under the original's names",
     "common": "the ground floor: a file a mechanism, with no room above it to go to",
-    "benchmark/fit": "a file for each thing that is told from a trace",
-    "tracesim": "a file a measure of likeness, and the test that weighs them",
     "datagen": "a file a data set and a mechanism; data sets are few",
-    "iotwin/loops": "a file a loop that takes several rooms",
 }
 
 

@@ -10,8 +10,8 @@ from benchmark.fit.coverage import Coverage, check_coverage, describe_coverage
 from benchmark.fit.look import Job, look
 from benchmark.fit.recorded.twin import fit_recorded
 from benchmark.fit.sample_twin import fit_samples
-from benchmark.fit.stream import find_stream
-from benchmark.fit.stream_twin import fit_stream
+from benchmark.fit.streams.stream import find_stream
+from benchmark.fit.streams.stream_twin import fit_stream
 from benchmark.fit.twin_parts import Fitted, failure
 from common.errors import IotwinError
 from common.progress import note

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples import common_folder
+from benchmark.fit.samples.samples import common_folder
 from tracing_tools.trace import schema
 
 

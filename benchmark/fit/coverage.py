@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
 from benchmark.fit.plan import Plan, plan
-from benchmark.fit.step_samples import given_batches
+from benchmark.fit.samples.step_samples import given_batches
 from benchmark.fit.twin_parts import Fitted
 from common.errors import IotwinError
 from common.units import format_size

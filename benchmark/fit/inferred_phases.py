@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 
 from benchmark.fit.checkpoints import find_checkpoints
-from benchmark.fit.find_samples import find_samples
 from benchmark.fit.look import Job, look
 from benchmark.fit.passes import find_passes
 from benchmark.fit.refusal import check_is_training
-from benchmark.fit.stream import find_stream
+from benchmark.fit.samples.find_samples import find_samples
+from benchmark.fit.streams.stream import find_stream
 from benchmark.fit.times import taken_ns
 from common.errors import IotwinError
 from tracing_tools.trace.reader import Trace

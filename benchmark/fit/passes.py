@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from benchmark.fit.bursts import regular_batches
 from benchmark.fit.checkpoint_files import SeenFile, find_files, saved_ns
 from benchmark.fit.look import Job
-from benchmark.fit.samples import Samples
-from benchmark.fit.step_samples import LENGTH_BYTES
+from benchmark.fit.samples.samples import Samples
+from benchmark.fit.samples.step_samples import LENGTH_BYTES
 from benchmark.fit.windows import Window, find_windows
 from tracing_tools.trace import schema
 

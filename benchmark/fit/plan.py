@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmark import config as c
 from benchmark.config import listed_reads
-from benchmark.fit.kept_open import Dealt, Shuffled, openings
+from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.twin_parts import Fitted
 from datagen.layouts import DlrmLayout
 from workloads.policies.cadence import Cadence

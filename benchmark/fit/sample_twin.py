@@ -12,13 +12,13 @@ from benchmark import config as c
 from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit.confidence import agreement, interval
-from benchmark.fit.find_samples import find_samples
-from benchmark.fit.listed import are_listed, drawn_at_random, listed
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass, find_passes
 from benchmark.fit.refusal import check_is_training
 from benchmark.fit.resume import find_resume, go_on
-from benchmark.fit.samples import Samples
+from benchmark.fit.samples.find_samples import find_samples
+from benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
+from benchmark.fit.samples.samples import Samples
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.startup import find_start_up
 from benchmark.fit.times import Times, pass_times, quantiles, warm_up

@@ -10,7 +10,7 @@ from benchmark.config import Duration, Quantiles
 from benchmark.fit.checkpoint_files import saved_ns
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
-from benchmark.fit.step_samples import LENGTH_BYTES
+from benchmark.fit.samples.step_samples import LENGTH_BYTES
 from tracing_tools.trace import schema
 
 _QUANTILES = 21

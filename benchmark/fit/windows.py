@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples import Samples
+from benchmark.fit.samples.samples import Samples
 from tracing_tools.trace import schema
 
 _OF_ALL = 0.5  # a job counts epochs if this share of all samples comes before any comes again: drawn at random, few do

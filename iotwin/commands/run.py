@@ -25,8 +25,8 @@ class Run(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Run the cells that have not finished; exit status 1 when one failed."""
-        from iotwin.loops.experiment import cells, read_experiment
-        from iotwin.loops.experiment_run import run_experiment
+        from iotwin.loops.experiments.experiment import cells, read_experiment
+        from iotwin.loops.experiments.run import run_experiment
 
         experiment = read_experiment(args.experiment)
         if args.no_container:

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from common.errors import UsageError
-from iotwin.loops import experiment_run, jobs
+from iotwin.loops import jobs
+from iotwin.loops.experiments import run as experiment_run
 from tests.conftest import ROOT, run_iotwin
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job

@@ -25,5 +25,5 @@ def trace(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Trace
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw intervals from a few bootstrap draws: they take most of a comparison, and no score or verdict depends on them."""
-    for module in ("interval", "equivalence"):
+    for module in ("interval", "verdict.equivalence"):
         monkeypatch.setattr(f"tracesim.{module}._DRAWS", 20)

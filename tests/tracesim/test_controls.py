@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tests.synthetic import Job, write_job
-from tracesim import controls
 from tracesim.busy import BUSY_BINS, ROWS
 from tracesim.calls import FILE_KINDS, WRITE
 from tracesim.logbins import BINS, LOWER_EDGES, log_bin
 from tracesim.order import STEPS
 from tracesim.phases import STARTUP
 from tracesim.profile import profiles_of
+from tracesim.verdict import controls
 from tracing_tools.trace.reader import Trace
 
 GROUPS = frozenset(("read", "write", "open", "close", "sync", "map"))

@@ -7,10 +7,10 @@ import pytest
 
 from tests.synthetic import MILLISECOND, Job
 from tracesim import compare
-from tracesim.aspects import TIME
-from tracesim.controls import CONTROLS, computation_halved
-from tracesim.equivalence import Finding, _margin, _student
 from tracesim.profile import profiles_of, summarise
+from tracesim.verdict.aspects import TIME
+from tracesim.verdict.controls import CONTROLS, computation_halved
+from tracesim.verdict.equivalence import Finding, _margin, _student
 
 JOB = Job(files=32, log_waits=True)
 

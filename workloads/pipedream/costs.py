@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from workloads.pipedream.antichains import Antichains, States
 from workloads.pipedream.graph import Graph, bits
+from workloads.pipedream.states.antichains import Antichains, States
 
 Array = npt.NDArray[np.float64]
 CostModel = Literal["code", "paper"]

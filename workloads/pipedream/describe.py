@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from workloads.pipedream.antichains import Antichains, states_of
 from workloads.pipedream.graph import Graph, bits, is_series_parallel
-from workloads.pipedream.lattice import count_states
 from workloads.pipedream.prepare import folded, without_inputs
+from workloads.pipedream.states.antichains import Antichains, states_of
+from workloads.pipedream.states.lattice import count_states
 
 
 def describe(graph: Graph, with_states: bool = False) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from common.errors import IotwinError
-from workloads.pipedream.antichains import states_of
 from workloads.pipedream.costs import Array, Options, Points, points_of
 from workloads.pipedream.graph import Graph, bits
+from workloads.pipedream.states.antichains import states_of
 
 
 def optimize_latency(graph: Graph, options: Options, interval_s: float) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from workloads.pipedream.antichains import States, states_of
 from workloads.pipedream.costs import Points, points_of
 from workloads.pipedream.graph import Graph, Node
+from workloads.pipedream.states.antichains import States, states_of
 
 
 def without_inputs(graph: Graph) -> Graph:

@@ -5,12 +5,12 @@ from typing import Any
 
 from common.errors import IotwinError, UsageError
 from common.progress import note
-from workloads.pipedream.antichains import MOST_STATES, TooManyStates, some_states_of, states_from, states_of
 from workloads.pipedream.costs import Costs, Options, Points, chain_points, points_of, sent_bytes
 from workloads.pipedream.graph import Graph, bits
-from workloads.pipedream.lattice import count_states, useful_states
 from workloads.pipedream.optimizer import Solution, Split, arrange, plan_seconds, solve
 from workloads.pipedream.prepare import folded, runs_of, without_inputs
+from workloads.pipedream.states.antichains import MOST_STATES, TooManyStates, some_states_of, states_from, states_of
+from workloads.pipedream.states.lattice import count_states, useful_states
 from workloads.policies.pipeline import Plan, Stage
 
 # A graph of more states is not solved a second time without folding: that only matters where every worker must be used.

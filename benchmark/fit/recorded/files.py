@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.config.recording import File, Op
-from benchmark.fit.samples import common_folder
+from benchmark.fit.samples.samples import common_folder
 from common.beneath import normal, stays_within
 from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE
 

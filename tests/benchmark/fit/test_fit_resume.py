@@ -4,11 +4,11 @@ import pytest
 
 from benchmark.config import TwinResume
 from benchmark.fit import fit
-from benchmark.fit.find_samples import find_samples
 from benchmark.fit.look import look
 from benchmark.fit.passes import find_passes
 from benchmark.fit.plan import plan
 from benchmark.fit.resume import find_resume
+from benchmark.fit.samples.find_samples import find_samples
 from benchmark.fit.startup import find_start_up
 from tests.synthetic import Job, write_job
 from tracing_tools.trace.reader import Trace

@@ -5,7 +5,7 @@ import pytest
 
 from benchmark.fit import fit
 from benchmark.fit.look import look
-from benchmark.fit.samples import accesses_of_files
+from benchmark.fit.samples.samples import accesses_of_files
 from common.errors import IotwinError
 from tests.benchmark.made_trace import Made
 from tracing_tools.trace.reader import Trace

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmark.fit import fit
-from benchmark.fit.find_samples import find_samples
 from benchmark.fit.look import look
+from benchmark.fit.samples.find_samples import find_samples
 from benchmark.fit.windows import find_windows
 from tests.benchmark.made_trace import Made
 from tracing_tools.trace.reader import Trace

@@ -15,8 +15,8 @@ from benchmark.emulator.data.order import evaluation_batches, training_batches
 from benchmark.emulator.ranks import run_local
 from benchmark.emulator.readers import access
 from benchmark.emulator.run import emulate
-from benchmark.fit.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.plan import plan
+from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.twin_parts import Fitted
 
 SHUFFLES: dict[Shuffled, dict[str, str]] = {

@@ -7,7 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.fit.stream import Stream, _bursts, _file_ends, _logged_steps, _most_open, _record_bytes, _step_times, _Used, within
+from benchmark.fit.streams.stream import (
+    Stream,
+    _bursts,
+    _file_ends,
+    _logged_steps,
+    _most_open,
+    _record_bytes,
+    _step_times,
+    _Used,
+    within,
+)
 from benchmark.fit.windows import Window
 
 SECOND = 10**9

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from common.errors import UsageError
-from iotwin.loops.experiment import cells, read_experiment
-from iotwin.loops.experiment_cell import trace_command
+from iotwin.loops.experiments.cell import trace_command
+from iotwin.loops.experiments.experiment import cells, read_experiment
 from tests.processes import call, one_line
 from trace_visuals.curves import read_curves
 

@@ -13,9 +13,9 @@ import yaml
 from msgspec import structs
 
 from common.errors import IotwinError, UsageError
-from iotwin.loops.experiment import SHIPPED, cells, read_experiment
-from iotwin.loops.experiment_cell import trace_command
-from iotwin.loops.experiment_run import _explain, _Runner
+from iotwin.loops.experiments.cell import trace_command
+from iotwin.loops.experiments.experiment import SHIPPED, cells, read_experiment
+from iotwin.loops.experiments.run import _explain, _Runner
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
 from tests.processes import call, one_line
 from tracing_tools.trace.reader import Trace

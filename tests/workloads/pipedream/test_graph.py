@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from common.errors import IotwinError, UsageError
 from tests.workloads.pipedream.common import DATA, profile, random_graph
-from workloads.pipedream.antichains import Antichains, states_of
 from workloads.pipedream.compress import compress
 from workloads.pipedream.costs import points_of
 from workloads.pipedream.graph import Graph, Node, bits, is_isomorphic, is_series_parallel, partition
 from workloads.pipedream.graph_file import format_graph, parse_graph, read_graph
-from workloads.pipedream.lattice import count_states, lattice_of
 from workloads.pipedream.prepare import folded, runs_of, without_inputs
+from workloads.pipedream.states.antichains import Antichains, states_of
+from workloads.pipedream.states.lattice import count_states, lattice_of
 
 FILES = sorted(DATA.glob("*.graph.txt"))
 TIMES = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, parameter_size=4.0"

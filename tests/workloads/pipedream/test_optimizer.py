@@ -12,12 +12,12 @@ import pytest
 from common.errors import IotwinError
 from tests.conftest import ROOT
 from tests.workloads.pipedream.common import DATA, chain, options, profile, random_graph
-from workloads.pipedream.antichains import states_of
 from workloads.pipedream.costs import Costs, points_of
 from workloads.pipedream.latency import optimize_latency
 from workloads.pipedream.optimizer import Split, _Search, plan_seconds, seconds_by_workers, solve
 from workloads.pipedream.prepare import folded, prepared_points, without_inputs
 from workloads.pipedream.report import evaluate, optimize
+from workloads.pipedream.states.antichains import states_of
 
 OPTIMA = json.loads((DATA / "optima.json").read_text())
 
@@ -314,7 +314,7 @@ def test_a_graph_with_too_many_states_still_gets_a_plan(monkeypatch, few):
 
 def test_searching_only_useful_states_changes_no_plan(monkeypatch):
     """Brute force holds the search over all states; the search that first drops states must find the same plans."""
-    monkeypatch.setattr("workloads.pipedream.lattice._MOST_CUTS", 10)
+    monkeypatch.setattr("workloads.pipedream.states.lattice._MOST_CUTS", 10)
     plain = [changes for name, changes in ASKED.items() if not ("exact" in name or "memory" in name)]
     for seed in range(200):
         graph = random_graph(seed, 12)

@@ -32,7 +32,7 @@ class Samples:
     read_sizes: tuple[int, ...] = ()  # of files that no reader here knows: bytes asked for by each read
     read_past_end: bool = False
     keep_open: bool = False
-    buffer_bytes: int | None = None  # of one read, where a sample is what a step used up: see benchmark.fit.step_samples
+    buffer_bytes: int | None = None  # of one read, where a sample is what a step used up: see benchmark.fit.samples.step_samples
     # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size.
     reads: pd.DataFrame | None = None
 

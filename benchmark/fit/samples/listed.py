@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.passes import Pass
-from benchmark.fit.samples import Samples
+from benchmark.fit.samples.samples import Samples
 
 _MOST_READS = 40_000  # listed; the YAML of more would take long to read, and be too large for an archive
 _FEW = 0.1  # so many of the accesses may jump in a file that is read in sequence: the tracer's or the file's doing

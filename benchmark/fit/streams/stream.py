@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from benchmark.fit.checkpoint_files import find_files, folder_of
 from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and_tails_s
-from benchmark.fit.file_ends import records_of_file_and_buffer
 from benchmark.fit.look import Job
-from benchmark.fit.samples import common_folder
+from benchmark.fit.samples.samples import common_folder
+from benchmark.fit.streams.file_ends import records_of_file_and_buffer
 from benchmark.fit.windows import Window, logged_windows
 from tracing_tools.trace import schema
 

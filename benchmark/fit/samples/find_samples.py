@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 
 from benchmark.fit.look import Job
-from benchmark.fit.record_samples import find_other_samples
-from benchmark.fit.samples import Samples, accesses_of_files, common_folder
-from benchmark.fit.step_samples import by_steps
+from benchmark.fit.samples.record_samples import find_other_samples
+from benchmark.fit.samples.samples import Samples, accesses_of_files, common_folder
+from benchmark.fit.samples.step_samples import by_steps
 from common.errors import IotwinError
 
 _PAIR = re.compile(r"(?P<case>.*)_(?P<part>[xy])\.npy")

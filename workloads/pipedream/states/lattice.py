@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from workloads.pipedream.antichains import MOST_STATES, Antichains, TooManyStates
 from workloads.pipedream.costs import Array, Options
 from workloads.pipedream.graph import Graph, bits
+from workloads.pipedream.states.antichains import MOST_STATES, Antichains, TooManyStates
 
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples import Samples, accesses_of_files, common_folder, reads_of, reads_within
+from benchmark.fit.samples.samples import Samples, accesses_of_files, common_folder, reads_of, reads_within
 from common.errors import IotwinError
 from datagen.layouts import DlrmLayout
 from tracing_tools.trace import schema

@@ -12,7 +12,7 @@ import msgspec
 from common.errors import IotwinError
 from common.files import write_whole
 from common.workloads import EMULATED, workload_named
-from iotwin.loops.experiment import EMULATOR_IMAGE, Cell, Experiment
+from iotwin.loops.experiments.experiment import EMULATOR_IMAGE, Cell, Experiment
 from iotwin.own_command import own_command, own_job
 
 _FIRST_ORDINARY_USER = 1000

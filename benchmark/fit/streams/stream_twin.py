@@ -1,4 +1,4 @@
-"""The twin of a job that streams its files, as tf.data does; what it did is found by benchmark.fit.stream."""
+"""The twin of a job that streams its files, as tf.data does; what it did is found by benchmark.fit.streams.stream."""
 
 from pathlib import PurePosixPath
 
@@ -9,7 +9,7 @@ from benchmark import config as c
 from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, unnumbered
 from benchmark.fit.look import Job
-from benchmark.fit.stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
+from benchmark.fit.streams.stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
 from benchmark.fit.times import quantiles
 from benchmark.fit.twin_parts import (
     SAME_ORDER,
@@ -26,7 +26,7 @@ from common.units import format_size
 
 
 def fit_stream(job: Job, stream: Stream) -> Fitted:
-    """The twin of a job that streams its files: see benchmark.fit.stream."""
+    """The twin of a job that streams its files: see benchmark.fit.streams.stream."""
     assumptions = loss_notes(job)
     steps = stream_steps(job, stream, assumptions)
     checkpoints = stream_checkpoints(job, stream, steps.steps)

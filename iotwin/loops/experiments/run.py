@@ -19,9 +19,9 @@ from common.files import write_json
 from common.foreign_files import read_foreign_json
 from common.progress import note
 from common.units import format_duration
-from iotwin.loops.experiment import Cell, DataSet, Experiment, cells
-from iotwin.loops.experiment_cell import remove_container, trace_command
-from iotwin.loops.experiment_plots import draw_plots
+from iotwin.loops.experiments.cell import remove_container, trace_command
+from iotwin.loops.experiments.experiment import Cell, DataSet, Experiment, cells
+from iotwin.loops.experiments.plots import draw_plots
 from iotwin.own_command import own_command
 
 # Written last, whole or not at all: a cell has finished exactly if it has one.

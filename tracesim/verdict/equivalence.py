@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.aspects import Kind, aspects_of
-from tracesim.controls import CONTROLS, DECISIVE
 from tracesim.interval import weights_at
 from tracesim.profile import Profile, Summary, summarise
 from tracesim.scores import overall_of, scores_of
+from tracesim.verdict.aspects import Kind, aspects_of
+from tracesim.verdict.controls import CONTROLS, DECISIVE
 
 Floats = NDArray[np.float64]
 ALIKE, DIFFERENT, CANNOT_BE_TOLD = "alike", "different", "cannot be told"

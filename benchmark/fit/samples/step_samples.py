@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples import Samples, reads_of
+from benchmark.fit.samples.samples import Samples, reads_of
 from tracing_tools.trace import schema
 
 LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message

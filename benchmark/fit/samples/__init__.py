@@ -1,0 +1,1 @@
+"""Which samples a data set has, and what each read."""

@@ -1,0 +1,1 @@
+"""Jobs that stream their files, as tf.data does."""

@@ -1,0 +1,1 @@
+"""Experiments: a grid of training jobs from one YAML, each cell traced."""

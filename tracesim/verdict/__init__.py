@@ -1,0 +1,1 @@
+"""Whether a twin is within what reruns of its job differ by."""
