@@ -13,8 +13,8 @@ from tracesim.latency import latency
 from tracesim.profile import Profile, has_phases, profiles_of, summarise
 from tracesim.scores import overall_of, scores_of
 from tracesim.sentences import differences
-from tracesim.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 from tracesim.verdict.equivalence import ALIKE, DIFFERENT, Equivalence, equivalence
+from tracesim.verdict.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers, workers
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.synthetic import Job, write_job
-from tracesim.trust import common_groups, lost_share, misplaced, warnings_about
+from tracesim.verdict.trust import common_groups, lost_share, misplaced, warnings_about
 from tracing_tools.trace.manifest import read_manifest, write_manifest
 from tracing_tools.trace.reader import Trace
 
