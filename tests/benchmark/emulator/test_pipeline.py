@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.config import load
+from benchmark.config import Config, load
 from benchmark.config.schema import Pipeline, PipelineStage
+from benchmark.emulator.loaders.base import Fetched
 from benchmark.emulator.pipeline import pipeline_summary, plan_of, run_pipeline
+from benchmark.emulator.results.measured import Measured
+from benchmark.emulator.results.steplog import StepParts
 from common.errors import IotwinError, UsageError
 from datagen.generate import generate
 from datagen.layouts import Unet3dLayout
@@ -145,3 +148,23 @@ def test_a_plan_becomes_a_workload_that_the_emulator_runs(data, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["pipedream", "twin", str(tmp_path / "plan.json"), "--data", str(empty), "-o", str(twin)]) == 2
+
+
+def test_the_summary_of_passes_made_by_hand():
+    """Two stages of a rank each, two epochs of two minibatches, times in ms."""
+    first = [(False, 0, 0, 10), (False, 1, 10, 20), (True, 0, 40, 50), (True, 1, 60, 70)]
+    second = [(False, 0, 10, 20), (True, 0, 20, 40), (False, 1, 40, 45), (True, 1, 45, 60)]
+    measured = []
+    for rank, passes in enumerate((first, second)):
+        times = [(back, number, (begin + late) * 10**6, (end + late) * 10**6)
+                 for late in (0, 100) for back, number, begin, end in passes]  # fmt: skip
+        measured.append(Measured(rank, 0, 1, 0.0, passes=times))
+        measured[-1].steps.add("train", 1, 1, 1, StepParts(0, 3 * 10**6, 0, 0, 0, 0), Fetched(1, 7, 0, 0))
+    config = Config()
+    config.train.epochs = 2
+    config.twin.pipeline = Pipeline([PipelineStage([rank], 0.01, 0.02) for rank in (0, 1)])
+    found = pipeline_summary(config, measured)
+    assert found["seconds"] == pytest.approx(0.14) and found["seconds_per_minibatch"] == pytest.approx(0.025)
+    assert [stage["busy_share"] for stage in found["stages"]] == pytest.approx([80 / 140, 100 / 140])
+    assert [stage["bubble_share"] for stage in found["stages"]] == pytest.approx([60 / 140, 40 / 140])
+    assert [(stage["data_wait_s"], stage["read_bytes"]) for stage in found["stages"]] == [(0.003, 7)] * 2

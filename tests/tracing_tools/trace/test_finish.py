@@ -53,6 +53,8 @@ def test_a_table_is_there_when_its_records_are(tmp_path, blocks, gpu):
     assert (tmp_path / "t" / "block.parquet").exists() == (blocks is not None)
     assert (tmp_path / "t" / "gpu.parquet").exists() == bool(gpu)
     assert not (tmp_path / "t" / "raw").exists()
+    seconds = (trace.manifest.end_ns - trace.manifest.start_ns) / 1e9
+    assert trace.manifest.cost.events_per_s == pytest.approx(20 / seconds, rel=1e-3)
     table = trace.block()
     assert (None if table is None else len(table)) == blocks
     assert (trace.gpu() is not None) == bool(gpu)
