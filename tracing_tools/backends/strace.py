@@ -4,11 +4,14 @@ strace writes text while the job runs; when the job has ended, the text becomes 
 Offsets follow each open file's position; device and inode are looked up from the path afterwards, as strace does not know them.
 """
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import signal
 import stat
+import threading
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -33,9 +36,10 @@ from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
 _NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)
 _DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
 _CUT_OFF = (
-    "strace ended before the command, as at the command's limit on file sizes (ulimit -f), within which it writes:"
-    " what came later is not in the trace"
+    "strace ended before the command, as at the command's limit on file sizes (ulimit -f), within which it writes,"
+    " or without an inode for another file: what came later is not in the trace"
 )
+_WATCH_S = 0.5
 _LAST_LINE_BYTES = 1 << 9  # it has no arguments
 _LOST = (
     "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
@@ -62,6 +66,8 @@ class StraceBackend:
         self._has_cgroup = bool(scope.cgroup_id)
         self._output = b""
         self._text = Path()
+        self._watch: threading.Thread | None = None
+        self._is_stopped = threading.Event()
         self._notes = not_recorded("strace", scope, ("mmap", "async", "block"))
         self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_IN_TEXT]
 
@@ -88,6 +94,21 @@ class StraceBackend:
         OSError when there is no room for it.
         """
         make_for_job(self._text.with_name(f"{_FILE}.{pid}"))
+        self._watch = threading.Thread(target=self._end_when_stuck, args=(pid,), daemon=True)
+        self._watch.start()
+
+    def _end_when_stuck(self, root_pid: int) -> None:
+        """End strace once the file system has no inode left for the text of a new thread, until `stop`.
+
+        It then waits for that thread, which it keeps from running, and the job with it for ever. Without strace the job goes on.
+        """
+        while not self._is_stopped.wait(_WATCH_S):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                room = os.statvfs(self._text.parent)
+                straces = processes_called_with(os.fsencode(self._text)) if room.f_files and not room.f_ffree else []
+                if root_pid not in straces:  # which it is until it executes the command
+                    for pid in straces:
+                        os.kill(pid, signal.SIGKILL)
 
     def strays(self) -> dict[int, bool]:
         """Return strace itself where no cgroup holds it: it ends after the last process of the job."""
@@ -103,6 +124,9 @@ class StraceBackend:
 
     def stop(self, recording: Recording | None) -> None:
         """strace ends with the command; say what its text does not tell."""
+        self._is_stopped.set()
+        if self._watch is not None:
+            self._watch.join()
         if recording is None:
             return
         recording.manifest.notes.append(
