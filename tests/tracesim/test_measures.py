@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tracesim.logbins import BINS, log_bin, shared_histogram
+from tracesim import dimensions
+from tracesim.logbins import BINS, BINS_PER_OCTAVE, log_bin, shared_histogram
 from tracesim.measures import cell_ratios, hellinger, overlap, ratio, s_curve, shared_mass, weighted_mean
 
 amounts = arrays(np.float64, 12, elements=st.floats(0, 1e12) | st.just(0.0))
@@ -79,3 +80,14 @@ def test_values_on_either_side_of_an_edge_are_nearly_the_same():
     either_side = [shared_histogram(np.array([edge * factor])) for factor in (0.9999, 1.0001)]
     assert overlap(*either_side, 8) > 0.999
     assert shared_histogram(np.array([0, 1, 5, 2.0**60])).sum() == pytest.approx(4.0)
+
+
+def test_values_a_factor_of_sixteen_apart_have_nothing_in_common_and_nearer_ones_have():
+    def spike(octaves):
+        histogram = np.zeros(BINS)
+        histogram[int(40 + octaves * BINS_PER_OCTAVE)] = 1.0
+        return histogram
+
+    likeness = [overlap(spike(0), spike(apart), dimensions.HALF_WIDTH) for apart in (0, 1, 2, 3, 3.5, 4)]
+    assert likeness[0] == 1 and likeness[-1] == 0
+    assert likeness == sorted(set(likeness), reverse=True)
