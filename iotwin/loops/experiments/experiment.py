@@ -15,7 +15,7 @@ from common.workloads import EMULATED, workload_named
 from datagen.dlio.yaml12 import parse, read_text
 
 EMULATOR_IMAGE = "dlio:latest"  # as the benchmark scripts call it
-SHIPPED = Path(__file__).parents[1] / "experiments"
+SHIPPED = Path(__file__).parents[2] / "experiments"
 _ORDER = 0xE59E  # what the draw of the order is keyed by, beside the seed
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
