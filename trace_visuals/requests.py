@@ -11,6 +11,7 @@ from tracing_tools.trace.reader import Trace
 
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
+CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # of one beside training: written, copied first, waited for
 _MOST_PARTS = 6
 _MOST_DEVICES = 8
 
@@ -55,14 +56,18 @@ def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes | None
 
 
 def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes]:
-    """Return the names of the parts that the lowest rank spent most time in, in order of their first, and their lanes of bins."""
+    """Return the names of the lowest rank's parts, and their lanes of bins.
+
+    They are those that it spent most time in, in order of their first, and then those of checkpoints.
+    """
     parts = trace.step_parts()
     if parts is None:
         return (), LaneBins(grid, 0).result()
     leading = parts[parts["rank"].fillna(0) == parts["rank"].fillna(0).min()]
     name = leading["name"].astype(str)
-    longest = leading["duration_ns"].groupby(name).sum().nlargest(_MOST_PARTS).index
+    longest = leading["duration_ns"].groupby(name).sum().drop(list(CHECKPOINT_PARTS), errors="ignore").nlargest(_MOST_PARTS).index
     names = tuple(each for each in name.unique() if each in longest)
+    names += tuple(each for each in CHECKPOINT_PARTS if (name == each).any())
     return names, _binned(leading.assign(size_bytes=0), "start_ns", name, names, grid)
 
 

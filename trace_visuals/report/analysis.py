@@ -12,6 +12,7 @@ from trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallReader, C
 from trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
 from trace_visuals.report.heatmap import Heat, HeatMap
 from trace_visuals.report.lanes import LaneName, LanePlan
+from trace_visuals.report.saving import ReadsBeside, written_ns
 from trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
 from trace_visuals.report.survey import Survey, surveys
 from trace_visuals.report.tables import FileTable, OperationTable, ProcessTable
@@ -54,6 +55,7 @@ class Analysis:
     writes_heat: Heat | None  # of checkpoint files
     phases: pd.DataFrame  # of the lowest rank
     block: BlockAnalysis | None  # None when block requests were not traced
+    reads_beside: ReadsBeside
 
     @property
     def storage_files(self) -> pd.DataFrame:
@@ -75,12 +77,13 @@ class _Analyses(Collectors):
         self.operations, self.files, self.processes = OperationTable(), FileTable(len(files)), ProcessTable(surveyed.pids)
         self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
         self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
+        self.reads_beside = ReadsBeside(written_ns(trace))
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
 
     def add(self, calls: Calls, plan: LanePlan, keep: bool) -> None:
         """Add a batch of calls; `keep` says whether to keep every one of them."""
-        for analysis in (self.operations, self.files, self.processes, self.reads, self.writes, self.slowest):
+        for analysis in (self.operations, self.files, self.processes, self.reads, self.writes, self.slowest, self.reads_beside):
             analysis.add(calls)
         self.phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
         lane = plan.by_operation(calls)
@@ -126,7 +129,7 @@ def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _
         label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every, surveyed.ops, found.operations,
         found.files.frame(files, surveyed.extent_bytes), found.processes.frame(processes),
         found.slowest.frame(surveyed.ops, files), found.reads.result(), found.writes.result(), leading_phases(trace),
-        analyse_block(trace, found.phase_bytes, lanes, names),
+        analyse_block(trace, found.phase_bytes, lanes, names), found.reads_beside,
     )  # fmt: skip
 
 

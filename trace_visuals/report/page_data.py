@@ -13,8 +13,10 @@ from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
 from trace_visuals.report.analysis import Analysis
 from trace_visuals.report.heatmap import Heat
 from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from trace_visuals.report.part_shares import part_shares
 from trace_visuals.report.recompute import CURVES, recompute_shares
 from trace_visuals.report.texts import describe, headline
+from trace_visuals.requests import CHECKPOINT_PARTS
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
 _MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
@@ -102,7 +104,7 @@ def _phases(analysis: Analysis) -> list[list[Any]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the graphs of the samplers, and of recomputing: each with a time axis and its curves as shares in 0..1."""
+    """Return graphs, each with a time axis and its curves as shares in 0..1: of the samplers, and of parts that are logged."""
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):
@@ -123,6 +125,9 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     recompute = recompute_shares(analysis)
     if recompute is not None:
         graphs.append(_graph(analysis, "recompute", recompute, CURVES, ()))
+    saving = part_shares(analysis, CHECKPOINT_PARTS, {name: curve for curve, name in enumerate(CHECKPOINT_PARTS)})
+    if saving is not None:
+        graphs.append(_graph(analysis, "checkpoints", saving, (), CHECKPOINT_PARTS))
     return graphs
 
 

@@ -7,10 +7,13 @@ import numpy as np
 from common.units import format_duration, format_size
 from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
 from trace_visuals.gaps import sample_gaps
+from trace_visuals.histogram import LogHistogram
 from trace_visuals.labels import counted
 from trace_visuals.report.analysis import Analysis
 from trace_visuals.report.recompute import CURVES, recompute_shares
+from trace_visuals.report.saving import APART, BESIDE, spent_s, written_ns
 from trace_visuals.report.tables import LARGE_BYTES
+from trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9
 _LONG_TAIL = 10  # a 99th percentile of so many medians is worth a word
@@ -41,6 +44,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _concurrency,
         _latency,
         _checkpoints,
+        _beside_training,
         _failures,
         _gaps,
     )
@@ -314,6 +318,31 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
         "Checkpoints",
         f"{text}: {rate}/s into the page cache; none was synced, so a crash may lose a checkpoint believed written.",
     )
+
+
+def _beside_training(analysis: Analysis) -> tuple[str, str]:
+    """Of checkpoints that the job logs as written beside training: how often, at what cost to its steps and its reads."""
+    spans, spent = written_ns(analysis.trace), spent_s(analysis.trace)
+    if not len(spans):
+        return "", ""
+    run_s = (analysis.survey.end_ns - analysis.survey.begin_ns) / _SECOND
+    share = {name: spent.get(name, 0.0) / run_s for name in CHECKPOINT_PARTS}
+    text = f"{counted(len(spans), 'checkpoint')} written beside training"
+    between = np.diff(spans[:, 0])
+    if len(between):
+        low, middle, high = (format_duration(value) for value in np.quantile(between, (0, 0.5, 1)))
+        text += f", every {middle} in the median ({low} to {high})"
+    text += f". Writing them took {share['persist']:.1%} of the run; training waited for them {share['stall']:.1%} of it"
+    text += f" and {share['snapshot']:.1%} went into copying the state. "
+    return "Beside training", text + _reads_beside(analysis.reads_beside.latency_ns)
+
+
+def _reads_beside(latency_ns: LogHistogram) -> str:
+    if not latency_ns.count(BESIDE) or not latency_ns.count(APART):
+        return "Reads fell only outside of that." if latency_ns.count(APART) else "All reads fell into that."
+    beside, apart = ([format_duration(latency_ns.percentile([row], share)) for share in (0.5, 0.99)] for row in (BESIDE, APART))
+    text = f"A read took {beside[0]} in the median and {beside[1]} at the 99th percentile while one was written"
+    return f"{text}, and {apart[0]} and {apart[1]} otherwise."
 
 
 def _failures(analysis: Analysis) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from common.units import format_duration, format_size
 from trace_visuals.bins import Floats, Lanes
 from trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
 from trace_visuals.labels import counted, plain
-from trace_visuals.requests import BLOCK_LANES
+from trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS
 from trace_visuals.style import (
     BLACK,
     BLOCK_COLOURS,
@@ -244,8 +244,10 @@ def draw_device(ax: Axes, block: TraceTimeline, lane: int) -> None:
 
 def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
     """Draw one part of the steps as a strip; names of parts are too long to stand on its left."""
-    name = plain(block.part_names[lane], _NAME_LETTERS)
-    _draw_strip(ax, block, block.parts, lane, ("" if lane else "parts", PART_COLOUR, "time"), False, f"{name}\n")
+    names, own = block.part_names, block.part_names[lane]
+    first = next((index for index, name in enumerate(names) if name in CHECKPOINT_PARTS), len(names))
+    title = "checkpoints" if lane == first else "" if lane else "parts"
+    _draw_strip(ax, block, block.parts, lane, (title, PART_COLOUR, "time"), False, f"{plain(own, _NAME_LETTERS)}\n")
 
 
 def _draw_strip(

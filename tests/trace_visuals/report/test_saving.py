@@ -1,0 +1,81 @@
+"""Checkpoints beside training in report and timeline: their rows, their cost, and the reads while one is written."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.synthetic import MILLISECOND, Job, write_job
+from trace_visuals.call_columns import CallReader
+from trace_visuals.report import write_report
+from trace_visuals.report.saving import APART, BESIDE, ReadsBeside
+from trace_visuals.report.texts import describe
+from trace_visuals.requests import CHECKPOINT_PARTS
+from trace_visuals.timeline.data import load_timeline
+from trace_visuals.windows import TimeWindow
+from tracing_tools.trace import schema
+from tracing_tools.trace.reader import Trace
+
+# (part, start, length), ms from the job's start: two checkpoints, 1.5 s apart
+SAVED = (("snapshot", 1000, 20), ("stall", 1000, 30), ("persist", 1020, 400), ("stall", 2490, 10), ("persist", 2520, 800))
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The trace of a job that logs two checkpoints beside its training, and steps of more parts than are shown."""
+    job = Job(parts=True)
+    made = write_job(tmp_path / "t.trace", job)
+    rows = [(name, job.start_ns + start * MILLISECOND, length * MILLISECOND, 0, 1, None) for name, start, length in SAVED]
+    rows += [(f"other{number}", job.start_ns, (number + 1) * 1000 * MILLISECOND, 0, 1, None) for number in range(9)]
+    saved = pa.Table.from_pylist([dict(zip(schema.PARTS.names, row, strict=True)) for row in rows])
+    table = pa.concat_tables([pq.read_table(made / "parts.parquet").cast(schema.PARTS), saved.cast(schema.PARTS)])
+    pq.write_table(table.sort_by("start_ns"), made / "parts.parquet")
+    (made / "logs").mkdir(exist_ok=True)
+    with (made / "logs" / "stdout").open("a") as log:
+        for name, start, length in SAVED:
+            span = {"start": job.start_ns + start * MILLISECOND, "duration": length * MILLISECOND}
+            event = {"time_ms": 1, "event_type": "INTERVAL_END", "key": name, "value": span, "metadata": {"rank": 0}}
+            log.write(f":::MLLOG {json.dumps(event)}\n")
+    return made
+
+
+def test_a_report_says_what_checkpoints_beside_training_cost(path, tmp_path):
+    analysis = write_report([path], tmp_path / "r.html")[0]
+    text = {finding.topic: finding.text for finding in describe(analysis)}["Beside training"]
+    run_ms = (analysis.survey.end_ns - analysis.survey.begin_ns) / MILLISECOND
+    assert text.startswith("2 checkpoints written beside training, every 1.5 s in the median (1.5 s to 1.5 s). "), text
+    assert f"Writing them took {1200 / run_ms:.1%} of the run; training waited for them {40 / run_ms:.1%} of it" in text
+    assert f"{20 / run_ms:.1%} went into copying the state" in text
+    latency = analysis.reads_beside.latency_ns
+    assert latency.count(BESIDE) + latency.count(APART) == sum(analysis.operations.reads_ns.count(row) for row in (0, 1))
+    assert "at the 99th percentile while one was written, and " in text
+
+
+def test_reads_are_told_apart_by_whether_a_checkpoint_was_being_written(path):
+    trace = Trace(path)
+    spans = np.array([[6_000, 6_400], [6_100, 6_150], [7_000, 7_100]], np.int64) * MILLISECOND  # the second within the first
+    found, expected = ReadsBeside(spans), {BESIDE: [], APART: []}
+    for calls in CallReader(trace).until(1 << 62):
+        found.add(calls)
+        for start, duration, group, storage in zip(calls.start_ns, calls.duration_ns, calls.group, calls.storage, strict=True):
+            if group == 0 and storage:
+                beside = any(begin <= start < end for begin, end in spans)
+                expected[BESIDE if beside else APART].append(int(duration))
+    for row, durations in expected.items():
+        assert durations and (found.latency_ns.count(row), found.latency_ns.total([row])) == (len(durations), sum(durations))
+
+
+def test_a_timeline_always_has_the_parts_of_checkpoints(path):
+    window = TimeWindow(5_000 * MILLISECOND, 15_000 * MILLISECOND, 5_000 * MILLISECOND)
+    block = load_timeline(Trace(path), "a", window, 200, "all", lambda events: None)
+    assert block.part_names[-3:] == CHECKPOINT_PARTS
+    assert block.part_names[:-3] == ("other3", "other4", "other5", "other6", "other7", "other8")
+    assert block.parts.calls[-3:].sum(axis=1).tolist() == [2, 1, 2]
+
+
+def test_without_such_parts_nothing_is_said(tmp_path):
+    analysis = write_report([write_job(tmp_path / "t.trace", Job())], tmp_path / "r.html")[0]
+    assert "Beside training" not in {finding.topic for finding in describe(analysis)}
+    assert not len(analysis.reads_beside.latency_ns.counts)
