@@ -378,3 +378,14 @@ def test_samples_must_fill_files(tmp_path):
         generate(layout, tmp_path, size_bytes=1000)
     with pytest.raises(UsageError, match="3 samples do not fill"):
         plan(layout, samples=3)
+
+
+@pytest.mark.parametrize("name", ["<f2", ">f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c8", "<c16", ">c16"])
+def test_bytes_are_finite_numbers_of_either_byte_order(name):
+    """All ones would be NaN; with the top exponent bit cleared they are finite, and no other bit has changed."""
+    dtype = np.dtype(name)
+    content = np.full(8 * dtype.itemsize, 0xFF, np.uint8)
+    numbers = as_numbers(content, dtype)
+    assert numbers.dtype == dtype and np.isfinite(numbers).all()
+    parts = len(numbers) * (2 if dtype.kind == "c" else 1)
+    assert np.unpackbits(content).sum() == 8 * content.size - parts

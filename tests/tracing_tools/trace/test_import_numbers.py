@@ -58,3 +58,17 @@ def test_times_may_be_half_of_what_a_column_holds():
 )
 def test_rates_that_no_disk_has_count_as_none(said, rate):
     assert artifact_samples._rate(said) == rate
+
+
+@pytest.mark.parametrize(
+    ("lines", "best", "uncertainty_ns"),
+    [
+        ([(10, "23:59:58"), (20, "23:59:59"), (26, "0:00:00")], (23, 86_400), 3),
+        ([(10, "1:00:00"), (20, "1:00:00"), (40, "1:00:01")], (30, 3601), 10),
+        ([(10, "1:00:00"), (20, "1:00:01"), (30, "1:00:02")], (15, 3601), 5),
+    ],
+    ids=["midnight", "the same second twice", "of two as near the first"],
+)
+def test_the_local_clock_is_that_of_the_nearest_change_of_a_second(tmp_path, lines, best, uncertainty_ns):
+    (tmp_path / "clock").write_text("".join(f"{time_ns} {second}\n" for time_ns, second in lines))
+    assert artifact_samples.read_local_clock(tmp_path / "clock") == (artifact_samples.LocalClock([best], uncertainty_ns), 0)
