@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracing_tools.trace.importers import artifact_samples
+from tracing_tools.trace.importers import artifact_samples, strace
 from tracing_tools.trace.importers.artifact_calls import _number, transfer_line
 from tracing_tools.trace.importers.chrome import Event, _as_int32, _integer, is_possible
 
@@ -72,3 +72,15 @@ def test_rates_that_no_disk_has_count_as_none(said, rate):
 def test_the_local_clock_is_that_of_the_nearest_change_of_a_second(tmp_path, lines, best, uncertainty_ns):
     (tmp_path / "clock").write_text("".join(f"{time_ns} {second}\n" for time_ns, second in lines))
     assert artifact_samples.read_local_clock(tmp_path / "clock") == (artifact_samples.LocalClock([best], uncertainty_ns), 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"pid": (1 << 31) - 1, "exit_ns": MOST}, True), ({"pid": 1 << 31}, False), ({"pid": 1, "exit_ns": MOST + 1}, False),
+        ({"pid": 1, "start_ns": -MOST, "exit_status": None}, True), ({"pid": 1, "start_ns": -MOST - 1}, False),
+        ({"pid": 1, "exit_status": -(1 << 31)}, False), ({"pid": 1, "ppid": 1 << 31}, False),
+    ],
+)  # fmt: skip
+def test_a_process_of_strace_has_numbers_that_the_columns_hold(row, expected):
+    assert strace._is_process(row) is expected
