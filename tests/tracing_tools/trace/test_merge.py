@@ -132,3 +132,19 @@ def test_two_hosts_as_namespaces_of_one_machine(tmp_path):
         clock = merged.manifest.clock[0]
         assert len(opened) == 20
         assert (opened + clock.realtime_ns - clock.monotonic_ns <= wall + 1_000_000).all()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ends", "labels", "expected"),
+    [
+        (("complete", "complete"), (0, 0), ("x", "x"), ("complete", 0, "x")),
+        (("complete", "recovered"), (0, 3), ("x", "y"), ("recovered", 3, None)),
+        (("recovered", "recovered"), (None, None), (None, None), ("recovered", None, None)),
+    ],
+)
+def test_a_merge_is_as_whole_and_as_well_as_all_its_traces(tmp_path, statuses, ends, labels, expected):
+    traces = [host_trace(tmp_path / name, name, BOOTED) for name in "ab"]
+    for trace, status, end, label in zip(traces, statuses, ends, labels, strict=True):
+        trace.manifest.status, trace.manifest.exit_status, trace.manifest.workload = status, end, label
+    made = merge_traces(traces, tmp_path / "set")
+    assert (made.status, made.exit_status, made.workload) == expected
