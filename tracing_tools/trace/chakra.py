@@ -37,6 +37,13 @@ def open_flags(flags: Ints) -> Ints:
     return _translated(flags, _OPEN_BITS)
 
 
+def event_flags(opened: Ints) -> Ints:
+    """Return the flags of events that have Linux's O_* `opened`; O_RDWR is writable as O_WRONLY is."""
+    return _translated(opened, {theirs: ours for ours, theirs in _OPEN_BITS.items()}) | np.where(
+        opened & 1, schema.FLAG_WRITABLE, 0
+    )
+
+
 def request_flags(flags: Ints) -> Ints:
     """Return Linux's REQ_* of the flags of block requests."""
     return _translated(flags, _REQUEST_BITS)

@@ -17,7 +17,7 @@ from tracing_tools.trace import schema
 from tracing_tools.trace.importers import chakra as importer
 from tracing_tools.trace.reader import Trace
 
-EVENT_COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result"]
+EVENT_COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result", "flags"]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,12 @@ def test_operations_have_the_numbers_of_the_schema():
     # fcntl.h: O_DIRECT, O_APPEND, O_CREAT, O_TRUNC, O_RDWR; blk_types.h: REQ_SYNC, REQ_META, REQ_FUA, REQ_RAHEAD
     assert [et.open_flags(np.array([1 << bit]))[0] for bit in range(5)] == [0o40000, 0o2000, 0o100, 0o1000, 2]
     assert (et.block_flags(et.request_flags(np.arange(16))) == np.arange(16)).all()
+    assert (et.event_flags(et.open_flags(np.arange(32))) == np.arange(32)).all()
+    assert et.event_flags(np.array([1, 0o101, 0]))[:3].tolist() == [
+        schema.FLAG_WRITABLE,
+        schema.FLAG_WRITABLE | schema.FLAG_CREATE,
+        0,
+    ]
 
 
 def test_every_call_is_a_storage_node_below_its_step_or_checkpoint(job, node_class):

@@ -25,7 +25,7 @@ _NAME_OF_FS_OP = {1: "openat", 2: "close", 3: "read", 4: "write", 5: "pread64", 
                   9: "sync_file_range"}  # fmt: skip
 _NAME_OF_BLOCK_OP = {number: name for name, number in et.BLOCK_OPS.items()}
 _PHASE_OF_NODE = {number: name for name, number in et.PHASE_NODES.items()}
-_CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result")
+_CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "path", "fd", "offset", "requested", "result", "flags")
 _ATTRIBUTE_NUMBERS = (7, 9, 11, 13, 27)  # int32, int64, uint32, uint64 and bool of AttributeProto
 _ATTRIBUTE_TEXT = 29
 
@@ -184,7 +184,8 @@ def _call(node: Fields, attributes: dict[str, Any], detail: Fields) -> tuple[Any
     fd = np.int32(_integer(detail, 3, signed=True)).item()
     # Without a result of its own a transfer moved what it asked for.
     result = attributes.get("result", size if call in schema.READ_OPS or call in schema.WRITE_OPS else 0)
-    return *_times(node, attributes), call, pid, attributes.get("tid", pid), path, fd, offset, size, result or 0
+    flags = int(et.event_flags(np.array([_integer(detail, 6)]))[0])
+    return *_times(node, attributes), call, pid, attributes.get("tid", pid), path, fd, offset, size, result or 0, flags
 
 
 def _request(node: Fields, attributes: dict[str, Any], detail: Fields) -> dict[str, Any]:

@@ -27,6 +27,7 @@ CALLS = pa.schema([
     ("start_ns", pa.int64()), ("duration_ns", pa.int64()), ("op", _LABEL), ("pid", pa.int32()), ("tid", pa.int32()),
     ("path", _LABEL),
     ("fd", pa.int32()), ("offset", pa.int64()), ("requested", pa.int64()), ("result", pa.int64()),
+    ("flags", pa.int32()),
 ])  # fmt: skip
 # The same with numbers for labels: places in `Runs.ops` and `Runs.paths`, -1 for null.
 NUMBERED = pa.schema([(f.name, pa.int32() if f.type == _LABEL else f.type) for f in CALLS])
