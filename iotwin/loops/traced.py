@@ -16,11 +16,11 @@ _SAMPLE_EVERY_NS = 200_000_000
 
 def run_traced(
     command: list[str], directory: Path, workload: str, backend: str = "auto", page_faults: bool = False,
-    limits: "LimitedCgroups | None" = None,
+    limits: "LimitedCgroups | None" = None, tells_events: bool = True,
 ) -> Manifest:  # fmt: skip
     """Run `command` under the tracer, its trace at `directory`, and return the manifest; with `page_faults` those of maps too.
 
-    The command, not the tracer, is under `limits`.
+    The command, not the tracer, is under `limits`. How many events there were is told with `tells_events`, or if some were lost.
 
     Raises IotwinError with the command's last line when it fails, and KeyboardInterrupt when it was interrupted: the tracer
     passes that on to the command and finishes the trace.
@@ -37,5 +37,6 @@ def run_traced(
         last = (directory / "logs" / "stderr").read_text(errors="replace").strip().splitlines()[-1:]
         raise IotwinError(f"the run failed with exit status {manifest.exit_status}: {''.join(last)}; see {directory}/logs")
     lost = f", {manifest.lost_events} LOST" if manifest.lost_events else ", none lost"
-    note(f"      {manifest.events} events by {manifest.backend}{lost}")
+    if tells_events or manifest.lost_events:
+        note(f"      {manifest.events} events by {manifest.backend}{lost}")
     return manifest

@@ -129,7 +129,7 @@ class _Rounds:
         command = own_command("emulate", folder / TWIN)
         run_traced(
             command, folder / "twin.trace", real.manifest.workload or "twin", _backend_like(real),
-            page_faults="page_fault" in real.manifest.counts,
+            page_faults="page_fault" in real.manifest.counts, tells_events=False,
         )  # fmt: skip
         run = Trace(folder / "twin.trace")
         similarity = compare(real, run, repeats=self._traces[1:]).to_document()

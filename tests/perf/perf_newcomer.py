@@ -50,9 +50,10 @@ def _lines_on_a_terminal(command: str, place: Path, environment: dict[str, str])
         shown += some
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown.decode(errors="replace")
+    erased = sum(int(number or 1) for number in re.findall(rb"\x1b\[([0-9]*)A", shown))  # by bars, which go up and vanish
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode(errors="replace").replace("\r\n", "\n")
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    return sum(-(-max(1, len(line)) // _COLUMNS) for line in lines) - 1
+    return sum(-(-max(1, len(line)) // _COLUMNS) for line in lines) - 1 - erased
 
 
 def measure() -> Iterator[Figure]:

@@ -35,13 +35,9 @@ class Make(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what each round scored and how the twin fares against runs that it has not seen."""
-        from benchmark.fit.coverage import describe_coverage
-
-        print(document["kind"])
-        print(describe_coverage(document["coverage"]))
-        for record in document["rounds"]:
-            kept = "  <- kept" if record["round"] == document["best_round"] else ""
-            print(f"round {record['round']}  {_score(record)}{kept}")
+        kept = {document["best_round"]: " <- kept"}
+        rounds = [f"round {record['round']}  {_score(record)}{kept.get(record['round'], '')}" for record in document["rounds"]]
+        print(", ".join(rounds))
         _show_dimensions(document)
         print(document["verdict"])
         if document["noise_floor"] is not None:
