@@ -27,15 +27,16 @@ _ALL = _FEW | {
 
 
 def draw_all(trace: Path, directory: Path, zooms: dict[str, str | None], form: Form) -> list[Path]:
-    """Draw a picture for each zoom that the trace has something for, and one legend; return the pictures.
+    """Draw a picture for each zoom that the trace has something for, and the legend of the whole; return the pictures.
 
     Raises IotwinError for an unreadable trace.
     """
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, zoom in zooms.items():
+        legend = None if drawn else directory / "legend.png"
         try:
-            plot_timeline([trace], directory / f"{name}.png", zoom, form=form, legend=directory / "legend.png")
+            plot_timeline([trace], directory / f"{name}.png", zoom, form=form, legend=legend)
         except UsageError as error:
             note(f"{name} is left out: {error}")
         else:

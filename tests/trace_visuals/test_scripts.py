@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.synthetic import Job, write_job
 from tests.tracing_tools.trace.test_import import write_artifact
+from trace_visuals.timeline import Form, plot_timeline
 from tracing_tools.trace.reader import Trace
 
 HERE = ROOT / "trace_visuals"
@@ -41,6 +42,12 @@ def test_timelines_with_the_artifact_s_options(tmp_path):
     names = {path.name for path in (tmp_path / "plots" / "run").iterdir()}
     assert names == {"whole.png", "epoch.png", "legend.png"} and "block is left out" in done.stderr
     assert matplotlib.image.imread(tmp_path / "plots" / "run" / "whole.png").shape[1] == 875
+    write_job(tmp_path / "long.trace", Job(files=64, epochs=8, loaders=0))
+    form = Form(short=True, paper=True, legend=False)
+    plot_timeline([tmp_path / "long.trace"], tmp_path / "whole.png", form=form, legend=tmp_path / "legend.png")
+    done = _run(sys.executable, HERE / "plot_timelines.py", "long.trace", "unet3d", "all", "-a", "-po", "-s", cwd=tmp_path)
+    all_phases = (tmp_path / "legend.png").read_bytes()  # those of the last zoom are fewer
+    assert done.returncode == 0 and (tmp_path / "plots" / "all" / "legend.png").read_bytes() == all_phases
     done = _run(sys.executable, HERE / "plot_timelines.py", "t.trace", "unet3d", "../x", cwd=tmp_path)
     assert done.returncode == 2 and "is no name" in done.stderr
     done = _run(sys.executable, HERE / "plot_timelines.py", "none.trace", "unet3d", "run", cwd=tmp_path)
