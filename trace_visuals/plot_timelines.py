@@ -32,7 +32,7 @@ def draw_all(trace: Path, directory: Path, zooms: dict[str, str | None], form: F
     Raises IotwinError for an unreadable trace.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    drawn = []
+    drawn: list[Path] = []
     for name, zoom in zooms.items():
         legend = None if drawn else directory / "legend.png"
         try:
