@@ -168,7 +168,9 @@ def _reasons(job: Job, fitted: Fitted, planned: Plan) -> Iterator[str]:
     if batch.get("observations", 0) >= _ENOUGH and batch["agree"] < _LEAST_AGREE:
         yield f"only {batch['agree']:.0%} of {batch['observations']} batches have the {batch['value']} samples of the twin's"
     mapped = _mapped_unseen(job)
-    if len(mapped):
+    mapped_bytes = int(job.files.loc[job.files["file_id"].isin(mapped), "size_bytes"].fillna(0).sum())
+    read_bytes = int(job.calls_on(job.file_ids("dataset"), schema.READ_OPS)["result"].clip(lower=0).sum())
+    if mapped_bytes > (1 - _NEAR) * (read_bytes + mapped_bytes):
         yield f"{len(mapped)} data files are mapped, and what is read of them was not traced: trace with --detail data,mmap"
 
 

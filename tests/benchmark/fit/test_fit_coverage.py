@@ -1,5 +1,8 @@
 """What a structured twin accounts for is said, and one that contradicts its job or accounts for less than half is refused."""
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
 from benchmark.fit import fit
@@ -91,3 +94,14 @@ def test_mapped_data_that_was_not_traced_says_what_to_add(tmp_path):
     made.call(0, 1000, "openat", data), made.call(1, 1000, "mmap", data, 0, 1 << 20)
     with pytest.raises(IotwinError, match="--detail data,mmap"):
         fit(made.trace(tmp_path / "t"), "structured")
+
+
+@pytest.mark.parametrize(("mapped_bytes", "said"), [(5 << 20, False), (60 << 20, True)])
+def test_a_little_mapped_data_beside_much_that_is_read_is_no_contradiction(trace, mapped_bytes, said):
+    """Of a job that reads 288 MiB."""
+    job, fitted = look(trace), fit(trace)
+    file = job.files.iloc[[0]].assign(file_id=len(job.files), path="/d/index.bin", kind="dataset", size_bytes=mapped_bytes)
+    mapped = job.calls.iloc[[0]].assign(op="mmap", file_id=len(job.files), result=1)
+    seen = replace(job, files=pd.concat([job.files, file]), calls=pd.concat([job.calls, mapped]))
+    reasons = account(seen, fitted).reasons
+    assert any("1 data files are mapped" in reason for reason in reasons) == said

@@ -67,3 +67,21 @@ def test_mapped_data_is_noticed_without_any_option(tmp_path):
     said = call("trace", "-o", tmp_path / "t", *command).stderr
     assert "3 MiB of the data set (1 file) are mapped into memory" in said and "--detail data,mmap" in said
     assert "are mapped into memory" not in call("trace", "-o", tmp_path / "u", "--detail", "data,mmap", *command).stderr
+
+
+@pytest.mark.root
+def test_memory_that_processes_share_is_no_data(tmp_path):
+    """A buffer of memfd_create, as torch shares tensors by, is mapped and read like a file that was opened by nobody."""
+    program = tmp_path / "share.py"
+    program.write_text(
+        "import mmap, os\n"
+        "fd = os.memfd_create('shared')\n"
+        "os.ftruncate(fd, 1 << 20)\n"
+        "mapped = mmap.mmap(fd, 1 << 20)\n"
+        "os.pread(fd, 1 << 16, 0)\n"
+    )
+    said = call("trace", "-o", tmp_path / "t", "--", sys.executable, program).stderr
+    files = Trace(tmp_path / "t").files()
+    assert "are mapped into memory" not in said
+    assert files.loc[files["path"].str.startswith("/memfd:"), "kind"].tolist() == ["temporary"]
+    assert not (files["kind"] == "dataset").any()

@@ -33,6 +33,7 @@ _READS_MAPPED = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
 _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renameat2")])
 _PAGE_FAULT = NUMBER_OF_OP["page_fault"]
 _UNNAMED = b"unnamed:"
+_MEMORY_DEVICE = 1  # 0:1, of the kernel's own mount for memfd_create and shared memory: what is there was never opened by a name
 
 
 def readable(path: bytes) -> str:
@@ -109,7 +110,8 @@ class FileTable:
             record, inherited = self._opened.get(key), self._inherited.get((inode, device))
             if record is None or (inherited and file_type == TYPE_PIPE):  # /dev/stdout, opened, has no path of its own
                 record = inherited
-            path = record.text if record else (_UNNAMED if file_type else b"anon_inode:") + b"[%d]" % inode
+            nameless = b"/memfd:" if device == _MEMORY_DEVICE else _UNNAMED if file_type else b"anon_inode:"
+            path = record.text if record else nameless + b"[%d]" % inode
             known = self._add(path, file_type, record.size if record else None)
             if record:
                 self._in_folder.setdefault(path.rpartition(b"/")[0], set()).add(known)
