@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from workloads.dtr.compiler import compiler_of
 
 compiled = compiler_of(__name__)
+inlined = compiler_of(__name__, inline=True)
 
 Records = Any
 Numbers = Any  # array of int64 under numba, list of int without it
@@ -27,6 +28,9 @@ SCORE, LEAST_RECENT, RANDOM = 0, 1, 2
 E_PENDING, E_USE, E_LOCK, E_UNLOCK, E_PRESSURE = 0, 1, 2, 3, 4
 E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
 E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
+# Sides of a storage: what it was made of, and what was made of it.
+UP, DOWN = 0, 1
+WORD = 60  # bits in a number that stays an integer of 64 bits
 # Where a storage is.
 EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
 NEVER = -(1 << 61)
@@ -36,14 +40,18 @@ FIELDS = {
     "run": (
         "clock", "memory", "peak", "recompute_cost", "evictions", "deallocations", "recomputed", "accesses", "evaluations",
         "pool_size", "banishments", "nodes", "events", "draws", "stamp", "aux_top", "ops_done",
+        "words",  # of a row of bits; 0 where there are none, and every search is made afresh
     ),
     "storages": (
-        "status", "banished", "stamp", "cost", "child_start", "children_made", "parent_start", "parents_made", "size", "accessed",
-        "above_valid", "above_cost", "above_edges", "below_valid", "below_cost", "below_edges",
-        "before", "after",  # in the pool of those that can be evicted, oldest first; -1 outside; the last record is its ends
-        "locks", "references", "pinned", "view_start", "views_made", "node", "dependents",
+        "after", "before",  # in the pool of those that can be evicted, oldest first; -1 outside; the last record is its ends
+        "accessed", "size", "cost", "near_valid", "near_start", "near_end", "near_edges", "node",
+        "status", "banished", "stamp", "child_start", "children_made", "parent_start", "parents_made",
+        "locks", "references", "pinned", "view_start", "views_made", "dependents",
         "stacked", "found", "candidate",  # lists that use these records as room: they are not of this storage
     ),
+    # What a storage reaches through evicted ones: first of all storages upwards, then of all downwards. Edges and cost are a
+    # search's, degree the edges of the storage alone; its row in `bits` holds what it reaches, in the words from low to high.
+    "reach": ("valid", "cost", "edges", "degree", "low", "high", "at"),
     "tensors": ("op", "storage", "size", "defined", "references", "dependent_start"),
     "ops": ("cost", "total", "arg_start", "arg_end", "out_start", "out_end", "frame_tensor", "frame_next", "frame_end"),
     "slots": ("argument", "first"),  # arguments; `first` is the operator's first one of the same storage
@@ -64,6 +72,9 @@ class State(NamedTuple):
     items: Records
     nodes: Records
     events: Records
+    reach: Records
+    bits: Numbers
+    near: Numbers  # evicted neighbours, of a storage from near_start to near_end
     links: Numbers  # storages' views (tensors), parents and children (storages, one an edge), in the order of the calls
     dependent: Numbers  # flags: a tensor is an evicted (or not yet computed) dependent of the storage of an argument
     aux: Numbers  # undefined arguments of the operators being performed
@@ -86,7 +97,7 @@ class Rules(NamedTuple):
     faithful: int  # repeat the original's slip in banishing: after a parent is banished the next one is passed over
 
 
-@compiled
+@inlined
 def record(s: State, rules: Rules, kind: int, ident: int) -> None:
     """Append an event; a run whose events do not fit is run again with more room."""
     if rules.events:
@@ -98,7 +109,7 @@ def record(s: State, rules: Rules, kind: int, ident: int) -> None:
         s.run[0].events = place + 1
 
 
-@compiled
+@inlined
 def pool_add(s: State, storage: int) -> None:
     """Make a storage evictable, as the latest one."""
     if s.storages[storage].after >= 0:
@@ -112,7 +123,7 @@ def pool_add(s: State, storage: int) -> None:
     s.run[0].pool_size += 1
 
 
-@compiled
+@inlined
 def pool_remove(s: State, storage: int) -> None:
     """Make a storage unevictable."""
     after = s.storages[storage].after
@@ -124,7 +135,7 @@ def pool_remove(s: State, storage: int) -> None:
         s.run[0].pool_size -= 1
 
 
-@compiled
+@inlined
 def lock(s: State, rules: Rules, storage: int) -> None:
     """Keep a storage resident until it is unlocked as often."""
     if s.storages[storage].locks == 0:
@@ -133,7 +144,7 @@ def lock(s: State, rules: Rules, storage: int) -> None:
     record(s, rules, E_LOCK, storage)
 
 
-@compiled
+@inlined
 def unlock(s: State, rules: Rules, storage: int) -> None:
     """Take one lock off; the last one makes the storage evictable."""
     s.storages[storage].locks -= 1
@@ -142,7 +153,7 @@ def unlock(s: State, rules: Rules, storage: int) -> None:
         record(s, rules, E_UNLOCK, storage)
 
 
-@compiled
+@inlined
 def pin(s: State, rules: Rules, storage: int) -> None:
     """Lock a storage for good."""
     if s.storages[storage].pinned == 0:
@@ -154,7 +165,7 @@ def pin(s: State, rules: Rules, storage: int) -> None:
 # ---- evicted neighbourhoods ----
 
 
-@compiled
+@inlined
 def hidden(s: State, here: int, other: int) -> bool:
     """Return whether the edge from `here` to `other` is gone: banishing cuts those that lead to the banished storage.
 
@@ -164,38 +175,41 @@ def hidden(s: State, here: int, other: int) -> bool:
     return banished > 0 and (s.storages[here].banished == 0 or banished < s.storages[here].banished)
 
 
-@compiled
+@inlined
 def next_stamp(s: State) -> int:
     """Return a number that no storage is stamped with."""
     s.run[0].stamp += 1
     return s.run[0].stamp
 
 
+@inlined
+def edges_of(s: State, storage: int, side: int) -> tuple[int, int]:
+    """Return where in `links` the storages next to one begin and end: of its results (DOWN) or its arguments (UP)."""
+    if side == DOWN:
+        begin = s.storages[storage].child_start
+        return begin, begin + s.storages[storage].children_made
+    begin = s.storages[storage].parent_start
+    return begin, begin + s.storages[storage].parents_made
+
+
 @compiled
-def search(s: State, base: int, downwards: bool, mark: int) -> tuple[int, int, int]:
+def search(s: State, base: int, side: int, mark: int) -> tuple[int, int, int]:
     """Walk from `base` through evicted storages; return (their cost, edges, number) and leave them in the `found` list.
 
-    `downwards` follows results, else arguments. Storages stamped `mark` count as seen. What is
-    being computed for the first time counts as evicted.
+    Storages stamped `mark` count as seen. What is being computed for the first time counts as evicted.
     """
     top, found, cost, edges = 1, 0, 0, 0
     s.storages[0].stacked = base
     while top > 0:
         top -= 1
         storage = s.storages[top].stacked
-        if downwards:
-            begin = s.storages[storage].child_start
-            end = begin + s.storages[storage].children_made
-        else:
-            begin = s.storages[storage].parent_start
-            end = begin + s.storages[storage].parents_made
+        begin, end = edges_of(s, storage, side)
         for edge in range(begin, end):
             other = s.links[edge]
-            status = s.storages[other].status
             if s.storages[other].banished and hidden(s, storage, other):
                 continue
             edges += 1
-            if status != RESIDENT and s.storages[other].stamp != mark:
+            if s.storages[other].status != RESIDENT and s.storages[other].stamp != mark:
                 s.storages[other].stamp = mark
                 cost += s.storages[other].cost
                 s.storages[top].stacked = other
@@ -206,101 +220,187 @@ def search(s: State, base: int, downwards: bool, mark: int) -> tuple[int, int, i
 
 
 @compiled
-def forget(s: State, base: int, downwards: bool) -> None:
-    """Drop the cached sums that pass through `base` from storages on its far side: those found `downwards` cache ancestors."""
+def follow(s: State, storage: int, side: int) -> None:
+    """Bring what `storage` reaches up to date, after what its evicted neighbours reach: depth first, as graphs are deep.
+
+    Needs a graph in which every edge leads to a later storage.
+    """
+    base = side * len(s.storages)
+    s.storages[0].stacked = storage
+    s.reach[base + storage].at = edges_of(s, storage, side)[0]
+    top = 0
+    while top >= 0:
+        here = s.storages[top].stacked
+        edge, end = s.reach[base + here].at, edges_of(s, here, side)[1]
+        while edge < end and (s.reach[base + s.links[edge]].valid or not passes(s, here, s.links[edge])):
+            edge += 1
+        s.reach[base + here].at = edge
+        if edge == end:
+            unite(s, here, side)
+            top -= 1
+        else:
+            top += 1
+            s.storages[top].stacked = s.links[edge]
+            s.reach[base + s.links[edge]].at = edges_of(s, s.links[edge], side)[0]
+
+
+@inlined
+def passes(s: State, here: int, other: int) -> bool:
+    """Return whether a search goes on from `here` to its neighbour `other`."""
+    if s.storages[other].status == RESIDENT or other == here:
+        return False
+    return not (s.storages[other].banished and hidden(s, here, other))
+
+
+@compiled
+def unite(s: State, storage: int, side: int) -> None:
+    """Note what `storage` reaches: its evicted neighbours and what they reach, which is known.
+
+    That of the neighbour that reaches most is taken whole; of the others only what it lacks is added up.
+    """
+    base = side * len(s.storages)
+    begin, end = edges_of(s, storage, side)
+    degree, most, low, high = 0, -1, s.run[0].words, 0
+    for edge in range(begin, end):
+        other = s.links[edge]
+        if not (s.storages[other].banished and hidden(s, storage, other)):
+            degree += 1
+            if passes(s, storage, other):
+                low = min(low, s.reach[base + other].low, other // WORD)
+                high = max(high, s.reach[base + other].high, other // WORD + 1)
+                if most < 0 or s.reach[base + other].edges > s.reach[base + most].edges:
+                    most = other
+    row = (base + storage) * s.run[0].words
+    for word in range(low, high):
+        s.bits[row + word] = 0
+    cost, edges = 0, degree
+    if most >= 0:
+        from_row = (base + most) * s.run[0].words
+        for word in range(s.reach[base + most].low, s.reach[base + most].high):
+            s.bits[row + word] = s.bits[from_row + word]
+        s.bits[row + most // WORD] |= 1 << most % WORD
+        cost, edges = s.storages[most].cost + s.reach[base + most].cost, degree + s.reach[base + most].edges
+    for edge in range(begin, end):
+        other = s.links[edge]
+        if passes(s, storage, other) and (s.bits[row + other // WORD] >> other % WORD) & 1 == 0:
+            more_cost, more_edges = absorb(s, row, other, base)
+            cost += more_cost
+            edges += more_edges
+    s.reach[base + storage].valid, s.reach[base + storage].degree = 1, degree
+    s.reach[base + storage].low, s.reach[base + storage].high = low, high
+    s.reach[base + storage].cost, s.reach[base + storage].edges = cost, edges
+
+
+@inlined
+def absorb(s: State, row: int, other: int, base: int) -> tuple[int, int]:
+    """Add a storage, and what it reaches, to a row that lacks it; return cost and edges of what is new there."""
+    from_row = (base + other) * s.run[0].words
+    cost, edges = s.storages[other].cost, s.reach[base + other].degree
+    for word in range(s.reach[base + other].low, s.reach[base + other].high):
+        more = s.bits[from_row + word] & ~s.bits[row + word]
+        s.bits[row + word] |= more
+        while more:
+            lowest = more & -more
+            found = word * WORD + math.frexp(lowest)[1] - 1
+            cost += s.storages[found].cost
+            edges += s.reach[base + found].degree
+            more ^= lowest
+    s.bits[row + other // WORD] |= 1 << other % WORD
+    return cost, edges
+
+
+@compiled
+def forget(s: State, storage: int, side: int) -> None:
+    """Drop what storages found on a `side` of one have cached of the other side, which passes through it.
+
+    Where storages reach by what their neighbours reach, nothing is cached beyond an evicted one that has nothing cached.
+    """
+    base = (1 - side) * len(s.storages)
     mark = next_stamp(s)
     top = 1
-    s.storages[0].stacked = base
-    s.storages[base].stamp = mark
+    s.storages[0].stacked = storage
+    s.storages[storage].stamp = mark
     while top > 0:
         top -= 1
-        storage = s.storages[top].stacked
-        if downwards:
-            begin = s.storages[storage].child_start
-            end = begin + s.storages[storage].children_made
-        else:
-            begin = s.storages[storage].parent_start
-            end = begin + s.storages[storage].parents_made
+        begin, end = edges_of(s, s.storages[top].stacked, side)
         for edge in range(begin, end):
             other = s.links[edge]
             if s.storages[other].stamp == mark:
                 continue
             s.storages[other].stamp = mark
-            if s.storages[other].status != RESIDENT:
+            if s.storages[other].status != RESIDENT and (s.reach[base + other].valid or s.run[0].words == 0):
                 s.storages[top].stacked = other
                 top += 1
-            else:
-                if downwards:
-                    s.storages[other].above_valid = 0
-                else:
-                    s.storages[other].below_valid = 0
+            s.reach[base + other].valid = 0
+
+
+@inlined
+def forget_neighbours(s: State, storage: int) -> None:
+    """Drop the lists of evicted neighbours of the storages next to one."""
+    for side in range(2):
+        begin, end = edges_of(s, storage, side)
+        for edge in range(begin, end):
+            s.storages[s.links[edge]].near_valid = 0
 
 
 @compiled
 def changed(s: State, rules: Rules, storage: int, gained: bool) -> None:
-    """Say that a storage was evicted or came back, or `gained` a view or an edge: cached sums that it is part of are dropped."""
+    """Say that a storage was evicted or came back, or `gained` a view or an edge: what is cached of it and through it is dropped."""
+    if rules.cost == SETS:
+        s.storages[storage].near_valid = 0
+        if not gained:
+            forget_neighbours(s, storage)
     if rules.cost != NEIGHBOURHOOD and rules.cost != ANCESTORS:
         return
-    s.storages[storage].below_valid = 0
-    s.storages[storage].above_valid = 0
+    if gained or s.run[0].words == 0:
+        s.reach[storage].valid = 0
+        s.reach[len(s.storages) + storage].valid = 0
     if gained and s.storages[storage].status == RESIDENT:
         return  # others' searches end here
-    forget(s, storage, True)
+    forget(s, storage, DOWN)
     if rules.cost == NEIGHBOURHOOD:
-        forget(s, storage, False)
+        forget(s, storage, UP)
 
 
-@compiled
-def below(s: State, storage: int) -> int:
-    """Return the cost of the evicted storages that depend on `storage`; counts the edges of a fresh search."""
-    if s.storages[storage].below_valid == 0:
-        cost, edges, _ = search(s, storage, True, next_stamp(s))
-        s.storages[storage].below_cost = cost
-        s.storages[storage].below_edges = edges
-        s.storages[storage].below_valid = 1
-    s.run[0].accesses += s.storages[storage].below_edges
-    return s.storages[storage].below_cost
-
-
-@compiled
-def above(s: State, storage: int) -> int:
-    """Return the cost of the evicted storages that `storage` depends on; counts the edges of a fresh search."""
-    if s.storages[storage].above_valid == 0:
-        cost, edges, _ = search(s, storage, False, next_stamp(s))
-        s.storages[storage].above_cost = cost
-        s.storages[storage].above_edges = edges
-        s.storages[storage].above_valid = 1
-    s.run[0].accesses += s.storages[storage].above_edges
-    return s.storages[storage].above_cost
+@inlined
+def reached(s: State, storage: int, side: int) -> int:
+    """Return the cost of the evicted storages on a side of `storage`; counts the edges of a fresh search."""
+    place = side * len(s.storages) + storage
+    if s.reach[place].valid == 0:
+        if s.run[0].words:
+            follow(s, storage, side)
+        else:
+            cost, edges, _ = search(s, storage, side, next_stamp(s))
+            s.reach[place].cost, s.reach[place].edges, s.reach[place].valid = cost, edges, 1
+    s.run[0].accesses += s.reach[place].edges
+    return s.reach[place].cost
 
 
 @compiled
 def neighbours(s: State, storage: int) -> int:
-    """List in `found` the storages next to `storage` that are not resident; return their number. Every edge is an access."""
-    mark = next_stamp(s)
-    s.storages[storage].stamp = mark
-    found = 0
-    for downwards in range(2):
-        if downwards:
-            begin = s.storages[storage].child_start
-            end = begin + s.storages[storage].children_made
-        else:
-            begin = s.storages[storage].parent_start
-            end = begin + s.storages[storage].parents_made
-        for edge in range(begin, end):
-            other = s.links[edge]
-            status = s.storages[other].status
-            if s.storages[other].banished and hidden(s, storage, other):
-                continue
-            s.run[0].accesses += 1
-            if status != RESIDENT and s.storages[other].stamp != mark:
-                s.storages[other].stamp = mark
-                s.storages[found].found = other
-                found += 1
-    return found
+    """List in `near` the storages next to `storage` that are not resident; return their number. Every edge is an access."""
+    if s.storages[storage].near_valid == 0:
+        mark = next_stamp(s)
+        s.storages[storage].stamp = mark
+        found, edges = s.storages[storage].near_start, 0
+        for side in range(2):
+            begin, end = edges_of(s, storage, side)
+            for edge in range(begin, end):
+                other = s.links[edge]
+                if s.storages[other].banished and hidden(s, storage, other):
+                    continue
+                edges += 1
+                if s.storages[other].status != RESIDENT and s.storages[other].stamp != mark:
+                    s.storages[other].stamp = mark
+                    s.near[found] = other
+                    found += 1
+        s.storages[storage].near_valid, s.storages[storage].near_edges = 1, edges
+        s.storages[storage].near_end = found
+    s.run[0].accesses += s.storages[storage].near_edges
+    return s.storages[storage].near_end - s.storages[storage].near_start
 
 
-@compiled
+@inlined
 def find(s: State, node: int) -> int:
     """Return the root of a node of the forest, compressing its path; every node on it is an access."""
     root = node
@@ -331,15 +431,16 @@ def new_node(s: State, storage: int, cost: int) -> None:
 def join_sets(s: State, storage: int) -> None:
     """Put a storage that was just evicted into one set with its evicted neighbours."""
     new_node(s, storage, s.storages[storage].cost)
-    for place in range(neighbours(s, storage)):
-        left = find(s, s.storages[s.storages[place].found].node)
+    found, start = neighbours(s, storage), s.storages[storage].near_start
+    for place in range(start, start + found):
+        left = find(s, s.storages[s.near[place]].node)
         right = find(s, s.storages[storage].node)
         if left != right:
             s.nodes[left].parent = right
             s.nodes[right].sum += s.nodes[left].sum
 
 
-@compiled
+@inlined
 def leave_set(s: State, storage: int) -> None:
     """Take a storage that came back out of its set; what it connected stays connected."""
     find(s, s.storages[storage].node)
@@ -347,13 +448,13 @@ def leave_set(s: State, storage: int) -> None:
     s.storages[storage].node = -1
 
 
-@compiled
+@inlined
 def sets_cost(s: State, storage: int) -> int:
     """Return the sums of the distinct sets next to a storage."""
-    found = neighbours(s, storage)
+    found, start = neighbours(s, storage), s.storages[storage].near_start
     distinct, cost = 0, 0
-    for place in range(found):
-        root = find(s, s.storages[s.storages[place].found].node)
+    for place in range(start, start + found):
+        root = find(s, s.storages[s.near[place]].node)
         known = False
         for other in range(distinct):
             if s.storages[other].stacked == root:
@@ -369,7 +470,7 @@ def sets_cost(s: State, storage: int) -> int:
 # ---- choosing ----
 
 
-@compiled
+@inlined
 def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
     """Return cost / (size * staleness), the latter two where the heuristic asks for them."""
     if rules.by_size == 0 and rules.by_staleness == 0:
@@ -382,7 +483,7 @@ def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
     return float(cost) / denominator if denominator > 0.0 else math.inf
 
 
-@compiled
+@inlined
 def score(s: State, rules: Rules, storage: int) -> float:
     """Return the score of evicting a storage: the least one goes."""
     s.run[0].evaluations += 1
@@ -395,9 +496,9 @@ def score(s: State, rules: Rules, storage: int) -> float:
     elif rules.cost == SETS:
         cost += sets_cost(s, storage)
     elif rules.cost == NEIGHBOURHOOD:
-        cost += below(s, storage) + above(s, storage)
+        cost += reached(s, storage, DOWN) + reached(s, storage, UP)
     elif rules.cost == ANCESTORS:
-        cost += above(s, storage)
+        cost += reached(s, storage, UP)
     elif rules.cost == UNION:
         more, accessed = union(s, storage)
         cost += more
@@ -409,7 +510,7 @@ def union(s: State, storage: int) -> tuple[int, int]:
     """Return cost and latest access of the evicted neighbourhood as one set, of which `storage`'s own access is part."""
     latest = s.storages[storage].accessed
     mark = next_stamp(s)
-    cost, edges, found = search(s, storage, True, mark)
+    cost, edges, found = search(s, storage, DOWN, mark)
     for place in range(found):
         latest = max(latest, s.storages[s.storages[place].found].accessed)
     s.run[0].accesses += edges
@@ -455,7 +556,7 @@ def gather(s: State, rules: Rules) -> int:
     return kept
 
 
-@compiled
+@inlined
 def draw(s: State, below: int) -> int:
     """Return a random number from 0 up to `below`."""
     place = s.run[0].draws
@@ -463,7 +564,7 @@ def draw(s: State, below: int) -> int:
     return int(s.draws[place % len(s.draws)] * below)
 
 
-@compiled
+@inlined
 def choose(s: State, rules: Rules) -> int:
     """Return the storage to evict: the least score, of equal ones the latest, and at once one whose score is 0."""
     if rules.cost <= LOCAL:
@@ -481,7 +582,7 @@ def choose(s: State, rules: Rules) -> int:
     return victim
 
 
-@compiled
+@inlined
 def choose_alone(s: State, rules: Rules) -> int:
     """Choose by scores that look at no other storage, in a loop that calls nothing with the state."""
     storages, clock = s.storages, s.run[0].clock
@@ -532,7 +633,7 @@ def choose_otherwise(s: State, rules: Rules) -> int:
 # ---- eviction and banishing ----
 
 
-@compiled
+@inlined
 def add_dependent(s: State, tensor: int, slot: int) -> None:
     """Count a tensor as an evicted dependent of the storage of its operator's argument `slot`."""
     argument = s.slots[slot].argument
@@ -544,7 +645,7 @@ def add_dependent(s: State, tensor: int, slot: int) -> None:
         s.storages[s.tensors[argument].storage].dependents += 1
 
 
-@compiled
+@inlined
 def drop_dependent(s: State, tensor: int, slot: int) -> None:
     """The opposite of add_dependent."""
     argument = s.slots[slot].argument
@@ -608,7 +709,7 @@ def try_banish(s: State, rules: Rules, storage: int) -> bool:
 # ---- performing operators ----
 
 
-@compiled
+@inlined
 def issue(s: State, rules: Rules, op: int) -> None:
     """Enter an operator's results into the graph, not yet computed."""
     arguments = s.ops[op].arg_end - s.ops[op].arg_start
@@ -639,7 +740,7 @@ def issue(s: State, rules: Rules, op: int) -> None:
         changed(s, rules, s.tensors[s.slots[slot].argument].storage, True)
 
 
-@compiled
+@inlined
 def enter(s: State, rules: Rules, tensor: int, depth: int, first: bool) -> None:
     """Begin to perform the operator of `tensor`: mark its arguments as used, lock those that are there, list the others."""
     op = s.tensors[tensor].op
@@ -664,7 +765,7 @@ def enter(s: State, rules: Rules, tensor: int, depth: int, first: bool) -> None:
     s.run[0].aux_top = top
 
 
-@compiled
+@inlined
 def make_room(s: State, rules: Rules, size: int) -> bool:
     """Evict until `size` fits; return whether it does."""
     while s.run[0].memory + size > rules.budget:
@@ -679,7 +780,7 @@ def make_room(s: State, rules: Rules, size: int) -> bool:
     return True
 
 
-@compiled
+@inlined
 def settle(s: State, tensor: int) -> bool:
     """A tensor has just been computed; return whether its storage came into memory with it."""
     storage = s.tensors[tensor].storage
@@ -690,7 +791,7 @@ def settle(s: State, tensor: int) -> bool:
     return True
 
 
-@compiled
+@inlined
 def arrive(s: State, rules: Rules, storage: int) -> None:
     """A storage has just come into memory: it may be evicted again."""
     pool_add(s, storage)
@@ -699,7 +800,7 @@ def arrive(s: State, rules: Rules, storage: int) -> None:
     changed(s, rules, storage, False)
 
 
-@compiled
+@inlined
 def execute(s: State, rules: Rules, tensor: int, first: bool) -> bool:
     """Run the operator of `tensor`, whose arguments are all there and locked; return whether there was room."""
     op = s.tensors[tensor].op
@@ -798,7 +899,7 @@ def perform(s: State, rules: Rules, tensor: int, first: bool) -> int:
     return PASS
 
 
-@compiled
+@inlined
 def compute(s: State, rules: Rules, op: int) -> int:
     """Run an operator for the first time."""
     issue(s, rules, op)
@@ -811,7 +912,7 @@ def compute(s: State, rules: Rules, op: int) -> int:
     return result
 
 
-@compiled
+@inlined
 def release(s: State, rules: Rules, tensor: int) -> None:
     """Drop an external reference, and with the last one what the policy says."""
     storage = s.tensors[tensor].storage

@@ -19,6 +19,7 @@ POLICIES = {"eager": kernel.EAGER, "ignore": kernel.IGNORE, "banish": kernel.BAN
 RESULTS = {kernel.PASS: "pass", kernel.OUT_OF_MEMORY: "oom", kernel.THRASH: "thrash"}
 UNLIMITED = 1 << 62
 _FIRST_DRAWS = 1 << 12
+_MOST_WORDS = 1 << 26  # of what storages reach; larger graphs are searched afresh
 _SHORT = 4000  # schedules that are done before numba has loaded what it compiled
 Records = np.ndarray[Any, np.dtype[np.void]]
 
@@ -126,6 +127,7 @@ def _model(graph: Graph) -> dict[str, Any]:
     storages = _records(
         "storages", graph.storages + 1, size=graph.storage_size, view_start=view_start[:-1],
         parent_start=parent_start[:-1] + len(views), child_start=child_start[:-1] + len(views) + len(parents),
+        near_start=parent_start[:-1] + child_start[:-1],
     )  # fmt: skip
     storages["status"], storages["accessed"], storages["after"], storages["node"] = kernel.UNCOMPUTED, kernel.NEVER, -1, -1
     storages["before"][-1] = storages["after"][-1] = graph.storages  # an empty pool
@@ -142,7 +144,7 @@ def _model(graph: Graph) -> dict[str, Any]:
         "slots": _records("slots", len(graph.args) + 1, argument=graph.args, first=_first_slots(graph)),
         "items": _records("items", len(graph.items), step=graph.items[:, 0], operand=graph.items[:, 1]),
         "links": np.concatenate([views, parents, children, np.zeros(1, dtype=np.int64)]),
-        "flags": int(slots.sum()),
+        "flags": int(slots.sum()), "near": len(parents) + len(children), "ordered": bool((sources <= targets).all()),
         "aux": len(graph.args) + 1 + int(2 * np.diff(graph.out_start).max(initial=0) + np.diff(graph.arg_start).max(initial=0)),
     }  # fmt: skip
 
@@ -171,6 +173,13 @@ def _state(graph: Graph, settings: Settings, rooms: dict[str, int]) -> kernel.St
     nodes = rooms["nodes"] if settings.heuristic.cost == kernel.SETS else 1
     arrays = {name: model[name].copy() for name in ("run", "storages", "tensors", "ops")}
     arrays |= {name: model[name] for name in ("slots", "items", "links")}
+    searching = settings.heuristic.cost in (kernel.NEIGHBOURHOOD, kernel.ANCESTORS)
+    words = -(-graph.storages // kernel.WORD) if searching and model["ordered"] else 0
+    words = 0 if 2 * len(model["storages"]) * words > _MOST_WORDS else words
+    arrays["run"]["words"] = words
+    arrays["reach"] = _records("reach", 2 * len(model["storages"]) if searching else 1)
+    arrays["bits"] = np.zeros(2 * len(model["storages"]) * words + 1, dtype=np.int64)
+    arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == kernel.SETS else 1, dtype=np.int64)
     arrays |= {"nodes": _records("nodes", nodes), "events": _records("events", rooms["events"])}
     arrays["dependent"] = np.zeros(model["flags"] * (settings.dealloc == "banish") + 1, dtype=np.int64)
     arrays["aux"] = np.zeros(model["aux"], dtype=np.int64)
