@@ -345,7 +345,7 @@ def forget_neighbours(s: State, storage: int) -> None:
 
 @compiled
 def changed(s: State, rules: Rules, storage: int, gained: bool) -> None:
-    """Say that a storage was evicted or came back, or `gained` a view or an edge: what is cached of it and through it is dropped."""
+    """Say that a storage was evicted or came back, or `gained` a view or an edge: what is cached through it is dropped."""
     if rules.cost == SETS:
         s.storages[storage].near_valid = 0
         if not gained:
