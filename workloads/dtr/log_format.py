@@ -108,7 +108,11 @@ class _Reader:
     def take(self, line: int, instruction: Line) -> None:
         """Add one instruction; raises Problem."""
         if self.pending is not None or instruction.INSTRUCTION in ("MEMORY", "ALIAS"):
-            self._detail(line, instruction)
+            try:
+                self._detail(line, instruction)
+            except Problem:
+                self.pending = None  # what follows is read on its own
+                raise
             return
         handler = getattr(self, f"_{instruction.INSTRUCTION.lower()}", None)
         if instruction.INSTRUCTION not in INSTRUCTIONS or handler is None:
@@ -189,7 +193,6 @@ class _Reader:
             raise Problem(line, f"{instruction.INSTRUCTION} of '{instruction.NAME}' belongs to no CONSTANT or CALL")
         pending, wanted = self.pending, self.pending.wanted.pop()
         if wanted != (instruction.INSTRUCTION, instruction.NAME):
-            self.pending = None
             found = f"{instruction.INSTRUCTION} of {instruction.NAME or 'nothing'}"
             raise Problem(line, f"{wanted[0]} of {wanted[1]} should follow line {pending.line}, not {found}")
         if wanted[0] == "MEMORY":

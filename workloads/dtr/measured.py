@@ -23,7 +23,10 @@ def panels_of(sources: list[Path]) -> list[dict[str, Any]]:
         return [panel for panel in panels if panel["series"]]
     if len(sources) != 2 or not all(source.is_file() for source in sources):
         raise UsageError("give the directory of a sweep, or CONFIG.json and DATA.json")
-    return _measured(_read(sources[0]), _read(sources[1]), sources[1])
+    try:
+        return _measured(_read(sources[0]), _read(sources[1]), sources[1])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{sources[0]} and {sources[1]} are no configuration and data of an experiment") from None
 
 
 def _read(path: Path) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from common.errors import IotwinError
 from workloads.dtr import kernel
 from workloads.dtr.compiler import has_numba
 from workloads.dtr.graph import Graph, Ints
@@ -198,15 +199,18 @@ def _rules(settings: Settings, limit: int) -> kernel.Rules:
     )  # fmt: skip
 
 
-def _with_plug_in(score: Callable[[int, int, int, int], float]) -> types.ModuleType:
-    """Return a plain kernel whose score is the plug-in's."""
+def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> types.ModuleType:
+    """Return a plain kernel whose score is that of the plug-in `name`."""
     plugged = fresh_plain_kernel()
 
     def plug_in(s: kernel.State, rules: kernel.Rules, storage: int) -> float:
         s.run[0].evaluations += 1
         s.run[0].accesses += 1
         clock, one = s.run[0].clock, s.storages[storage]
-        return float(score(one.size, one.cost, clock - one.accessed, clock))
+        try:
+            return float(score(one.size, one.cost, clock - one.accessed, clock))
+        except Exception as error:  # whatever a stranger's function raises
+            raise IotwinError(f"heuristic '{name}' gave no score of (size, cost, staleness, clock): {error}") from None
 
     plugged.score = plug_in  # type: ignore[attr-defined]
     return plugged
@@ -223,7 +227,7 @@ def simulate(graph: Graph, settings: Settings, compute: int | None = None) -> Ru
     settings = replace(settings, plain=plain)
     module = load_kernel(plain)
     if settings.heuristic.plug_in is not None:
-        module = _with_plug_in(settings.heuristic.plug_in)
+        module = _with_plug_in(settings.heuristic.name, settings.heuristic.plug_in)
     if settings.dealloc == "ignore":
         graph = graph.without_releases
     compute = graph.compute_ns() if compute is None else compute

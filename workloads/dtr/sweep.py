@@ -1,5 +1,7 @@
 """The paper's studies: heuristics and policies over shares of the baseline's peak, in files that a later call goes on from."""
 
+import csv
+import io
 import multiprocessing
 import os
 import time
@@ -22,6 +24,9 @@ from workloads.dtr.logs import Model, load_graph
 from workloads.dtr.simulator import Baseline, Run, Settings, baseline, simulate
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_COLUMNS = (
+    "study", "model", "heuristic", "dealloc", "ratio", "budget_bytes", "trial", "result", "overhead", "accesses", "evaluations",
+)  # fmt: skip
 _RUNTIME = {"eager": "V2EagerOptimized", "ignore": "V2EagerOptimized", "banish": "V1"}
 _FEATURES = {kernel.NEIGHBOURHOOD: ["regions"], kernel.ANCESTORS: ["regions"], kernel.SETS: ["eq_class"]}
 
@@ -159,12 +164,26 @@ def run_sweep(
             cpu_s += done["cpu_s"]
             advance(1)
     write_whole(directory / "curves.json", msgspec.json.encode({"panels": panels(tasks, studies)}))
+    write_whole(directory / "runs.csv", _table(tasks).encode())
     files = [str(task.output.relative_to(directory)) for task in tasks]
     counts = {state: states.count(state) for state in ("pass", "oom", "thrash")}
     return {
         "directory": str(directory), "runs": len(states), "passed": counts["pass"], "oom": counts["oom"],
-        "thrash": counts["thrash"], "cpu_s": round(cpu_s, 3), "files": [*files, "curves.json"],
+        "thrash": counts["thrash"], "cpu_s": round(cpu_s, 3), "files": [*files, "curves.json", "runs.csv"],
     }  # fmt: skip
+
+
+def _table(tasks: list[Task]) -> str:
+    """Return a line for each run of the tasks' files, as CSV."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for task in tasks:
+        start = (task.output.parent.parent.name, task.model.name, task.heuristic, task.dealloc)
+        for row in msgspec.json.decode(task.output.read_bytes())["results"]:
+            trials = zip(row["state"], row["overhead"], row["heuristic_access_count"], row["heuristic_eval_count"], strict=True)
+            writer.writerows((*start, row["ratio"], row["budget"], trial, *told) for trial, told in enumerate(trials))
+    return table.getvalue()
 
 
 def _each(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Logs: what is wrong with one is said with its line; graphs survive rewriting and the cache."""
 
+import csv
 import json
 
 import numpy as np
@@ -58,6 +59,13 @@ def test_a_bad_line_is_named(tmp_path, case):
     with pytest.raises(LogError, match=message):
         read_log(path)
     assert read_log(path, collect=True).problems
+
+
+def test_what_follows_a_bad_detail_is_still_read(tmp_path):
+    path = tmp_path / "bad.log"
+    path.write_bytes(constant() + call(["x1"], ["x2"], alias=3) + constant("x4") + call(["x4"], ["x5"], time=-1))
+    problems = read_log(path, collect=True).problems
+    assert problems[0].line == 5 and "time -1 is negative" in [problem.text for problem in problems]
 
 
 def test_what_stands_before_start_does_not_count(tmp_path):
@@ -139,11 +147,16 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert whole["runs"] == 6 * 10 + 20 + 30 == whole["passed"] + whole["oom"] + whole["thrash"]
     lost = tmp_path / "out" / whole["files"][0]
     content = json.loads(lost.read_text())
+    table = (tmp_path / "out" / "runs.csv").read_text()
+    rows = list(csv.DictReader(table.splitlines()))
+    assert len(rows) == whole["runs"] and [row["result"] for row in rows].count("pass") == whole["passed"]
+    assert {row["overhead"] == "" for row in rows if row["result"] != "pass"} == {True}
     lost.unlink()
     with pytest.raises(IotwinError, match="--resume"):
         run_sweep(models, ["pareto", "banishing"], tmp_path / "out", 1, False, trials=2)
     again = run_sweep(models, ["pareto", "banishing"], tmp_path / "out", 1, True, trials=2)
     assert again["runs"] == 10 and again["files"] == whole["files"]
+    assert (tmp_path / "out" / "runs.csv").read_text() == table
     for row in [*content["results"], *(repeated := json.loads(lost.read_text())["results"])]:
         assert all(
             (overhead is None) == (state != "pass") for overhead, state in zip(row.pop("overhead"), row["state"], strict=True)

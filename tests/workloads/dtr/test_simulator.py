@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UsageError
+from common.errors import IotwinError, UsageError
 from tests.workloads.dtr.oracle import Oracle
 from tests.workloads.dtr.random_logs import write_random_log
 from workloads.dtr import telemetry
@@ -135,6 +135,16 @@ def test_a_plug_in_decides_as_the_built_in_it_imitates(tmp_path):
         budget = int(baseline(graph).peak * 0.6)
         ours, theirs = (simulate(graph, Settings(h, budget)).same() for h in (plug_in, HEURISTICS["LargestStorage"]))
         assert ours == theirs
+
+
+def no_score() -> float:
+    return 1.0
+
+
+def test_a_plug_in_that_cannot_be_asked_is_named():
+    plug_in = heuristic_named(f"{__name__}.no_score")
+    with pytest.raises(IotwinError, match=r"no_score' gave no score of .*takes 0 positional arguments"):
+        simulate(unit_chain(20), Settings(plug_in, 6))
 
 
 def test_the_least_budget_passes_and_lies_above_the_lower_bound(tmp_path):
