@@ -30,7 +30,7 @@ E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
 E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
 # Sides of a storage: what it was made of, and what was made of it.
 UP, DOWN = 0, 1
-WORD = 60  # bits in a number that stays an integer of 64 bits
+WORD = 60  # bits of a word under numba; plain Python takes a row as one long integer
 # Where a storage is.
 EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
 NEVER = -(1 << 61)
@@ -40,7 +40,7 @@ FIELDS = {
     "run": (
         "clock", "memory", "peak", "recompute_cost", "evictions", "deallocations", "recomputed", "accesses", "evaluations",
         "pool_size", "banishments", "nodes", "events", "draws", "stamp", "aux_top", "ops_done",
-        "words",  # of a row of bits; 0 where there are none, and every search is made afresh
+        "words", "word",  # of a row of bits, and bits of a word; 0 where there are none, and every search is made afresh
     ),
     "storages": (
         "after", "before",  # in the pool of those that can be evicted, oldest first; -1 outside; the last record is its ends
@@ -260,14 +260,15 @@ def unite(s: State, storage: int, side: int) -> None:
     """
     base = side * len(s.storages)
     begin, end = edges_of(s, storage, side)
+    bits_of_word = s.run[0].word
     degree, most, low, high = 0, -1, s.run[0].words, 0
     for edge in range(begin, end):
         other = s.links[edge]
         if not (s.storages[other].banished and hidden(s, storage, other)):
             degree += 1
             if passes(s, storage, other):
-                low = min(low, s.reach[base + other].low, other // WORD)
-                high = max(high, s.reach[base + other].high, other // WORD + 1)
+                low = min(low, s.reach[base + other].low, other // bits_of_word)
+                high = max(high, s.reach[base + other].high, other // bits_of_word + 1)
                 if most < 0 or s.reach[base + other].edges > s.reach[base + most].edges:
                     most = other
     row = (base + storage) * s.run[0].words
@@ -278,11 +279,11 @@ def unite(s: State, storage: int, side: int) -> None:
         from_row = (base + most) * s.run[0].words
         for word in range(s.reach[base + most].low, s.reach[base + most].high):
             s.bits[row + word] = s.bits[from_row + word]
-        s.bits[row + most // WORD] |= 1 << most % WORD
+        s.bits[row + most // bits_of_word] |= 1 << most % bits_of_word
         cost, edges = s.storages[most].cost + s.reach[base + most].cost, degree + s.reach[base + most].edges
     for edge in range(begin, end):
         other = s.links[edge]
-        if passes(s, storage, other) and (s.bits[row + other // WORD] >> other % WORD) & 1 == 0:
+        if passes(s, storage, other) and (s.bits[row + other // bits_of_word] >> other % bits_of_word) & 1 == 0:
             more_cost, more_edges = absorb(s, row, other, base)
             cost += more_cost
             edges += more_edges
@@ -295,17 +296,18 @@ def unite(s: State, storage: int, side: int) -> None:
 def absorb(s: State, row: int, other: int, base: int) -> tuple[int, int]:
     """Add a storage, and what it reaches, to a row that lacks it; return cost and edges of what is new there."""
     from_row = (base + other) * s.run[0].words
+    bits_of_word = s.run[0].word
     cost, edges = s.storages[other].cost, s.reach[base + other].degree
     for word in range(s.reach[base + other].low, s.reach[base + other].high):
         more = s.bits[from_row + word] & ~s.bits[row + word]
         s.bits[row + word] |= more
         while more:
             lowest = more & -more
-            found = word * WORD + math.frexp(lowest)[1] - 1
+            found = word * bits_of_word + int(math.log2(lowest))
             cost += s.storages[found].cost
             edges += s.reach[base + found].degree
             more ^= lowest
-    s.bits[row + other // WORD] |= 1 << other % WORD
+    s.bits[row + other // bits_of_word] |= 1 << other % bits_of_word
     return cost, edges
 
 

@@ -176,8 +176,8 @@ def _state(graph: Graph, settings: Settings, rooms: dict[str, int]) -> kernel.St
     arrays |= {name: model[name] for name in ("slots", "items", "links")}
     searching = settings.heuristic.cost in (kernel.NEIGHBOURHOOD, kernel.ANCESTORS)
     words = -(-graph.storages // kernel.WORD) if searching and model["ordered"] else 0
-    words = 0 if 2 * len(model["storages"]) * words > _MOST_WORDS else words
-    arrays["run"]["words"] = words
+    words = 0 if 2 * len(model["storages"]) * words > _MOST_WORDS else min(words, 1) if settings.plain else words
+    arrays["run"]["words"], arrays["run"]["word"] = words, graph.storages if settings.plain else kernel.WORD
     arrays["reach"] = _records("reach", 2 * len(model["storages"]) if searching else 1)
     arrays["bits"] = np.zeros(2 * len(model["storages"]) * words + 1, dtype=np.int64)
     arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == kernel.SETS else 1, dtype=np.int64)
