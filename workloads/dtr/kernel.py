@@ -336,7 +336,7 @@ def forget(s: State, storage: int, side: int) -> None:
             s.reach[base + other].valid = 0
 
 
-@inlined
+@compiled
 def forget_neighbours(s: State, storage: int) -> None:
     """Drop the lists of evicted neighbours of the storages next to one."""
     for side in range(2):
@@ -345,15 +345,20 @@ def forget_neighbours(s: State, storage: int) -> None:
             s.storages[s.links[edge]].near_valid = 0
 
 
-@compiled
+@inlined
 def changed(s: State, rules: Rules, storage: int, gained: bool) -> None:
     """Say that a storage was evicted or came back, or `gained` a view or an edge: what is cached through it is dropped."""
     if rules.cost == SETS:
         s.storages[storage].near_valid = 0
         if not gained:
             forget_neighbours(s, storage)
-    if rules.cost != NEIGHBOURHOOD and rules.cost != ANCESTORS:
-        return
+    elif rules.cost == NEIGHBOURHOOD or rules.cost == ANCESTORS:
+        forget_reached(s, rules, storage, gained)
+
+
+@compiled
+def forget_reached(s: State, rules: Rules, storage: int, gained: bool) -> None:
+    """Drop what a storage reaches where it `gained` a view or an edge, and what others reach through it."""
     if gained or s.run[0].words == 0:
         s.reach[storage].valid = 0
         s.reach[len(s.storages) + storage].valid = 0
