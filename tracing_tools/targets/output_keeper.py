@@ -29,7 +29,6 @@ REPLY = struct.Struct(
 FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # how lines begin that common.mllog.FOR_TRACERS marks
 
 _CHUNK_BYTES = 1 << 20  # also the most that a pipe holds
-_MOVED_BYTES = 1 << 17  # at once: what stays in a processor's cache between pipe and log, in memory that is there already
 _REST_MS = 10  # between looks at a pipe that little comes from: one wake-up then serves many prints
 _BUSY_BYTES = 1 << 16
 _HELD_BYTES = 64 << 20  # for a terminal that takes nothing; beyond that the job waits for it, as it would without us
@@ -48,7 +47,6 @@ class _Stream:
         self._is_shown = False
         self._is_terminal = os.isatty(shown)
         self._step = _CHUNK_BYTES if _is_file(shown) else _WITHOUT_BLOCKING_BYTES
-        self._buffer = memoryview(bytearray(_MOVED_BYTES))
 
     @property
     def is_waiting(self) -> bool:
@@ -76,20 +74,16 @@ class _Stream:
     def take(self) -> int:
         """Move what the pipe holds, once it is readable or at its end; return the number of bytes."""
         try:
-            content = self._buffer[: os.readv(self.pipe, [self._buffer])]
+            content = memoryview(os.read(self.pipe, _CHUNK_BYTES))
         except BlockingIOError:
             return 0  # it was drained meanwhile
         self.ended = not content
         self._write_log(content)
-        if self._is_shown:
-            self._await(memoryview(bytes(content)))
-        return len(content)
-
-    def _await(self, content: memoryview) -> None:
         shown = for_people(content) if self._is_terminal else content
-        if shown:
+        if self._is_shown and shown:
             self._waiting.append(shown)
             self._waiting_bytes += len(shown)
+        return len(content)
 
     def _write_log(self, content: memoryview) -> None:
         while content:
