@@ -220,10 +220,11 @@ def test_refusals(tmp_path):
     assert done.returncode == 2 and "are for timelines" in done.stderr
 
 
-def test_the_artifact_s_script_draws_what_is_asked_for(tmp_path):
+@pytest.mark.parametrize("of", ["", "_dlio", "_bert"])
+def test_the_artifact_s_script_draws_what_is_asked_for(tmp_path, of):
     for name, batch in (("a", 128), ("b", 512)):
         cell(tmp_path / name, epoch(1, [10] * 30), batch=batch)
-    script = ROOT / "trace_visuals" / "proc_instru_data.py"
+    script = ROOT / "trace_visuals" / f"proc_instru_data{of}.py"
     options = ["-o", tmp_path / "out", "-pb", "-bh", "-pt", "-t", "as bought", "-l"]
     command = [sys.executable, script, tmp_path / "a", tmp_path / "b", "dlrm", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,11 @@
+"""The command of the paper artifact for emulated runs, kept for its users: proc_instru_data.py, which reads every kind of run, does it too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from trace_visuals.proc_instru_data import main
+
+if __name__ == "__main__":
+    sys.exit(main())
