@@ -75,7 +75,8 @@ def print_question(document: dict[str, Any]) -> None:
     """Print the runs of a what-if side by side."""
     decides = any(row["checkpoint_interval"] is not None for row in document["runs"])
     names = f"{document['what_if']:>24} {'AU %':>8} {'samples/s':>12} {'times':>7} {'read MiB/s':>12} {'wait a step':>12}"
-    print(names + (f" {'checkpoint every':>17}" if decides else ""))
+    recomputes = any(row["au_without_recompute_percentage"] != row["au_percentage"] for row in document["runs"])
+    print(names + f" {'AU first %':>11}" * recomputes + f" {'checkpoint every':>17}" * decides)
     for row in document["runs"]:
         value = "as it is" if row["value"] is None else row["value"]
         wait = "" if row["data_wait_s"] is None else format_duration(row["data_wait_s"] * 1e9)
@@ -86,6 +87,8 @@ def print_question(document: dict[str, Any]) -> None:
             ("read_MB_per_second", 12, ".1f"),
         )
         cells = "".join(f" {'' if row[key] is None else format(row[key], form):>{width}}" for key, width, form in columns)
+        first = row["au_without_recompute_percentage"]
+        useful = f" {'' if first is None else format(first, '.1f'):>11}" * recomputes
         every = "" if row["checkpoint_interval"] is None else f" {row['checkpoint_interval']:>11} steps"
-        print(f"{value:>24}{cells} {wait:>12}{every}")
+        print(f"{value:>24}{cells} {wait:>12}{useful}{every}")
     print(f"{'results':24} {document['output']}")

@@ -7,7 +7,8 @@ from benchmark.config import Normal, Quantiles, Recorded, Rematerialized, StepTi
 from benchmark.config.rematerialized import facts, overhead
 from benchmark.config.step_time_models import step_time
 from common.errors import UsageError
-from iotwin.loops.what_if import key_of
+from iotwin.loops.emulation_summary import print_question
+from iotwin.loops.what_if import ask, key_of
 
 CURVE = [(1.0, 1.0), (0.6, 1.1), (0.3, 1.5)]
 
@@ -45,3 +46,17 @@ def test_the_yaml_form_is_read_and_the_question_s_key_means_it():
     text = '{"type": "rematerialized", "base": 0.5, "curve": [[1.0, 1.0]], "peak_bytes": 10, "budget": 4e0}'
     assert isinstance(msgspec.json.decode(text, type=StepTime), Rematerialized)
     assert key_of("accelerator.memory_budget") == "train.computation_time.budget"
+
+
+def test_the_table_tells_use_with_recomputing_and_without_where_they_differ(capsys):
+    def summary(value):
+        remat = {"recompute_share": 0.25} if value == "4e9" else None
+        own = {"estimates": {}, "rematerialization": remat, "page_cache_hit_ratio": None, "elapsed_s": 1.0}
+        metric = {"train_au_mean_percentage": 80.0, "train_throughput_mean_samples_per_second": 5.0}
+        return {"metric": metric, "iotwin": own, "num_accelerators": 1, "output": "out"}
+
+    print_question(ask("accelerator.memory_budget", ["4e9"], summary))
+    names, plain, asked, _ = capsys.readouterr().out.splitlines()
+    assert names.endswith("AU first %") and plain.split()[-1] == "80.0" and asked.split()[-1] == "60.0"
+    print_question(ask("accelerators", ["2"], summary))
+    assert "AU first" not in capsys.readouterr().out
