@@ -138,13 +138,19 @@ def _numbered(name: str) -> str | None:
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
     """Whether a file belongs to another checkpoint than `point`.
 
-    It does if it was written before, if training went on since the last file was whole, or if it did since the same rank began
-    a file that has another number.
+    It does if it was written before, or if training went on since the same rank began a file that has another number; and unless
+    another thread writes it within a step, if training went on or an epoch ended since the last file was whole.
     """
-    done, shape = int(np.searchsorted(taken, point.files[-1].whole_ns)), _NUMBER.sub("#", file.name)
+    whole_ns, shape = point.files[-1].whole_ns, _NUMBER.sub("#", file.name)
     alike = [other for other in point.files if other.rank == file.rank and _NUMBER.sub("#", other.name) == shape]
-    counted_on = any(np.searchsorted(taken, other.start_ns) < before for other in alike)
-    return any(file.name == other.name for other in point.files) or before > done or ended > max(point.epoch, 1) or counted_on
+    if any(file.name == other.name for other in point.files):
+        return True
+    if any(np.searchsorted(taken, other.start_ns) < before for other in alike):
+        return True
+    elsewhere = (file.pid, file.tid) != (file.rank, file.rank)
+    if elsewhere and len(taken) > 1 and file.start_ns - whole_ns < np.median(np.diff(taken)):
+        return False
+    return before > int(np.searchsorted(taken, whole_ns)) or ended > max(point.epoch, 1)
 
 
 def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:

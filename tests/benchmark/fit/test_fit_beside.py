@@ -63,6 +63,13 @@ def test_files_of_one_checkpoint_stay_together():
     assert grouped(again) == [["resnet18.pt", "resnet18.json"], ["resnet18.pt"]]
 
 
+def test_a_file_without_a_number_belongs_to_the_checkpoint_before():
+    first = [seen_file("step-4/rank-0.raw", 41, 45), seen_file("LATEST", 52, 53)]  # a step was taken in between
+    second = [seen_file("step-8/rank-0.raw", 81, 85), seen_file("LATEST", 87, 88)]
+    assert grouped(first + second) == [["step-4/rank-0.raw", "LATEST"], ["step-8/rank-0.raw", "LATEST"]]
+    assert len(grouped([first[0], seen_file("LATEST", 72, 73)])) == 2  # long after
+
+
 def checkpoints_at(*begun_and_whole_ms: tuple[int, int]) -> SeenCheckpoints:
     each = [SeenCheckpoint(1, 0, True, [seen_file(f"{begin}.pt", begin, whole)]) for begin, whole in begun_and_whole_ms]
     return SeenCheckpoints("/out", each, False, np.zeros(0), np.zeros(0))
