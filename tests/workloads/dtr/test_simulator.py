@@ -1,5 +1,6 @@
 """The simulator equals a plain one written from the definitions, under both compilers."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.workloads.dtr.random_logs import write_random_log
 from workloads.dtr import telemetry
 from workloads.dtr.chain import adversary_ratio, chain_budget, run_chain, unit_chain
 from workloads.dtr.compiler import has_numba
-from workloads.dtr.graph import Graph
+from workloads.dtr.graph import Graph, GraphBuilder
 from workloads.dtr.heuristics import HEURISTICS, heuristic_named
 from workloads.dtr.log_format import read_log
 from workloads.dtr.simulator import POLICIES, Settings, baseline, least_budget, lower_bound, simulate
@@ -67,6 +68,37 @@ def test_both_compilers_give_the_same_run(tmp_path):
             assert plain.same() == fast.same(), (seed, name)
             assert plain.events is not None and fast.events is not None
             assert (plain.events.kind == fast.events.kind).all() and (plain.events.ident == fast.events.ident).all()
+
+
+def long_graph(seed: int) -> Graph:
+    """Operators that read near and far ones, in more storages than a word has bits."""
+    draw, builder = random.Random(seed), GraphBuilder()
+    alive = list(builder.add("constant", 0, [], [("c", 3, -1)], constant=True))
+    builder.pin(alive[0])
+    for number in range(200):
+        args = [draw.choice(alive[-6:])] + [draw.choice(alive) for _ in range(draw.randint(0, 2))]
+        alive.append(builder.add(f"op{number}", draw.randint(1, 9), args, [(f"x{number}", draw.randint(1, 9), -1)])[0])
+        if draw.random() < 0.4:
+            builder.release(alive.pop(draw.randrange(1, len(alive))))
+    return builder.build()
+
+
+@pytest.mark.parametrize("most_words", [0, 1 << 26], ids=["searched afresh", "kept as rows"])
+def test_what_long_graphs_reach_is_counted_as_by_the_oracle(monkeypatch, most_words):
+    monkeypatch.setattr("workloads.dtr.simulator._MOST_WORDS", most_words)
+    seen = set()
+    for seed in range(3):
+        graph = long_graph(seed)
+        for name in ("DTR", "MSPS", "AbE", "DTREqClass"):
+            budget = int(baseline(graph).eager_peak * (0.3, 0.5, 0.7)[seed % 3])
+            oracle = Oracle(graph, HEURISTICS[name], budget, "eager", 19 * graph.compute_ns(), False, draws(0)).run()
+            for plain in (True, False):
+                assert simulate(graph, Settings(HEURISTICS[name], budget, "eager", 20.0, plain=plain)).same() == oracle, (
+                    seed,
+                    name,
+                )
+            seen.add(oracle["result"])
+    assert "pass" in seen
 
 
 def test_the_budget_is_never_exceeded_and_the_events_prove_the_peak(tmp_path):
