@@ -114,7 +114,10 @@ def _refuse_placeless(output: Path) -> None:
 
 def _mapped(args: Namespace) -> list[str]:
     """Say that data is mapped where that is not recorded though it could be."""
-    from tracing_tools.trace.figures.mapped import mapped_data_note
+    from tracing_tools.trace.figures.mapped import has_data_set, mapped_data_note
+
+    if not has_data_set(args.output):
+        return []
     from tracing_tools.trace.reader import Trace
 
     found = mapped_data_note(Trace(args.output))

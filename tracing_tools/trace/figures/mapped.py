@@ -1,13 +1,25 @@
 """Data that a job maps into memory instead of reading it, as the calls of mmap alone tell."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from common.units import format_size
-from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import MAP_OPS
 
+if TYPE_CHECKING:
+    from tracing_tools.trace.reader import Trace
 
-def mapped_data_note(trace: Trace) -> str | None:
+
+def has_data_set(path: Path) -> bool:
+    """Whether the finished trace at `path` has files of a data set; told without importing pandas, as other ways to read do."""
+    with pq.ParquetFile(path / "files.parquet") as file:
+        return any("dataset" in batch.column(0).to_pylist() for batch in file.iter_batches(columns=["kind"]))
+
+
+def mapped_data_note(trace: "Trace") -> str | None:
     """Return what to add to see reads through memory maps; None when no file of the data set is mapped, or they are recorded."""
     counts = trace.manifest.counts
     if counts.get("page_fault") or not any(counts.get(op) for op in MAP_OPS):
