@@ -22,7 +22,7 @@ def nobody_is_left():
 
 
 def test_results_come_back_by_number_however_large_they_are() -> None:
-    results = run_local(3, lambda rank: (rank.number, rank.count, b"x" * 300_000))
+    results = run_local(3, lambda rank: (rank.index, rank.count, b"x" * 300_000))
     assert [(number, count, len(blob)) for number, count, blob in results] == [(0, 3, 300_000), (1, 3, 300_000), (2, 3, 300_000)]
 
 
@@ -37,7 +37,7 @@ def test_nobody_leaves_a_meeting_before_the_last_has_come(count: int, tmp_path: 
     def job(rank: Rank) -> bool:
         in_step = True
         for meeting in range(1, 301):
-            marks[rank.number].write_text(str(meeting))
+            marks[rank.index].write_text(str(meeting))
             rank.meet(0)
             # Whoever has left meeting n finds everybody at n or already at n + 1, never behind.
             in_step = in_step and all(mark.read_text() in ("", str(meeting), str(meeting + 1)) for mark in marks)
@@ -48,7 +48,7 @@ def test_nobody_leaves_a_meeting_before_the_last_has_come(count: int, tmp_path: 
 
 def test_what_one_rank_says_all_hear_at_the_same_meeting() -> None:
     def job(rank: Rank) -> list[int]:
-        return [rank.meet((STOP if meeting == 50 and rank.number == 2 else 0) | (CHECKPOINT if meeting == rank.number else 0))
+        return [rank.meet((STOP if meeting == 50 and rank.index == 2 else 0) | (CHECKPOINT if meeting == rank.index else 0))
                 for meeting in range(60)]  # fmt: skip
 
     heard = run_local(3, job)
@@ -59,7 +59,7 @@ def test_what_one_rank_says_all_hear_at_the_same_meeting() -> None:
 @pytest.mark.parametrize("kind", [IotwinError, UsageError])
 def test_the_error_of_a_rank_ends_all(kind: type[IotwinError]) -> None:
     def job(rank: Rank) -> None:
-        if rank.number == 1:
+        if rank.index == 1:
             raise kind("no such file")
         rank.meet(0)
 
@@ -69,7 +69,7 @@ def test_the_error_of_a_rank_ends_all(kind: type[IotwinError]) -> None:
 
 def test_a_killed_rank_ends_all_and_is_named() -> None:
     def job(rank: Rank) -> None:
-        if rank.number == 2:
+        if rank.index == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         rank.meet(0)
 
@@ -80,7 +80,7 @@ def test_a_killed_rank_ends_all_and_is_named() -> None:
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_rank_that_ends_without_a_result_ends_all_and_is_named(status: int) -> None:
     def job(rank: Rank) -> None:
-        if rank.number == 1:
+        if rank.index == 1:
             os._exit(status)
         rank.meet(0)
 
@@ -90,7 +90,7 @@ def test_a_rank_that_ends_without_a_result_ends_all_and_is_named(status: int) ->
 
 def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path) -> None:
     def job(rank: Rank) -> None:
-        if rank.number == 0:
+        if rank.index == 0:
             while not (tmp_path / "begun").exists():
                 time.sleep(0.01)
             raise IotwinError("enough")
@@ -107,7 +107,7 @@ def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_listen_is_ended_too() -> None:
     def job(rank: Rank) -> None:
-        if rank.number == 0:
+        if rank.index == 0:
             raise IotwinError("enough")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(PATIENCE_S)

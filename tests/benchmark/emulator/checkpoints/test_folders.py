@@ -34,7 +34,7 @@ def test_a_folder_has_its_name_when_all_ranks_have_written_and_what_names_it_com
     monkeypatch.setattr(os, "rename", watched)
 
     def save(rank: Rank) -> None:
-        writer = CheckpointWriter(config, rank.number, rank.count, meet=rank.meet)
+        writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet)
         rank.meet()
         writer.save(1, 7)
 
@@ -60,7 +60,7 @@ def test_rank_0_removes_what_all_ranks_wrote(tmp_path):
     config = workload(tmp_path, keep=1)
 
     def save(rank: Rank) -> None:
-        writer = CheckpointWriter(config, rank.number, rank.count, meet=rank.meet)
+        writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet)
         for step in (1, 2, 3):
             rank.meet()
             writer.save(1, step)
