@@ -84,7 +84,7 @@ class _Without(Group):
 
 
 def test_an_unknown_action_names_the_nearest(monkeypatch, capsys):
-    monkeypatch.setattr("iotwin.main._commands", lambda: [_Without()])
+    monkeypatch.setattr("iotwin.main._commands", lambda called: [_Without()])
     with pytest.raises(SystemExit) as end:
         main(["without", "pakc", "x"])
     assert end.value.code == 2

@@ -18,6 +18,7 @@ from tests.perf import (
     perf_demo,
     perf_dlio,
     perf_dtr,
+    perf_earlier,
     perf_emulator,
     perf_faults,
     perf_fitted,
@@ -45,8 +46,8 @@ from tests.perf.figures import machine
 _MODULES = {
     module.__name__.rpartition("perf_")[2]: module
     for module in (
-        perf_capture, perf_faults, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted, perf_unseen,
-        perf_respond, perf_rivals,
+        perf_capture, perf_earlier, perf_faults, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted,
+        perf_unseen, perf_respond, perf_rivals,
         perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_dlio, perf_reading, perf_samplers, perf_tracesim,
         perf_verdict, perf_page_faults, perf_visuals, perf_workloads, perf_fuzz, perf_mutations, perf_pipedream, perf_dtr,
         perf_checkpoints, perf_checkfreq,
