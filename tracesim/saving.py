@@ -8,7 +8,7 @@ from tracesim.logbins import BINS, log_bin
 from tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
-_WHOLE = 1 << 40  # all that is read, in bins
+_WHOLE = 1 << 40  # what all that is read counts as, so that shares of it are whole numbers to log_bin
 _BINS = 1 << 16  # of equal length, over the run: the times of reads are known as exactly
 
 
@@ -25,9 +25,9 @@ class Saving:
         """Add one batch, in order of start."""
         del occurrence  # of the whole run
         reads = (calls.kind == _DATA) & (calls.group == READ) & (calls.moved_bytes > 0)
-        place = (calls.start_ns[reads] - self._begin_ns) / (self._end_ns - self._begin_ns) * _BINS
-        place = np.clip(place, 0, _BINS - 1).astype(np.int64)
-        self._read_bytes += np.bincount(place, calls.moved_bytes[reads], _BINS)
+        position = (calls.start_ns[reads] - self._begin_ns) / (self._end_ns - self._begin_ns) * _BINS
+        position = np.clip(position, 0, _BINS - 1).astype(np.int64)
+        self._read_bytes += np.bincount(position, calls.moved_bytes[reads], _BINS)
         used = np.flatnonzero((calls.kind == _CHECKPOINT) & np.isin(calls.group, (OPEN, WRITE, SYNC)))
         if not len(used):
             return
@@ -61,7 +61,7 @@ class Saving:
         """Return the shares of the data set's reading that lie between one file's beginning and the next's, by size; (BINS,)."""
         read = np.diff(self._until(self.spans_ns()[:, 0]))
         shares = read[read > 0] / self._read_bytes.sum()
-        counted = np.bincount(log_bin((shares * _WHOLE).astype(np.int64)), weights=shares, minlength=BINS)
+        counted = np.bincount(log_bin(np.maximum(shares * _WHOLE, 1).astype(np.int64)), weights=shares, minlength=BINS)
         return counted.astype(np.float64)
 
     def beside(self) -> float:
@@ -73,12 +73,12 @@ class Saving:
         spans = np.clip(self.spans_ns(), *(self._begin_ns + bins / _BINS * (self._end_ns - self._begin_ns)))
         reach = np.maximum.accumulate(spans[:, 1]) if len(spans) else spans[:, 1]
         begin = np.maximum(spans[:, 0], np.concatenate(([-np.inf], reach[:-1]))[: len(spans)])
-        within_s = float((reach - np.minimum(begin, reach)).sum())
+        within_ns = float((reach - np.minimum(begin, reach)).sum())
         within = float((self._until(reach) - self._until(np.minimum(begin, reach))).sum())
-        outside_s = float(bins[1] - bins[0]) / _BINS * (self._end_ns - self._begin_ns) - within_s
-        if not within_s:
+        outside_ns = float(bins[1] - bins[0]) / _BINS * (self._end_ns - self._begin_ns) - within_ns
+        if not within_ns:
             return 0.0
-        return min(within / within_s / ((total - within) / outside_s), 1.0) if total > within and outside_s > 0 else 1.0
+        return min(within / within_ns / ((total - within) / outside_ns), 1.0) if total > within and outside_ns > 0 else 1.0
 
     def _until(self, time_ns: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Bytes of the data set read before each time."""

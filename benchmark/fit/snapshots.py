@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from benchmark.fit.checkpoints import LATE, SeenCheckpoints
 from benchmark.fit.times import Times
 
-_FEWEST = 3  # checkpoints, from which their steps can be told from others
-_ERRORS = 3.0  # standard errors of a difference of medians, from which it is none of chance
+_FEWEST = 3  # with fewer checkpoints, their steps cannot be told from others
+_ERRORS = 3.0  # medians that differ by so many standard errors do not do so by chance
 
 
 def apart_from_snapshots(times: Times, checkpoints: SeenCheckpoints) -> tuple[Times, NDArray[np.float64]]:
@@ -26,7 +26,7 @@ def apart_from_snapshots(times: Times, checkpoints: SeenCheckpoints) -> tuple[Ti
     late_ns = round(LATE * float(np.median(compute_s)) * 1e9)
     opened_ns = np.array([point.files[0].start_ns for point in checkpoints.each], np.int64)
     held = np.searchsorted(begins_ns, opened_ns - late_ns, side="right") - 1
-    known = (held >= 0) & (opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns)  # not after the last step that is
+    known = (held >= 0) & (opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns)  # else after the last known step
     opened_ns, held = opened_ns[known], held[known]
     rest = np.setdiff1d(np.arange(len(compute_s)), held)
     if min(len(held), len(rest)) < _FEWEST or not _longer(compute_s[held], compute_s[rest]):
