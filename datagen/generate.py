@@ -256,31 +256,31 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
     request = planned.request
     match planned.layout:
         case Unet3dLayout() as layout:
-            from datagen.unet3d import write_case
+            from datagen.datasets.unet3d import write_case
 
             return partial(write_case, layout, request.seed, directory)
         case DlrmLayout() as layout:
-            from datagen.dlrm import write_unit
+            from datagen.datasets.dlrm import write_unit
 
             return partial(write_unit, layout, request.samples, request.seed, directory)
         case DlrmDaysLayout() as layout:
-            from datagen.dlrm import write_day
+            from datagen.datasets.dlrm import write_day
 
             return partial(write_day, layout, request.samples, request.seed, directory)
         case BertLayout() as layout:
-            from datagen.bert import write_shard
+            from datagen.datasets.bert import write_shard
 
             return partial(write_shard, layout, request.samples, request.seed, directory)
         case ImagenetLayout() as layout:
-            from datagen.imagenet import write_images
+            from datagen.datasets.imagenet import write_images
 
             return partial(write_images, layout, request.samples, request.seed, directory)
         case FormatLayout() as layout:
-            from datagen.formats import write_files
+            from datagen.formats.write import write_files
 
             return partial(write_files, layout, request.samples, request.seed, directory)
         case RecordedLayout() as layout:
-            from datagen.recorded import write_file
+            from datagen.datasets.recorded import write_file
 
             return partial(write_file, layout, request.seed, directory)
         case ScaledFiles() as layout:

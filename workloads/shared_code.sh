@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 packed=$(mktemp)
 trap 'rm -f "$packed"' EXIT
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rw,go=r -cf "$packed" \
-    common/*.py datagen/*.py datagen/layouts/*.py workloads/*.py workloads/{common,state,policies,models}/*.py
+    common/*.py common/*/*.py datagen/*.py datagen/*/*.py workloads/*.py workloads/{common,state,policies,models}/*.py
 for dockerfile in workloads/*/Dockerfile; do
     folder=$(dirname "$dockerfile")
     cmp --silent "$packed" "$folder/shared.tar" && continue

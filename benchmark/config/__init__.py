@@ -32,7 +32,7 @@ from benchmark.config.schema import (
 )
 from benchmark.config.step_times import MeasuredStepTime, Rematerialized, StepTime, StepTimeRegression
 from benchmark.config.text import dump
-from common.durations import (
+from common.numbers.durations import (
     Duration,
     Exponential,
     Gamma,

@@ -9,8 +9,8 @@ import msgspec
 from benchmark.config import listed_reads
 from benchmark.config.schema import Config
 from common.beneath import stays_within
-from common.durations import Quantiles, Recorded, Uniform
 from common.errors import UsageError
+from common.numbers.durations import Quantiles, Recorded, Uniform
 from datagen.dlio.convert import convert_section
 from datagen.layouts import element_type
 

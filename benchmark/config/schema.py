@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from benchmark.config.step_times import StepTime
-from common.durations import Duration, PositiveSeconds, Seconds
+from common.numbers.durations import Duration, PositiveSeconds, Seconds
 from datagen.dlio.dataset import Count, Dataset, Positive, Section, Size
 
 OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # DLIO's way of saying none: -1

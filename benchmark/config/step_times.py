@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from common.durations import Distribution, Duration, Factor
+from common.numbers.durations import Distribution, Duration, Factor
 
 
 class StepTimeRegression(Distribution, tag_field="type", tag="regression"):

@@ -5,9 +5,9 @@ import time
 from benchmark.config import Config
 from benchmark.config.step_time_models import step_time
 from benchmark.emulator.ranks import Rank
-from common.draws import DrawnTime
-from common.keyed import Purpose
-from common.sleeper import Sleeper
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose
+from common.numbers.sleeper import Sleeper
 
 
 class ComputeTime:

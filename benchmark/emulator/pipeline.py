@@ -30,8 +30,8 @@ from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Us
 from benchmark.emulator.results.steplog import StepParts
 from common.errors import IotwinError, UsageError
 from common.mllog import FOR_TRACERS, MlLog
+from common.numbers.sleeper import Sleeper
 from common.processes import sharpen_timers
-from common.sleeper import Sleeper
 from workloads.policies.pipeline import Pass, Plan, Stage, order
 
 _WRITE_BYTES = 8 << 20  # of a checkpoint

@@ -18,13 +18,13 @@ from benchmark.emulator.loaders import open_loader, sampled_batches
 from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank
 from benchmark.emulator.results.measured import DataSetFacts, Measured, Resumed, Span, Usage
 from benchmark.emulator.results.steplog import StepParts
-from common.draws import DrawnTime
 from common.errors import UsageError
-from common.keyed import Purpose
 from common.mllog import FOR_TRACERS, MlLog
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose
+from common.numbers.sleeper import Sleeper
 from common.processes import age_s, sharpen_timers
 from common.progress import note
-from common.sleeper import Sleeper
 from workloads.policies.cadence import LoopPosition, Policy
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmark.config import Config, Duration
 from benchmark.fit.times import quantiles
-from common.draws import inverse_cdf
+from common.numbers.draws import inverse_cdf
 
 # Every time of a workload that a fit finds, as the attributes that lead to it.
 _TIMES = (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.confidence import mean
+from common.numbers.confidence import mean
 
 
 def agreement(values: Sequence[int]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from common.durations import Seconds
+from common.numbers.durations import Seconds
 
 # A trillion of anything is a typing error; the bound keeps products of two such numbers within what numpy and len() count.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

@@ -144,7 +144,7 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
 
 
 def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
-    from datagen.recorded import read_recipe
+    from datagen.datasets.recorded import read_recipe
 
     given = {"a workload": args.workload, "--config": args.config, "--scale": args.scale, "--classes": args.classes,
              "--form": args.form,

@@ -59,7 +59,7 @@ def _prepare(directory: Path, force: bool) -> None:
 
 
 def _make_data(fitted: "Fitted", directory: Path) -> None:
-    from datagen.recorded import write_recipe
+    from datagen.datasets.recorded import write_recipe
 
     start_up = [(_beside(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
     fitted.config.twin.startup_files = [name for name, _ in start_up]
@@ -78,8 +78,8 @@ def _beside(name: str, number: int) -> str:
 
 def generate_data(directory: Path) -> None:
     """Write the data set that the recipe in `directory` lists, unless it is there already."""
+    from datagen.datasets.recorded import read_recipe
     from datagen.generate import generate
-    from datagen.recorded import read_recipe
 
     layout = read_recipe(directory / RECIPE)
     note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
@@ -88,7 +88,7 @@ def generate_data(directory: Path) -> None:
 
 def data_files(directory: Path) -> list[Path]:
     """Return the files of the twin's data set; they are made if they are not there."""
-    from datagen.recorded import read_recipe
+    from datagen.datasets.recorded import read_recipe
 
     generate_data(directory)
     return [directory / _DATA / name for name, _ in read_recipe(directory / RECIPE).files]

@@ -42,7 +42,7 @@ def pack(directory: Path, archive: Path, keep_names: bool) -> dict[str, Any]:
     """
     from benchmark.config import load
     from benchmark.config.recording import read_recording
-    from datagen.recorded import read_recipe
+    from datagen.datasets.recorded import read_recipe
 
     check_output(archive)
     missing = [name for name in _MEMBERS if not (directory / name).is_file()]
@@ -91,7 +91,7 @@ def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_dat
 
 def _data_bytes(recipe: bytes) -> int:
     """Return the bytes of the data set that a recipe lists; UsageError when it lists none."""
-    from datagen.recorded import read_recipe
+    from datagen.datasets.recorded import read_recipe
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / RECIPE
@@ -229,7 +229,7 @@ def _zip(config: "Config", files: list[tuple[str, int]], summary: dict[str, Any]
 
     from benchmark.config import dump
     from benchmark.config.recording import write_recording
-    from datagen.recorded import write_recipe
+    from datagen.datasets.recorded import write_recipe
 
     buffer = io.BytesIO()
     with TemporaryDirectory() as scratch, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from common.errors import UsageError
-from datagen import generate, recorded
+from datagen import generate
+from datagen.datasets import recorded
+from datagen.datasets.recorded import read_recipe
+from datagen.datasets.unet3d import ellipsoids
 from datagen.layouts import FormatLayout
 from datagen.layouts.base import LARGEST_FILE_BYTES
-from datagen.recorded import read_recipe
 from datagen.remote import _staged_bytes
-from datagen.unet3d import ellipsoids
 
 LIMITS = [
     ({"format": "jpeg", "record_dims": (65500, 8)}, {"format": "jpeg", "record_dims": (65501, 8)}),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import IotwinError, UsageError
+from datagen.datasets.recorded import read_recipe
 from datagen.generate import generate
 from datagen.layouts import FormatLayout, RecordedLayout, Unet3dLayout
-from datagen.recorded import read_recipe
 from tests.processes import call, one_line
 
 SMALL = Unet3dLayout(scale=0.05)

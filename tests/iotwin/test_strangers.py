@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from datagen.recorded import write_recipe
+from datagen.datasets.recorded import write_recipe
 from tests.conftest import ROOT, run_iotwin
 from tests.processes import call, one_line
 

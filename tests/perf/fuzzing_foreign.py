@@ -203,8 +203,8 @@ def _recipe(rng: random.Random) -> bytes:
 
 
 def _plan_recipe(content: bytes, directory: Path) -> None:
+    from datagen.datasets.recorded import read_recipe
     from datagen.generate import generate, plan
-    from datagen.recorded import read_recipe
 
     (directory / "recipe.csv").write_bytes(content)
     layout = read_recipe(directory / "recipe.csv")
@@ -345,7 +345,7 @@ def _times(rng: random.Random) -> bytes:
 
 
 def _recorded(content: bytes, directory: Path) -> None:
-    from common.recorded_times import read_recording
+    from common.numbers.recorded_times import read_recording
 
     (directory / "times").write_bytes(content)
     read_recording(str(directory / "times"))

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmark.config import Config, Duration
 from benchmark.fit import fit
-from common.draws import inverse_cdf
+from common.numbers.draws import inverse_cdf
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
 from tests.perf.figures import Figure

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from common.checkpoints import Position
-from common.permutation import Permutation
+from common.numbers.permutation import Permutation
 from workloads.state.position import begin, next_epoch, positions_of, steps_left
 
 

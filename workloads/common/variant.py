@@ -6,11 +6,11 @@ import os
 from argparse import ArgumentParser
 from pathlib import Path
 
-from common.draws import DrawnTime
-from common.durations import Duration, Normal, Quantiles
 from common.errors import IotwinError, UsageError, nearest
-from common.keyed import Purpose
-from common.sleeper import Sleeper
+from common.numbers.draws import DrawnTime
+from common.numbers.durations import Duration, Normal, Quantiles
+from common.numbers.keyed import Purpose
+from common.numbers.sleeper import Sleeper
 
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
 TIMED = (INSTRUMENTED, SLEEP)  # these log the parts of steps

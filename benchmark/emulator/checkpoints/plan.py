@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmark.config import Config, Duration
 from benchmark.emulator.checkpoints.model_states import State, states_read, states_written
-from common.keyed import Purpose, generator
+from common.numbers.keyed import Purpose, generator
 
 _WRITE_BYTES = 8 << 20
 _FOLDER = re.compile(r"global_epoch(\d+)_step(\d+)")

@@ -3,9 +3,9 @@
 import threading
 
 from benchmark.config import Config
-from common.draws import DrawnTime
-from common.keyed import Purpose
-from common.sleeper import Sleeper
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose
+from common.numbers.sleeper import Sleeper
 
 
 class Snapshot:

@@ -21,11 +21,11 @@ from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, ch
 from benchmark.emulator.checkpoints.snapshot import Snapshot
 from benchmark.emulator.readers.access import Buffered
 from common.beneath import folder_of, normal, unlink_beneath
-from common.draws import DrawnTime
 from common.errors import IotwinError, UsageError
 from common.files import fsync_directory
-from common.keyed import Purpose, generator
-from common.sleeper import Sleeper
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose, generator
+from common.numbers.sleeper import Sleeper
 
 _BUFFER_LIMIT_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16

@@ -1,8 +1,8 @@
 """The order in which samples are read: computed where it is asked for, so that it takes no memory however many there are.
 
 An order is a bijection from positions to samples; a rank takes its share of the positions. Whole training data sets are permuted
-(`common.permutation`), afresh each epoch: no sample is repeated, and none is lost but those that do not fill a batch on every
-rank (drop_last).
+(`common.numbers.permutation`), afresh each epoch: no sample is repeated, and none is lost but those that do not fill a batch on
+every rank (drop_last).
 
 | shuffled | the sample at position p | the position of the j-th sample of rank r of R |
 |---|---|---|
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.config import Config
-from common.permutation import Permutation
+from common.numbers.permutation import Permutation
 
 Batch = NDArray[np.int64]  # indices of samples, in the order they are read
 _Mapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]

@@ -16,8 +16,8 @@ from benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, Str
 from benchmark.emulator.loaders.threads import ThreadLoader
 from benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
 from benchmark.emulator.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
-from common.draws import DrawnTime
-from common.keyed import Purpose
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose
 from common.progress import note
 
 _FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # loaders, and the package that each needs

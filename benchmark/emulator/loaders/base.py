@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, Self
 
 from benchmark.emulator.data.dataset import SampleSet
 from benchmark.emulator.data.order import Batch
-from common.draws import DrawnTime
-from common.sleeper import Sleeper
+from common.numbers.draws import DrawnTime
+from common.numbers.sleeper import Sleeper
 
 _RANK = 0  # of the job; the draws are keyed by it
 

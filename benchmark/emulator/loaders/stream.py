@@ -26,12 +26,12 @@ from benchmark.emulator.data.folders import Paths
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.loaders.base import Fetched
 from benchmark.emulator.readers.access import check_within, damaged, unreadable
-from common.draws import DrawnTime
 from common.errors import IotwinError
-from common.keyed import Purpose, generator
-from common.permutation import Permutation
-from common.sleeper import Sleeper
-from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose, generator
+from common.numbers.permutation import Permutation
+from common.numbers.sleeper import Sleeper
+from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 
 TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8

@@ -11,10 +11,10 @@ from benchmark.emulator.data.dataset import SampleSet
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.loaders.base import Fetched, Fetcher
 from benchmark.emulator.loaders.stream import StreamPlan
-from common.draws import DrawnTime
 from common.errors import IotwinError
-from common.permutation import Permutation
-from datagen.tfrecord import FRAME_BYTES
+from common.numbers.draws import DrawnTime
+from common.numbers.permutation import Permutation
+from datagen.formats.tfrecord import FRAME_BYTES
 
 
 def _tensorflow() -> Any:

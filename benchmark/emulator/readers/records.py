@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from benchmark.emulator.readers.access import Opener, check_within, damaged
 from benchmark.emulator.readers.sample import Sample, check_member
-from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES
+from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 
 _INDICES_KEPT = 64  # of files, by each reader; 8 bytes for every record of them
 _SCAN_BYTES = 1 << 18  # TensorFlow's record reader has as large a buffer

@@ -12,7 +12,7 @@ from benchmark.config import OutputMetric
 from benchmark.emulator.checkpoints.background import Written
 from benchmark.emulator.results.steplog import Ints, StepTable
 from benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
-from common.confidence import Estimate, mean, quantile, ratio
+from common.numbers.confidence import Estimate, mean, quantile, ratio
 
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _PREFIXES = {"train": "train", "evaluation": "eval"}

@@ -23,10 +23,10 @@ from benchmark.config import (
     Uniform,
 )
 from benchmark.config.step_time_models import _TABLE, step_time
-from common.draws import DrawnTime, inverse_cdf
 from common.errors import IotwinError, UsageError
-from common.gamma import gamma_cdf, gamma_quantile
-from common.keyed import Purpose
+from common.numbers.draws import DrawnTime, inverse_cdf
+from common.numbers.gamma import gamma_cdf, gamma_quantile
+from common.numbers.keyed import Purpose
 
 probabilities = st.floats(0, 1)
 positive = st.floats(1e-3, 1e3)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmark import config as c
 from benchmark.fit.calibrate import corrected
-from common.draws import inverse_cdf
+from common.numbers.draws import inverse_cdf
 
 
 def _config(computation: c.Duration, first: c.Duration | None = None) -> c.Config:

@@ -10,7 +10,7 @@ from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _point_of
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.times import Times
-from common.draws import inverse_cdf
+from common.numbers.draws import inverse_cdf
 from tests.synthetic import MILLISECOND
 from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace

@@ -10,7 +10,7 @@ import pytest
 from benchmark.config import Config, load
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
-from common.draws import inverse_cdf
+from common.numbers.draws import inverse_cdf
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
@@ -123,7 +123,7 @@ twin:
     assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
     found = fit(Trace(tmp_path / "t")).config.twin.checkpoint
     assert found.serialization_ahead == pytest.approx(0.75, abs=0.15)
-    caught_up = 0.01  # what earlier sleeps took too long comes off later ones: see common/sleeper.py
+    caught_up = 0.01  # what earlier sleeps took too long comes off later ones: see common/numbers/sleeper.py
     assert isinstance(found.first_lead_time, float) and found.first_lead_time >= 0.2
     assert 0.2 > inverse_cdf(found.lead_time, 1.0) >= 0.04 - caught_up
     assert inverse_cdf(found.tail_time, 0.0) >= 0.03 - caught_up

@@ -12,7 +12,7 @@ from benchmark.fit import sample_twin
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.passes import Pass
 from benchmark.fit.times import Times, _calls, _in_turn, pass_times, quantiles, taken_ns, warm_up
-from common.draws import inverse_cdf
+from common.numbers.draws import inverse_cdf
 
 SECOND = 10**9
 RANK, FIRST, SECOND_LOADER = 1, 2, 3

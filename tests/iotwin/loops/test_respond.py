@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import IotwinError, UsageError
-from datagen.recorded import write_recipe
+from datagen.datasets.recorded import write_recipe
 from iotwin.loops import respond as module
 from iotwin.loops.respond import UNCHANGED, Change, parse_change, respond
 from tests.processes import call

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmark import config as workload
-from datagen.recorded import read_recipe, write_recipe
+from datagen.datasets.recorded import read_recipe, write_recipe
 from iotwin.loops.twin import make_twin
 from iotwin.main import main
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark.config import load
-from common.draws import DrawnTime
 from common.errors import IotwinError, UsageError
-from common.keyed import Purpose
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose
 from tests.conftest import ROOT
 from tests.processes import call
 from trace_visuals.steps import plot_steps

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from benchmark.config import Config, Dataset, Reader, Train
 from benchmark.emulator.data.order import evaluation_batches, training_batches
-from common.keyed import Purpose, generator
-from common.permutation import Permutation
+from common.numbers.keyed import Purpose, generator
+from common.numbers.permutation import Permutation
 from workloads.policies.cadence import Cadence
 
 

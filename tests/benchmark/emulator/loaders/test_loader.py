@@ -14,9 +14,9 @@ from benchmark.emulator.data.dataset import SampleSet
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.loaders import make_loader
 from benchmark.emulator.loaders.base import Fetched, Fetcher
-from common.draws import DrawnTime
 from common.errors import IotwinError
-from common.keyed import Purpose
+from common.numbers.draws import DrawnTime
+from common.numbers.keyed import Purpose
 from tests.processes import children
 
 NO_TIME = DrawnTime(0.0, 1, Purpose.TRAIN_SAMPLE)

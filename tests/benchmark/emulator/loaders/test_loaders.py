@@ -18,7 +18,7 @@ from benchmark.emulator.data.dataset import open_dataset
 from benchmark.emulator.loaders import open_loader, sampled_batches
 from benchmark.emulator.loaders.base import Fetched
 from common.errors import IotwinError, UsageError
-from common.permutation import Permutation
+from common.numbers.permutation import Permutation
 from datagen.generate import generate
 from datagen.layouts import FormatLayout
 from tests.benchmark.strace import needs_strace, strace

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from common.durations import (
+from common.numbers.durations import (
     Duration,
     Exponential,
     Gamma,
@@ -16,9 +16,9 @@ from common.durations import (
     Recorded,
     Uniform,
 )
-from common.gamma import gamma_quantile
-from common.keyed import Purpose, generator
-from common.recorded_times import read_recording
+from common.numbers.gamma import gamma_quantile
+from common.numbers.keyed import Purpose, generator
+from common.numbers.recorded_times import read_recording
 
 _SMALLEST = 2.0**-57  # about the least that a stratum's draw of 53 bits can be
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datagen.dlrm import lines
+from datagen.datasets.dlrm import lines
 from datagen.generate import generate, plan
 from datagen.layouts import DlrmDaysLayout, DlrmLayout
 from datagen.verify import verify

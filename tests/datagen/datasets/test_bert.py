@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from datagen.generate import generate
 from datagen.layouts import BertLayout
-from datagen.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 
 LAYOUT = BertLayout()
 
@@ -133,7 +133,7 @@ def test_records_are_masked_sequences(shards):
 
 
 def test_mean_record_is_the_published_2497_bytes():
-    from datagen.bert import records_stream
+    from datagen.datasets.bert import records_stream
     from datagen.randomness import bulk_stream
 
     records = 512 * 40

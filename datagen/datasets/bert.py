@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datagen.files import Piece, PieceWriter
+from datagen.formats.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
 from datagen.layouts import BertLayout
 from datagen.randomness import NOISE, bulk_stream
-from datagen.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
 
 _BATCH_RECORDS = 1 << 9  # a batch's arrays stay near a core's cache
 _CLS, _SEP, _MASK = 101, 102, 103  # of the published vocabulary

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from common.keyed import Purpose, generator
+from common.numbers.keyed import Purpose, generator
 
 _ROUNDS = 16  # with fewer, permutations of six items are not yet equally likely
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from common.errors import IotwinError, UsageError
+from datagen.datasets.imagenet import fields
 from datagen.generate import generate
-from datagen.imagenet import fields
 from datagen.layouts import ImagenetLayout
 
 

@@ -22,7 +22,7 @@ from datagen.layouts import FormatLayout
 from datagen.verify import verify
 from iotwin.commands.generate import Generate
 from iotwin.main import _Parser
-from tests.datagen.test_bert import fields, tfrecords, varint
+from tests.datagen.datasets.test_bert import fields, tfrecords, varint
 
 FORMATS = list(FormatLayout.FORMATS)
 IMAGES = ("jpeg", "png")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from common.errors import IotwinError
+from datagen.datasets.unet3d import blocks
 from datagen.generate import generate
 from datagen.layouts import Unet3dLayout, npy_header
-from datagen.unet3d import blocks
 
 SMALL = Unet3dLayout(scale=0.1)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark.config import Duration, Normal, Quantiles
-from common.draws import DrawnTime, inverse_cdf
-from common.keyed import Purpose
+from common.numbers.draws import DrawnTime, inverse_cdf
+from common.numbers.keyed import Purpose
 
 DRAWS = 4000
 # The Kolmogorov-Smirnov distance that DRAWS true draws exceed once in a million: sqrt(ln(2 / 1e-6) / 2 / DRAWS).

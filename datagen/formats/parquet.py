@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datagen.varint import varint
+from datagen.formats.varint import varint
 
 _MAGIC = b"PAR1"
 _TYPES = {"i32": 5, "i64": 6, "binary": 8, "list": 9, "struct": 12}  # of the compact protocol

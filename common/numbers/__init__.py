@@ -1,0 +1,1 @@
+"""Numbers that draws, times and orders are made of: keyed generators, permutations, distributions, confidence."""

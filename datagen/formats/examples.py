@@ -1,0 +1,56 @@
+"""TFRecord files of tf.Examples, with the index that DALI reads."""
+
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datagen.files import Piece
+from datagen.formats.file import File
+from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
+from datagen.formats.varint import varint
+
+_SHORT_RECORD_BYTES = 1 << 16  # up to here many records are framed at a time
+
+
+def _bytes_field(tag: int, body: bytes) -> bytes:
+    return bytes([tag]) + varint(len(body)) + body
+
+
+def _example_around(record_bytes: int, side: int) -> tuple[bytes, bytes]:
+    """Return what comes before and after the record in its tf.Example {image: the record, size: its side}."""
+    sides = _bytes_field(0x1A, _bytes_field(0x0A, varint(side)))  # Feature.int64_list
+    size = _bytes_field(0x0A, _bytes_field(0x0A, b"size") + _bytes_field(0x12, sides))
+    # From the inside out: BytesList.value, Feature.bytes_list, the map entry, Features, Example.
+    value = b"\x0a" + varint(record_bytes)
+    feature = b"\x0a" + varint(len(value) + record_bytes) + value
+    entry = _bytes_field(0x0A, b"image") + b"\x12" + varint(len(feature) + record_bytes) + feature
+    image = b"\x0a" + varint(len(entry) + record_bytes) + entry
+    return b"\x0a" + varint(len(image) + record_bytes + len(size)) + image, size
+
+
+def write_tfrecord(file: File) -> list[Piece]:
+    """Write a tf.Example a record, and the index: a line with each one's offset and length."""
+    before, after = _example_around(file.record_bytes, file.shape[0])
+    length = len(before) + file.record_bytes + len(after)
+    with file.open(file.name) as sink, file.open(file.indices[0]) as index:
+        if length <= _SHORT_RECORD_BYTES:
+            for batch in file.batches(file.records):
+                sink.write(_framed_examples(before, batch, after).data)
+        else:
+            for _ in range(file.records):
+                for block in framed(length, chain([before], file.one_record(), [after])):
+                    sink.write(block)
+        stride = length + FRAME_BYTES
+        index.write("".join(f"{record * stride} {stride}\n" for record in range(file.records)).encode())
+        return [sink.piece(), index.piece()]
+
+
+def _framed_examples(before: bytes, batch: NDArray[np.uint8], after: bytes) -> NDArray[np.uint8]:
+    """Return the TFRecord stream of a batch of short records, each between `before` and `after`."""
+    parts = [np.frombuffer(bytes(HEAD_BYTES) + before, np.uint8), batch, np.frombuffer(after + bytes(TAIL_BYTES), np.uint8)]
+    shaped = [np.broadcast_to(part, (len(batch), part.shape[-1])) for part in parts]
+    stream = np.concatenate(shaped, axis=1)
+    content = stream.reshape(-1)
+    fill_frames(content, np.full(len(batch), stream.shape[1] - FRAME_BYTES))
+    return content

@@ -1,0 +1,54 @@
+"""JPEG and PNG files of one grey image each."""
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from datagen import jpeg
+from datagen.files import Piece
+from datagen.formats.file import BLOCK_BYTES, File
+
+
+def _image_shape(file: File) -> tuple[int, int]:
+    height, width = file.shape if len(file.shape) == 2 else (1, *file.shape)
+    return height, width
+
+
+def write_jpeg(file: File) -> list[Piece]:
+    """Write a grey baseline JPEG whose coefficients are the content."""
+    height, width = _image_shape(file)
+    left = jpeg.padded_pixels(height, width)
+    with file.open(file.name) as sink:
+        sink.write(jpeg.header(height, width))
+        while left:
+            count = min(BLOCK_BYTES, left)
+            sink.write(jpeg.coefficients(file.take(count)).data)
+            left -= count
+        sink.write(jpeg.END)
+        return [sink.piece()]
+
+
+def write_png(file: File) -> list[Piece]:
+    """An 8-bit grey PNG (RFC 2083) whose deflate stream is stored when its content cannot shrink anyway."""
+    height, width = _image_shape(file)
+    deflate = zlib.compressobj(0 if file.layout.entropy == 1 else 1)
+    each = max(1, BLOCK_BYTES // 2 // width)  # as deflate returns another array as large
+    with file.open(file.name) as sink:
+        sink.write(b"\x89PNG\r\n\x1a\n")
+        _png_chunk(sink.write, b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+        for first in range(0, height, each):
+            count = min(each, height - first)
+            lines = np.zeros((count, width + 1), np.uint8)  # a filter byte, none, before each line
+            lines[:, 1:] = file.take(count * width).reshape(count, width)
+            _png_chunk(sink.write, b"IDAT", deflate.compress(lines.data))
+        _png_chunk(sink.write, b"IDAT", deflate.flush())
+        _png_chunk(sink.write, b"IEND", b"")
+        return [sink.piece()]
+
+
+def _png_chunk(write: Callable[[bytes | memoryview], None], kind: bytes, body: bytes) -> None:
+    write(struct.pack(">I", len(body)) + kind)
+    write(body)
+    write(struct.pack(">I", zlib.crc32(body, zlib.crc32(kind))))

@@ -1,0 +1,55 @@
+"""Parquet files of records and labels, or of the columns asked for."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from common.errors import IotwinError
+from datagen.content import as_numbers
+from datagen.files import Piece
+from datagen.formats.file import BLOCK_BYTES, File
+from datagen.formats.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, Column, TableWriter
+
+
+def write_parquet(file: File) -> list[Piece]:
+    """A table of `record` and `label`, or of the columns asked for; a row group to about half a mebibyte or one record."""
+    layout = file.layout
+    each = layout.row_group_rows or max(1, BLOCK_BYTES // file.record_bytes)
+    if min(each, file.records) * file.record_bytes > LARGEST_PAGE_BYTES - 4 * each:
+        raise IotwinError(
+            f"{file.name}: a parquet file cannot hold a record or a row group of 2 GiB or more; ask for smaller ones or for npy"
+        )
+    columns = [Column.of(*column) for column in layout.columns] or RECORD_COLUMNS
+    with file.open(file.name) as sink:
+        table = TableWriter(sink.write, layout.compression_level if layout.compression == "gzip" else None, columns)
+        for first in range(0, file.records, each):
+            rows = min(each, file.records - first)
+            table.add(rows, _column_pages(file, rows) if layout.columns else _record_pages(file, rows))
+        table.finish()
+        return [sink.piece()]
+
+
+def _record_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
+    """Yield the pages of `record`, whose values have their byte count before them, and of `label`."""
+    yield rows * (4 + file.record_bytes), _counted(file, rows)
+    yield 8 * rows, iter([bytes(8 * rows)])
+
+
+def _counted(file: File, rows: int) -> Iterator[bytes | memoryview]:
+    count = np.array([file.record_bytes], "<u4").view(np.uint8)
+    if file.record_bytes > BLOCK_BYTES:
+        for _ in range(rows):
+            yield count.data
+            yield from file.one_record()
+        return
+    for batch in file.batches(rows):
+        yield np.concatenate([np.broadcast_to(count, (len(batch), count.size)), batch], axis=1).reshape(-1).data
+
+
+def _column_pages(file: File, rows: int) -> Iterator[tuple[int, Iterator[bytes | memoryview]]]:
+    """Yield the pages of the columns asked for: nothing but numbers."""
+    for _, dtype, elements in file.layout.columns:
+        element = np.dtype(dtype)
+        page_bytes, step = rows * elements * element.itemsize, BLOCK_BYTES // element.itemsize * element.itemsize
+        sizes = (min(step, page_bytes - start) for start in range(0, page_bytes, step))
+        yield page_bytes, (as_numbers(file.content.take(size), element).view(np.uint8).data for size in sizes)

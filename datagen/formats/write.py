@@ -1,0 +1,36 @@
+"""Each format's writer, and the files of one unit of work by it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from datagen.content import Content
+from datagen.files import Piece
+from datagen.formats.arrays import write_bin, write_indexed, write_npy, write_npz
+from datagen.formats.csv import write_csv
+from datagen.formats.examples import write_tfrecord
+from datagen.formats.file import File
+from datagen.formats.hdf5 import write_hdf5
+from datagen.formats.images import write_jpeg, write_png
+from datagen.formats.tables import write_parquet
+from datagen.layouts import FormatLayout
+
+
+def write_files(
+    layout: FormatLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
+) -> list[Piece]:
+    """Write the files of unit `unit` under temporary names and return their pieces, each file's index after it."""
+    sizes = layout.record_sizes(samples, seed)
+    pieces: list[Piece] = []
+    for index in layout.unit_files(samples, unit):
+        content = Content(seed, index, layout.entropy, layout.dedup)
+        shape = layout.record_shape(int(sizes[index]))
+        names = layout.file_name(samples, index), layout.index_names(samples, index)
+        pieces += _WRITERS[layout.format](File(layout, directory, *names, shape, content, written))
+    return pieces
+
+
+_WRITERS: dict[str, Callable[[File], list[Piece]]] = {
+    "bin": write_bin, "npy": write_npy, "npz": write_npz, "hdf5": write_hdf5, "tfrecord": write_tfrecord, "csv": write_csv,
+    "parquet": write_parquet, "jpeg": write_jpeg, "png": write_png,
+    "indexed_binary": write_indexed, "mmap_indexed_binary": write_indexed,
+}  # fmt: skip
