@@ -1,4 +1,4 @@
-"""Processes of the recorder's that read what the job made: forked, and the caller's before the first byte of it."""
+"""Forked processes of the recorder that read what the job made; each becomes the caller's before it reads a byte."""
 
 import contextlib
 import os

@@ -1,1 +1,1 @@
-"""What is traced: so far a command and its descendants."""
+"""What is traced: a command, processes that run, a cgroup, a container, the whole machine."""

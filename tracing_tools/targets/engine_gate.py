@@ -24,7 +24,7 @@ _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? 
 
 
 class EngineGate:
-    """Listens at `address` until it is closed; `saw_creation` says that it was there that the container was created."""
+    """Listens at `address` until it is closed; `saw_creation` is true once a request to create it came through."""
 
     def __init__(self, engine: str, name: str, name_of: Callable[[str], str | None]) -> None:
         """`engine` is the engine's own address (see `can_gate`); `name_of` returns the name of a container given by id."""

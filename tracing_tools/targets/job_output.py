@@ -192,7 +192,7 @@ class Tail:
 
 
 def _writable(stream: BinaryIO) -> Callable[[float], object]:
-    """Return what tells whether a stream takes a page within so many seconds, or will never: a pipe may be full for ever."""
+    """Return a function of seconds: whether the stream takes a page within them, or never will, as a pipe may stay full."""
     poll = select.poll()
     poll.register(stream.fileno(), select.POLLOUT)
     return lambda wait_s: poll.poll(wait_s * 1000)

@@ -50,7 +50,7 @@ def processes_called_with(word: bytes) -> list[int]:
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether the process waits for something to happen, or is no more."""
+    """Whether the process sleeps or has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"S", b"Z")
     except OSError:

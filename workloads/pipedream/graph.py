@@ -193,7 +193,7 @@ def is_series_parallel(graph: Graph) -> bool:
 def is_isomorphic(graph: Graph, other: Graph) -> bool:
     """Return whether both graphs have the same shape and descriptions, by colour refinement (equal colours at the end).
 
-    Graphs that refinement cannot tell apart count as equal, which layer graphs with distinct histories are.
+    Refinement is exact where every layer ends with a colour of its own; other graphs that it cannot tell apart count as equal.
     """
     if len(graph.nodes) != len(other.nodes) or len(graph.edges) != len(other.edges):
         return False
