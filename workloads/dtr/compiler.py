@@ -42,7 +42,7 @@ def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Fun
 
 
 def _kept_in(package: Path) -> Path | None:
-    """Return the directory of a package's compiled kernels: beside its byte code, else in the user's cache; None without either."""
+    """Return the folder of a package's compiled kernels: beside its byte code, else in the user's cache; None without either."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin"
     for place in (package / "__pycache__", user):
         directory = place / f"compiled-{content_of(package)}"
