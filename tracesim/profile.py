@@ -53,9 +53,8 @@ class PerOccurrence:
     row_ns: Floats  # (n, rows * BUSY_BINS): busy time of each row of a timeline
     block_bytes: Floats  # (n, 2 * BINS): by direction and size
     typical_step_ns: Floats  # (n,): median length of its steps, 0 without
-    between_waits_ns: Floats  # (n,): typical time from one wait for data to the next, 0 where no waits are known
     step_ns: Floats  # (n, BINS): time in steps, by their length
-    wait_ns: Floats  # (n,): of that in waiting for data
+    wait_ns: Floats  # (n,): of the time in waiting for data, 0 where no waits are known
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Summary:
     block_bytes: Floats  # (phases, 2, BINS)
     quickest_ns: Floats  # (phases,): the shortest occurrence
     quickest_step_ns: Floats  # (phases,): the shortest typical step of an occurrence
-    quickest_between_ns: Floats  # (phases,): the shortest typical time between waits of an occurrence
+    least_without_waits_ns: Floats  # (phases,): of an occurrence, besides waiting for data; 0 where no waits are known
     step_ns: Floats  # (phases, BINS)
     wait_ns: Floats  # (phases,)
     scatter: Floats  # (phases,): mean, NaN where the order cannot be told
@@ -184,7 +183,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
         readers=readers_each, windows=windows, written_files=found.visits.written_files(n), gap_ns=found.arrivals.gap_ns,
         row_ns=found.busy.time_ns().reshape(n, -1), block_bytes=block_bytes(block, when),
         typical_step_ns=step_times.typical_step_ns,
-        between_waits_ns=step_times.between_waits_ns, step_ns=step_times.step_ns, wait_ns=step_times.wait_ns,
+        step_ns=step_times.step_ns, wait_ns=step_times.wait_ns,
     )  # fmt: skip
     order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files))
     sizes, rereads = _file_figures(files, tallies)
@@ -245,7 +244,7 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
         gap_ns=by_phase @ each.gap_ns, row_shares=_row_shares(by_phase, each.row_ns, when.span_ns),
         block_bytes=(by_phase @ each.block_bytes).reshape(-1, len(BLOCK_OPS), BINS),
         quickest_ns=_least(by_phase, each.duration_ns), quickest_step_ns=_least(by_phase, each.typical_step_ns),
-        quickest_between_ns=_least(by_phase, each.between_waits_ns),
+        least_without_waits_ns=_least(by_phase, np.where(each.wait_ns > 0, each.duration_ns - each.wait_ns, 0)),
         step_ns=by_phase @ each.step_ns, wait_ns=by_phase @ each.wait_ns,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
         between_saves=profile.between_saves, beside_saves=profile.beside_saves,

@@ -20,6 +20,7 @@ from tracing_tools.trace.workers import Workers, workers
 
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
+_LOW_IN_RERUNS = ("timeline", "block")  # phases of milliseconds, and the page cache as it was before
 WORTH_PROCESSES = 4_000_000  # events in all, from which processes save more time than their start takes
 _SENTENCES_IN_VERDICT = 3  # sentences
 _WORTH_WORDS = 0.99  # a dimension that scores this or more is not explained
@@ -206,7 +207,7 @@ def _verdict(
     if test.result == DIFFERENT:
         return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *differences[: _SENTENCES_IN_VERDICT - 1]])}"
     # What reruns differ by is not known; but there is much that no rerun would differ by.
-    worst = min(dimensions, key=lambda d: d.score)
+    worst = min((d for d in dimensions if d.name not in _LOW_IN_RERUNS), key=lambda d: d.score)
     if overall >= ALIKE_OVERALL and worst.score >= ALIKE_DIMENSION:
         return f"{test.result}: {test.reason}"
     return f"{DIFFERENT}: {'; '.join(differences[:_SENTENCES_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"

@@ -11,7 +11,7 @@ _BAR_WIDTH = 20
 _SAID = {"sizes by marginals alone": "sizes drawn one by one"}  # of controls whose name in the document is a statistician's
 _LEAST_SHOWN = (
     "time in training",
-    "time between waits for data in training",
+    "time in training without waits for data",
     "time in the whole run",
     "bytes read from dataset files",
 )

@@ -2,16 +2,19 @@
 
     python -m tests.perf.perf_verdict [DIRECTORY [SHARE]]
 
-The jobs are the emulator's own, about two seconds each, so that 40 of either kind can be traced. Each of them is held against a
-run of its job and three reruns, which are not among those tried. SHARE below 1 tries fewer. With a DIRECTORY
-the traces stay there.
+Two jobs are the emulator's own, about two seconds each, so that 40 of either kind can be traced; by them the rule was made. Four
+are programs of tests/perf/unseen, which log nothing and which the rule was not made by; their wrong twins are the same programs
+with a line changed. Each run is held against a run of its job and three reruns, which are not among those tried.
+SHARE below 1 tries fewer. With a DIRECTORY the traces stay there.
 """
 
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 _REFERENCES = 4  # a run of the job and three reruns
-_TRIED = 20  # of each job: as many reruns as wrong twins
+_TRIED, _TRIED_UNSEEN = 20, 10  # of each job: as many reruns as wrong twins
+_UNSEEN = Path(__file__).parent / "unseen"
 _COMMON = """model: {name: made_up, model_size_bytes: 3000000}
 framework: pytorch
 workflow: {train: true, evaluation: true, checkpoint: true}
@@ -42,8 +46,15 @@ class _Job:
     compute_s: float
     loaders: int
 
-    def text(self) -> str:
-        return _COMMON + self.yaml.format(**vars(self))
+    def prepare(self, folder: Path) -> None:
+        """Write the job's YAML and make its data."""
+        (folder / "job.yaml").write_text(_COMMON + self.yaml.format(**vars(self)))
+        for edits in ([], self.wrong()["10 % of bytes missing"]):
+            _trace(self._emulate(folder, edits, 0, generate=True), folder / f"generate-{len(edits)}.trace")
+
+    def command(self, folder: Path, wrong: str | None, seed: int) -> list[str]:
+        """Return the command of a run of the job, or of a wrong twin by its name."""
+        return self._emulate(folder, self.wrong()[wrong] if wrong else [], seed)
 
     def wrong(self) -> dict[str, list[str]]:
         return {
@@ -55,6 +66,19 @@ class _Job:
             "no fsync": ["checkpoint.fsync=false"],
             "10 % of bytes missing": [f"dataset.record_length_bytes={int(self.record_bytes * 0.9)}"],
         }
+
+    def _emulate(self, folder: Path, edits: list[str], seed: int, generate: bool = False) -> list[str]:
+        record_bytes = next((edit.partition("=")[2] for edit in edits if "record_length" in edit), str(self.record_bytes))
+        edits = [
+            *edits, f"dataset.data_folder={folder / record_bytes}", f"checkpoint.checkpoint_folder={folder / 'checkpoints'}",
+            f"output.folder={folder / 'output'}", f"train.seed={seed}",
+        ]  # fmt: skip
+        if generate:
+            edits += [
+                "workflow.generate_data=true",
+                *(f"workflow.{part}=false" for part in ("train", "evaluation", "checkpoint")),
+            ]
+        return own_command("emulate", folder / "job.yaml", *(f"++workload.{edit}" for edit in edits))
 
 
 _FILES = """dataset: {{format: npz, num_files_train: {files}, num_files_eval: 8, record_length_bytes: {record_bytes}}}
@@ -75,15 +99,64 @@ JOBS = {
 }
 
 
-def _emulate(folder: Path, job: _Job, edits: list[str], seed: int, generate: bool = False) -> list[str]:
-    record_bytes = next((edit.partition("=")[2] for edit in edits if "record_length" in edit), str(job.record_bytes))
-    edits = [
-        *edits, f"dataset.data_folder={folder / record_bytes}", f"checkpoint.checkpoint_folder={folder / 'checkpoints'}",
-        f"output.folder={folder / 'output'}", f"train.seed={seed}",
-    ]  # fmt: skip
-    if generate:
-        edits += ["workflow.generate_data=true", *(f"workflow.{part}=false" for part in ("train", "evaluation", "checkpoint"))]
-    return own_command("emulate", folder / "job.yaml", *(f"++workload.{edit}" for edit in edits))
+# By wrong twin: what is replaced by what, in job_parts.py, which the programs share, or in the program itself.
+_REPLACED = {
+    "computation halved": {"time.sleep(compute_s)": "time.sleep(compute_s / 2)"},
+    "computation 25 % longer": {"time.sleep(compute_s)": "time.sleep(compute_s * 1.25)"},
+    "batch doubled": {"range(0, len(samples), size)": "range(0, len(samples), 2 * size)", "i : i + size]": "i : i + 2 * size]"},
+    "loaders doubled": {"workers: int = 2": "workers: int = 4"},
+    "order sequential": {" rng.permutation(": " np.arange(", "(rng.permutation(": "(np.arange("},
+    "no fsync": {"os.fsync(file.fileno())": "pass"},
+    "10 % of bytes missing": {"rng.bytes(size)": "rng.bytes(size * 9 // 10)"},
+}
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A program of tests/perf/unseen; `replaced` instead of what is replaced in others."""
+
+    name: str
+    replaced: Mapping[str, dict[str, str]] = field(default_factory=dict)
+
+    def wrong(self) -> dict[str, dict[str, str]]:
+        return {**_REPLACED, **self.replaced}
+
+    def prepare(self, folder: Path) -> None:
+        """Write the program as it is and as each wrong twin, and make the data of both."""
+        for name, replaced in {"": {}, **self.wrong()}.items():
+            place = folder / "programs" / name
+            place.mkdir(parents=True, exist_ok=True)
+            changes = 0
+            for part in ("job_parts.py", f"{self.name}.py"):
+                changed = text = (_UNSEEN / part).read_text()
+                for old, new in replaced.items():
+                    changed = changed.replace(old, new)
+                (place / part).write_text(changed)
+                changes += changed != text
+            assert changes == bool(replaced), (self.name, name)
+        for wrong in (None, "10 % of bytes missing"):
+            subprocess.run(self.command(folder, wrong, 0), check=True)
+
+    def command(self, folder: Path, wrong: str | None, seed: int) -> list[str]:
+        """Return the command of a run of the job, or of a wrong twin by its name."""
+        data = folder / ("less" if wrong == "10 % of bytes missing" else "data")
+        data.mkdir(exist_ok=True)
+        return [sys.executable, str(folder / "programs" / (wrong or "") / f"{self.name}.py"), str(data), str(seed)]
+
+
+_CHUNKS = {"10 % of bytes missing": {"_CHUNK),": "_CHUNK * 9 // 10),"}}
+_CROPS = {
+    "order sequential": {"int(own.integers(sizes[which] - size))": "opened[which].tell() % (sizes[which] - size)"},
+    "10 % of bytes missing": {"100_000\n": "90_000\n"},
+}
+_SHARDS = {
+    "batch doubled": {"40_000, 16": "40_000, 32", "range(160)": "range(80)"},
+    "order sequential": {"self._rng.permutation(": "np.arange("},
+}
+UNSEEN = {
+    "image files": _Program("images"), "chunks of one file": _Program("chunks", _CHUNKS),
+    "crops with replacement": _Program("crops", _CROPS), "shards": _Program("shards", _SHARDS),
+}  # fmt: skip
 
 
 def _trace(command: list[str], path: Path) -> Trace:
@@ -93,22 +166,22 @@ def _trace(command: list[str], path: Path) -> Trace:
     return Trace(path)
 
 
-def _record(folder: Path, job: _Job, tried: int) -> tuple[list[Trace], list[tuple[str, Trace]]]:
+def _record(folder: Path, job: _Job | _Program, tried: int) -> tuple[list[Trace], list[tuple[str, Trace]]]:
     """Trace the references and the tried runs, reruns and wrong twins in turn: none has the machine's quiet minutes to itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(job.text())
-    wrong = list(job.wrong().items())
-    for edits in ([], job.wrong()["10 % of bytes missing"]):
-        _trace(_emulate(folder, job, edits, 0, generate=True), folder / f"generate-{len(edits)}.trace")
+    job.prepare(folder)
+    wrong = list(job.wrong())
     references: list[Trace] = []
     runs: list[tuple[str, Trace]] = []
     for number in range(tried):
         if number % max(tried // _REFERENCES, 1) == 0 and len(references) < _REFERENCES:
-            references.append(_trace(_emulate(folder, job, [], 1000 + number), folder / f"reference-{number}.trace"))
-        name, edits = wrong[number % len(wrong)]
-        for what, changes, seed in (("rerun", [], number), (name, edits, 100 + number)):
+            references.append(_trace(job.command(folder, None, 1000 + number), folder / f"reference-{number}.trace"))
+        name = wrong[number % len(wrong)]
+        for what, changed, seed in (("rerun", None, 1 + number), (name, name, 100 + number)):
             path = folder / f"{what.replace(' ', '-').replace('%', 'percent')}-{number}.trace"
-            runs.append((what, _trace(_emulate(folder, job, changes, seed), path)))
+            runs.append((what, _trace(job.command(folder, changed, seed), path)))
+            for output in folder.glob("*/out*"):  # of a program, with its checkpoints
+                shutil.rmtree(output)
     return references, runs
 
 
@@ -118,16 +191,23 @@ def judged(references: list[Trace], runs: list[tuple[str, Trace]]) -> list[tuple
 
 
 def measure(directory: Path | None = None, share: float = 1.0) -> Iterator[Figure]:
-    """Yield the two error rates; the traces stay in `directory`, where it is given, with verdicts.json."""
+    """Yield the two error rates of either set of jobs; the traces stay in `directory`, if it is given, with verdicts.json."""
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as scratch:
         folder = directory or Path(scratch)
-        found = [
-            (f"{name}: {what}", document)
-            for name, job in JOBS.items()
-            for what, document in judged(*_record(folder / name, job, round(_TRIED * share)))
-        ]
+        every = []
+        for jobs, tried, whose in ((JOBS, _TRIED, ""), (UNSEEN, _TRIED_UNSEEN, ", jobs that it was not made by")):
+            found = [
+                (f"{name}: {what}", document)
+                for name, job in jobs.items()
+                for what, document in judged(*_record(folder / name, job, round(tried * share)))
+            ]
+            yield from _figures(found, whose)
+            every += found
         if directory is not None:
-            (directory / "verdicts.json").write_text(json.dumps(found, indent=1))
+            (directory / "verdicts.json").write_text(json.dumps(every, indent=1))
+
+
+def _figures(found: list[tuple[str, dict[str, Any]]], whose: str) -> Iterator[Figure]:
     reruns = [document for what, document in found if what.endswith("rerun")]
     wrong = [(what, document) for what, document in found if not what.endswith("rerun")]
     alike = [d["equivalence"]["result"] == "alike" for d in reruns]
@@ -135,11 +215,11 @@ def measure(directory: Path | None = None, share: float = 1.0) -> Iterator[Figur
     missed = sorted({what for (what, _), seen in zip(wrong, different, strict=True) if not seen})
     ratios = [d["equivalence"]["distance_ratio"] for d in reruns]
     yield Figure(
-        f"verdict: of {len(alike)} reruns, % called alike", 100 * float(np.mean(alike)), 95, False,
+        f"verdict{whose}: of {len(alike)} reruns, % called alike", 100 * float(np.mean(alike)), 95, False,
         f"median distance ratio {np.median(ratios):.2f}",
     )  # fmt: skip
     yield Figure(
-        f"verdict: of {len(different)} wrong twins, % called different", 100 * float(np.mean(different)), 100, False,
+        f"verdict{whose}: of {len(different)} wrong twins, % called different", 100 * float(np.mean(different)), 100, False,
         f"not noticed: {', '.join(missed) or 'none'}",
     )  # fmt: skip
 

@@ -3,14 +3,19 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.synthetic import MILLISECOND, Job
 from tracesim import compare
 from tracesim.profile import profiles_of, summarise
+from tracesim.similarity import _verdict
 from tracesim.verdict.aspects import TIME
 from tracesim.verdict.controls import CONTROLS, computation_halved
 from tracesim.verdict.equivalence import Finding, _margin, _student
+from tracing_tools.trace.reader import Trace
 
 JOB = Job(files=32, log_waits=True)
 
@@ -50,7 +55,23 @@ def test_reruns_are_alike_and_wrong_twins_different(trace, repeats):
 def test_a_difference_is_told_with_what_reruns_differ_by(trace):
     job = [run(trace, seed) for seed in range(3)]
     reason = compare(job[0], run(trace, 30, compute_ns=JOB.compute_ns // 2), job[1:]).equivalence.reason
-    assert "less time between waits for data in training (a rerun may differ by" in reason
+    assert "less time in training without waits for data (a rerun may differ by" in reason
+
+
+def test_batches_that_are_there_when_they_are_asked_for_need_no_wait(trace):
+    """How often a rank waits is its loaders' luck: of two batches that come in the wrong order, the second is there already."""
+    job, twin = [run(trace, seed) for seed in range(3)], run(trace, 30)
+    for part in (twin.path / "events.parquet").glob("*.parquet"):
+        events = pq.read_table(part)
+        polls = np.flatnonzero(pc.equal(events["op"].cast("string"), "poll"))
+        assert len(polls) > 8
+        threads = events["tid"].to_numpy().copy()
+        threads[polls[1::2]] = threads.max() + 1  # not the rank's any more
+        of_thread = pa.array(threads, events.schema.field("tid").type)
+        pq.write_table(events.set_column(events.schema.get_field_index("tid"), events.schema.field("tid"), of_thread), part)
+    found = compare(job[0], Trace(twin.path), job[1:]).equivalence
+    names = [finding.name for finding in found.findings]
+    assert found.result == "alike" and "time in training without waits for data" in names, found.reason
 
 
 def test_without_reruns_it_cannot_be_told(trace):
@@ -60,6 +81,14 @@ def test_without_reruns_it_cannot_be_told(trace):
     assert document["distance_ratio"] is None and document["margin"] is None
     assert document["controls"]["computation halved"]["overall"] < 0.99
     assert document["controls"]["computation halved"]["noticed"] is None
+
+
+def test_without_reruns_a_dimension_that_falls_low_in_reruns_too_makes_no_twin_different(trace):
+    similarity = compare(run(trace, 0), run(trace, 1))
+    for low, said in (("timeline", "cannot be told"), ("concurrency", "different"), ("timing", "different")):
+        dimensions = [replace(d, score=0.6) if d.name == low else d for d in similarity.dimensions]
+        assert len([d for d in dimensions if d.score == 0.6]) == 1
+        assert _verdict(0.95, None, dimensions, [], similarity.equivalence).startswith(said), low
 
 
 def test_every_control_is_noticed_where_reruns_hardly_differ(trace):

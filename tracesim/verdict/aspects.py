@@ -14,6 +14,7 @@ from tracesim.phases import PHASES, RUN, TIMED
 from tracesim.profile import Summary
 
 _SMALL_TIME = 0.1  # a phase of this share of the time counts half as much as its own times differ
+_SMALL_COMPUTATION = 0.02  # the same of a phase without its waits for data
 _SMALL_AMOUNT = 0.01  # the same of calls and bytes
 _WHERE = {phase: "the whole run" if phase == RUN else PHASES[phase] for phase in TIMED}
 
@@ -60,8 +61,10 @@ def _times(s: Summary) -> Iterator[tuple[str, Kind, float, float]]:
             yield f"time in {_WHERE[phase]}", TIME, time, _SMALL_TIME * total
         if s.quickest_step_ns[phase] > 0:
             yield f"time per step of {_WHERE[phase]}", TIME, float(s.quickest_step_ns[phase]), 0.0
-        if s.quickest_between_ns[phase] > 0:
-            yield f"time between waits for data in {_WHERE[phase]}", TIME, float(s.quickest_between_ns[phase]), 0.0
+        if s.least_without_waits_ns[phase] > 0:
+            # Their sum, not the time from one wait to the next: whether a batch is waited for at all is the loaders' luck.
+            without_ns = float(s.occurrences[phase] * s.least_without_waits_ns[phase])
+            yield f"time in {_WHERE[phase]} without waits for data", TIME, without_ns, _SMALL_COMPUTATION * time
 
 
 def _amounts(s: Summary) -> Iterator[tuple[str, Kind, float, float]]:

@@ -80,7 +80,6 @@ def computation_halved(profile: Profile) -> Profile | None:
     room_ns = when.span_ns * left / BUSY_BINS
     changed = replace(
         each, duration_ns=each.duration_ns * left, typical_step_ns=each.typical_step_ns * left,
-        between_waits_ns=each.between_waits_ns / 2,
         pause_ns=_shortened(each.pause_ns, left), step_ns=_shortened(each.step_ns, left), gap_ns=_shortened(each.gap_ns, left),
         row_ns=np.minimum(each.row_ns, room_ns[:, None]),
     )  # fmt: skip
