@@ -71,3 +71,19 @@ def test_a_closed_descriptor_begins_anew():
     close.tid = 7
     replay.use(close, Kind.CLOSE)
     assert replay.use(read, Kind.READ_WRITE).offset == 0
+
+
+def test_a_result_is_a_number_of_64_bits():
+    """Signed or unsigned; what no call can return is left out."""
+    lines = [b"1.000000 lseek(3, 0, SEEK_SET) = %d" % n for n in (-(1 << 63), -(1 << 63) - 1, (1 << 64) - 1, 1 << 64)]
+    assert [call.result for call in text.parse_lines(7, lines)] == [-(1 << 63), (1 << 64) - 1]
+
+
+def test_a_time_is_less_than_two_to_the_62_nanoseconds():
+    last = (1 << 62) - 1
+    lines = [
+        b"%d.%09d close(3) = 0 <%d.%09d>" % (*divmod(t, 10**9), *divmod(d, 10**9))
+        for t in (last, last + 1)
+        for d in (last, last + 1)
+    ]
+    assert [(call.start_ns, call.duration_ns) for call in text.parse_lines(7, lines)] == [(last, last)]
