@@ -5,22 +5,26 @@ import time
 from benchmark.config import Config
 from benchmark.config.step_time_models import step_time
 from benchmark.emulator.ranks import Rank
-from common.numbers.draws import DrawnTime
+from common.numbers.draws import DrawnTime, even_strata
 from common.numbers.keyed import Purpose
 from common.numbers.sleeper import Sleeper
 
 
 class ComputeTime:
-    """How long the accelerator computes, step by step: the seam at which other models of it come in."""
+    """How long the accelerator computes, step by step: the seam at which other models of it come in.
 
-    def __init__(self, config: Config, rank: Rank) -> None:
+    `steps` and `evaluation_steps` are those of an epoch and of an evaluation, over each of which times are drawn evenly.
+    """
+
+    def __init__(self, config: Config, rank: Rank, steps: int, evaluation_steps: int) -> None:
         seed, first = config.train.seed, config.twin.first_step_time
         computation = step_time(config.train.computation_time, config.num_gpus or rank.count, config.reader.batch_size)
         self._rank, resume = rank.index, config.twin.resume
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
-        self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP)
+        self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP, even_strata(steps))
         self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
-        self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP)
+        of_evaluation = even_strata(evaluation_steps)
+        self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP, of_evaluation)
 
     def seconds(self, phase: str, epoch: int, step: int) -> float:
         """Return the seconds of step `step` (from 1) of epoch `epoch` (from 1); `phase` is train or evaluation."""
@@ -34,8 +38,8 @@ class ComputeTime:
 class Accelerator:
     """Computes for the drawn time, then meets the other ranks and exchanges gradients with them, as an all-reduce does."""
 
-    def __init__(self, config: Config, rank: Rank, sleeper: Sleeper) -> None:
-        self._time, self._rank, self._sleeper = ComputeTime(config, rank), rank, sleeper
+    def __init__(self, config: Config, rank: Rank, sleeper: Sleeper, steps: int, evaluation_steps: int) -> None:
+        self._time, self._rank, self._sleeper = ComputeTime(config, rank, steps, evaluation_steps), rank, sleeper
         self._meets = config.twin.barrier
         # Drawn as rank 0's on every rank: an exchange ends for all at once.
         self._all_reduce = DrawnTime(config.twin.all_reduce_time, config.train.seed, Purpose.ALL_REDUCE)

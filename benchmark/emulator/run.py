@@ -65,7 +65,6 @@ class _Run:
         self, config: Config, rank: Rank, log: MlLog, sleeper: Sleeper, measured: Measured, open_things: ExitStack
     ) -> None:
         self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
-        self._accelerator = Accelerator(config, rank, sleeper)
         self._resume = config.twin.resume
         self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
         self._deadline = float("inf")
@@ -88,6 +87,8 @@ class _Run:
                 phase: open_things.enter_context(open_loader(config, samples, rank.index, rank.count, phase == "evaluation"))
                 for phase, samples in (("train", self._dataset.train), ("evaluation", self._dataset.evaluation))
             }
+            evaluated = evaluation_batches(config, measured.data.evaluation_samples, rank.index, rank.count)
+            self._accelerator = Accelerator(config, rank, sleeper, self._steps_of_epoch(), len(evaluated))
             self._start_up()
             if rank.index == 0:
                 self._log_parameters()
@@ -126,8 +127,10 @@ class _Run:
         log.point("num_workers", config.reader.read_threads)
         log.point("train_samples", self._measured.data.train_samples)
         log.point("eval_samples", self._measured.data.evaluation_samples)
-        batches = sampled_batches(config, self._measured.data.train_samples, 1, self._rank.index, self._rank.count)
-        log.point("step_count", len(batches) * config.train.epochs)
+        log.point("step_count", self._steps_of_epoch() * config.train.epochs)
+
+    def _steps_of_epoch(self) -> int:
+        return len(sampled_batches(self._config, self._measured.data.train_samples, 1, self._rank.index, self._rank.count))
 
     def stop_at(self, limit_s: float | None) -> None:
         """Let time run: for the whole run, and until the first checkpoint where time decides."""

@@ -21,6 +21,7 @@ from common.numbers.keyed import Purpose, generator
 from common.numbers.recorded_times import read_recording
 
 _SMALLEST = 2.0**-57  # about the least that a stratum's draw of 53 bits can be
+_STRATA, _MOST_STRATA = 8, 32
 _LARGEST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -71,17 +72,23 @@ def _poisson_quantile(lam: float, probability: float) -> int:
     return count
 
 
+def even_strata(steps: int) -> int:
+    """Return the strata with which an epoch of `steps` draws from all parts of a distribution: few enough to end with it."""
+    return -(-steps // -(-steps // _MOST_STRATA)) if steps else _STRATA
+
+
 class DrawnTime:
     """A duration that is drawn anew, by inverse transform, for every (rank, epoch, step).
 
     Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5): each `strata` steps that follow one another get one draw
     from each equal part of the distribution, in random order. Every single draw has the distribution asked for, but the sum over
     an epoch of few steps comes closer to its mean than that of independent draws, so that a short twin lasts as long as the job.
+    `even_strata` chooses them so that they end with the epoch.
 
     A recording is replayed instead, each rank and epoch from a place drawn for it.
     """
 
-    def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = 8) -> None:
+    def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = _STRATA) -> None:
         self._seed, self._purpose, self._strata = seed, purpose, strata
         self._duration = duration
         self._recording = read_recording(duration.file) if isinstance(duration, Recorded) else None

@@ -1,8 +1,9 @@
 """Loader processes that read as PyTorch's DataLoader does: the same processes, the same share of batches, the same prefetch.
 
 What DataLoader does, and this does too: worker k of W gets the batches k, k + W, k + 2W, ...; each worker starts with
-`prefetch` batches; whenever the main process takes a batch, the next one goes out, before the main process computes; batches
-are taken in order. The samples are not handed over: copying them is no I/O, and its time is part of the preprocessing time.
+`prefetch` batches; whenever the main process takes a batch, the next one goes out, before the main process computes; it waits
+anew for each batch, and takes them in order. The samples are not handed over: copying them is no I/O, and its time is part of
+the preprocessing time.
 """
 
 import contextlib
@@ -96,7 +97,7 @@ class WorkerLoader:
             if taken:
                 yield arrived.pop(taken - 1)
             while taken < len(batches) and taken not in arrived:
-                self._receive(epoch, arrived)
+                self._receive(epoch, taken, arrived)
         if not self._persistent:
             self._finish()
 
@@ -117,17 +118,22 @@ class WorkerLoader:
         except BrokenPipeError:
             raise _died(worker, epoch) from None
 
-    def _receive(self, epoch: int, arrived: dict[int, Fetched]) -> None:
-        """Wait for at least one batch, whichever worker has it."""
-        for descriptor, _ in self._poller.poll():
-            worker = self._by_descriptor[descriptor]
-            try:
-                index, outcome = worker.results.recv()
-            except EOFError:
-                raise _died(worker, epoch) from None
-            if isinstance(outcome, str):
-                raise IotwinError(outcome)
-            arrived[index] = outcome
+    def _receive(self, epoch: int, wanted: int, arrived: dict[int, Fetched]) -> None:
+        """Wait for a batch and take it: the wanted one if it is there, else another.
+
+        One batch a wait, even where several are there: torch's main process waits anew for each, and its steps show by that.
+        """
+        ready = [self._by_descriptor[descriptor] for descriptor, _ in self._poller.poll()]
+        worker = self._workers[wanted % self._count]
+        if worker not in ready:
+            worker = ready[0]
+        try:
+            index, outcome = worker.results.recv()
+        except EOFError:
+            raise _died(worker, epoch) from None
+        if isinstance(outcome, str):
+            raise IotwinError(outcome)
+        arrived[index] = outcome
 
     def _finish(self) -> None:
         workers, self._workers = self._workers, []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmark.config import Duration, Normal, Quantiles
-from common.numbers.draws import DrawnTime, inverse_cdf
+from common.numbers.draws import DrawnTime, even_strata, inverse_cdf
 from common.numbers.keyed import Purpose
 
 DRAWS = 4000
@@ -67,6 +67,17 @@ def test_the_sum_of_few_draws_is_near_its_expectation(epoch: int, steps: int, va
     mean = float(np.mean([(low + high) / 2 for low, high in pairwise(values)]))
     # Within a stratum a draw strays by at most the stratum's width, and the widths add up to the whole range.
     assert abs(total - 8 * steps * mean) <= steps * (values[-1] - values[0]) + 1e-9
+
+
+@given(steps=st.integers(1, 500))
+def test_an_epoch_draws_once_from_each_part_of_a_distribution_or_as_often_from_each(steps: int) -> None:
+    strata = even_strata(steps)
+    drawn = DrawnTime(Quantiles(values=[0.0, 1.0]), 3, Purpose.TRAIN_STEP, strata)
+    parts = np.floor(np.array([drawn.seconds(0, 1, step) for step in range(steps)]) * strata).astype(int)
+    counts = np.bincount(parts, minlength=strata)
+    blocks = -(-steps // strata)
+    assert len(counts) == strata <= 32 and counts.max() <= blocks and np.ptp(counts) <= 1
+    assert blocks * strata - steps < blocks  # the last block lacks fewer parts than there are blocks
 
 
 def test_draws_depend_on_their_key_and_on_nothing_else() -> None:

@@ -1,6 +1,7 @@
 """Loader processes: who reads which batch, how far ahead, and what happens when reading fails."""
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,32 @@ def test_workers_read_ahead_as_far_as_prefetch_and_no_farther(tmp_path: Path, wo
                 time.sleep(0.005)
             time.sleep(0.05)
             assert len(records(log)) == expected
+
+
+def test_the_main_process_waits_once_for_each_batch_however_many_are_there(tmp_path: Path, monkeypatch) -> None:
+    """As torch's does: the waits of its trace tell its steps apart."""
+    log, waits = tmp_path / "log", []
+
+    class Poller:
+        def __init__(self) -> None:
+            self._own = poll()
+            self.register = self._own.register
+
+        def poll(self) -> list[tuple[int, int]]:
+            waits.append(len(self._own.poll()))
+            return self._own.poll()
+
+    poll = select.poll
+    monkeypatch.setattr(select, "poll", Poller)
+    with make_loader(Recorder(log), 3, 2, False) as loader:
+        for taken, _ in enumerate(loader.epoch(1, batches(9)), 1):
+            deadline = time.monotonic() + PATIENCE_S
+            while len(records(log)) < min(6 + taken, 9) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.05)  # until those are handed over
+            if taken == 1:
+                waits.clear()  # the first batch may have come after others
+    assert 6 <= len(waits) <= 8 and max(waits) == 3
 
 
 def test_an_epoch_shorter_than_the_workers_and_one_without_batches(tmp_path: Path) -> None:
