@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from common.errors import IotwinError, UsageError
 
 
@@ -83,6 +85,11 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write `content` under a temporary name in the same directory, then rename it to `path`; IotwinError when that fails."""
     with open_whole(path) as file:
         file.write(content)
+
+
+def struct_json(document: Any) -> bytes:
+    """Return msgspec's structs and what is in them as JSON, a value a line; numbers that JSON lacks become null."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def write_json(path: Path, document: Any, indent: int | None = 1) -> None:

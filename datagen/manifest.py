@@ -12,6 +12,7 @@ import msgspec
 
 from common.beneath import open_beneath, read_beneath, rename_beneath, stays_within, unlink_beneath
 from common.errors import IotwinError
+from common.files import struct_json
 from datagen.files import Piece
 from datagen.layouts import LARGEST_FILE_BYTES
 
@@ -52,7 +53,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 def encode_manifest(manifest: DataSetManifest) -> bytes:
     """Return the content of manifest.json."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    return struct_json(manifest)
 
 
 def decode_manifest(content: bytes, place: object) -> DataSetManifest:

@@ -138,14 +138,15 @@ def _programmed() -> Iterator[Figure]:
 
 def _emulated(scratch: Path) -> Iterator[Figure]:
     """A plan emulated, traced where that is possible, against its simulation."""
+    from common.files import write_json
     from tracing_tools.trace.reader import Trace
-    from workloads.pipedream.plan_file import parse_plan, write_json
+    from workloads.pipedream.plan_file import parse_plan
     from workloads.policies.pipeline_simulator import simulate, summary
 
     stages = [
         {"stage": k, "ranks": [k], "forward_s": 0.02, "backward_s": 0.04, "parameter_bytes": 1e6 * (k + 1)} for k in range(4)
     ]
-    write_json(document := {"version": 1, "stages": stages}, scratch / "plan.json")
+    write_json(scratch / "plan.json", document := {"version": 1, "stages": stages})
     _iotwin("generate", "unet3d", "-o", scratch / "data", "--samples", "130", "--scale", "0.05", "--quiet")
     twin = scratch / "twin.yaml"
     made_of = (scratch / "plan.json", "--data", scratch / "data", "--minibatches", _MINIBATCHES)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from common.errors import IotwinError
-from common.files import made_whole
+from common.files import made_whole, struct_json
 from common.foreign_files import read_foreign
 from tracing_tools.trace.schema import SCHEMA_VERSION
 
@@ -109,7 +109,7 @@ class Manifest(msgspec.Struct, omit_defaults=False):
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest so that a reader sees the old one or the new one, never half of either."""
     with made_whole(directory / MANIFEST_NAME) as partial:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        partial.write_bytes(struct_json(manifest))
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from common.errors import UsageError
-from common.files import write_whole
 from workloads.policies.pipeline import SCHEDULES, Plan, Stage
 
 VERSION = 1
@@ -173,8 +172,3 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "version": VERSION, **origin, "batch_size": plan.batch_size, "stages": stages, "schedule": plan.schedule, "depth": depth,
         "levels": plan.origin.get("levels", []),
     }  # fmt: skip
-
-
-def write_json(document: Any, path: Path) -> None:
-    """Write a document, whole or not at all."""
-    write_whole(path, json.dumps(document, indent=1).encode() + b"\n")

@@ -4,21 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmark.config import Config
 from benchmark.emulator.recorded.run import Replayed, lateness
 from benchmark.emulator.results.dlio_log import local_time
 from benchmark.emulator.results.write import SUMMARY_NAME
-from common.files import write_whole
+from common.files import struct_json, write_whole
 
 
 def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
     """Write what all ranks replayed into the output folder's summary.json and return it."""
     summary = _summary(config, ranks)
-    content = msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
-    write_whole(Path(config.output.folder) / SUMMARY_NAME, content)
+    write_whole(Path(config.output.folder) / SUMMARY_NAME, struct_json(summary))
     return summary
 
 

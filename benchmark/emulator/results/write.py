@@ -7,8 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from benchmark.config import Config
 from benchmark.config.rematerialized import facts
 from benchmark.emulator.checkpoints.frequency import Decided
@@ -18,7 +16,7 @@ from benchmark.emulator.results.metrics import checkpoint_metrics, estimates, ph
 from benchmark.emulator.results.rank_files import epoch_stats, rank_output
 from benchmark.emulator.results.steplog import StepTable
 from common.errors import IotwinError
-from common.files import write_whole
+from common.files import struct_json, write_whole
 
 SUMMARY_NAME = "summary.json"
 METRICS_NAME = "metrics.parquet"
@@ -43,10 +41,10 @@ def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
     table = StepTable([measured.steps for measured in ranks])
     summary = summarize(config, ranks, table)
     host_facts = _host_facts()
-    files = {SUMMARY_NAME: _json(summary)}
+    files = {SUMMARY_NAME: struct_json(summary)}
     for measured in ranks:
-        files[f"{measured.rank}_output.json"] = _json(rank_output(config, measured, host_facts))
-        files[f"{measured.rank}_per_epoch_stats.json"] = _json(epoch_stats(measured))
+        files[f"{measured.rank}_output.json"] = struct_json(rank_output(config, measured, host_facts))
+        files[f"{measured.rank}_per_epoch_stats.json"] = struct_json(epoch_stats(measured))
     files[config.output.log_file] = "".join(log_lines(config, ranks, table, summary)).encode()
     written: list[Path] = []
     try:
@@ -60,10 +58,6 @@ def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
                 path.unlink()
         raise
     return summary
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:

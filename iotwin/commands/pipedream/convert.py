@@ -27,19 +27,20 @@ class Convert(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Convert the graph."""
+        from common.files import write_json
         from workloads.pipedream.convert import convert
         from workloads.pipedream.graph_file import read_graph, write_graph
-        from workloads.pipedream.plan_file import plan_document, write_json
+        from workloads.pipedream.plan_file import plan_document
 
         found = convert(read_graph(args.graph), args.ranks)
         make_directory(args.output)
         for index, stage in enumerate(found.stages):
             write_graph(stage, args.output / f"stage{index}.graph.txt")
         for kind, conf in found.confs.items():
-            write_json(conf, args.output / f"{kind}_conf.json")
+            write_json(args.output / f"{kind}_conf.json", conf)
         names = {"model": args.model_name, "arch": args.arch}
-        write_json({**names, "modules": found.modules}, args.output / "modules.json")
-        write_json(plan_document(found.plan), args.output / "plan.json")
+        write_json(args.output / "modules.json", {**names, "modules": found.modules})
+        write_json(args.output / "plan.json", plan_document(found.plan))
         return Outcome({
             **names, "stages": len(found.stages), "modules": found.modules, "confs": found.confs,
             "plan": str(args.output / "plan.json"),

@@ -104,14 +104,15 @@ def _show_times(document: dict[str, Any]) -> None:
 
 
 def _write(found: Any, directory: Path) -> dict[str, str]:
+    from common.files import write_json
     from workloads.pipedream.draw import draw
     from workloads.pipedream.graph_file import write_graph
-    from workloads.pipedream.plan_file import plan_document, write_json
+    from workloads.pipedream.plan_file import plan_document
 
     name = directory / f"gpus={found.document['workers'] + found.document['workers_unused']}"
     write_graph(found.partition, name.with_name(name.name + ".txt"))
     draw(found.partition, name.with_name(name.name + ".svg"))
-    write_json(plan_document(found.plan), directory / "plan.json")
+    write_json(directory / "plan.json", plan_document(found.plan))
     return {"plan": str(directory / "plan.json"), "partition": f"{name}.txt", "drawing": f"{name}.svg"}
 
 

@@ -26,8 +26,8 @@ class SpeedUps(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Solve for every bandwidth."""
+        from common.files import write_json
         from workloads.pipedream.graph_file import read_graph
-        from workloads.pipedream.plan_file import write_json
         from workloads.pipedream.speedups import speedups
 
         if args.machines and len(args.machines) != 1:
@@ -38,7 +38,7 @@ class SpeedUps(Command):
             args.bandwidths = [bandwidth]
             options_of(args)
         document = speedups(read_graph(args.graph), options, bandwidths, args.fold is not False)
-        write_json(document, args.output)
+        write_json(args.output, document)
         return Outcome({"output": str(args.output), **document})
 
     def show(self, document: dict[str, Any]) -> None:
