@@ -6,6 +6,7 @@ import pytest
 
 from tests.common.stores import fill
 from tests.processes import call
+from tests.synthetic import Job, write_job
 
 KEYS = {"name", "step", "epoch", "position", "world_size", "size_bytes", "files", "whole", "reason"}
 
@@ -61,3 +62,15 @@ def test_prune_of_nothing_is_refused(tmp_path):
     fill(tmp_path, 1)
     done = call("checkpoints", "prune", tmp_path, "--keep", "0")
     assert done.returncode == 2 and "keep at least 1" in done.stderr
+
+
+def test_audit_tells_what_is_missing_and_when_a_loss_of_power_would_have_left_nothing(tmp_path):
+    trace = write_job(tmp_path / "run.trace", Job(epochs=3))
+    audited = document("audit", trace, status=1)
+    assert not audited["safe"] and len(audited["checkpoints"]) == 3
+    assert audited["checkpoints"][0]["missing"] == ["fsync of folder /data/out after the creation of epoch_1.pt"]
+    shown = call("checkpoints", "audit", trace).stdout
+    assert "missing: fsync of folder /data/out after the creation of epoch_1.pt (3 such)" in shown
+    assert "a loss of power at 3 of 3 checkpoints could leave none that loads" in shown
+    done = call("checkpoints", "audit", write_job(tmp_path / "none", Job(epochs=1, checkpoint_every=0)))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "wrote no checkpoint" in done.stderr

@@ -172,7 +172,8 @@ class FileTable:
 
     def _rename(self, file: int, before: bytes, path: bytes, time_ns: int) -> None:
         self._name(file, path, time_ns)
-        if self._rows[file]["file_type"] in (0, TYPE_DIRECTORY):  # a folder may be renamed that the job never opened
+        # A folder may be renamed that the job never opened, or whose type strace did not tell.
+        if self._rows[file]["file_type"] in (0, TYPE_DIRECTORY) or before in self._in_folder:
             self._rename_within(before, path, time_ns)
 
     def _rename_within(self, before: bytes, after: bytes, time_ns: int) -> None:
