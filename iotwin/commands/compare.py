@@ -8,13 +8,6 @@ from common.errors import UsageError
 from iotwin.command import Command, Outcome, add_dask_option
 
 _BAR_WIDTH = 20
-_SAID = {"sizes by marginals alone": "sizes drawn one by one"}  # of controls whose name in the document is a statistician's
-_LEAST_SHOWN = (
-    "time in training",
-    "time in training without waits for data",
-    "time in the whole run",
-    "bytes read from dataset files",
-)
 
 
 class Compare(Command):
@@ -61,6 +54,8 @@ class Compare(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the table of dimensions, the verdict and what it rests on; of folders the matrix."""
+        from tracesim.verdict.words import sentences_of_test
+
         if "matrix" in document:
             _show_matrix(document)
             return
@@ -74,35 +69,12 @@ class Compare(Command):
         print(_overall_line(document))
         print(f"\n{document['verdict']}")
         if document["equivalence"] is not None:
-            _show_test(document["equivalence"])
+            print("\n".join(sentences_of_test(document["equivalence"])))
         for title in ("differences", "warnings"):
             unsaid = [sentence for sentence in document[title] if sentence not in document["verdict"]]
             if unsaid:
                 print(f"\n{'further ' if len(unsaid) < len(document[title]) else ''}{title}:")
                 print("\n".join(f"  {sentence}" for sentence in unsaid))
-
-
-def _show_test(test: dict[str, Any]) -> None:
-    """Print how far B is from the job in what reruns are from one another, and what the test would have noticed."""
-    if test["distance_ratio"] is not None:
-        interval = "{:.2f} to {:.2f}".format(*test["interval"]) if test["interval"] else "not known"
-        print(f"distance to the job: {test['distance_ratio']:.2f} times that of reruns to one another ", end="")
-        print(f"(95 % interval {interval}; up to {test['margin']:.2f} is alike)")
-    for title, noticed in (("noticed", True), ("not noticed", False)):
-        names = [_SAID.get(name, name) for name, control in test["controls"].items() if control["noticed"] is noticed]
-        if names:
-            print(f"twins of A with a known fault that are {title}: {', '.join(names)}")
-    unjudged = [
-        f"{_SAID.get(name, name)} {control['overall']:.3f}"
-        for name, control in test["controls"].items()
-        if control["noticed"] is None
-    ]
-    if unjudged and test["distance_ratio"] is None:
-        print(f"twins of A with a known fault score: {', '.join(unjudged)}")
-    least = {name: test["smallest_change_noticed"].get(name) for name in _LEAST_SHOWN}
-    shown = [f"{name} {100 * change:.0f} %" for name, change in least.items() if change is not None]
-    if shown:
-        print(f"smallest changes noticed: {', '.join(shown)}")
 
 
 def _show_matrix(document: dict[str, Any]) -> None:

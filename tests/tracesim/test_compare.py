@@ -473,5 +473,5 @@ def test_sentences_take_names():
 def test_a_sentence_of_the_verdict_is_not_printed_again(trace, capsys):
     assert main(["compare", str(trace().path), str(trace(seed=2, loaders=6, evaluation_files=2).path)]) == 0
     shown = capsys.readouterr().out
-    assert "further differences" in shown and "twins of A with a known fault score" in shown
+    assert "further differences" in shown and "with a fault put into it on purpose, A scores: " in shown
     assert shown.count("6 processes or threads of B read in each training, 2 of A") == 1

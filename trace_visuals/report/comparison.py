@@ -9,6 +9,7 @@ from common.errors import IotwinError
 from tracesim.dimensions import Curve
 from tracesim.sentences import with_names
 from tracesim.similarity import Dimension, compare
+from tracesim.verdict.words import sentences_of_test
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.workers import Workers
 
@@ -31,6 +32,7 @@ def _document(a: Trace, b: Trace, workers: Workers | None, repeats: Sequence[Tra
         return {
             "overall": None,
             "verdict": f"not compared: {error}",
+            "test": [],
             "differences": [],
             "warnings": [],
             "dimensions": [],
@@ -40,6 +42,7 @@ def _document(a: Trace, b: Trace, workers: Workers | None, repeats: Sequence[Tra
     test = similarity.equivalence
     return {
         "overall": similarity.overall, "verdict": similarity.verdict, "differences": list(similarity.differences),
+        "test": sentences_of_test(test.to_document()) if test else [],
         "warnings": list(similarity.warnings), "dimensions": [_dimension(dimension) for dimension in similarity.dimensions],
         "controls": [[c.name, c.overall, c.distance, c.noticed] for c in test.controls] if test else [],
         "aspects": [

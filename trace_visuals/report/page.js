@@ -129,9 +129,10 @@ function addComparisons(page, comparisons) {
 
 // What the test behind a verdict can see: wrong twins, and by how much B and a rerun may differ from A in each aspect.
 function addTest(place, comparison) {
+  if (comparison.test.length) place.append(element("ul", {}, ...comparison.test.map((text) => element("li", {}, text))));
   const controls = comparison.controls.map(([name, score, distance, noticed]) => [name, score, distance, noticed === null ? "" : noticed ? "yes" : "no"]);
   if (controls.length) {
-    place.append(element("p", {}, "Wrong twins of A, made from its own trace; beyond a distance of 1 a twin is called different:"));
+    place.append(element("p", {}, "Faults put into A on purpose, made from its own trace; beyond a distance of 1 a twin is called different:"));
     addTable(place, { columns: ["name", "score", "distance", "noticed"], rows: controls, total: controls.length });
   }
   if (!comparison.aspects.length) return;

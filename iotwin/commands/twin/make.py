@@ -35,16 +35,19 @@ class Make(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what each round scored and how the twin fares against runs that it has not seen."""
+        from tracesim.verdict.words import sentences_of_test
+
         kept = {document["best_round"]: " <- kept"}
         rounds = [f"round {record['round']}  {_score(record)}{kept.get(record['round'], '')}" for record in document["rounds"]]
         print(", ".join(rounds))
         _show_dimensions(document)
         print(document["verdict"])
+        if document["equivalence"] is not None:
+            print("\n".join(sentences_of_test(document["equivalence"], "the job", "its twin")))
         if document["noise_floor"] is not None:
             print(f"reruns of the job score {document['noise_floor']:.3f} or more among themselves")
         for held_out in document["held_out"]:
-            said = held_out["verdict"].partition(":")[0]
-            print(f"against {held_out['a']}, which the fit has not seen: {_score(held_out)}, {said}")
+            print(f"against {held_out['a']}, which the fit has not seen: {_score(held_out)}, {held_out['verdict']}")
         print(f"{document['twin']}: run it with iotwin emulate, send it with iotwin twin pack")
 
 

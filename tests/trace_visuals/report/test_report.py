@@ -128,6 +128,7 @@ def test_with_reruns_the_page_says_what_the_test_would_have_noticed(traces, tmp_
     write_report(traces, tmp_path / "r.html", repeats=reruns)
     comparison = _document(tmp_path / "r.html")["comparisons"][0]
     assert {control[0]: control[3] for control in comparison["controls"]}["computation halved"] is True
+    assert "as far from A as reruns of A" in comparison["test"][0] and "half the computation" in comparison["test"][1]
     margins = {name: margin for name, _, margin in comparison["aspects"]}
     assert 0 < margins["overall"] < 1
 
