@@ -5,6 +5,7 @@ is copied by the writing thread while the next forward and backward passes run, 
 as the running means of normalisation, which change in forward passes, is copied at once in any case.
 """
 
+import ctypes
 import mmap
 import os
 import threading
@@ -28,25 +29,22 @@ class Buffer:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("snapshot")
         self._pinned = torch.cuda.is_available()
-        self._device: torch.Tensor | None = None
-        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.memory = self.on_device = torch.empty(0, dtype=torch.uint8)
+        self.rooms: list[torch.Tensor] = []  # of the tensors of the latest snapshot, which the next one most likely has, too
 
-    def ensure(self, size_bytes: int) -> None:
-        """Make it at least that large. What was in it is lost."""
+    def ensure(self, size_bytes: int, device_bytes: int) -> None:
+        """Make it at least that large, and the memory on the CUDA device. What was in it is lost."""
+        if device_bytes > self.on_device.numel():
+            self.on_device = torch.empty(device_bytes, dtype=torch.uint8, device="cuda")
         if size_bytes <= self.memory.numel():
             return
         self._unpin()
         os.ftruncate(self.descriptor, size_bytes)
         mapped = mmap.mmap(self.descriptor, size_bytes)
         self.memory = torch.from_numpy(np.frombuffer(mapped, np.uint8))
+        self.rooms.clear()
         if self._pinned:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), size_bytes, 0))
-
-    def on_device(self, size_bytes: int) -> torch.Tensor:
-        """Return so much memory of the CUDA device, kept for the next snapshot."""
-        if self._device is None or self._device.numel() < size_bytes:
-            self._device = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
-        return self._device
 
     def _unpin(self) -> None:
         if self._pinned and self.memory.numel():
@@ -55,7 +53,8 @@ class Buffer:
     def close(self) -> None:
         """Give the memory back, once nothing refers to it any more."""
         self._unpin()
-        self.memory, self._device = torch.empty(0, dtype=torch.uint8), None
+        self.memory = self.on_device = torch.empty(0, dtype=torch.uint8)
+        self.rooms.clear()
         os.close(self.descriptor)
 
 
@@ -98,21 +97,34 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
     state that a checkpoint cannot hold.
     """
     begin = time.perf_counter()
+    try:
+        snapshot = _fill(buffer, state, beside, updated)
+    except _NoRoom:  # the first, or a state that has grown: the others are spared the look beforehand
+        buffer.ensure(*_measure(state, beside))
+        snapshot = _fill(buffer, state, beside, updated)
+    if not beside:
+        snapshot.copied.set()
+    snapshot.copy_s = time.perf_counter() - begin
+    return snapshot
+
+
+def _fill(buffer: Buffer, state: Any, beside: bool, updated: Collection[int]) -> Snapshot:
+    """Return the snapshot that `take` does; _NoRoom where the buffer is too small."""
     snapshot = Snapshot(buffer)
-    device_bytes, cuda = _measure(state, snapshot)
-    buffer.ensure(snapshot.size_bytes)
-    on_device = buffer.on_device(device_bytes) if cuda and not beside else None
-    host, device = _Carver(buffer.memory), _Carver(on_device) if on_device is not None else None
+    host, device = _Carver(buffer.memory, buffer.rooms), _Carver(buffer.on_device, [])
+    cuda = False
 
     def copy(source: torch.Tensor) -> torch.Tensor:
+        nonlocal cuda
         if source.layout != torch.strided:
             return source  # which flatten refuses
         target = host.carve(source)
         later = beside and source.data_ptr() in updated
         if source.device.type == "cuda":
-            kept = (
-                source.detach() if later else device.carve(source).copy_(source.detach()) if device else source.detach().clone()
-            )
+            cuda = True
+            kept = source.detach()
+            if not later:
+                kept = kept.clone() if beside else device.carve(source).copy_(kept)
             snapshot.later.append((target, kept))
         elif later:
             snapshot.later.append((target, source.detach()))
@@ -121,52 +133,63 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
         return target
 
     snapshot.tensors, snapshot.values = flatten(state, copy)
+    snapshot.size_bytes = host.used
     if cuda:
         snapshot.reached = torch.cuda.Event()
         snapshot.reached.record()
-    if not beside:
-        snapshot.copied.set()
-    snapshot.copy_s = time.perf_counter() - begin
     return snapshot
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy a tensor of the host by this thread alone: several that wait for one another after each tensor are slower."""
-    if source.is_contiguous() and source.numel():
-        np.copyto(target.view(-1).view(torch.uint8).numpy(), source.view(-1).view(torch.uint8).numpy())
+    if source.is_contiguous() and not (source.is_conj() or source.is_neg()):
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
         target.copy_(source)
 
 
-class _Carver:
-    """Cuts room for one tensor after another from memory, a uint8 tensor."""
+class _NoRoom(Exception):
+    """A state is larger than the memory for it."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory, self._at = memory, 0
+
+class _Carver:
+    """Cuts room for one tensor after another from memory, a uint8 tensor; `rooms` are those that were cut before, in order."""
+
+    def __init__(self, memory: torch.Tensor, rooms: list[torch.Tensor]) -> None:
+        self._memory, self._rooms, self._count, self.used = memory, rooms, 0, 0
 
     def carve(self, like: torch.Tensor) -> torch.Tensor:
-        """Return room for `like`, in C order."""
-        size_bytes = like.numel() * like.element_size()
-        room = self._memory[self._at : self._at + size_bytes]
-        self._at += _padded(size_bytes)
-        return room.view(like.dtype).view(like.shape)
+        """Return room for `like`, in C order; _NoRoom when there is not enough."""
+        index, begin, size_bytes = self._count, self.used, like.nbytes
+        self._count += 1
+        self.used += _padded(size_bytes)
+        if index < len(self._rooms):
+            room = self._rooms[index]
+            if room.shape == like.shape and room.dtype == like.dtype:  # so were all before it: it is at the same place
+                return room
+            del self._rooms[index:]
+        if self.used > self._memory.numel():
+            raise _NoRoom
+        room = self._memory[begin : begin + size_bytes].view(like.dtype).view(like.shape)
+        self._rooms.append(room)
+        return room
 
 
-def _measure(state: Any, snapshot: Snapshot) -> tuple[int, bool]:
-    """Set the size of the snapshot; return the bytes that lie on a CUDA device, and whether any do."""
-    device_bytes, cuda = 0, False
+def _measure(state: Any, beside: bool) -> tuple[int, int]:
+    """Return the bytes that a snapshot takes of the host's memory, and of the CUDA device's."""
+    host_bytes = device_bytes = 0
     nothing = torch.empty(0)
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal device_bytes, cuda
-        size_bytes = _padded(tensor.numel() * tensor.element_size()) if tensor.layout == torch.strided else 0
-        snapshot.size_bytes += size_bytes
-        if tensor.device.type == "cuda":
-            device_bytes, cuda = device_bytes + size_bytes, True
+        nonlocal host_bytes, device_bytes
+        size_bytes = _padded(tensor.nbytes) if tensor.layout == torch.strided else 0
+        host_bytes += size_bytes
+        if tensor.device.type == "cuda" and not beside:
+            device_bytes += size_bytes
         return nothing
 
     flatten(state, count)
-    return device_bytes, cuda
+    return host_bytes, device_bytes
 
 
 def _padded(size_bytes: int) -> int:

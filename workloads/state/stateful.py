@@ -14,6 +14,7 @@ from common.tensor_file import ITEM_BYTES, Tensor
 
 _TENSOR, _ARRAY, _TUPLE, _ITEMS = "$tensor", "$array", "$tuple", "$items"
 _MARKS = (_TENSOR, _ARRAY, _TUPLE, _ITEMS)
+_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
 _Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -51,8 +52,8 @@ def _flatten(value: Any, path: str, tensors: list[Tensor], copy: _Copy) -> Any:
 
 
 def _as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEM_BYTES or tensor.layout != torch.strided:
+    dtype = _NAMES.get(tensor.dtype)
+    if dtype is None or tensor.layout != torch.strided:
         raise TypeError(f"{name} is a tensor of {tensor.dtype} in layout {tensor.layout}, which a checkpoint cannot hold")
     content = tensor.detach().to("cpu").contiguous().reshape(-1)
     return Tensor(name, dtype, tuple(tensor.shape), content.view(torch.uint8).numpy())

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -131,6 +132,31 @@ def test_a_snapshot_is_a_copy_of_every_leaf_and_does_not_follow_the_state(beside
     assert restored["extra"][7].tolist() == torch.arange(24.0).reshape(4, 6).t().tolist()
     assert restored["extra"]["flag"].item() is True and restored["extra"]["empty"].shape == (0, 3)
     optimizer_of(network()).load_state_dict(restored["optimizer"])
+    buffer.close()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_buffer_serves_states_of_any_shape_one_after_another(beside):
+    shapes = [[3, 5], [3, 5], [3], [3, 7, 2], [4, 7, 2], [], [3, 5, 1, 1], [3, 2, 6]]
+    buffer = Buffer()
+    for number, sizes in enumerate(shapes):
+        kinds = [torch.float32, torch.float64] if number % 2 else [torch.float32, torch.int16]
+        tensors = [torch.arange(size * 3).reshape(3, size).to(kinds[size % 2]) + number for size in sizes]
+        later = {tensor.data_ptr() for tensor in tensors[::2]} if beside else ()
+        snapshot = take(buffer, tensors, beside, later)
+        snapshot.finish()
+        held = [bytes(each.data) for each in snapshot.tensors]
+        assert held == [tensor.numpy().tobytes() for tensor in tensors]
+        assert [(each.dtype, each.shape) for each in snapshot.tensors] == [(str(t.dtype)[6:], tuple(t.shape)) for t in tensors]
+    buffer.close()
+
+
+def test_views_that_are_computed_are_copied_as_what_they_stand_for():
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    buffer = Buffer()
+    snapshot = take(buffer, [numbers.conj(), numbers.conj().imag])
+    assert snapshot.tensors[0].data.view(np.complex64).tolist() == [1 - 2j, 3 + 4j]
+    assert snapshot.tensors[1].data.view(np.float32).tolist() == [-2, 4]
     buffer.close()
 
 
