@@ -8,6 +8,7 @@ from typing import Any
 
 from common.errors import UsageError, nearest
 from common.progress import note
+from workloads.checkfreq import LAYOUTS, OURS
 from workloads.common.program import require_at_least
 from workloads.common.variant import ORIGINAL, add_variant_options, check_variant
 from workloads.models import NETWORKS, PRESETS
@@ -55,6 +56,7 @@ class Config:
     dynamic: bool
     in_flight: int
     keep_all: bool
+    layout: str
     resume: bool
     profile_cache: Path | None
     reprofile: bool
@@ -124,6 +126,7 @@ def _add_checkpoints(parser: ArgumentParser) -> None:
     add("--dynamic", action="store_true", help="correct the interval all along, not only until it holds the bound")
     add("--in-flight", type=int, default=1, metavar="N", help="checkpoints on their way at once (default %(default)s)")
     add("--keep-all", action="store_true", help="keep all checkpoints, not only the newest and those of ends of epochs")
+    add("--layout", default=OURS, metavar="NAME", help="ours: the store; theirs: the original's files (default %(default)s)")
     add("--resume", nargs="?", const="auto", default="never", metavar="auto|never", help="go on from the newest that is whole")
     add("--profile-cache", type=Path, metavar="DIR", help="where measured costs are kept (default ~/.cache/iotwin/checkfreq)")
     add("--reprofile", action="store_true", help="measure anew")
@@ -143,7 +146,8 @@ def parse_config(args: Namespace) -> Config:
     values["chk_freq"] = _interval(args.chk_freq)
     baseline = values.pop("chk_mode_baseline")
     values["chk_policy"] = args.chk_policy or ("auto" if not baseline else "sync" if values["chk_freq"] else "epoch")
-    for name, known in (("arch", NETWORKS), ("preset", PRESETS), ("chk_policy", POLICIES), ("resume", ("auto", "never"))):
+    for name, known in (("arch", NETWORKS), ("preset", PRESETS), ("chk_policy", POLICIES), ("resume", ("auto", "never")),
+                        ("layout", LAYOUTS)):  # fmt: skip
         if values[name] not in known:
             option = name.replace("_", "-")
             raise UsageError(

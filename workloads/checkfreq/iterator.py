@@ -21,7 +21,7 @@ from workloads.checkfreq.checkpoint import State
 from workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
 from workloads.policies.cadence import LoopPosition, Policy
 from workloads.policies.frequency import Controller, Plan, StepWindow, plan
-from workloads.state.position import after, go_on
+from workloads.state.position import after, begin, go_on
 
 
 class CFIterator:
@@ -322,6 +322,10 @@ class CFIterator:
             if saved.seed != own.seed:
                 raise IotwinError(f"the checkpoint is of seed {saved.seed}, this job is of seed {own.seed}")
             self.batches.position = go_on(saved, own.samples, own.batch_size, own.world_size)
+        elif self.batches is not None:  # of a layout that keeps no position: it follows from the step
+            own = self.batches.position
+            start = begin(own.seed, self.epoch + 1, own.samples, own.batch_size, own.world_size)
+            self.batches.position = after(start, self._step_in_epoch)
         elif self._step_in_epoch:
             note(f"the loader cannot go on in an epoch: its first {self._step_in_epoch} batches are read again and dropped")
             self._skip = self._step_in_epoch

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import distributed
 
-from common.checkpoints import VERSION, Found, Manifest, Position, checkpoints, newest, read_rank, verify
-from common.commit import Retention, Store
+from common.checkpoints import VERSION, Manifest, Position
 from common.errors import IotwinError
 from common.progress import note
+from workloads.checkfreq import LAYOUTS, OURS
 from workloads.checkfreq.checkpoint import CFCheckpoint, State
+from workloads.checkfreq.layouts import Layout, OurLayout, TheirLayout
 from workloads.checkfreq.persist import PROCESS, THREAD, Persisted, Persister
 from workloads.checkfreq.snapshot import Snapshot, take
 from workloads.common.parts import Parts
@@ -43,6 +44,7 @@ class Cost(NamedTuple):
 
     snapshot_s: float
     total_s: float
+    call_s: float = 0.0  # before anything went on beside training
 
 
 class Stalls:
@@ -74,8 +76,9 @@ class CFManager:
     """Takes, writes and restores the checkpoints of `chk` in the store `chk_dir`, which it holds until `close`.
 
     With `overwrite` only the newest stays, and with `keep_epoch_chk` those at ends of epochs; without it all stay. `in_flight`
-    checkpoints at most are on their way at once (1 is CheckFreq). `chk_prefix` is read for scripts of the original; checkpoints
-    are called step-N. `job` is what a checkpoint must agree on to be restored. Of several ranks, rank 0 writes and decides.
+    checkpoints at most are on their way at once (1 is CheckFreq). With the `layout` "theirs" the files are those of the original,
+    whose names begin with `chk_prefix`; in the store checkpoints are called step-N. `job` is what a checkpoint must agree on to
+    be restored. Of several ranks, rank 0 writes and decides.
 
     What goes wrong beside training is raised by the next update or save. IotwinError where the store cannot be used.
     """
@@ -83,10 +86,12 @@ class CFManager:
     def __init__(
         self, chk_dir: str | Path, chk: CFCheckpoint, keep_epoch_chk: bool = True, overwrite: bool = True,
         mode: CFMode = CFMode.AUTO, chk_prefix: str = "model_v_", *, in_flight: int = 1, job: State | None = None,
-        parts: Parts | None = None,
+        parts: Parts | None = None, layout: str = OURS,
     ) -> None:  # fmt: skip
         if in_flight < 1:
             raise ValueError("in_flight is at least 1")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout is one of {', '.join(LAYOUTS)}")
         self.chk, self.mode, self.directory, self.in_flight = chk, mode, Path(chk_dir), in_flight
         self.rank: int = distributed.get_rank() if _in_group() else 0
         self.world_size: int = distributed.get_world_size() if _in_group() else 1
@@ -98,13 +103,16 @@ class CFManager:
         self._settling = False
         self._step = 0  # of the newest checkpoint
         self._hooks = [handle for optimizer in chk.optimizers for handle in self._hook(optimizer)]
-        self._store = Store(self.directory, Retention(last=1, epoch_ends=keep_epoch_chk) if overwrite else Retention())
+        self._layout: Layout = (
+            OurLayout(self.directory, keep_epoch_chk, overwrite)
+            if layout == OURS
+            else TheirLayout(self.directory, keep_epoch_chk, overwrite, chk_prefix, chk.tracked)
+        )
         self._persister: Persister | None = None
         if self.rank == 0:
-            self._store.__enter__()
-            self._persister = Persister(self._store, in_flight, self._done)
-            newest_step = [found.manifest.step for found in checkpoints(self.directory) if found.manifest]
-            self._step = max(newest_step, default=0)
+            self._layout.__enter__()
+            self._persister = Persister(self._layout, in_flight, self._done)
+            self._step = self._layout.latest_step()
         atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Self:
@@ -124,7 +132,7 @@ class CFManager:
             if persister is not None:
                 persister.close()
         finally:
-            self._store.__exit__(None, None, None)
+            self._layout.__exit__(None, None, None)
 
     def _close_at_exit(self) -> None:
         try:
@@ -239,7 +247,8 @@ class CFManager:
             persister.give_back(buffer)
             raise
         self.chk.taken(snapshot)
-        self._parts.log("snapshot", begin_ns, time.monotonic_ns() - begin_ns)
+        call_ns = time.monotonic_ns() - begin_ns
+        self._parts.log("snapshot", begin_ns, call_ns)
         if only_snapshot:
             snapshot.finish()
             persister.give_back(buffer)
@@ -249,7 +258,7 @@ class CFManager:
             if wait:
                 persister.wait()
         self._stalled(begin_ns)
-        return Cost(snapshot.copy_s, (time.monotonic_ns() - begin_ns) / 1e9)
+        return Cost(snapshot.copy_s, (time.monotonic_ns() - begin_ns) / 1e9, call_ns / 1e9)
 
     def _content(self, additional: State | None) -> State:
         return {"objects": self.chk.state(), "additional": additional, "generators": self._all_generators()}
@@ -263,7 +272,7 @@ class CFManager:
         self._persister.wait()
         tensors, values = flatten(state)
         start_ns = time.monotonic_ns()
-        self._store.commit(manifest, tensors, {"state": values})
+        self._layout.commit(manifest, tensors, {"state": values}, waited=True)
         write_s = (time.monotonic_ns() - start_ns) / 1e9
         size_bytes = sum(tensor.data.size for tensor in tensors)
         self._done(Persisted(manifest.step, size_bytes, 0.0, start_ns, write_s, time.thread_time() - cpu_s))
@@ -316,8 +325,8 @@ class CFManager:
 
     def get_latest_checkpoint(self) -> str | None:
         """Return the path of the newest checkpoint that loads, None without one."""
-        found = newest(self.directory, note if self.rank == 0 else _say_nothing) if self.directory.is_dir() else None
-        return str(found.path) if found else None
+        found = self._layout.latest(note if self.rank == 0 else _say_nothing)
+        return str(found) if found else None
 
     def restore(self, latest: bool = True, epoch: int = 0, gpu: int = 0) -> State | None:
         """Bring the tracked objects to the newest checkpoint that is whole, or to the end of `epoch` if not `latest`.
@@ -329,37 +338,25 @@ class CFManager:
         if self._persister is not None:
             self._persister.wait()
         tell = note if self.rank == 0 else _say_nothing
-        found = newest(self.directory, tell) if latest else self._of_epoch(epoch)
-        if found is None or found.manifest is None:
+        found = self._layout.read(tell) if latest else self._layout.read_epoch(epoch)
+        if found is None:
             return None
         for key, value in self._job.items():
-            if found.manifest.job.get(key) != value:
-                raise IotwinError(f"{found.path} is of {key} {found.manifest.job.get(key)}, this job is of {key} {value}")
-        tensors, values = read_rank(found, 0)
-        state = unflatten(values.get("state"), tensors)
-        if not isinstance(state, dict) or "objects" not in state:
-            raise IotwinError(f"{found.path} holds no job's state")
-        generators = state["generators"]
-        same_ranks = len(generators) == self.world_size
-        self.chk.load(state["objects"], generators[self.rank] if same_ranks else None)
-        self._step = found.manifest.step
+            if found.job is not None and found.job.get(key) != value:
+                raise IotwinError(f"{found.path} is of {key} {found.job.get(key)}, this job is of {key} {value}")
+        generators = found.generators or []
+        self.chk.load(found.objects, generators[self.rank] if len(generators) == self.world_size else None)
+        self._step = found.step
+        position = found.position
         self.restored_from = {
-            "name": found.name, "step": found.manifest.step, "epoch": found.manifest.position.epoch,
-            "position": found.manifest.position.position,
+            "name": found.path.name, "step": found.step, "epoch": position.epoch if position else None,
+            "position": position.position if position else None,
         }  # fmt: skip
-        self.restored_position = found.manifest.position
-        additional: State | None = state["additional"]
-        return additional
+        self.restored_position = position
+        return found.additional
 
     restored_from: State | None = None
     restored_position: Position | None = None
-
-    def _of_epoch(self, epoch: int) -> Found:
-        for found in checkpoints(self.directory):
-            manifest = found.manifest
-            if manifest is not None and manifest.reason == "epoch" and manifest.epoch == epoch and not verify(found).reason:
-                return found
-        raise IotwinError(f"{self.directory} has no whole checkpoint of the end of epoch {epoch}")
 
 
 def _in_group() -> bool:

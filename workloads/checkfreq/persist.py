@@ -10,6 +10,7 @@ from typing import NamedTuple
 from common.checkpoints import Manifest
 from common.commit import Store
 from common.errors import IotwinError
+from workloads.checkfreq.layouts import Layout
 from workloads.checkfreq.snapshot import Buffer, Snapshot
 from workloads.checkfreq.writer import Placed, Request, WriterProcess
 
@@ -40,8 +41,8 @@ class Persister:
     What goes wrong there is raised by `check`, `buffer`, `wait` and `close`, whichever is called next.
     """
 
-    def __init__(self, store: Store, in_flight: int, done: Callable[[Persisted], None]) -> None:
-        self._store, self._done = store, done
+    def __init__(self, layout: Layout, in_flight: int, done: Callable[[Persisted], None]) -> None:
+        self._layout, self._done = layout, done
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._free = [Buffer() for _ in range(in_flight)]
         self._buffers = tuple(self._free)
@@ -115,10 +116,10 @@ class Persister:
     def _write(self, job: _Job) -> None:
         begin_ns, cpu_s = time.monotonic_ns(), time.thread_time()
         snapshot = job.snapshot
-        if job.worker == PROCESS:
-            cpu_s = self.process.write(_request(self._store, job), snapshot.buffer.descriptor)
+        if job.worker == PROCESS and self._layout.store is not None:
+            cpu_s = self.process.write(_request(self._layout.store, job), snapshot.buffer.descriptor)
         else:
-            self._store.commit(job.manifest, snapshot.tensors, {"state": snapshot.values})
+            self._layout.commit(job.manifest, snapshot.tensors, {"state": snapshot.values})
             cpu_s = time.thread_time() - cpu_s
         write_s = (time.monotonic_ns() - begin_ns) / 1e9
         self._done(Persisted(job.manifest.step, snapshot.size_bytes, snapshot.copy_s, begin_ns, write_s, cpu_s))

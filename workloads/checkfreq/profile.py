@@ -16,7 +16,7 @@ from workloads.checkfreq.persist import PROCESS, THREAD
 from workloads.policies.frequency import Plan, Profile
 
 WARM_UP, DECIDED = 5, 100  # calls before the measured window, and the call after it
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 class MeasuredCosts:
@@ -30,7 +30,7 @@ class MeasuredCosts:
         own = self.profile
         return {
             "Ti_s": own.iteration_s, "Tw_s": own.update_s, "Tc_s": own.host_copy_s, "Tg_s": own.device_copy_s,
-            "Ts_s": own.write_s,
+            "Ts_s": own.write_s, "besides_s": own.besides_s,
             "m_bytes": own.size_bytes, "M_bytes": own.memory_used_bytes, "Mmax_bytes": own.memory_total_bytes,
             "from_cache": self.from_cache,
         }  # fmt: skip
@@ -45,18 +45,22 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
     for _ in range(2):
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
-    seconds = {}
+    seconds, cpu_s = {}, {}
     for worker in (THREAD, PROCESS):
         for _ in range(2 if worker == PROCESS else 1):  # the process starts with the first
             manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)
-        seconds[worker] = manager.persisted[-1].write_s if manager.persisted else 0.0
+        if manager.persisted:
+            seconds[worker], cpu_s[worker] = manager.persisted[-1].write_s, manager.persisted[-1].cpu_s
     if manager.rank:
         return None
     used, total = memory()
+    besides_s = max(host.call_s, at_once.call_s - at_once.snapshot_s)
     worker = min(seconds, key=lambda each: seconds[each])
     size_bytes = manager.persisted[-1].size_bytes
+    if not torch.cuda.is_available():  # the writing takes its time from the processors that train
+        besides_s += cpu_s[worker]
     profile = Profile(
-        iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, seconds[worker], size_bytes, used, total
+        iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, seconds[worker], size_bytes, used, total, besides_s
     )  # fmt: skip
     return MeasuredCosts(profile, worker)
 

@@ -136,7 +136,7 @@ class Job:
         manual = config.chk_policy == "epoch" or (config.chk_policy == "sync" and config.chk_freq > 0)
         return CFManager(
             config.store, CFCheckpoint(**objects, history=self.history), overwrite=not config.keep_all,
-            mode=CFMode.MANUAL if manual else CFMode.AUTO, in_flight=config.in_flight, parts=self._parts,
+            mode=CFMode.MANUAL if manual else CFMode.AUTO, in_flight=config.in_flight, parts=self._parts, layout=config.layout,
             job={"job": "checkfreq", "network": config.network, "seed": config.seed},
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ MODELS = {
     "mlp": 32, "resnet": 4, "densenet": 4, "unet": 2, "lstm": 8, "treelstm": 1, "transformer": 4, "vgg": 4, "gan": 8,
 }  # fmt: skip
 # Networks that classify images, as published and tiny.
-NETWORKS = ("resnet18", "resnet50", "resnext101", "vgg16", "densenet121")
+NETWORKS = ("resnet18", "resnet50", "resnext101", "vgg16", "densenet121", "inception_v3")
 PRESETS = ("paper", "tiny")
 
 

@@ -1,4 +1,4 @@
-"""Networks that classify images, as published ("paper") and shrunk ("tiny"): residual ones, VGG and a densely connected one."""
+"""Networks that classify images, as published ("paper") and shrunk ("tiny"): residual, VGG, densely connected, Inception."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from workloads.models.inception import inception_v3
 
 _SIDE = {"paper": 224, "tiny": 32}  # pixels of an image
 
@@ -132,4 +134,6 @@ def network(name: str, preset: str, classes: int) -> nn.Module:
     """Return the network of that name, a key of `workloads.models.NETWORKS`."""
     if name in _RESIDUAL:
         return _residual(_RESIDUAL[name], preset, classes)
+    if name == "inception_v3":
+        return inception_v3(preset, classes)
     return _vgg16(preset, classes) if name == "vgg16" else _densenet121(preset, classes)

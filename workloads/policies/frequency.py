@@ -22,7 +22,9 @@ class Profile:
     `iteration_s` is a whole step without checkpoints (the paper's Ti), `update_s` the weight update at its end (Tw),
     `host_copy_s` and `device_copy_s` a copy of the state into host memory (Tc) or beside itself on the device (Tg), `write_s` the
     way from host memory to durable storage (Ts), `size_bytes` the state (m). `memory_used_bytes` (M) is the peak of device memory
-    in use, of `memory_total_bytes` (Mmax). Without a device `device_copy_s` is None. Raises ValueError for impossible times.
+    in use, of `memory_total_bytes` (Mmax). Without a device `device_copy_s` is None. `besides_s`, which the paper does
+    not know, is what a checkpoint takes of training wherever the snapshot goes: the call itself, and writing on the processors
+    that train. Raises ValueError for impossible times.
     """
 
     iteration_s: float
@@ -33,9 +35,10 @@ class Profile:
     size_bytes: int
     memory_used_bytes: int = 0
     memory_total_bytes: int = 0
+    besides_s: float = 0.0
 
     def __post_init__(self) -> None:
-        times = (self.update_s, self.host_copy_s, self.device_copy_s or 0.0, self.write_s)
+        times = (self.update_s, self.host_copy_s, self.device_copy_s or 0.0, self.write_s, self.besides_s)
         if not (0 < self.iteration_s < math.inf and all(0 <= time < math.inf for time in times)):
             raise ValueError("a step takes more than 0 s, and every other time is 0 s or more")
 
@@ -47,7 +50,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps between checkpoints and where the snapshot goes; `stall_s` is the stall of each, `overhead` its share of step time.
+    """Steps between checkpoints and where the snapshot goes; `stall_s` is what each costs training, `overhead` its share of time.
 
     `interval` is the largest of the three others: `interval_no_overlap`, below which more than the allowed number would be on the
     way at once, `interval_bounded`, below which stalls take more than the bound, and `interval_mtbf` (None without an MTBF).
@@ -72,9 +75,9 @@ def plan(profile: Profile, overhead: float, mtbf_s: float | None = None, in_flig
     """
     if not (0 < overhead < math.inf and in_flight >= 1 and (mtbf_s is None or 0 < mtbf_s < math.inf)):
         raise ValueError("overhead and MTBF are above 0, and in_flight is at least 1")
-    snapshot, stall_s = _snapshot(profile)
-    step_s = profile.iteration_s
-    no_overlap = _whole((profile.host_copy_s + profile.write_s - stall_s) / (in_flight * step_s))
+    snapshot, waits_s = _snapshot(profile)
+    step_s, stall_s = profile.iteration_s, waits_s + profile.besides_s
+    no_overlap = _whole((profile.host_copy_s + profile.write_s - waits_s) / (in_flight * step_s))
     bounded = _whole(stall_s / (overhead * step_s))
     by_mtbf = None if mtbf_s is None else _whole(math.sqrt(2 * stall_s * mtbf_s) / step_s)
     interval = max(no_overlap, bounded, by_mtbf or 1)

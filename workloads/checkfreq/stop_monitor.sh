@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The original's call that ends watching: stop_monitor.sh DIR. Ends what start_monitor.sh began, by its pid, and moves what it wrote to DIR.
+set -euo pipefail
+if [ "$#" -ne 1 ]; then
+    echo "usage: $0 DIR" >&2
+    exit 2
+fi
+if [ ! -e monitor.pid ]; then
+    echo "$0: no monitor.pid here: call it where start_monitor.sh was called" >&2
+    exit 1
+fi
+pid=$(<monitor.pid)
+kill -INT "$pid" 2>/dev/null || true
+while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+mkdir -p "$1"
+rm monitor.pid
+mv monitor.* "$1"
