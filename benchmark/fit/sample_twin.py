@@ -138,7 +138,11 @@ def _record_sizes(samples: Samples, passes: Sequence[Pass]) -> NDArray[np.int64]
 
 def _files_of(samples: Samples, passes: Sequence[Pass]) -> list[int]:
     """The files (by index in samples.names) that the passes read, each once, ascending."""
-    return [int(file) for file in np.unique(samples.file_of(np.array(_members(passes), np.int64)))]
+    files = samples.file_of(np.array(_members(passes), np.int64))
+    if passes and samples.buffer_bytes is not None and samples.reads is not None:  # what a step used up may lie in several
+        read = samples.reads["read"].isin(np.concatenate([part.reads for part in passes]))
+        files = np.append(files, samples.reads.loc[read, "file"])
+    return [int(file) for file in np.unique(files)]
 
 
 def _in_order_read(samples: Samples, training: Sequence[Pass]) -> list[int]:
@@ -146,7 +150,7 @@ def _in_order_read(samples: Samples, training: Sequence[Pass]) -> list[int]:
     if _is_shuffled(training) or training[0].workers:
         return _files_of(samples, training)
     every = np.concatenate([part.every for part in training])
-    return [int(file) for file in pd.unique(samples.file_of(every))]
+    return [int(file) for file in pd.unique(np.append(samples.file_of(every), _files_of(samples, training)))]
 
 
 def _members(passes: Sequence[Pass]) -> list[int]:

@@ -37,15 +37,16 @@ def by_steps(job: Job, samples: Samples) -> Samples:
     reads = reads[reads["pid"].isin(given["pid"])]
     if reads.empty:
         return samples
-    begun = np.unique(_batch_of(samples.accesses, given))
+    asked = _asked(job, given)
+    begun = np.unique(_batch_of(samples.accesses, given, asked))
     if (begun < len(given)).sum() >= _BEGUN * len(given):
         return samples
-    batch = _batch_of(reads, given)
+    batch = _batch_of(reads, given, asked)
     known = batch < len(given)
     record_bytes = reads["result"].sum() / len(given)
     each = np.maximum(np.round(samples.file_bytes / record_bytes).astype(np.int64), 1)
     first = np.concatenate(([0], np.cumsum(each)))
-    accesses = _accesses(job, reads[known], batch[known], given).reset_index(names="read")
+    accesses = _accesses(asked, reads[known], batch[known], given).reset_index(names="read")
     accesses["sample"] = first[accesses.pop("file").to_numpy()]
     return replace(
         samples, layout="records", accesses=accesses.sort_values("start_ns", kind="stable", ignore_index=True),
@@ -71,22 +72,36 @@ def _reads(job: Job, samples: Samples) -> pd.DataFrame:
     return reads.assign(file=index.to_numpy()[reads["file_id"].to_numpy()].astype(np.int64))
 
 
-def _batch_of(reads: pd.DataFrame, given: pd.DataFrame) -> NDArray[np.int64]:
-    """The row of `given` that each read was made for, the next of its process; len(given) where none followed."""
+def _asked(job: Job, given: pd.DataFrame) -> pd.DataFrame:
+    """Return when each process that gives batches was asked for one, pid and asked_ns, in order of time."""
+    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
+    whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
+    asked = asked.loc[asked["pid"].isin(given["pid"]) & whole, ["pid", "end_ns"]]
+    return asked.sort_values("end_ns", ignore_index=True).rename(columns={"end_ns": "asked_ns"})
+
+
+def _batch_of(reads: pd.DataFrame, given: pd.DataFrame, asked: pd.DataFrame) -> NDArray[np.int64]:
+    """The row of `given` that each read was made for; len(given) where there was none.
+
+    A process that was asked for each batch made it since it was asked: the thread that hands it over may be late, when the next
+    one is read already. Of another process it is the next hand-over.
+    """
     batch = np.full(len(reads), len(given), np.int64)
     pids, starts = reads["pid"].to_numpy(), reads["start_ns"].to_numpy()
+    of_process = dict(list(asked.groupby("pid")["asked_ns"]))
     for pid, own in given.groupby("pid"):
-        rows = np.flatnonzero(pids == pid)
-        position = np.searchsorted(own["start_ns"].to_numpy(), starts[rows])
+        rows, times = np.flatnonzero(pids == pid), own["start_ns"].to_numpy()
+        asked_ns = of_process[pid].to_numpy()[: len(own)] if pid in of_process else times[:0]
+        if len(asked_ns) == len(own) and (asked_ns < times).all():
+            position = np.maximum(np.searchsorted(asked_ns, starts[rows]) - 1, 0)
+        else:
+            position = np.searchsorted(times, starts[rows])
         batch[rows] = np.append(own.index.to_numpy(), len(given))[position]
     return batch
 
 
-def _accesses(job: Job, reads: pd.DataFrame, batch: NDArray[np.int64], given: pd.DataFrame) -> pd.DataFrame:
+def _accesses(asked: pd.DataFrame, reads: pd.DataFrame, batch: NDArray[np.int64], given: pd.DataFrame) -> pd.DataFrame:
     """One access for each batch: its reads, or of one without any the moment after its indices came; its file the last read."""
-    asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
-    asked = asked.loc[asked["pid"].isin(given["pid"]) & (asked["result"] > 0), ["pid", "end_ns"]]
-    asked = asked.sort_values("end_ns").rename(columns={"end_ns": "asked_ns"})
     rows = given.reset_index(names="batch").sort_values("start_ns")
     rows = pd.merge_asof(rows, asked, left_on="start_ns", right_on="asked_ns", by="pid").set_index("batch").sort_index()
     of_batch = reads.groupby(batch).agg(

@@ -105,3 +105,51 @@ def test_a_checkpoint_closed_when_the_next_one_is_opened_is_one_of_its_own(tmp_p
     fitted = fit(made.trace(tmp_path / "t"))
     assert fitted.evidence["checkpoint"].startswith("3 checkpoints")
     assert fitted.config.checkpoint.steps_between_checkpoints == 40
+
+
+def handed_over_late(folder, files: int = 24, of: int = 2) -> Trace:
+    """A loader reads a batch of whole files for each order; the thread that hands a batch over comes after the next is read."""
+    made, now, late = Made(), 10.0, False
+    made.process(1000, 1, "rank")
+    made.process(1001, 1000, "loader", 5)
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    shards = [made.file(f"/d/{number:03}.bin", size=50_000 + number) for number in range(files)]
+    for begin in range(0, files, of):
+        made.call(now, 1000, "write", asked, None, 30)
+        now = made.call(now + 0.2, 1001, "read", asked, None, 30)
+        for shard in shards[begin : begin + of]:
+            now = made.read_file(now + 0.5, 1001, shard)
+        if late:
+            now = made.call(now, 1001, "write", given, None, 3000)
+        late = begin % (3 * of) == 0  # the others are handed over when they are read
+        if not late:
+            now = made.call(now, 1001, "write", given, None, 3000)
+        now = 20 + made.call(now + 1, 1000, "read", given, None, 3000)
+    if late:
+        made.call(now, 1001, "write", given, None, 3000)
+    return made.trace(folder / "t")
+
+
+def test_a_batch_handed_over_late_is_of_the_reads_since_it_was_asked_for(tmp_path):
+    fitted = fit(handed_over_late(tmp_path))
+    assert fitted.evidence["kind"].startswith("structured") and fitted.evidence["dataset"].startswith("24 samples (files)")
+    assert (fitted.config.reader.batch_size, fitted.coverage["read_share"]) == (2, 1.0)
+
+
+def test_files_that_a_step_used_up_beside_others_are_the_twins_too(tmp_path):
+    """Each step uses up a large file and a small one before it, in which no step ends; every other step reads nothing."""
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    made.process(1001, 1000, "loader", 5)
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    shards = [made.file(f"/d/{number:03}.tar", size=300_000 if number % 2 else 60_000) for number in range(24)]
+    for step in range(24):
+        made.call(now, 1000, "write", asked, None, 30)
+        now = made.call(now + 0.2, 1001, "read", asked, None, 30)
+        if step % 2 == 0:
+            now = made.read_file(made.read_file(now, 1001, shards[step]), 1001, shards[step + 1])
+        now = made.call(now, 1001, "write", given, None, 3000)
+        now = 20 + made.call(now + 1, 1000, "read", given, None, 3000)
+    fitted = fit(made.trace(tmp_path / "t"))
+    assert sorted(fitted.config.twin.train_files or ()) == [f"{number:03}.tar" for number in range(24)]
+    assert (fitted.config.train.total_training_steps, fitted.coverage["read_share"]) == (24, 1.0)
