@@ -1,6 +1,5 @@
 """How a job and its twin respond to other storage: both run under the same changes, their epochs side by side."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from common.files import claim_directory, write_json
 from common.foreign_files import read_foreign_json
 from common.progress import note
 from common.units import parse_size
+from iotwin.loops.page_cache import evict
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import OUTPUT, SUMMARY, TWIN, data_files
 from iotwin.own_command import own_command
@@ -156,7 +156,7 @@ class _Side:
         if self._output is not None:
             shutil.rmtree(self._output, ignore_errors=True)
         for path in self._data:
-            (_evict if change.is_cold else _fetch)(path)
+            (evict if change.is_cold else _fetch)(path)
         memory = None if change.cache_bytes is None else self._own_memory_bytes + change.cache_bytes
         limits = Limits(change.read_bytes_per_s, change.read_requests_per_s, memory)
         devices = self.devices() if limits.read_bytes_per_s or limits.read_requests_per_s else set()
@@ -176,13 +176,6 @@ def _check_changes(changes: Sequence[Change], sides: dict[str, _Side]) -> None:
     if capped:
         for side in sides.values():
             side.devices()
-
-
-def _evict(path: Path) -> None:
-    """Put a file, and nothing else, out of the page cache; what was not written yet has to be, first."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _fetch(path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from common.files import claim_directory, write_json, write_whole
 from common.progress import note
 from common.units import format_size
+from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command
 from tracing_tools.trace.reader import Trace
@@ -39,10 +40,10 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
     _prepare(directory, force)
     note(fitted.evidence["kind"])
     note(describe_coverage(fitted.coverage))
-    _make_data(fitted, directory)
     if fitted.recording is not None and fitted.config.twin.recorded is not None:
         write_recording(fitted.recording, directory / RECORDING)
         fitted.config.twin.recorded.file = str(directory.absolute() / RECORDING)
+    _make_data(fitted, directory)
     loop = _Rounds(traces, fitted, directory)
     for number in range(1, rounds + 1):
         if not loop.run(number):
@@ -77,13 +78,20 @@ def _beside(name: str, number: int) -> str:
 
 
 def generate_data(directory: Path) -> None:
-    """Write the data set that the recipe in `directory` lists, unless it is there already."""
+    """Write the data set that the recipe in `directory` lists, unless it is there already; of a job that maps it, page by page.
+
+    Mapped data are found in the page cache as the job found its own, however they were written.
+    """
+    from benchmark.config.recording import Op, read_recording
     from datagen.datasets.recorded import read_recipe
     from datagen.generate import generate
 
     layout = read_recipe(directory / RECIPE)
     note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
     generate(layout, directory / _DATA, samples=len(layout.files))
+    if (recording := directory / RECORDING).exists() and Op.TOUCH in read_recording(recording).columns["op"]:
+        for name, _ in layout.files:
+            cache_in_pages(directory / _DATA / name)
 
 
 def data_files(directory: Path) -> list[Path]:

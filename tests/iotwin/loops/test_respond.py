@@ -21,7 +21,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs: dict[str, Job] = {"job": Job(epochs=2), "twin": Job(epochs=2)}
         self.asked: list[tuple[str, object]] = []
-        monkeypatch.setattr(module, "_evict", lambda path: self.asked.append(("evict", path)))
+        monkeypatch.setattr(module, "evict", lambda path: self.asked.append(("evict", path)))
         monkeypatch.setattr(module, "_fetch", lambda path: self.asked.append(("fetch", path)))
         monkeypatch.setattr(module, "reason_against", lambda what: None)
         monkeypatch.setattr(module, "device_below", lambda path: f"8:{len(path.name)}")
@@ -176,6 +176,6 @@ def test_changes_are_read_as_they_are_written():
 def test_the_real_eviction_and_its_opposite_leave_the_file_as_it_is(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content" * 1000)
-    module._evict(path)
+    module.evict(path)
     module._fetch(path)
     assert path.read_bytes() == b"content" * 1000
