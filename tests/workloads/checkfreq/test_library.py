@@ -335,6 +335,17 @@ def test_a_restart_counts_on_and_is_the_newest(tmp_path):
         assert model.weight.item() == 3.0 and manager.restored_from["step"] == 3
 
 
+def test_a_clock_that_is_set_back_makes_no_old_checkpoint_the_newest(tmp_path):
+    Job(tmp_path / "store", chk_freq=1, steps_to_run=4, manager={"overwrite": False}).train(EPOCHS).close()
+    for number in range(1, 5):  # as if each had been written an hour before the one before it
+        for path in (tmp_path / "store" / f"step-{number}", *(tmp_path / "store" / f"step-{number}").iterdir()):
+            os.utime(path, (10**9 - 3600 * number,) * 2)
+    job = Job(tmp_path / "store", chk_freq=1, steps_to_run=1)
+    assert job.resumed_step == 4
+    job.train(EPOCHS).close()
+    assert newest(tmp_path / "store", print).manifest.step == 5
+
+
 def test_what_a_job_adds_comes_back(tmp_path):
     model = nn.Linear(1, 1)
     with CFManager(tmp_path / "store", CFCheckpoint(model=model)) as manager:

@@ -1,7 +1,12 @@
 """The job as its command line starts it: it learns, is resumed bit for bit, and says what its checkpoints took."""
 
 import csv
+import itertools
 import json
+import multiprocessing
+import os
+import signal
+import socket
 from collections import Counter
 
 import pytest
@@ -14,6 +19,7 @@ from tests.workloads import killed
 from tests.workloads.mllog import entries, parts
 from workloads.checkfreq import profile
 from workloads.checkfreq.__main__ import main
+from workloads.common.torch_ranks import Ranks
 from workloads.models import NETWORKS, build_network
 
 pytestmark = pytest.mark.torch
@@ -140,6 +146,48 @@ def test_two_ranks_that_vanish_go_on(data, tmp_path):
     assert result["resumed_from"]["step"] == 4
     for key in ("weights_sha256", "order_sha256", "train_loss"):
         assert result[key] == whole[key], key
+
+
+def _rank_of_two(words, environment, report, dies):
+    os.environ |= environment
+    os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if dies:
+        together, calls = Ranks.sum, itertools.count()
+
+        def then_die(self, *values):
+            if values == (0,) and next(calls) == 4:  # the barrier of the fifth step, in which the other one waits
+                os.kill(os.getpid(), signal.SIGKILL)
+            return together(self, *values)
+
+        Ranks.sum = then_die
+    os._exit(main(words))
+
+
+def test_a_rank_that_dies_in_the_barrier_leaves_checkpoints_from_which_both_go_on(data, tmp_path):
+    words = options(data, tmp_path / "out", epochs=1, noeval=True, chk_freq=2, barrier=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(target=_rank_of_two, args=(words, environment | {"RANK": str(rank)}, tmp_path / f"stderr.{rank}", rank == 1))
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        rank.start()
+    ranks[1].join()
+    assert ranks[1].exitcode == -signal.SIGKILL
+    ranks[0].join(20)
+    if ranks[0].exitcode is None:  # gloo can wait for ever for a peer that is gone
+        ranks[0].kill()
+    ranks[0].join()
+    assert ranks[0].exitcode != 0
+    resumed, _ = killed.run(main, [*words[:2], *words[4:], "--resume"], tmp_path, "out", 2)
+    assert resumed["resumed_from"]["step"] in (2, 4) and resumed["steps"] == 8 - resumed["resumed_from"]["step"]
+    whole_words = options(data, tmp_path / "whole", epochs=1, noeval=True, chk_freq=2, barrier=True)
+    whole, _ = killed.run(main, [*whole_words[:2], *whole_words[4:]], tmp_path, "whole", 2)
+    assert all(resumed[key] == whole[key] for key in ("weights_sha256", "order_sha256", "train_loss"))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
