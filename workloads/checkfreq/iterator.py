@@ -321,6 +321,12 @@ class CFIterator:
             saved, own = self._manager.restored_position, self.batches.position
             if saved.seed != own.seed:
                 raise IotwinError(f"the checkpoint is of seed {saved.seed}, this job is of seed {own.seed}")
+            same = (saved.world_size, saved.batch_size) == (own.world_size, own.batch_size)
+            if self.batches.sliced and saved.position and not same:
+                raise IotwinError(
+                    f"the checkpoint stands within an epoch of {saved.world_size} ranks with batches of {saved.batch_size}; "
+                    f"slices can go on with these only"
+                )
             self.batches.position = go_on(saved, own.samples, own.batch_size, own.world_size)
         elif self.batches is not None:  # of a layout that keeps no position: it follows from the step
             own = self.batches.position

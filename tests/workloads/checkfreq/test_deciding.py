@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -47,6 +48,7 @@ def test_calls_are_timed_over_ends_of_epochs_and_then_the_interval_is_planned(tm
     iterator = job.iterator
     assert iterator.measured is not None and not iterator.measured.from_cache
     measured, planned = iterator.measured.profile, iterator.plan
+    assert measured.besides_s > 0 and iterator.plan.stall_s >= measured.besides_s
     assert measured.size_bytes > 0 and measured.iteration_s > 0 and measured.write_s > 0 and measured.update_s > 0
     # Six steps an epoch: two ends of epochs come before the ninth call has been made in the second.
     step, interval = iterator.intervals[0]
@@ -210,6 +212,31 @@ def once(samples, batch, world, seed, stops):
     import numpy as np
 
     assert position.position == kept and Counter(taken) == Counter(whole(np.arange(kept)).tolist())
+
+
+@given(st.integers(1, 90), st.integers(1, 5), st.integers(1, 5), st.integers(0, 20))
+def test_slices_are_the_original_s_and_a_stop_repeats_and_leaves_out_nothing(samples, batch, world, stop):
+    if samples < batch * world:
+        return
+    for rank in range(world):
+        ours = CFBatches(samples, batch, 3, rank, world, sliced=True)
+        first, end = rank * samples // world, (rank + 1) * samples // world
+        steps = samples // (batch * world)
+        slice_of_order = ours.order()(np.arange(first, end))[: steps * batch].tolist()
+        whole = [index for indices in ours for index in indices]
+        assert whole == slice_of_order and len(ours) == steps
+        ours.position = after(ours.position, min(stop, steps))
+        assert [index for indices in ours for index in indices] == whole[min(stop, steps) * batch :]
+
+
+def test_slices_go_on_with_as_many_ranks_only(tmp_path):
+    job = Job(tmp_path / "store", chk_freq=1, steps_to_run=2).train().close()
+    again = Job(tmp_path / "other")
+    again.manager.restored_position = job.batches.position
+    again.batches = again.iterator.batches = CFBatches(SAMPLES, BATCH // 2, 3, sliced=True)
+    with pytest.raises(IotwinError, match="of 1 ranks with batches of 4; slices can go on with these only"):
+        again.iterator.load_state_dict(job.iterator.state_dict())
+    again.close()
 
 
 def _killed(store, step, worker, delay_s):

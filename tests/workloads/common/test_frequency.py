@@ -34,6 +34,12 @@ def test_the_device_holds_a_snapshot_only_where_there_is_room_and_it_stalls_no_l
     assert plan(profile(update_s=0.3), 0.05).stall_s == 0.02 and plan(profile(used=12 * GIB, update_s=0.3), 0.05).stall_s == 0.6
 
 
+def test_what_a_checkpoint_takes_besides_the_wait_counts_against_the_bound_only():
+    found = plan(profile(besides_s=0.4), 0.05)
+    assert (found.interval, found.interval_no_overlap, found.snapshot) == (42, 13, "device")
+    assert found.stall_s == pytest.approx(0.42) and found.overhead == pytest.approx(0.05)
+
+
 def test_failures_lengthen_the_interval_as_young_says():
     assert plan(profile(), 0.05, mtbf_s=3600).interval_mtbf == 60  # sqrt(2 * 0.02 * 3600) is 12 s
     assert plan(profile(), 0.05, mtbf_s=3600).interval == 60
