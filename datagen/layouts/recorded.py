@@ -26,8 +26,6 @@ class RecordedLayout(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse names that lead out of the directory or stand twice, and empty files."""
-        if not self.files:
-            raise UsageError("a recorded data set without files has nothing to generate")
         names: set[str] = set()
         folders: set[str] = set()
         for name, size_bytes in self.files:

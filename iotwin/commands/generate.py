@@ -152,6 +152,8 @@ def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
     if unfit := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"--recipe says all about the data set; leave out {', '.join(unfit)}")
     layout = read_recipe(args.recipe)
+    if not layout.files:
+        raise UsageError(f"{args.recipe}: a recorded data set without files has nothing to generate")
     return layout, len(layout.files)
 
 

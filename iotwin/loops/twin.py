@@ -88,6 +88,9 @@ def generate_data(directory: Path) -> None:
 
     layout = read_recipe(directory / RECIPE)
     note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
+    if not layout.files:  # a job that only writes
+        (directory / _DATA).mkdir(exist_ok=True)
+        return
     generate(layout, directory / _DATA, samples=len(layout.files))
     if (recording := directory / RECORDING).exists() and Op.TOUCH in read_recording(recording).columns["op"]:
         for name, _ in layout.files:

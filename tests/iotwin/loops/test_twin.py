@@ -92,6 +92,20 @@ def test_the_stand_in_data_has_the_names_and_sizes_of_the_original(made, job):
     assert (made / "data" / "hush_000.npy").read_bytes() != (original / "hush_000.npy").read_bytes()
 
 
+def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeypatch):
+    if reason := nothing_can_trace():
+        pytest.skip(reason)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    program = f"import time\nfor i in range(3):\n open('{tmp_path}/w%d.ckpt' % i, 'wb').write(bytes(500_000))\n time.sleep(0.05)"
+    options = Options(forward_output=False)
+    assert trace_command([sys.executable, "-S", "-c", program], tmp_path / "w.trace", options).exit_status == 0
+    document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", rounds=1, force=False)
+    assert document["kind"].startswith("recorded") and document["rounds"][0]["dimensions"]["volume"] > 0.95
+    assert run_iotwin("twin", "pack", tmp_path / "twin", "-o", tmp_path / "w.twin").returncode == 0
+    ran = run_iotwin("twin", "run", tmp_path / "w.twin", "-o", tmp_path / "ran")
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_an_archive_tells_no_name_and_no_path(made, tmp_path, capsys):
     assert main(["twin", "pack", str(made), "-o", str(tmp_path / "sent.twin")]) == 0
     with zipfile.ZipFile(tmp_path / "sent.twin") as archive:
