@@ -1,6 +1,9 @@
 """Tensors of one rank as one raw file and an index in JSON: written once, forwards, checksummed on the way."""
 
+import errno
+import fcntl
 import math
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -18,7 +21,8 @@ ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4,
     "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-_CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its checksum and its copy to the page cache
+_CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its copy and its checksum
+_BUFFER_BYTES = 4 << 20  # of one write
 _ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
 _MOST_INDEX_BYTES = 256 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -66,26 +70,72 @@ def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
 def write_tensors(path: Path, tensors: Iterable[Tensor]) -> tuple[list[Entry], int, int]:
     """Write `tensors` at `path`, which must not exist, and fsync it; return the entries, the size in bytes and the CRC-32C."""
     entries: list[Entry] = []
-    at = checksum = 0
     with path.open("xb", buffering=0) as file:
+        appender = _Appender(file.fileno())
         for name, dtype, shape, data in tensors:
-            gap = -at % _ALIGNMENT
-            if gap:
-                checksum = _append(file.fileno(), np.zeros(gap, np.uint8), checksum)
-            entries.append(Entry(name, dtype, shape, at + gap, data.size))
-            checksum = _append(file.fileno(), data, checksum)
-            at += gap + data.size
+            appender.append(np.zeros(-appender.size_bytes % _ALIGNMENT, np.uint8))
+            entries.append(Entry(name, dtype, shape, appender.size_bytes, data.size))
+            appender.append(data)
+        appender.finish()
         os.fsync(file.fileno())
-    return entries, at, checksum
+    return entries, appender.size_bytes, appender.checksum
 
 
-def _append(descriptor: int, data: NDArray[np.uint8], checksum: int) -> int:
-    for first in range(0, data.size, _CHUNK_BYTES):
-        chunk = data[first : first + _CHUNK_BYTES]
-        checksum = crc32c(chunk, checksum)
-        while chunk.size:
-            chunk = chunk[os.write(descriptor, chunk.data) :]
-    return checksum
+class _Appender:
+    """Collects bytes in a buffer, which is written past the page cache when full.
+
+    That leaves out the copy to the cache, most of what writing costs, and what is cached for training stays. Where the file
+    system refuses, and at the end of the file, which fills no block of a disk, it goes through the cache.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._buffer = np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)  # whole pages, as disks want them
+        self._filled = 0
+        self._direct = True
+        self.size_bytes = 0
+        self.checksum = 0
+
+    def append(self, data: NDArray[np.uint8]) -> None:
+        """Take over all of `data`."""
+        self.size_bytes += data.size
+        while data.size:
+            chunk = data[: min(_CHUNK_BYTES, _BUFFER_BYTES - self._filled)]
+            self._buffer[self._filled : self._filled + chunk.size] = chunk
+            self.checksum = crc32c(chunk, self.checksum)
+            self._filled += chunk.size
+            data = data[chunk.size :]
+            if self._filled == _BUFFER_BYTES:
+                self._write()
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._filled:
+            self._write()
+
+    def _write(self) -> None:
+        left, self._filled = self._buffer[: self._filled], 0
+        while left.size:
+            # A short write, as on a full disk, may leave what no longer begins at a block.
+            self._direct = _set_direct(self._descriptor, self._direct and left.size == _BUFFER_BYTES)
+            try:
+                left = left[os.write(self._descriptor, left.data) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False
+
+
+def _set_direct(descriptor: int, wanted: bool) -> bool:
+    """Have a file written past the page cache or through it; return whether it is past: not all file systems know how."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if bool(flags & os.O_DIRECT) == wanted:
+        return wanted
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags ^ os.O_DIRECT)
+    except OSError:
+        return not wanted
+    return wanted
 
 
 def write_durably(path: Path, content: bytes) -> tuple[int, int]:

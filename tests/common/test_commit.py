@@ -52,6 +52,48 @@ def test_the_newest_is_read_as_it_was_written(tmp_path):
     assert step_of(open_checkpoint(folders[0], NOBODY)) == 5  # one of them by its own path
 
 
+@pytest.mark.parametrize("refused", ["nothing", "the mode", "writes"])
+@pytest.mark.parametrize("extra", [-1, 0, 1, 5000])
+def test_large_states_are_written_past_the_page_cache_where_that_is_possible(tmp_path, monkeypatch, refused, extra):
+    """Sizes around two whole buffers, of tensors that do not end with them."""
+    rng, total = tensor_file.np.random.default_rng(1), 2 * tensor_file._BUFFER_BYTES + extra
+    data = rng.integers(0, 256, total, "uint8")
+    first = 1_000_000 // tensor_file._ALIGNMENT * tensor_file._ALIGNMENT
+    written, write, fcntl = [], os.write, tensor_file.fcntl.fcntl
+
+    def watched(descriptor, content):
+        direct = bool(fcntl(descriptor, tensor_file.fcntl.F_GETFL) & os.O_DIRECT)
+        if direct and refused == "writes":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        written.append((len(content), direct))
+        return write(descriptor, content)
+
+    def mode(descriptor, command, *flags):
+        if refused == "the mode" and command == tensor_file.fcntl.F_SETFL:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return fcntl(descriptor, command, *flags)
+
+    monkeypatch.setattr(tensor_file.os, "write", watched)
+    monkeypatch.setattr(tensor_file.fcntl, "fcntl", mode)
+    parts = [tensor_file.Tensor(name, "uint8", (part.size,), part) for name, part in (("a", data[:first]), ("b", data[first:]))]
+    entries, size_bytes, checksum = tensor_file.write_tensors(tmp_path / "raw", parts)
+    assert (tmp_path / "raw").read_bytes() == data.tobytes()
+    assert size_bytes == total and checksum == tensor_file.crc32c(data) == tensor_file.checksum_of(tmp_path / "raw")
+    assert [(entry.offset, entry.size_bytes) for entry in entries] == [(0, first), (first, total - first)]
+    whole, rest = divmod(total, tensor_file._BUFFER_BYTES)
+    there = refused == "nothing" and _knows_direct(tmp_path)
+    assert written == [(tensor_file._BUFFER_BYTES, there)] * whole + [(rest, False)] * bool(rest)
+
+
+def _knows_direct(directory):
+    """Whether the file system has O_DIRECT."""
+    try:
+        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
 @given(st.lists(st.tuples(st.sampled_from(sorted(tensor_file.ITEM_BYTES)), st.lists(st.integers(0, 5), max_size=3)), max_size=6))
 def test_tensors_of_every_type_and_shape_come_back_aligned(tmp_path_factory, drawn):
     directory = tmp_path_factory.mktemp("tensors")
