@@ -10,10 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+from common import tensor_file
 from common.commit import Retention, Store
 from tests.common.stores import manifest, tensors
 
 SIZES = (40, 0, 7)
+BUFFER_BYTES = 512  # so that small states take many writes past the page cache, as large ones do
 
 
 class ThreadRanks:
@@ -42,6 +44,7 @@ class ThreadRanks:
 
 
 def run(directory, first, last, world_size=1, copies=1):
+    tensor_file._BUFFER_BYTES = BUFFER_BYTES
     ranks = ThreadRanks(world_size)
 
     def one(rank):
