@@ -5,6 +5,7 @@ batches: only how fast bytes are used up. Records are what the log says a step t
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -89,12 +90,29 @@ def find_stream(job: Job) -> Stream | None:
     folder = common_folder(used["path"].tolist())
     names = [str(PurePosixPath(path).relative_to(folder)) for path in used["path"]]
     span = Window("block", 1, int(opens["start_ns"].min()), job.manifest.end_ns, False)
-    windows = logged_windows(job) or [span]
+    saved_ns = [file.start_ns for file in find_files(job)]
+    windows = logged_windows(job) or _epochs_of_opens(opens, reads, saved_ns, job.manifest.end_ns) or [span]
     return Stream(
         int(events["pid"].iloc[0]), folder, names, used["size_bytes"].to_numpy(np.int64), opens, reads.dropna(subset=["file"]),
         [window for window in windows if window.phase != "evaluation"],
         [window for window in windows if window.phase == "evaluation"],
     )  # fmt: skip
+
+
+def _epochs_of_opens(opens: pd.DataFrame, reads: pd.DataFrame, saved_ns: list[int], end_ns: int) -> list[Window]:
+    """Epochs of a job that logs none: each opens nearly all files anew, after the one before has opened its last; else none.
+
+    An epoch ends before what is saved (at `saved_ns`) between its last read and the next one's first open.
+    """
+    turns = opens["start_ns"].groupby(opens.groupby("file").cumcount()).agg(["min", "max", "size"])
+    begins, last = turns["min"].to_numpy(np.int64), turns["max"].to_numpy(np.int64)
+    if len(turns) < 2 or turns["size"].min() < _WHOLE * turns["size"].max() or (begins[1:] <= last[:-1]).any():
+        return []
+    read_ns, windows = reads["start_ns"].to_numpy(np.int64), []
+    for epoch, (begin, following) in enumerate(pairwise([*begins.tolist(), end_ns + 1]), 1):
+        done = int(read_ns[read_ns < following].max())
+        windows.append(Window("epoch", epoch, begin, min([following, *(at for at in saved_ns if at > done)]) - 1, False))
+    return windows
 
 
 def _events(job: Job, file_ids: list[int]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import pytest
 from benchmark.fit.streams.stream import (
     Stream,
     _bursts,
+    _epochs_of_opens,
     _file_ends,
     _logged_steps,
     _most_open,
@@ -131,3 +132,28 @@ def test_events_are_within_a_window_from_its_first_to_its_last_nanosecond():
     events = pd.DataFrame({"start_ns": [9, 10, 20, 21, 29, 30]})
     windows = [Window("block", 1, 10, 20, True), Window("block", 2, 30, 40, True)]
     assert within(events, windows)["start_ns"].tolist() == [10, 20, 30]
+
+
+def opened_at(*turns: tuple[float, ...]) -> pd.DataFrame:
+    """Opens of one file after the other, in each turn at these seconds."""
+    rows = [(int(second * SECOND), file) for turn in turns for file, second in enumerate(turn)]
+    return pd.DataFrame(rows, columns=["start_ns", "file"])
+
+
+def test_an_epoch_opens_every_file_anew_and_ends_before_what_is_saved_after_its_last_read():
+    """Three files each epoch; of what is saved, 1.5 s is amid the reads of the first one, 4 s is after its last read at 3 s."""
+    frame = reads((0, 1, 0, 10), (3, 3.1, 10, 10), (5, 6, 0, 10), (7, 7.1, 10, 10))
+    saved_ns = [int(second * SECOND) for second in (1.5, 4, 8)]
+    windows = _epochs_of_opens(opened_at((0, 1, 2), (5, 6, 6.5)), frame, saved_ns, 10 * SECOND)
+    assert windows == [Window("epoch", 1, 0, 4 * SECOND - 1, False), Window("epoch", 2, 5 * SECOND, 8 * SECOND - 1, False)]
+    unsaved = _epochs_of_opens(opened_at((0, 1, 2), (5, 6, 6.5)), frame, [], 10 * SECOND)
+    assert [window.end_ns for window in unsaved] == [5 * SECOND - 1, 10 * SECOND]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [((0, 1, 2),), ((0, 1, 2), (5, 6)), ((0, 1, 6), (5, 7, 8))],
+    ids=["once", "not all again", "again before all are open"],
+)
+def test_files_opened_otherwise_are_no_epochs(turns):
+    assert _epochs_of_opens(opened_at(*turns), reads((0, 1, 0, 10)), [], 10 * SECOND) == []
