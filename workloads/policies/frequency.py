@@ -141,10 +141,11 @@ class _Cost(NamedTuple):
 _LEAST_STEPS = 8  # of a window: where checkpoints are closer, several make one
 _AGREE = 3  # so many windows in a row move the interval by little, or back
 _URGENT = 1.3  # one window moves it when it asks for so many times the interval
-_MORE = 1.1  # the window after such a one, when it asks for so many times what that one gave
+_MORE = 1.1  # the window after such a one, when its stalls ask for so many times what that one gave
 _BAND = 0.9  # the interval shrinks when the windows ask for less than so much of it
 _POOL = 16  # windows over which small interference is told from noise
 _COMPARED = 32  # latest steps without a checkpoint, of which a step's seconds are the median
+_ERRORS = 3  # a job's speed has changed when medians differ by so many standard errors
 _FREE = 3  # steps without a checkpoint that the last windows must have to be compared with
 _FREE_WINDOWS = 4
 
@@ -156,8 +157,9 @@ class Controller:
     alike is not the checkpoints' doing. The cost of a checkpoint is its stall, which is measured, and the interference of its
     writing with steps, which counts as far as it is more than noise (three standard errors in two windows in a row, or two in the
     median of the last 16). The interval that holds the bound is that cost over the bound. One window that asks for 1.3 times the
-    interval moves it at once, to twice at most, and the next one may correct that; else three windows must agree, and to shrink
-    it they must ask for less than 0.9 of it. So noise of 20 % moves the interval at most once in three windows.
+    interval moves it at once, to twice at most, and the next one raises it again if stalls alone ask for more, which are measured
+    and not told from noise; else three windows must agree, and to shrink it they must ask for less than 0.9 of it. So noise of
+    20 % moves the interval at most once in three windows.
 
     `overhead` is the bound (0.05 is 5 %), `interval` where to begin, `least` below which it never falls (a plan's
     `interval_no_overlap`); both may be set between steps, as when a slower disk is seen. Raises ValueError for numbers that are
@@ -182,7 +184,7 @@ class Controller:
         self._costs: deque[_Cost] = deque(maxlen=_POOL)
         self._needs: list[float] = []  # intervals that the windows since the last change ask for
         self._windows_since = _AGREE  # since the last change
-        self._alert = False  # whether the last window moved the interval on its own
+        self._alert = False  # whether the last window alone moved the interval, by less than it asked for
 
     @property
     def interval(self) -> int:
@@ -257,7 +259,7 @@ class Controller:
         self._rested = False
         if len(free) >= _FREE and self._free:
             middle, error = float(np.median(free)), 1.25 * _spread(np.array(free)) / math.sqrt(len(free))
-            if abs(middle - float(np.median(self._free))) > 2 * error:
+            if abs(middle - float(np.median(self._free))) > _ERRORS * error:
                 self._free.clear()
         self._free.extend(free)
 
@@ -268,9 +270,10 @@ class Controller:
         self._needs = [*self._needs, need][-_AGREE:]
         now = self.interval
         self._windows_since += 1
-        if (need > _URGENT * now and self._windows_since >= _AGREE) or (self._alert and need > _MORE * now):
+        urgent = need > _URGENT * now and self._windows_since >= _AGREE
+        if urgent or (self._alert and cost.stall / self.overhead > _MORE * now):
             self._move(min(need, 2 * now))
-            self._alert = True
+            self._alert = urgent and need > 2 * now
             return
         self._alert = False
         if len(self._needs) == _AGREE:
