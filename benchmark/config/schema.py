@@ -241,6 +241,7 @@ class TwinCheckpoint(Section):
     keep_every: Positive | None = None  # one in so many stays besides
     policy: CheckpointPolicy | None = None  # decides within epochs; None: as the checkpoint section says
     first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
+    after_steps: list[Positive] | None = None  # of the whole run, in place of steps_between_checkpoints
     also_after_epoch: Positive | None = None  # one more, of those by epochs
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: as the checkpoint section says
 

@@ -21,5 +21,7 @@ def checkpoint_policy(config: Config) -> Policy:
     if section.steps_between_checkpoints < 1 or twin.policy is not None:
         epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
         return Policy(epochs=epochs, listed=[also] if also > 0 else [])
+    if twin.after_steps is not None:
+        return Policy(listed=[*twin.after_steps, *([also] if also > 0 else [])])
     first = twin.first_after_step or section.steps_between_checkpoints
     return Policy(steps=Cadence(first, section.steps_between_checkpoints, also))

@@ -17,7 +17,7 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 
     That is `guess`, unless groups between longer or shorter gaps are clearly more often of one size, which on a busy machine a
     threshold that only looks at the gaps misses. Where no groups are of one size, or single accesses are, each is a batch;
-    a dozen accesses are too few to know.
+    a dozen accesses are too few to know. Neighbours that together have that size are one batch, in which the process paused.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
     if len(starts) < _ENOUGH:
@@ -28,7 +28,21 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
     tried = [guess, *(_split(gap_logs, threshold) for threshold in thresholds)]
     shares = np.array([_regularity(guess, _FEWEST), *(_regularity(number, _FEWEST_SOUGHT) for number in tried[1:])])
     best = int(shares.argmax()) if shares.max() > shares[0] + _CLEARLY else 0
-    return tried[best] if shares[best] >= _REGULAR else np.arange(len(starts))
+    return _joined(tried[best]) if shares[best] >= _REGULAR else np.arange(len(starts))
+
+
+def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `number` with neighbours as one group where they make one of the most common size: warm-up splits the first."""
+    sizes = np.bincount(number)
+    common = int(np.bincount(sizes).argmax())
+    ends = np.cumsum(sizes)
+    begins = np.ones(len(sizes), np.int64)
+    for first in np.flatnonzero(sizes < common):
+        last = int(np.searchsorted(ends, ends[first] - sizes[first] + common))
+        if last < len(sizes) and ends[last] - ends[first] + sizes[first] == common:
+            begins[first + 1 : last + 1] = 0
+    groups: NDArray[np.int64] = np.cumsum(begins) - 1
+    return groups[number]
 
 
 def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """The cadence of evaluations and checkpoints, from the epochs, steps or seconds after which they were seen."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ _LATE = 0.15  # what is written beside training may seem late by this share of t
 _FEWEST = 4  # so many distances tell a clock from a count
 _BY_TIME = 0.5  # a clock decides if the seconds between vary less than this share of what the steps do; both over their means
 _LATE_STEPS = 1  # where a count decides, the steps between may vary by this: one was late
+_MANY_MISSED = 0.05  # a cadence that comes so much more or less often than was seen, as a share, is none
 _ROW = 3  # so many at equal distances are no chance
 
 
@@ -25,6 +27,35 @@ def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = 
     if not seen:
         return Cadence(until + 1, until + 1)
     return min(_candidates(seen, until, one_more), key=lambda cadence: _distance(cadence, seen, since, until, exact))
+
+
+def explains(cadence: Cadence, seen: Sequence[int], until: int, exact: bool, since: int = 0) -> bool:
+    """Whether `cadence` comes when, and about as often as, those of `seen` did; arguments as of `find_cadence`."""
+    missed, apart, *_ = _distance(cadence, seen, since, until, exact)
+    return missed <= max(1, _MANY_MISSED * len(seen)) and apart == 0
+
+
+def find_intervals(seen: Sequence[int], in_epoch: int) -> list[tuple[int, int]]:
+    """Return (step, interval): from which step on how many lay between two, in order; it may change now and then.
+
+    Those at ends of epochs, of `in_epoch` steps, may be others', or of the row: what leaves fewer intervals is taken to be so.
+    """
+    within = [step for step in seen if step % in_epoch]
+    return min((_runs(steps) for steps in (seen, within) if steps), key=len, default=[])
+
+
+def _runs(steps: Sequence[int]) -> list[tuple[int, int]]:
+    """The intervals of one row. One may be late: two in a row tell of another interval."""
+    pairs = [(before, after - before) for before, after in pairwise([0, *steps]) if after > before]
+    runs: list[tuple[int, list[int]]] = []
+    for number, (step, distance) in enumerate(pairs):
+        following = pairs[number + 1][1] if number + 1 < len(pairs) else distance
+        usual = float(np.median(runs[-1][1])) if runs else None
+        if usual is not None and min(abs(distance - usual), abs(following - usual)) <= _LATE_STEPS:
+            runs[-1][1].append(distance)
+        else:
+            runs.append((step, [distance]))
+    return [(step, round(float(np.median(distances)))) for step, distances in runs]
 
 
 def find_seconds(steps: Sequence[int], begun_ns: NDArray[np.int64]) -> float | None:

@@ -1,6 +1,7 @@
 """The checkpoints of a traced job: when, which files, in what writes, how they were made safe, and whether training went on."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -129,6 +130,10 @@ def _point_of(
     return None if not each or _is_new(each[-1], file, ended, before, taken) else each[-1]
 
 
+def _in(file: SeenFile) -> PurePosixPath:
+    return PurePosixPath(file.name).parent
+
+
 def _numbered(name: str) -> str | None:
     """What numbers a file: the last of its folders that has a number, or else its name without the suffix if that has one."""
     path = PurePosixPath(name)
@@ -138,9 +143,12 @@ def _numbered(name: str) -> str | None:
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
     """Whether a file belongs to another checkpoint than `point`.
 
-    It does if it was written before, or if training went on since the same rank began a file that has another number; and unless
-    another thread writes it within a step, if training went on or an epoch ended since the last file was whole.
+    It does if it was written before, if it is in another of the folders that are renamed as wholes, or if training went on since
+    the same rank began a file that has another number; and unless another thread writes it within a step, if training went on or
+    an epoch ended since the last file was whole.
     """
+    if file.folder_renamed and any(other.folder_renamed and _in(other) != _in(file) for other in point.files):
+        return True
     whole_ns, shape = point.files[-1].whole_ns, _NUMBER.sub("#", file.name)
     alike = [other for other in point.files if other.rank == file.rank and _NUMBER.sub("#", other.name) == shape]
     if any(file.name == other.name for other in point.files):
@@ -178,7 +186,8 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     """Put `number` (such as '{epoch}') in the place of what counts checkpoints in the names of their files.
 
     Of names alike but for digits, a run of digits counts checkpoints if it is never the same in two of them, or one in each and
-    not the same in all (an epoch beside its steps); what numbers the parts of each checkpoint stays.
+    not the same in all (an epoch beside its steps); what numbers the parts of each checkpoint stays. Of folders that are renamed
+    as wholes, all take the name that most have then: one of another name was a second attempt at the same number.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for index, point in enumerate(each):
@@ -192,6 +201,11 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
             for field in counting:
                 parts[field] = number
             file.name = "".join(parts)
+    committed = [file for point in each for file in point.files if file.folder_renamed and _in(file) != PurePosixPath()]
+    if committed:
+        [(usual, _)] = Counter(map(_in, committed)).most_common(1)
+        for file in committed:
+            file.name = str(usual / PurePosixPath(file.name).name)
 
 
 def _differs(checkpoints: Collection[list[tuple[SeenFile, list[str]]]], field: int) -> bool:

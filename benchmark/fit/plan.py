@@ -158,6 +158,8 @@ def _checkpoints(config: c.Config, steps: int, done_epochs: int, done: int) -> i
         return 0
     section, twin, after = config.checkpoint, config.twin.checkpoint, config.checkpoint.checkpoint_after_step
     before = int(after == 0 and config.twin.resume is None)
+    if twin.after_steps is not None and twin.policy is None:
+        return before + sum(done < step <= steps for step in set(twin.after_steps))
     if section.steps_between_checkpoints > 0:
         every = section.steps_between_checkpoints
         return before + _times(Cadence(twin.first_after_step or every, every, after), done, steps)

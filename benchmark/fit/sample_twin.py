@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark import config as c
-from benchmark.fit.cadences import find_cadence
+from benchmark.fit.cadences import find_cadence, find_intervals
 from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit.confidence import agreement, interval
 from benchmark.fit.look import Job
@@ -358,6 +358,19 @@ def _confidence(
     return found
 
 
+def _policy(checkpoints: SeenCheckpoints, training: Sequence[Pass]) -> str:
+    """Return in words what decided when they came."""
+    if checkpoints.between_epochs:
+        return "at ends of epochs"
+    if checkpoints.seconds_between is not None:
+        return f"every {checkpoints.seconds_between} s"
+    in_epoch = most_common([len(part.batch_sizes) for part in training])
+    found = find_intervals([point.steps for point in checkpoints.each], in_epoch)
+    if len(found) < 2:
+        return f"every {found[0][1]} steps" if found else "by steps"
+    return "at an interval that changes: " + ", ".join(f"{interval} steps from step {step}" for step, interval in found)
+
+
 def _dataset_evidence(samples: Samples) -> str:
     if samples.record_bytes is None:
         return f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads"
@@ -382,5 +395,7 @@ def _evidence(
         "read_threads": f"{most_common([part.workers for part in training])} loader processes in each epoch",
         "steps_per_epoch": f"{most_common([len(part.batch_sizes) for part in training])}",
         "evaluation": f"{len(evaluations)} evaluations",
-        "checkpoint": f"{len(checkpoints.each)} checkpoints" + (", while training goes on" if checkpoints.asynchronous else ""),
+        "checkpoint": f"{len(checkpoints.each)} checkpoints"
+        + (", while training goes on" if checkpoints.asynchronous else "")
+        + (f", {_policy(checkpoints, training)}" if checkpoints.each else ""),
     }

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmark import config as c
 from benchmark.config.recording import Recording
-from benchmark.fit.cadences import find_cadence
+from benchmark.fit.cadences import explains, find_cadence
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoints
 from benchmark.fit.look import Job
@@ -88,7 +88,8 @@ def set_checkpoints(
         assumptions.append(f"checkpoints come every {twin.seconds_between} s, which vary less than the steps between them")
     times = [point.epoch if between else point.steps for point in checkpoints.each]
     before_training, times = times[0] == 0, [time for time in times if time]
-    due = find_cadence(times, (epochs, steps)[not between], between, not before_training, since[not between])
+    until, begun = (epochs, since[0]) if between else (steps, since[1])
+    due = find_cadence(times, until, between, not before_training, begun)
     if len(times) == 1:
         unit = "epochs" if between else "steps"
         assumptions.append(f"one checkpoint, after {times[0]} {unit}: taken to come every {due.every} {unit}")
@@ -102,6 +103,9 @@ def set_checkpoints(
     twin.first_after_step = due.first * each if due.first != due.every else None
     if due.also > 0:
         section.checkpoint_after_step = due.also * each
+    if twin.seconds_between is None and not (between or explains(due, times, until, exact=False, since=begun)):
+        twin.after_steps, section.checkpoint_after_step = sorted(set(times)), 0 if before_training else -1
+        assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
 
 
 def twin_checkpoint(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmark import config as c
 from benchmark.emulator.run import emulate
-from benchmark.fit.cadences import find_cadence, find_seconds
+from benchmark.fit.cadences import explains, find_cadence, find_intervals, find_seconds
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
 from benchmark.fit.plan import plan
@@ -130,3 +130,30 @@ def test_a_clock_is_told_from_a_count():
     moved = np.cumsum([4, 4, 6, 8, 12, 16, 16])
     assert find_seconds(moved.tolist(), ends_ns[moved - 1]) is None
     assert find_seconds(steps[:4], np.array(begun_ns[:4])) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "intervals"),
+    [
+        ([7, 14, 21, 28, 35], [(0, 7)]),
+        ([7, 15, 21, 28, 35], [(0, 7)]),  # one late
+        ([10, 20, 30, 33, 36, 39], [(0, 10), (30, 3)]),
+        ([8, 16, 24, 32, 40, 48], [(0, 8)]),  # ends of epochs in the row
+        ([7, 14, 21, 28, 32, 35, 42, 49, 56, 63, 64, 70, 84, 96, 98, 112], [(0, 7), (70, 14)]),  # and beside it
+        ([5, 5, 5, 10, 15], [(0, 5)]),  # several at one step
+        ([32, 64, 96], [(0, 32)]),
+        ([], []),
+    ],
+)
+def test_intervals_that_change(seen, intervals):
+    assert find_intervals(seen, 32) == intervals
+
+
+def test_checkpoints_that_no_cadence_explains_are_listed(tmp_path):
+    moved = [6, 8, 10, 12, 13, 14, 18, 22, 24, 30, 36]  # every 2, 1, 4 and 6 steps, and at ends of epochs
+    config = workload(tmp_path, epochs=6)
+    again = found_again(config, [((step - 1) // FILES + 1, step) for step in moved], by_epochs=False)
+    assert again.twin.checkpoint.after_steps == moved
+    assert [step for _, step in written(again)] == moved
+    assert plan(Fitted(again, {}, [])).checkpoints == len(moved)
+    assert not explains(Cadence(4, 4), moved, 36, exact=False) and explains(Cadence(4, 4), [4, 8, 12, 16], 19, exact=False)

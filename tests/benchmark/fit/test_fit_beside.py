@@ -1,13 +1,14 @@
 """Checkpoints that are written beside training: how many at a time, which files belong together, what training waits for."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _point_of
+from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _point_of, unnumbered
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.times import Times
 from common.numbers.draws import inverse_cdf
@@ -61,6 +62,21 @@ def test_files_of_one_checkpoint_stay_together():
     # A file that is written again is another checkpoint's, whatever number it shares.
     again = [seen_file("resnet18.pt", 41, 45), seen_file("resnet18.json", 46, 47), seen_file("resnet18.pt", 81, 85)]
     assert grouped(again) == [["resnet18.pt", "resnet18.json"], ["resnet18.pt"]]
+
+
+def test_folders_that_are_renamed_as_wholes_are_checkpoints_of_their_own():
+    names = [
+        "step-4/a.raw", "step-4/b.json", "LATEST", "step-4.1/a.raw", "step-4.1/b.json", "LATEST", "step-5/a.raw", "LATEST",
+    ]  # fmt: skip
+    files = [replace(seen_file(name, begin, begin + 1), folder_renamed=name != "LATEST") for begin, name in enumerate(names, 41)]
+    assert grouped(files) == [
+        ["step-4/a.raw", "step-4/b.json", "LATEST"],
+        ["step-4.1/a.raw", "step-4.1/b.json", "LATEST"],
+        ["step-5/a.raw", "LATEST"],
+    ]
+    each = [SeenCheckpoint(1, step, True, files[3 * step : 3 * step + 3]) for step in range(3)]
+    unnumbered(each, "{step}")
+    assert {file.name for file in files} == {"step-{step}/a.raw", "step-{step}/b.json", "LATEST"}
 
 
 def test_a_file_without_a_number_belongs_to_the_checkpoint_before():

@@ -67,3 +67,15 @@ def test_gaps_without_a_pattern_make_single_batches():
     starts = np.cumsum((rng.lognormal(0, 2, 300) * 1e6).astype(np.int64))
     found = regular_batches(starts, starts, np.arange(300) // 200)
     assert len(np.unique(found)) == 300
+
+
+def test_a_pause_within_a_batch_does_not_make_two_of_it():
+    gaps = [1] * 120
+    gaps[::12] = [100] * 10
+    gaps[1] = gaps[54] = gaps[55] = 100  # one sample alone, as in a warm-up, and one in the middle
+    starts = np.cumsum(gaps) * 1_000_000
+    found = regular_batches(starts, starts, np.cumsum(np.array(gaps) == 100))
+    assert found.tolist() == [number // 12 for number in range(120)]
+    short = np.repeat([0, 1, 2, 3, 4, 5], [12, 12, 12, 5, 12, 12])  # one that is really shorter stays
+    starts = np.arange(65) * 1_000_000 + short * 100_000_000
+    assert regular_batches(starts, starts, short).tolist() == short.tolist()
