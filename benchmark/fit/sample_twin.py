@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark import config as c
-from benchmark.fit.cadences import find_cadence, find_intervals
+from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
 from benchmark.fit.confidence import agreement, interval
 from benchmark.fit.look import Job
@@ -33,6 +33,7 @@ from benchmark.fit.twin_parts import (
     set_checkpoints,
     start_times,
     twin_checkpoint,
+    when_saved,
 )
 from common.errors import IotwinError
 from common.units import format_size
@@ -358,19 +359,6 @@ def _confidence(
     return found
 
 
-def _policy(checkpoints: SeenCheckpoints, training: Sequence[Pass]) -> str:
-    """Return in words what decided when they came."""
-    if checkpoints.between_epochs:
-        return "at ends of epochs"
-    if checkpoints.seconds_between is not None:
-        return f"every {checkpoints.seconds_between} s"
-    in_epoch = most_common([len(part.batch_sizes) for part in training])
-    found = find_intervals([point.steps for point in checkpoints.each], in_epoch)
-    if len(found) < 2:
-        return f"every {found[0][1]} steps" if found else "by steps"
-    return "at an interval that changes: " + ", ".join(f"{interval} steps from step {step}" for step, interval in found)
-
-
 def _dataset_evidence(samples: Samples) -> str:
     if samples.record_bytes is None:
         return f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads"
@@ -384,7 +372,7 @@ def _evidence(
     samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
 ) -> dict[str, str]:
     batches = [size for part in training for size in part.batch_sizes]
-    batch = most_common(batches)
+    batch, steps = most_common(batches), most_common([len(part.batch_sizes) for part in training])
     return {
         "dataset": _dataset_evidence(samples),
         "epochs": f"{len(training)} passes over the training samples, "
@@ -393,9 +381,9 @@ def _evidence(
         f"of {len(batches)} batches",
         "ranks": f"{training[0].ranks} processes that take batches",
         "read_threads": f"{most_common([part.workers for part in training])} loader processes in each epoch",
-        "steps_per_epoch": f"{most_common([len(part.batch_sizes) for part in training])}",
+        "steps_per_epoch": f"{steps}",
         "evaluation": f"{len(evaluations)} evaluations",
         "checkpoint": f"{len(checkpoints.each)} checkpoints"
         + (", while training goes on" if checkpoints.asynchronous else "")
-        + (f", {_policy(checkpoints, training)}" if checkpoints.each else ""),
+        + (f", {when_saved(checkpoints, steps)}" if checkpoints.each else ""),
     }

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmark import config as c
 from benchmark.config.recording import Recording
-from benchmark.fit.cadences import explains, find_cadence
+from benchmark.fit.cadences import explains, find_cadence, find_intervals
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoints
 from benchmark.fit.look import Job
@@ -106,6 +106,18 @@ def set_checkpoints(
     if twin.seconds_between is None and not (between or explains(due, times, until, exact=False, since=begun)):
         twin.after_steps, section.checkpoint_after_step = sorted(set(times)), 0 if before_training else -1
         assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
+
+
+def when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
+    """Return in words what decided when checkpoints came, in epochs of so many steps."""
+    if checkpoints.between_epochs:
+        return "at ends of epochs"
+    if checkpoints.seconds_between is not None:
+        return f"every {checkpoints.seconds_between} s"
+    found = find_intervals([point.steps for point in checkpoints.each], in_epoch)
+    if len(found) < 2:
+        return f"every {found[0][1]} steps" if found else "by steps"
+    return "at an interval that changes: " + ", ".join(f"{interval} steps from step {step}" for step, interval in found)
 
 
 def twin_checkpoint(
