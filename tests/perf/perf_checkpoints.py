@@ -34,7 +34,7 @@ from tests.workloads.dlrm import test_resume as of_dlrm
 from tests.workloads.unet3d import test_resume as of_unet3d
 
 _KILLS, _GIB = 1000, 1 << 30
-_COPIES, _MOST_A_CUT = 12, 1200  # copies of the tensors, so that many writes are not yet on disk at once
+_COPIES, _MOST_A_CUT = 12, 2400  # copies of the tensors, so that many writes are not yet on disk at once
 _KILLING = ("write", "fsync", "openat", "mkdir", "rename", "unlinkat", "rmdir", "close", "lseek", "fstat", "newfstatat")
 
 
