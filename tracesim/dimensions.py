@@ -151,10 +151,12 @@ def _access_order(a: Summary, b: Summary) -> Score:
         "within_file": (shared_mass(a.step_calls, b.step_calls) + shared_mass(a.step_bytes, b.step_bytes)) / 2,
         "file_order": _order_likeness(a.scatter, a.scatter_variance, b.scatter, b.scatter_variance, weights),
         "file_order_by_epoch": _order_likeness(a.drift, a.drift_variance, b.drift, b.drift_variance, weights),
+        "order_in_files": _order_likeness(a.jumps, a.jumps_variance, b.jumps, b.jumps_variance, weights),
         "reuse": overlap(a.rereads, b.rereads, HALF_WIDTH),
     }
-    # A product, since a wrong order in any one sense is a wrong order; the two senses of the order of files often fall together.
-    total = parts["within_file"] * min(parts["file_order"], parts["file_order_by_epoch"]) * parts["reuse"]
+    # A product, since a wrong order in any one sense is a wrong order; those of files and their parts often fall together.
+    order = min(parts["file_order"], parts["file_order_by_epoch"], parts["order_in_files"])
+    total = parts["within_file"] * order * parts["reuse"]
     return Score(total, parts)
 
 

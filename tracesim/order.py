@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
 _FEWEST_FILES = 8  # the order of fewer says little
+PARTS = 64  # of equal length, of each file
+_MOST_FILES = 32  # a job with more of them shows its order by the order of files
+_FEWEST_BYTES = 1 << 22  # of a file that is worth parts
 
 
 class Steps:
@@ -145,6 +148,34 @@ class Visits:
         return np.bincount(_once(self._written) // self._files, minlength=occurrences).astype(float)
 
 
+class Places:
+    """Collects in which order each occurrence comes to the parts of large files of the data set."""
+
+    def __init__(self, size_bytes: NDArray[np.int64]) -> None:
+        """Take the size of each file of the data set by file_id, 0 for other files."""
+        large = np.flatnonzero(size_bytes >= _FEWEST_BYTES)
+        self._large = large if np.count_nonzero(size_bytes) <= _MOST_FILES else large[:0]
+        self._size_bytes = size_bytes
+        self._visits = Visits(len(self._large) * PARTS)
+
+    def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
+        """Add one batch; `occurrence` has one entry a call."""
+        used = np.flatnonzero(np.isin(calls.file, self._large) & (calls.offset >= 0))
+        if not len(used):
+            return
+        own = calls.where(used)
+        part = np.minimum(own.offset * PARTS // self._size_bytes[own.file], PARTS - 1)
+        self._visits.add(replace(own, file=np.searchsorted(self._large, own.file) * PARTS + part), occurrence[used])
+
+    def extend(self, later: "Places") -> None:
+        """Take in what was found in calls after these."""
+        self._visits.extend(later._visits)
+
+    def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
+        """Return for each occurrence file * PARTS + part of the parts that it reads, in order of its first read of each."""
+        return self._visits.of_each(occurrences)
+
+
 def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return the entries in order, each where it is first."""
     together = np.concatenate([np.empty(0, dtype=np.int64), *found])
@@ -158,24 +189,37 @@ class Order:
     `scatter`: mean distance, in the order of names, between a file and the next, over its expectation (n + 1) / 3 under a
     random order, both less the 1 of a perfect order. `drift`: mean distance between a file's place in this occurrence and
     in the one before it of the same phase, over its expectation (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
-    `_variance`: what each would have under a random order.
+    `jumps`: the scatter of the parts within large files, mean of the files. `_variance`: of each under a random order.
     """
 
     scatter: NDArray[np.float64]
     scatter_variance: NDArray[np.float64]
     drift: NDArray[np.float64]
     drift_variance: NDArray[np.float64]
+    jumps: NDArray[np.float64]
+    jumps_variance: NDArray[np.float64]
 
 
-def order_of(visits: Sequence[NDArray[np.int64]], phase: NDArray[np.int64], name_rank: NDArray[np.int64]) -> Order:
-    """Return the order statistics of the files in `visits` (one array an occurrence), given each file's rank by name."""
-    result = np.full((4, len(visits)), np.nan)
+def order_of(
+    visits: Sequence[NDArray[np.int64]], phase: NDArray[np.int64], name_rank: NDArray[np.int64],
+    places: Sequence[NDArray[np.int64]] = (), parts: int = 1,
+) -> Order:  # fmt: skip
+    """Return the order statistics of the files in `visits` (one array an occurrence), given each file's rank by name.
+
+    `places` has, for each occurrence, file * parts + part of what it reads of large files.
+    """
+    result = np.full((6, len(visits)), np.nan)
+    for index, visited in enumerate(places):
+        each = [visited[visited // parts == file] % parts for file in np.unique(visited // parts)]
+        found = [_scatter(own) for own in each if len(own) >= _FEWEST_FILES]
+        if found:
+            result[4:, index] = np.mean(found, axis=0) / (1, len(found))
     before: dict[int, NDArray[np.int64]] = {}
     for index, files in enumerate(visits):
         if len(files) >= _FEWEST_FILES:
             result[:2, index] = _scatter(name_rank[files])
             if phase[index] in before:
-                result[2:, index] = _drift(files, before[phase[index]])
+                result[2:4, index] = _drift(files, before[phase[index]])
             before[phase[index]] = files
     return Order(*result)
 

@@ -15,7 +15,7 @@ from tracesim.busy import BUSY_BINS, ROWS, Busy
 from tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
 from tracesim.concurrency import InFlight, Readers
 from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
-from tracesim.order import STEPS, Order, Steps, Visits, order_of
+from tracesim.order import PARTS, STEPS, Order, Places, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
 from tracesim.rhythm import Arrivals, ReadRhythm
 from tracesim.saving import Saving
@@ -109,6 +109,8 @@ class Summary:
     scatter_variance: Floats  # of that mean, under a random order
     drift: Floats
     drift_variance: Floats
+    jumps: Floats
+    jumps_variance: Floats
     file_sizes: Floats
     rereads: Floats
     between_saves: Floats
@@ -123,26 +125,27 @@ def has_phases(trace: Trace) -> bool:
 class _Collectors(Collectors):
     """What is collected from the calls of a chunk, or of several in a row."""
 
-    def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int) -> None:
+    def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int, data_bytes: NDArray[np.int64]) -> None:
         n, files, before = when.number, calls.files, calls.in_flight()
         self.tallies, self.steps, self.visits = Tallies(when, files), Steps(n, files), Visits(files)
         self.rhythm, self.arrivals, self.readers = ReadRhythm(when.phase), Arrivals(n), Readers(when)
-        self.saving = Saving(when)
+        self.saving, self.places = Saving(when), Places(data_bytes)
         self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
         self.busy.begin_with(before)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add a batch of calls in order of start."""
-        for collector in (self.tallies, self.steps, self.visits, self.rhythm, self.arrivals, self.readers, self.saving):
+        each = (self.tallies, self.steps, self.visits, self.rhythm, self.arrivals, self.readers, self.saving, self.places)
+        for collector in each:
             collector.add(calls, occurrence)
         self.in_flight.add(calls)
         self.busy.add(calls)
 
 
-def _collect(task: tuple[Chunk, Occurrences, frozenset[str]]) -> _Collectors:
-    chunk, when, groups = task
+def _collect(task: tuple[Chunk, Occurrences, frozenset[str], NDArray[np.int64]]) -> _Collectors:
+    chunk, when, groups, data_bytes = task
     calls = StorageCalls(chunk, groups)
-    collected = _Collectors(when, calls, chunk.begin_ns)
+    collected = _Collectors(when, calls, chunk.begin_ns, data_bytes)
     for batch in calls:
         collected.add(batch, when.at(batch.start_ns))
     collected.in_flight.finish(chunk.end_ns)
@@ -161,7 +164,13 @@ def profiles_of(
         occurrences(phases_of(trace.phases())) if by_phase else whole_run(*_extent(own, each))
         for trace, own in zip(traces, chunks, strict=True)
     ]
-    found = each(_collect, [(chunk, when, groups) for own, when in zip(chunks, whens, strict=True) for chunk in own])
+    tasks = [
+        (chunk, when, groups, data_bytes)
+        for trace, own, when in zip(traces, chunks, whens, strict=True)
+        for data_bytes in (_data_bytes(trace.files()),)
+        for chunk in own
+    ]
+    found = each(_collect, tasks)
     each_trace = zip(traces, chunks, whens, strict=True)
     return [_profile(trace, when, folded(found, own, advance)) for trace, own, when in each_trace]
 
@@ -185,7 +194,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
         typical_step_ns=step_times.typical_step_ns,
         step_ns=step_times.step_ns, wait_ns=step_times.wait_ns,
     )  # fmt: skip
-    order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files))
+    order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files), found.places.of_each(n), PARTS)
     sizes, rereads = _file_figures(files, tallies)
     saving = found.saving
     return Profile(str(trace.path), when, each, order, sizes, rereads, saving.between_reads(), saving.beside(), tallies.latency)
@@ -200,6 +209,12 @@ def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
 def _extent_of(chunk: Chunk) -> tuple[int, int] | None:
     extents = [(int(calls.start_ns[0]), int((calls.start_ns + calls.duration_ns).max())) for calls in StorageCalls(chunk)]
     return (extents[0][0], max(last for _, last in extents)) if extents else None
+
+
+def _data_bytes(files: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the size of each file of the data set by file_id, 0 for others and where it is not known."""
+    size = np.where(files["kind"] == FILE_KINDS[0], files["size_bytes"].fillna(0), 0)
+    return size.astype(np.int64)
 
 
 def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
@@ -269,6 +284,7 @@ def _order_by_phase(order: Order, by_phase: Floats) -> dict[str, Floats]:
     for name, values, variances in (
         ("scatter", order.scatter, order.scatter_variance),
         ("drift", order.drift, order.drift_variance),
+        ("jumps", order.jumps, order.jumps_variance),
     ):
         weights = by_phase * ~np.isnan(values)
         total = weights.sum(axis=1)

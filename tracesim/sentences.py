@@ -106,6 +106,11 @@ def _access_order(a: Summary, b: Summary) -> Told:
             more = "more" if b.drift[phase] > a.drift[phase] else "less"
             of = f"({b.drift[phase]:.2f} against {a.drift[phase]:.2f}; 0 is the same order, 1 a fresh shuffle)"
             yield apart, f"B changes the order of files {more} than A from one {PHASES[phase]} to the next {of}"
+        apart = abs(a.jumps[phase] - b.jumps[phase])
+        if apart >= _LEAST_ORDER:
+            more = "more" if b.jumps[phase] > a.jumps[phase] else "less"
+            of = f"({b.jumps[phase]:.2f} against {a.jumps[phase]:.2f}; 0 is in order, 1 random)"
+            yield apart, f"B goes through the parts of its large files {more} randomly than A in {_WHERE[phase]} {of}"
     sequential = [_share(s.step_bytes, float(s.step_bytes[:, :2].sum())) for s in (a, b)]
     if abs(sequential[0] - sequential[1]) >= 0.1:
         of_b, of_a = f"{sequential[1] * 100:.0f} % of B's", f"{sequential[0] * 100:.0f} % of A's"

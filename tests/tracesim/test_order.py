@@ -55,7 +55,10 @@ def test_only_files_that_both_occurrences_read_have_drifted_and_phases_stand_alo
 
 def summary_with(scatter, variance, moved_bytes=(5.0, 15.0)):
     """A summary whose training and evaluation have these orders of files, and are alike in all else."""
-    of_phases = {name: np.full(len(PHASES), np.nan) for name in ("scatter", "scatter_variance", "drift", "drift_variance")}
+    of_phases = {
+        name: np.full(len(PHASES), np.nan)
+        for name in ("scatter", "scatter_variance", "drift", "drift_variance", "jumps", "jumps_variance")
+    }
     moved = np.zeros((len(PHASES), len(FILE_KINDS), len(GROUPS)))
     for phase, value, chance, size in zip((TRAINING, EVALUATION), scatter, variance, moved_bytes, strict=True):
         of_phases["scatter"][phase], of_phases["scatter_variance"][phase], moved[phase, 0, 0] = value, chance, size

@@ -8,11 +8,13 @@ from tracesim.phases import PHASES, TRAINING
 from tracesim.sentences import differences
 
 
-def summary(scatter=0.0, drift=0.0, sequential=1.0):
+def summary(scatter=0.0, drift=0.0, sequential=1.0, jumps=0.0):
     """What the order of files is told from; the same in all phases."""
     of_phases = np.zeros(len(PHASES))
     moved = np.array([[sequential, 0.0, 1 - sequential, 0.0]] * 2)
-    return SimpleNamespace(scatter=of_phases + scatter, drift=of_phases + drift, step_bytes=moved)
+    return SimpleNamespace(
+        scatter=of_phases + scatter, drift=of_phases + drift, jumps=of_phases + jumps, step_bytes=moved
+    )  # fmt: skip
 
 
 def test_files_in_as_random_an_order_are_not_told_apart():
@@ -34,3 +36,11 @@ def test_orders_of_files_are_told_with_both_figures():
 def test_bytes_moved_in_sequence_are_told():
     (said,) = differences("access_order", summary(sequential=1.0), summary(sequential=0.5))
     assert said == "50 % of B's bytes are moved sequentially within files, 100 % of A's"
+
+
+def test_the_order_within_large_files_is_told():
+    a, b = summary(), summary()
+    a.jumps[TRAINING], b.jumps[TRAINING] = 0.9, 0.1
+    (said,) = differences("access_order", a, b)
+    assert said.startswith("B goes through the parts of its large files less randomly than A in training (0.10 against 0.90")
+    assert differences("access_order", summary(jumps=0.9), summary(jumps=0.8)) == ()

@@ -1,4 +1,4 @@
-"""What lies between two waits for data: of each thread by itself."""
+"""How long the ranks wait for data."""
 
 from types import SimpleNamespace
 
@@ -30,13 +30,6 @@ def waits(*rows):
     )
 
 
-def test_between_waits_is_of_one_thread_at_a_time():
-    """Threads of 10 and of 19 between their waits, which alternate: more than half of all that time is in the longer one."""
+def test_waits_are_added_up_and_are_the_mean_of_the_ranks():
     times = StepTimes(waits((10, 0, 1), (20, 5, 6), (10, 11, 12), (20, 25, 27)), one_occurrence(30))
-    assert times.between_waits_ns.tolist() == [19]
     assert times.wait_ns.tolist() == [(1 + 1 + 1 + 2) / 2], "of two ranks"
-
-
-def test_typical_is_what_half_of_the_time_is_in():
-    times = StepTimes(waits((10, 0, 1), (10, 3, 4), (10, 6, 7), (10, 17, 18)), one_occurrence(20))
-    assert times.between_waits_ns.tolist() == [10], "2, 2 and 10: two thirds of it in the last"

@@ -100,15 +100,17 @@ CONTROLS: dict[str, Callable[[Profile], Profile | None]] = {
 
 
 def _is_random(profile: Profile) -> bool:
-    scatter = profile.order.scatter[~np.isnan(profile.order.scatter)]
-    return bool(len(scatter)) and float(np.median(scatter)) >= _RANDOM
+    # Of large files their parts: few files tell little.
+    every = np.where(np.isnan(profile.order.jumps), profile.order.scatter, profile.order.jumps)
+    known = every[~np.isnan(every)]
+    return bool(len(known)) and float(np.median(known)) >= _RANDOM
 
 
 def _with_order(profile: Profile, value: float) -> Profile:
     """Return the run with `value` for every statistic of the order of files that is known."""
     order = profile.order
-    scatter, drift = (np.where(np.isnan(known), np.nan, value) for known in (order.scatter, order.drift))
-    return replace(profile, order=replace(order, scatter=scatter, drift=drift))
+    scatter, drift, jumps = (np.where(np.isnan(known), np.nan, value) for known in (order.scatter, order.drift, order.jumps))
+    return replace(profile, order=replace(order, scatter=scatter, drift=drift, jumps=jumps))
 
 
 def _scattered(steps: Floats) -> Floats:
