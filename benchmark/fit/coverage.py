@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from benchmark.fit.look import Job
 from benchmark.fit.plan import Plan, plan
 from benchmark.fit.samples.step_samples import given_batches
+from benchmark.fit.streams.stream import logged_steps
 from benchmark.fit.twin_parts import Fitted
 from common.errors import IotwinError
 from common.units import format_size
@@ -53,6 +54,7 @@ class Coverage:
     reasons: tuple[str, ...]  # contradictions, and what is not seen at all
     reads: tuple[int, float] | None = None  # calls on data: the job's and the twin's, where these are known
     mapped: bool = False  # most of what is read of the data comes by page faults; a structured twin would make calls instead
+    untold: bool = False  # the data is streamed by a job that logs no steps, which its reads do not show
 
     @property
     def read_share(self) -> float:
@@ -79,6 +81,8 @@ class Coverage:
         """Why a recorded twin is nearer to the job than this one; None where it is not."""
         if self.mapped:
             return "the data are mapped, and the structured one would read them by calls"
+        if self.untold:
+            return "the data are streamed, which hides the steps, and the job logs none"
         read, written = self._share("read", ("dataset", "checkpoint")), self._share("write", ("checkpoint",))
         if read < _NEAR or written < _NEAR_WRITTEN:
             return describe_coverage(self.document())
@@ -109,7 +113,8 @@ def account(job: Job, fitted: Fitted) -> Coverage:
     reads = None if planned.data_reads is None else (int((made["result"] > 0).sum()), planned.data_reads)
     faults = int(made.loc[made["op"] == "page_fault", "result"].sum())
     mapped = faults > _MAPPED * int(made["result"].sum()) and not fitted.config.twin.reader.mmap
-    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, mapped)
+    untold = fitted.config.twin.reader.streamed and logged_steps(job) is None
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, mapped, untold)
 
 
 def _started_from(job: Job, fitted: Fitted) -> list[int]:

@@ -163,7 +163,7 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
         assumptions.append(
             f"{most_open} files were open at a time: taken as {cycle} read in turn and twice as many opened ahead by threads"
         )
-    logged = _logged_steps(job)
+    logged = logged_steps(job)
     steps, batch_size = logged or (max(int(group[-1]), 1), 1)
     steps = max(round(steps / len(stream.training)), 1)
     if logged is None:
@@ -257,7 +257,7 @@ def _most_open(opens: pd.DataFrame) -> int:
     return int(np.cumsum(change[np.lexsort((change, times))]).max())
 
 
-def _logged_steps(job: Job) -> tuple[int, int] | None:
+def logged_steps(job: Job) -> tuple[int, int] | None:
     """(steps in all, records of one rank's step) as the job logged them."""
     steps, batch = job.logged.get("step_count"), job.logged.get("global_batch_size")
     if not isinstance(steps, int) or not isinstance(batch, int) or min(steps, batch) < 1:

@@ -153,3 +153,22 @@ def test_files_that_a_step_used_up_beside_others_are_the_twins_too(tmp_path):
     fitted = fit(made.trace(tmp_path / "t"))
     assert sorted(fitted.config.twin.train_files or ()) == [f"{number:03}.tar" for number in range(24)]
     assert (fitted.config.train.total_training_steps, fitted.coverage["read_share"]) == (24, 1.0)
+
+
+def test_a_stream_without_a_log_of_its_steps_is_recorded(tmp_path):
+    """Four files open at a time, read in turn a buffer at a time, one of which lasts for several steps, in two epochs."""
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    shards = [made.file(f"/d/{number}.tfrecord", size=10 << 16) for number in range(4)]
+    for _ in range(2):
+        for shard in shards:
+            now = made.call(now, 1000, "openat", shard)
+        for part in range(10):
+            for shard in shards:
+                now = 30 + made.call(now, 1000, "read", shard, part << 16, 1 << 16)
+        for shard in shards:
+            now = made.call(now, 1000, "close", shard)
+    trace = made.trace(tmp_path / "t")
+    assert "which hides the steps" in fit(trace).evidence["kind"]
+    structured = fit(trace, "structured")
+    assert structured.config.train.epochs == 2 and structured.coverage["read_share"] == 1.0

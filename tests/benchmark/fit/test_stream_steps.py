@@ -12,11 +12,11 @@ from benchmark.fit.streams.stream import (
     _bursts,
     _epochs_of_opens,
     _file_ends,
-    _logged_steps,
     _most_open,
     _record_bytes,
     _step_times,
     _Used,
+    logged_steps,
     within,
 )
 from benchmark.fit.windows import Window
@@ -96,7 +96,7 @@ def test_open_files_are_counted_where_most_are():
 )
 def test_a_rank_takes_its_share_of_the_logged_batch(logged, ranks, found):
     job: Any = SimpleNamespace(logged=logged, processes=pd.DataFrame({"role": ["rank"] * ranks + ["loader"]}))
-    assert _logged_steps(job) == found
+    assert logged_steps(job) == found
 
 
 def test_a_first_step_of_its_own_and_the_mean_of_the_others():
