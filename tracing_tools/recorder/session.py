@@ -38,6 +38,7 @@ _POLL_BUSY_S, _POLL_IDLE_S = 0.01, 0.04
 _BUSY_EVENTS = 1000  # in one drain
 _CLOCK_EVERY_NS = 10_000_000_000
 _LEDGER_EVERY_NS = 500_000_000  # also how much a killed recorder may leave uncounted
+_SHORTEST_SAMPLE_NS = 50_000_000  # the kernel counts CPU time in ticks of up to 10 ms
 _CONTAINERS_EVERY_NS = 100_000_000  # a container lives longer than this
 _SHOWN_S = 1.0  # for the last of the job's output to be shown before a word of ours
 _NO_MEMORY = "the machine refused memory"
@@ -258,6 +259,7 @@ class _Session:
             self._turn()
             if self._interruption.heed():
                 break
+        self._guarded(self._sample_the_end)
         manifest.end_ns = time.monotonic_ns()
         manifest.notes += target.closing_notes()
         self._guarded(self._stop_backend)
@@ -341,10 +343,7 @@ class _Session:
     def _journal(self) -> None:
         now = time.monotonic_ns()
         if now >= self._sample_due:
-            self._sample_due = now + self._options.interval_ns
-            for sampler in self._samplers:
-                for kind, row in sampler.sample():
-                    self._recording.append_journal(kind, row)
+            self._sample(now)
         if now >= self._clock_due:
             self._clock_due = now + _CLOCK_EVERY_NS
             self._recording.append_clock()
@@ -356,6 +355,18 @@ class _Session:
         if now >= self._containers_due:
             self._containers_due = now + _CONTAINERS_EVERY_NS
             self._append_containers()
+
+    def _sample(self, now: int) -> None:
+        self._sample_due = now + self._options.interval_ns
+        for sampler in self._samplers:
+            for kind, row in sampler.sample():
+                self._recording.append_journal(kind, row)
+
+    def _sample_the_end(self) -> None:
+        """Sample what is left of the last interval, unless it is too short for the kernel's ticks to say anything of it."""
+        now, interval_ns = time.monotonic_ns(), self._options.interval_ns
+        if self.failure is None and now - (self._sample_due - interval_ns) >= max(interval_ns // 10, _SHORTEST_SAMPLE_NS):
+            self._sample(now)
 
     def _append_ledger(self) -> None:
         ledger = self._backend.ledger()

@@ -288,6 +288,15 @@ def test_samples_and_clock(tmp_path):
     assert len(clock) >= 2 and all(pair.uncertainty_ns < 1_000_000 for pair in clock)
 
 
+def test_samples_last_until_the_end_of_the_job(tmp_path):
+    """A job shorter than the interval between samples, and what a longer one does after the last of them, is sampled too."""
+    trace = python(tmp_path, "import time\nwhile time.process_time() < 0.7: pass")
+    cpu = trace.samples("cpu")
+    sampled_ns = (cpu["job_cpus"] * cpu["interval_ns"]).sum()
+    assert trace.manifest.cost.job_cpu_ns - sampled_ns <= 0.1e9, "what is left is less than a tenth of an interval"
+    assert (cpu["time_ns"] <= trace.manifest.end_ns).all()
+
+
 def test_parts_of_steps_are_kept(tmp_path):
     code = """
 import time
