@@ -26,6 +26,7 @@ _LEAST = 0.5  # a structured twin that accounts for a smaller share of the bytes
 # recorded twin is made unless a structured one is asked for.
 _NEAR, _NEAR_WRITTEN, _ALIKE = 0.9, 0.7, 0.8
 _MAPPED = 0.5  # the data is mapped if this share of the bytes read of it comes by page faults
+_BESIDE = 0.5  # it is read by threads if those beside the main ones read more than this share of the bytes
 _APART = 2.0  # hand-overs and steps that differ by this factor contradict one another
 _LEAST_AGREE, _ENOUGH = 0.25, 8  # of so many batches this share must have the twin's batch size
 
@@ -55,6 +56,7 @@ class Coverage:
     reads: tuple[int, float] | None = None  # calls on data: the job's and the twin's, where these are known
     mapped: bool = False  # most of what is read of the data comes by page faults; a structured twin would make calls instead
     untold: bool = False  # the data is streamed by a job that logs no steps, which its reads do not show
+    beside: float = 0.0  # share of the bytes read of the data that threads read which the twin lacks
 
     @property
     def read_share(self) -> float:
@@ -83,6 +85,10 @@ class Coverage:
             return "the data are mapped, and the structured one would read them by calls"
         if self.untold:
             return "the data are streamed, which hides the steps, and the job logs none"
+        if self.beside > _BESIDE:
+            return (
+                f"threads beside the main ones read {self.beside:.0%} of the data, which no thread of the structured one would do"
+            )
         read, written = self._share("read", ("dataset", "checkpoint")), self._share("write", ("checkpoint",))
         if read < _NEAR or written < _NEAR_WRITTEN:
             return describe_coverage(self.document())
@@ -114,7 +120,19 @@ def account(job: Job, fitted: Fitted) -> Coverage:
     faults = int(made.loc[made["op"] == "page_fault", "result"].sum())
     mapped = faults > _MAPPED * int(made["result"].sum()) and not fitted.config.twin.reader.mmap
     untold = fitted.config.twin.reader.streamed and logged_steps(job) is None
-    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, mapped, untold)
+    beside = 0.0 if fitted.config.twin.reader.streamed else _read_beside(job)
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, mapped, untold, beside)
+
+
+def _read_beside(job: Job) -> float:
+    """Share of the bytes read of the data that threads beside their process's main one read.
+
+    Recordings of other tools number threads in their own ways: where no call shows a process's main thread, none is beside it.
+    """
+    reads = job.calls_on(job.file_ids("dataset"), schema.READ_OPS)
+    size = reads["result"].clip(lower=0)
+    told = reads["pid"].isin(job.calls.loc[job.calls["pid"] == job.calls["tid"], "pid"].unique())
+    return float(size[told & (reads["tid"] != reads["pid"])].sum() / max(size.sum(), 1))
 
 
 def _started_from(job: Job, fitted: Fitted) -> list[int]:

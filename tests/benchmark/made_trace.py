@@ -41,12 +41,20 @@ class Made:
         return pid
 
     def call(
-        self, ms: float, pid: int, op: str, file: int, offset: int | None = None, size: int = 0, took_ms: float = 0.1
+        self,
+        ms: float,
+        pid: int,
+        op: str,
+        file: int,
+        offset: int | None = None,
+        size: int = 0,
+        took_ms: float = 0.1,
+        tid: int | None = None,
     ) -> float:
-        """Add a call (file -1: on none) and return when it ends."""
-        result = size if size else 5
+        """Add a call (file -1: on none) of the thread `tid` (None: the main one) and return when it ends."""
+        result, tid = size if size else 5, tid or pid
         self.rows.append(
-            (_at(ms), int(took_ms * MILLISECOND), op, pid, pid, None if file < 0 else file, 5, offset, size or None, result, 0, 0)
+            (_at(ms), int(took_ms * MILLISECOND), op, pid, tid, None if file < 0 else file, 5, offset, size or None, result, 0, 0)
         )
         return ms + took_ms
 

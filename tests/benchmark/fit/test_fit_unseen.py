@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmark.fit import fit
+from benchmark.fit import fit, foretell
 from benchmark.fit.look import look
 from benchmark.fit.samples.samples import accesses_of_files
 from common.errors import IotwinError
@@ -172,3 +172,28 @@ def test_a_stream_without_a_log_of_its_steps_is_recorded(tmp_path):
     assert "which hides the steps" in fit(trace).evidence["kind"]
     structured = fit(trace, "structured")
     assert structured.config.train.epochs == 2 and structured.coverage["read_share"] == 1.0
+
+
+def read_by_threads(folder, of_eight: int, main_is_seen: bool = True) -> Trace:
+    """A rank that reads 96 samples of one file, a step each; of eight of them its two other threads read so many, in turn."""
+    made, now = Made(), 10.0
+    rank, data = made.process(1000, 1, "rank"), made.file("/data/samples.bin", size=96 * 100_000)
+    made.call(now, rank, "openat", data, tid=1000 if main_is_seen else 1003)
+    for step in range(96):
+        tid = 1001 + step % 2 if step % 8 < of_eight else rank
+        now = 20 + made.call(now, rank, "read", data, step * 100_000, 100_000, tid=tid)
+    return made.trace(folder / "t")
+
+
+@pytest.mark.parametrize(("of_eight", "kind"), [(0, "structured"), (4, "structured"), (5, "recorded"), (8, "recorded")])
+def test_data_that_threads_read_beside_the_main_one_are_recorded(tmp_path, of_eight, kind):
+    trace = read_by_threads(tmp_path, of_eight)
+    assert fit(trace).evidence["kind"].startswith(kind)
+    structured = fit(trace, "structured")
+    assert structured.coverage["read_share"] == 1.0
+    said = f"threads beside the main ones read {of_eight / 8:.0%} of the data" in fit(trace).evidence["kind"]
+    assert said == (kind == "recorded") == ("threads beside the main ones" in foretell(trace))
+
+
+def test_threads_are_beside_no_main_one_that_the_recording_lacks(tmp_path):
+    assert fit(read_by_threads(tmp_path, 8, main_is_seen=False)).evidence["kind"].startswith("structured")
