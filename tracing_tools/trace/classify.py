@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -15,7 +15,7 @@ _TYPES = {TYPE_PIPE: "pipe", TYPE_SOCKET: "socket", TYPE_CHARACTER: "device", TY
 _SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
 _TEMPORARY = ("/dev/shm/", "/memfd:")  # noqa: S108 - names to recognise, not files to make
 _LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
-_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/")
+_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/", "/conda-meta/")
 # .recording: what a recorded twin replays; it is the twin's program, as a script is the job's.
 _LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
 # A file without a suffix (3.11 is none) in one is a program: its interpreter reads it like any other file.
@@ -31,6 +31,8 @@ _AGAIN = 1.5  # a file of which this many times its size is read was read again
 _FEWEST_SAMPLES = 8  # so many files with a checkpoint's suffix, each read once during training, are samples
 _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
 _SETTINGS_LIMIT_BYTES = 1 << 20  # a text file larger than this is data, whatever its name
+# So many of a folder's text files are a corpus if together they bring as much as one that is data by itself.
+_FEWEST_TEXTS = 8
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16
 _RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # what a job tells, not what it restarts from
 
@@ -77,23 +79,19 @@ class Reading:
 
 
 def kinds_by_use(files: Sequence[Reading]) -> list[str]:
-    """Return the kinds of read files, those that may be samples or a state (.pt, .h5, ...) by how they were read.
+    """Return the kinds of read files, those that may be samples, settings or a state (.txt, .pt, ...) by how they were read.
 
-    Files of a folder and suffix go together. What is read again and again is data; so are many files that are read while no
-    other data is. What is read once, before more data is, is a state that the job starts from (checkpoint). Else the suffix says.
+    Files of a folder and suffix go together. Many small text files that bring much are data (a corpus), not settings. What is
+    read again and again is data; so are many files that are read while no other data is. What is read once, before more data is,
+    is a state that the job starts from (checkpoint). Else the suffix says.
     """
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, file in enumerate(files):
-        if file.kind in ("dataset", "checkpoint") and file.read_bytes:
-            path = PurePosixPath(file.path)
-            suffix = _suffix(path)
-            groups[str(path.parent), "" if suffix[1:].isdigit() else suffix].append(index)
+    kinds = _with_corpora(files)
+    groups = _groups(files, [i for i, kind in enumerate(kinds) if kind in ("dataset", "checkpoint")])
     begun = {key: min(files[i].first_ns for i in group) for key, group in groups.items()}
     read = {key: sum(files[i].read_bytes for i in group) for key, group in groups.items()}
     again = {
         key: _AGAIN * sum(files[i].size_bytes or files[i].read_bytes for i in group) <= read[key] for key, group in groups.items()
     }
-    kinds = [file.kind for file in files]
     for (folder, suffix), group in groups.items():
         if suffix not in _EITHER_SUFFIXES or all(_STORED.search(files[i].path) for i in group):
             continue
@@ -107,6 +105,30 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
         for i in group:
             kinds[i] = kind
     return kinds
+
+
+def _with_corpora(files: Sequence[Reading]) -> list[str]:
+    """Return the kinds of the files, text files of a corpus being data."""
+    kinds = [file.kind for file in files]
+    texts = [
+        i for i, file in enumerate(files) if file.kind == "other" and _suffix(PurePosixPath(file.path)) in _SETTINGS_SUFFIXES
+    ]
+    for group in _groups(files, texts).values():
+        if len(group) >= _FEWEST_TEXTS and sum(files[i].read_bytes for i in group) >= _SETTINGS_LIMIT_BYTES:
+            for i in group:
+                kinds[i] = "dataset"
+    return kinds
+
+
+def _groups(files: Sequence[Reading], chosen: Iterable[int]) -> dict[tuple[str, str], list[int]]:
+    """Return which of the chosen files, as far as read, go together: those of a folder and suffix, a number being none."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index in chosen:
+        if files[index].read_bytes:
+            path = PurePosixPath(files[index].path)
+            suffix = _suffix(path)
+            groups[str(path.parent), "" if suffix[1:].isdigit() else suffix].append(index)
+    return groups
 
 
 def _suffix(path: PurePosixPath) -> str:

@@ -73,3 +73,29 @@ def test_a_state_read_once_before_the_data_is_a_checkpoint(name):
 def test_a_state_alone_is_what_its_name_says():
     for name, kind in (("resnet50.pth", "checkpoint"), ("tokens.bin", "dataset")):
         assert kinds_by_use([Reading(f"/m/{name}", kind, 9000, 9000, 10, 20)]) == [kind]
+
+
+@pytest.mark.parametrize(("count", "size", "kind"), [(8, 1 << 17, "dataset"), (7, 1 << 18, "other"), (8, (1 << 17) - 1, "other")])
+def test_many_text_files_that_bring_much_are_a_corpus(count, size, kind):
+    """Each is read twice, half of `size` a time."""
+    documents = [Reading(f"/corpus/{i}.txt", "other", size // 2, size, i, 50 + i) for i in range(count)]
+    settings = [Reading(f"/job/{i}.yaml", "other", 900, 900, i, i) for i in range(20)]
+    assert kinds_by_use([*documents, *settings]) == [kind] * count + ["other"] * 20
+
+
+def test_a_state_read_before_a_corpus_is_a_checkpoint():
+    documents = [Reading(f"/corpus/{i}.txt", "other", 1 << 18, 1 << 19, 100 + i, 200 + i) for i in range(20)]
+    assert kinds_by_use([Reading("/m/base.bin", "dataset", 9000, 9000, 10, 20), *documents])[0] == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/usr/share/zoneinfo", "/usr/share/doc/python3", "/opt/conda/conda-meta", "/opt/conda/lib/python3.11/lib2to3",
+        "/job/.venv/lib/python3.11/site-packages/torch-2.dist-info", "/job/.venv/lib64/python3.11/site-packages/nltk/corpora",
+    ],
+)  # fmt: skip
+def test_texts_of_libraries_are_no_corpus(folder):
+    paths = [f"{folder}/{i}.txt" for i in range(20)]
+    files = [Reading(path, file_kind(path, TYPE_REGULAR, 1 << 19, 0, False), 1 << 19, 1 << 19, 1, 2) for path in paths]
+    assert kinds_by_use(files) == ["library"] * 20
