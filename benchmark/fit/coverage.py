@@ -27,6 +27,7 @@ _LEAST = 0.5  # a structured twin that accounts for a smaller share of the bytes
 _NEAR, _NEAR_WRITTEN, _ALIKE = 0.9, 0.7, 0.8
 _MAPPED = 0.5  # the data is mapped if this share of the bytes read of it comes by page faults
 _BESIDE = 0.5  # it is read by threads if those beside the main ones read more than this share of the bytes
+_AGAIN = 1.5  # a process goes through its data again if it reads this many times their bytes
 _APART = 2.0  # hand-overs and steps that differ by this factor contradict one another
 _LEAST_AGREE, _ENOUGH = 0.25, 8  # of so many batches this share must have the twin's batch size
 
@@ -160,9 +161,24 @@ def check_coverage(job: Job, fitted: Fitted) -> Coverage:
     fitted.coverage = coverage.document()
     if coverage.suffices:
         return coverage
-    advice = [] if len(job.phases) else ["log epochs and evaluations (docs/trace.md), which tells passes apart"]
+    advice = (
+        ["log epochs and evaluations (docs/trace.md), which tells passes apart"] if not len(job.phases) and _trains(job) else []
+    )
     why = "; ".join([*coverage.reasons, *advice])
     raise IotwinError(f"{job.path}: no structured twin: {describe_coverage(fitted.coverage)}{'; ' + why if why else ''}")
+
+
+def _trains(job: Job) -> bool:
+    """Whether a job that logs nothing looks like training: loaders hand over batches, or who saves goes through data again."""
+    if len(given_batches(job)):
+        return True
+    savers = job.calls_on(job.file_ids("checkpoint"), schema.WRITE_OPS)["pid"].unique()
+    reads = job.calls_on(job.file_ids("dataset"), schema.READ_OPS)
+    read_bytes = (
+        reads[reads["pid"].isin(savers) & (reads["result"] > 0)].groupby(["pid", "file_id"], as_index=False)["result"].sum()
+    )
+    whole = read_bytes["file_id"].map(job.files.set_index("file_id")["size_bytes"].fillna(0))
+    return bool((read_bytes["result"].groupby(read_bytes["pid"]).sum() > _AGAIN * whole.groupby(read_bytes["pid"]).sum()).any())
 
 
 def describe_coverage(document: dict[str, Any]) -> str:
@@ -170,14 +186,16 @@ def describe_coverage(document: dict[str, Any]) -> str:
     said = []
     for direction, verb in _VERBS.items():
         flows = [flow for flow in document["flows"] if flow["direction"] == direction and (flow["seen"] or flow["twin"])]
-        amounts = [f"{_amount(flow, 'twin')} of {_amount(flow, 'seen')} {KINDS[flow['kind']]}" for flow in flows]
+        amounts = [f"{_amounts(flow)} {KINDS[flow['kind']]}" for flow in flows]
         if flows:
             said.append(f"{document[f'{direction}_share']:.0%} of what is {verb} ({', '.join(amounts)})")
     return "the twin accounts for " + ("; ".join(said) or "nothing: nothing is read or written")
 
 
-def _amount(flow: dict[str, Any], name: str) -> str:
-    return str(flow[name]) if flow["direction"] == "open" else format_size(flow[name])
+def _amounts(flow: dict[str, Any]) -> str:
+    """The twin's part of what the job moved; what it would move beyond that is no part."""
+    twin, seen = (str(flow[name]) if flow["direction"] == "open" else format_size(flow[name]) for name in ("twin", "seen"))
+    return f"{twin} {'instead of' if flow['twin'] > flow['seen'] and twin != seen else 'of'} {seen}"
 
 
 def _reasons(job: Job, fitted: Fitted, planned: Plan) -> Iterator[str]:

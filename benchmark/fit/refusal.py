@@ -34,7 +34,8 @@ def check_is_training(job: Job, training: Sequence[Pass]) -> None:
             f"{job.path}: this is no training job: what looks like {len(training)} epochs are as many programs that "
             "read the same files, as a build does; trace a job that goes through a data set"
         )
-    if len(training) == 1 and _copies(job, first):
+    # Epochs of one process may each end with a checkpoint as large as the data: only passes of a process each are copies.
+    if len({part.rank for part in training}) == len(training) and all(_copies(job, part) for part in training):
         raise IotwinError(
             f"{job.path}: this is no training job: what it reads it writes again at once, as a copy does; trace a job that "
             "goes through a data set"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmark.fit import fit
-from benchmark.fit.coverage import account, check_coverage, describe_coverage
+from benchmark.fit.coverage import _trains, account, check_coverage, describe_coverage
 from benchmark.fit.look import look
 from common.errors import IotwinError
 from tests.benchmark.made_trace import Made
@@ -26,6 +26,20 @@ def test_a_job_that_is_understood_is_accounted_for_to_the_byte(trace):
     assert describe_coverage(fitted.coverage).startswith("the twin accounts for 100% of what is read (")
 
 
+@pytest.mark.parametrize(
+    ("twin", "seen", "said"),
+    [
+        (57 << 20, 57 << 20, "57 MiB of 57 MiB"), (1 << 20, 57 << 20, "1 MiB of 57 MiB"),
+        ((57 << 20) + 1, 57 << 20, "57 MiB of 57 MiB"), (57 << 30, 57 << 20, "57 GiB instead of 57 MiB"),
+        (4096, 0, "4 KiB instead of 0 B"),
+    ],
+)  # fmt: skip
+def test_what_the_twin_has_too_much_is_no_share(twin, seen, said):
+    flow = {"direction": "write", "kind": "checkpoint", "calls": 1, "seen": seen, "twin": twin}
+    document = {"write_share": 0.01, "flows": [flow]}
+    assert describe_coverage(document) == f"the twin accounts for 1% of what is written ({said} checkpoints)"
+
+
 @pytest.mark.parametrize(("epochs", "share"), [(1, 1 / 3), (6, 1 / 2), (9, 1 / 3)])
 def test_too_little_and_too_much_count_alike(trace, epochs, share):
     fitted = fit(trace)
@@ -40,6 +54,23 @@ def test_less_than_half_is_refused_with_the_amounts(trace):
     fitted.config.train.epochs = 1
     with pytest.raises(IotwinError, match=r"33% of what is read \(.* of .* data"):
         check_coverage(look(trace), fitted)
+
+
+@pytest.mark.parametrize(("loaders", "turns", "saves", "trains"), [
+    (True, 1, False, True), (False, 2, True, True), (False, 1, True, False), (False, 2, False, False),
+])  # fmt: skip
+def test_only_who_trains_is_told_to_log_epochs(tmp_path, loaders, turns, saves, trains):
+    """Loaders hand over batches, or a process reads what it read before and saves."""
+    made, now = Made(), 100.0
+    rank, data = made.process(1000, 1, "rank"), made.file("/d/0.bin", size=1 << 20)
+    if loaders:
+        reader, given = made.process(1001, rank, "loader"), made.file("pipe:[1]", "pipe")
+        made.call(1, reader, "write", given, None, 3000), made.call(2, rank, "read", given, None, 3000)
+    for _ in range(turns):
+        now = made.read_file(now, rank, data)
+    if saves:
+        made.write_file(now, rank, "/out/model.pt", 1 << 20)
+    assert _trains(look(made.trace(tmp_path / "t"))) == trains
 
 
 def test_a_checkpoint_beyond_the_last_step_is_a_contradiction(trace):

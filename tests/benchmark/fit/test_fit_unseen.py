@@ -28,16 +28,30 @@ def test_checkpoints_larger_than_what_is_read_make_no_copy(tmp_path):
     assert config.workflow.checkpoint and config.reader.batch_size == 1
 
 
-def test_writing_what_was_just_read_is_a_copy(tmp_path):
+@pytest.mark.parametrize("programs", [1, 2])
+def test_writing_what_was_just_read_is_a_copy(tmp_path, programs):
+    """By each of the programs of a script, too, as of cp and tar; one process with as many passes may be saving after each."""
     made, now = Made(), 0.0
-    made.process(1000, 1, "rank")
-    for number in range(6):
-        source, copy = made.file(f"/d/{number}", size=1_000_000), made.file(f"/c/{number}", "checkpoint")
-        for offset in range(0, 1_000_000, 250_000):
-            now = made.call(now, 1000, "read", source, offset, 250_000)
-            now = made.call(now, 1000, "write", copy, offset, 250_000)
+    sources = [made.file(f"/d/{number}", size=1_000_000) for number in range(6)]
+    for pid in range(1000, 1000 + programs):
+        made.process(pid, 1, "rank")
+        for number, source in enumerate(sources):
+            copy = made.file(f"/c/{pid}/{number}", "checkpoint")
+            for offset in range(0, 1_000_000, 250_000):
+                now = made.call(now, pid, "read", source, offset, 250_000)
+                now = made.call(now, pid, "write", copy, offset, 250_000)
     with pytest.raises(IotwinError, match="as a copy does"):
         fit(made.trace(tmp_path / "t"), "structured")
+
+
+def test_epochs_that_save_as_much_as_they_read_are_no_copies(tmp_path):
+    made, now = Made(), 10.0
+    rank, files = made.process(1000, 1, "rank"), [made.file(f"/d/{number}", size=1_000_000) for number in range(6)]
+    for epoch in range(20):
+        for file in files:
+            now = 20 + made.read_file(now, rank, file)
+        now = 20 + made.write_file(now, rank, f"/out/epoch_{epoch}.pt", 6_000_000)
+    assert fit(made.trace(tmp_path / "t"), "structured").config.train.epochs == 20
 
 
 def test_programs_that_read_the_same_header_are_no_epochs(tmp_path):
