@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,6 +23,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 _CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its copy and its checksum
 _BUFFER_BYTES = 4 << 20  # of one write
+_BLOCK_BYTES = 512  # the smallest that O_DIRECT aligns to; a disk of larger ones refuses what does not fill them
 _ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
 _MOST_INDEX_BYTES = 256 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -84,15 +85,13 @@ def write_tensors(path: Path, tensors: Iterable[Tensor]) -> tuple[list[Entry], i
 class _Appender:
     """Collects bytes in a buffer, which is written past the page cache when full.
 
-    That leaves out the copy to the cache, most of what writing costs, and what is cached for training stays. Where the file
-    system refuses, and at the end of the file, which fills no block of a disk, it goes through the cache.
+    That leaves out the copy to the cache, most of what writing costs, and what is cached for training stays.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self._file = DirectWriter(descriptor)
         self._buffer = np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)  # whole pages, as disks want them
         self._filled = 0
-        self._direct = True
         self.size_bytes = 0
         self.checksum = 0
 
@@ -116,14 +115,40 @@ class _Appender:
     def _write(self) -> None:
         left, self._filled = self._buffer[: self._filled], 0
         while left.size:
-            # A short write, as on a full disk, may leave what no longer begins at a block.
-            self._direct = _set_direct(self._descriptor, self._direct and left.size == _BUFFER_BYTES)
-            try:
-                left = left[os.write(self._descriptor, left.data) :]
-            except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct:
-                    raise
-                self._direct = False
+            left = left[self._file.write([left.data]) :]
+
+
+class DirectWriter:
+    """Writes an open, empty file past the page cache; through it what fills no block of a disk, and all where that is refused."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._at_bytes = 0
+        self._possible = True
+
+    def write(self, parts: Sequence[memoryview]) -> int:
+        """Write `parts` by one system call and return how many bytes of them are written.
+
+        They lie at whole blocks in memory, and all but the last fill some.
+        """
+        size_bytes = sum(len(part) for part in parts)
+        # A short write, as on a full disk, may leave what no longer begins at a block.
+        aligned = not (self._at_bytes | size_bytes) % _BLOCK_BYTES
+        direct = _set_direct(self._descriptor, self._possible and aligned)
+        try:
+            written = write_once(self._descriptor, parts)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not direct:
+                raise
+            self._possible = _set_direct(self._descriptor, False)
+            written = write_once(self._descriptor, parts)
+        self._at_bytes += written
+        return written
+
+
+def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
+    """Write `parts` by one system call; return how many bytes of them are written."""
+    return os.writev(descriptor, parts) if len(parts) > 1 else os.write(descriptor, parts[0] if parts else b"")
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:

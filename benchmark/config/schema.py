@@ -200,6 +200,7 @@ class CheckpointFile(Section):
     write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
+    direct: bool = False  # past the page cache, O_DIRECT, as far as writes fill blocks and the file system knows how
     read_back: list[tuple[Count, Positive]] = []  # [offset, bytes] of each read once it is written, as TensorFlow merges indices
     rank: Count = 0  # that writes it; of fewer ranks the last
     epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one

@@ -31,6 +31,7 @@ class SeenFile:
     write_sizes: list[tuple[int, int]]  # (bytes, how many times in a row), in order
     fsync: bool
     renamed: bool
+    direct: bool  # written past the page cache, or some of it: a descriptor's flags may change
     folder_renamed: bool  # the folder that it is in was renamed, rather than it
     read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
     serialization_s: float  # from the first open to the end of the last write, less the writes
@@ -101,6 +102,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank:
         write_sizes=_run_lengths(writes["result"].to_numpy()),
         fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
         renamed=renamed and not in_folder,
+        direct=bool((events["flags"] & schema.FLAG_DIRECT).any()),
         folder_renamed=in_folder,
         read_back=[],
         serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,

@@ -15,7 +15,7 @@ from tracing_tools.trace.reader import Trace
 
 _KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are looked at, whoever made them
 _ROLES = ("rank", "loader")  # of processes all of whose calls are looked at
-_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result")
+_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Job:
     phases: pd.DataFrame  # as Trace.phases
     logged: dict[str, Any]  # what the job's log says beside phases: read_values
     # Calls of ranks and loaders, and everybody's on data set, checkpoints, pipes and sockets, in order of start: start_ns,
-    # end_ns, duration_ns, op, pid, tid, file_id (-1: none), offset (NaN: none), requested, result.
+    # end_ns, duration_ns, op, pid, tid, file_id (-1: none), offset (NaN: none), requested, result, flags (FLAG_*).
     calls: pd.DataFrame
 
     def file_ids(self, *kinds: str) -> list[int]:

@@ -161,8 +161,8 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, ranks: Sequence[int], assump
         if some and not checkpoints.between_epochs:
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
-            name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, read_back=last.read_back,
-            rank=ranks.index(last.rank) if last.rank in ranks else 0,
+            name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
+            read_back=last.read_back, rank=ranks.index(last.rank) if last.rank in ranks else 0,
             epochs=epochs if some and checkpoints.between_epochs else None,
             serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip

@@ -218,6 +218,7 @@ class _Records:
         elif kind in (Kind.NAME, Kind.NAME_AT, Kind.RENAME, Kind.RENAME_AT):
             self._given(call, kind, pid, time_ns)
         elif kind is not Kind.WAIT:
+            flag_bits = _open_flag_bits(self._replay.flags_of(call))
             use = self._replay.use(call, kind)
         if use is not None:
             fd, path, requested = use.fd, use.path, use.requested or 0

@@ -386,6 +386,21 @@ FORGETTING(closedir, (DIR *directory), (directory), forget(dirfd(directory)))
 FORGETTING(close_range, (unsigned first, unsigned last, int flags), (first, last, flags),
 	   for (unsigned fd = first; fd <= last && fd < FILES; fd++) forget(fd))
 
+/* F_SETFL changes flags that records tell. */
+int fcntl64(int fd, int command, ...)
+{
+	REAL(fcntl64);
+	va_list rest;
+	va_start(rest, command);
+	void *argument = va_arg(rest, void *);
+	va_end(rest);
+	int result = real(fd, command, argument);
+	if (command == F_SETFL)
+		forget(fd);
+	return result;
+}
+ALIAS(fcntl, fcntl64);
+
 /* ---- calls that name a path ---- */
 
 static void send_opened(int64_t start, int fd)

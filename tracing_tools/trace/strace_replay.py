@@ -3,6 +3,7 @@
 strace prints each call by itself. Whoever turns its text into rows feeds every call to a `Replay`, in order of time.
 """
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from tracing_tools.trace.syscalls import Kind
 
 FORKS = ("clone", "clone3", "fork", "vfork")
 FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # what must be in the text for this
+_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # by F_SETFL, of those that are told
 _MAPPED = re.compile(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$")
 
 
@@ -29,7 +31,7 @@ class Replay:
 
     def __init__(self) -> None:
         self._pid_of: dict[int, int] = {}
-        self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> position, shared by duplicates
+        self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> [position, flags], shared by duplicates
 
     def process_of(self, call: text.Call) -> int:
         """Return the process of the call's thread; a thread whose start was not seen is a process of its own."""
@@ -58,11 +60,14 @@ class Replay:
             self._position(pid, text.descriptor(call.arguments)[0])[0] = call.result
         elif call.name in ("dup", "dup2", "dup3") or (call.name == "fcntl" and b"F_DUPFD" in call.arguments):
             self._positions[pid, call.result] = self._position(pid, text.descriptor(call.arguments)[0])
+        elif call.name == "fcntl" and b"F_SETFL" in call.arguments:
+            state = self._position(pid, text.descriptor(call.arguments)[0])
+            state[1] = state[1] & ~_CHANGEABLE | text.flags(call.arguments, b"O_") & _CHANGEABLE
 
     def open(self, call: text.Call) -> None:
         """Follow an open."""
         if call.result >= 0:
-            self._positions[self.process_of(call), call.result] = [0]
+            self._positions[self.process_of(call), call.result] = [0, text.flags(call.arguments, b"O_")]
 
     def use(self, call: text.Call, kind: Kind) -> Use:
         """Return what a call on a descriptor does, moving its position. ValueError, IndexError: these are no such arguments."""
@@ -87,8 +92,12 @@ class Replay:
         asked = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
         return Use(fd, path, offset, asked)
 
+    def flags_of(self, call: text.Call) -> int:
+        """Return the O_* that the descriptor has that a call is on; ValueError, IndexError: these are no such arguments."""
+        return self._position(self.process_of(call), text.descriptor(call.arguments)[0])[1]
+
     def _position(self, pid: int, fd: int) -> list[int]:
-        return self._positions.setdefault((pid, fd), [0])
+        return self._positions.setdefault((pid, fd), [0, 0])
 
 
 def mapped(call: text.Call) -> Use | None:

@@ -23,6 +23,7 @@ class PlannedFile(NamedTuple):
     rename: bool  # written under a temporary name, then renamed
     read_back: Sequence[tuple[int, int]] = ()  # [offset, bytes] of each read once it is written
     serialization_time: Duration | None = None  # None: a share of all files'
+    direct: bool = False  # past the page cache
 
     @property
     def size_bytes(self) -> int:
@@ -55,7 +56,7 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
     due = [file for file in recorded if rank == min(file.rank, ranks - 1) and (file.epochs is None or epoch in file.epochs)]
     names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
     return [
-        PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time)
+        PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time, file.direct)
         for name, file in zip(names, due, strict=True)
     ]
 

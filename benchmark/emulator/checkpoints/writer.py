@@ -9,12 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmark.config import Config
 from benchmark.emulator.checkpoints import folders
 from benchmark.emulator.checkpoints.background import Background, Written
+from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
 from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
@@ -26,10 +28,8 @@ from common.files import fsync_directory
 from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose, generator
 from common.numbers.sleeper import Sleeper
+from common.tensor_file import DirectWriter, write_once
 
-_BUFFER_LIMIT_BYTES = 8 << 20
-_PIECE_BYTES = 1 << 16
-_MAX_VECTORS = 1024  # IOV_MAX of Linux
 _WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
 
 
@@ -68,7 +68,7 @@ class CheckpointWriter:
         self._tail = DrawnTime(config.twin.checkpoint.tail_time, config.train.seed, Purpose.TAIL)
         self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
         self._snapshot = Snapshot(config, rank)
-        self._buffer = memoryview(self._content())
+        self._content = self._make_content()
         self._sleeper = Sleeper()
         self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
         self._under_way: list[Background] = []
@@ -78,18 +78,10 @@ class CheckpointWriter:
         if config.twin.checkpoint.asynchronous:
             atexit.register(self._abandon)
 
-    def _content(self) -> bytearray:
-        """One buffer serves all writes, so that memory does not grow with the model; random, so that nothing compresses it."""
-        planned = self._planned(1, 0)
-        largest = max((size for file in planned for size, _ in file.write_sizes), default=1)
-        size_bytes = max(1, min(largest, _BUFFER_LIMIT_BYTES))
-        content = bytearray(size_bytes)
-        if self._config.checkpoint.randomize_tensor:
-            draws = generator(self._config.train.seed, Purpose.CHECKPOINT_CONTENT, self._rank)
-            # Piece by piece: a second buffer, freed just before the first checkpoint, would have its pages at hand for it.
-            for begin in range(0, size_bytes, _PIECE_BYTES):
-                content[begin : begin + _PIECE_BYTES] = draws.bytes(min(_PIECE_BYTES, size_bytes - begin))
-        return content
+    def _make_content(self) -> Content:
+        largest = max((size for file in self._planned(1, 0) for size, _ in file.write_sizes), default=1)
+        randomize, seed = self._config.checkpoint.randomize_tensor, self._config.train.seed
+        return Content(largest, generator(seed, Purpose.CHECKPOINT_CONTENT, self._rank) if randomize else None)
 
     def _planned(self, epoch: int, step: int) -> list[PlannedFile]:
         return files_written(self._config, epoch, step, self._rank, self._ranks)
@@ -182,7 +174,7 @@ class CheckpointWriter:
         return self._persist(epoch, step)
 
     def _take_snapshot(self, epoch: int, step: int) -> None:
-        self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._buffer)
+        self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._content.buffer)
 
     def _persist(self, epoch: int, step: int) -> list[Written]:
         planned = self._planned(epoch, step)
@@ -283,6 +275,7 @@ class CheckpointWriter:
         total_bytes, fsync = file.size_bytes or 1, self._config.checkpoint.fsync
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o666, dir_fd=folder)
+        write = DirectWriter(descriptor).write if file.direct else partial(write_once, descriptor)
         owed_s = serialization_s * self._config.twin.checkpoint.serialization_ahead
         after_writes_s = serialization_s - owed_s
         try:
@@ -292,23 +285,13 @@ class CheckpointWriter:
                 if owed_s >= _WORTH_SLEEPING_S:
                     self._sleeper.sleep(owed_s)
                     owed_s = 0.0
-                self._write_once(descriptor, size)
+                self._content.write(size, write)
                 owed_s += after_writes_s * size / total_bytes
             self._sleeper.sleep(owed_s)
             if file.fsync if fsync is None else fsync:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-    def _write_once(self, descriptor: int, size_bytes: int) -> None:
-        """Write `size_bytes` by one system call, the buffer repeated; by more where the kernel takes less at a time."""
-        left = size_bytes
-        while True:
-            whole, rest = divmod(left, len(self._buffer))
-            vectors = [self._buffer] * min(whole, _MAX_VECTORS) + ([self._buffer[:rest]] if rest and whole < _MAX_VECTORS else [])
-            left -= os.writev(descriptor, vectors) if len(vectors) > 1 else os.write(descriptor, vectors[0] if vectors else b"")
-            if left == 0:
-                return
 
     def _sync_folder(self, folder: Path) -> None:
         """Make the new names in `folder` last through a loss of power (fsync(2) of a file does not)."""
@@ -387,8 +370,8 @@ class CheckpointWriter:
     def _load_file(self, file: PlannedFile, epoch: int) -> Written:
         start_ns = time.monotonic_ns()
         with Buffered(str(self._folder / file.name)) as source:
-            for offset in range(0, file.size_bytes, _BUFFER_LIMIT_BYTES):
-                source.read(offset, min(_BUFFER_LIMIT_BYTES, file.size_bytes - offset))
+            for offset in range(0, file.size_bytes, LARGEST_BYTES):
+                source.read(offset, min(LARGEST_BYTES, file.size_bytes - offset))
         return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from benchmark.config import Config, load
+from benchmark.config import Config, dump, load
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
 from common.numbers.draws import inverse_cdf
@@ -140,7 +140,7 @@ def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is
         columns=["start_ns", "end_ns", "op", "result"],
     )  # fmt: skip
     calls[["start_ns", "end_ns"]] *= second
-    calls = calls.assign(duration_ns=calls["end_ns"] - calls["start_ns"], pid=7, tid=7, file_id=0, offset=0.0)
+    calls = calls.assign(duration_ns=calls["end_ns"] - calls["start_ns"], pid=7, tid=7, file_id=0, offset=0.0, flags=0)
     files = pd.DataFrame({"file_id": [0], "kind": ["checkpoint"], "path": ["/out/last.pt"], "renamed_to": [None]})
     processes = pd.DataFrame({"pid": [7], "ppid": [1], "role": ["rank"]})
     job = SimpleNamespace(calls=calls, files=files, roles=lambda: {7: "rank"}, processes=processes)
@@ -151,3 +151,36 @@ def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is
     # From the first open to the last write, less the writes; from the end of that open to the first write; all calls.
     assert [(file.serialization_s, file.ahead_s, file.calls_s) for file in found] == [(1, 0, 6), (4, 1, 7)]
     assert [file.whole_ns // second for file in found] == [7, 18]
+
+
+# A job that writes two checkpoint files after each of two passes over a file: one past the page cache but for its end.
+DIRECT = """
+import fcntl, mmap, os, sys
+data, folder = sys.argv[1:]
+source, block = os.open(data, os.O_RDONLY), mmap.mmap(-1, 1 << 20)
+for step in range(40):
+    os.pread(source, 4096, step % 20 * 4096)
+    if step % 20 == 19:
+        fd = os.open(f"{folder}/state.pt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        for _ in range(3):
+            os.write(fd, block)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        os.write(fd, bytes(100))
+        os.close(fd)
+        fd = os.open(f"{folder}/index.pt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(fd, bytes(4096))
+        os.close(fd)
+"""
+
+
+def test_files_written_past_the_page_cache_are_so_in_the_twin(tmp_path):
+    (tmp_path / "data.bin").write_bytes(bytes(20 * 4096))
+    command = [sys.executable, "-c", DIRECT, str(tmp_path / "data.bin"), str(tmp_path)]
+    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    config = fit(Trace(tmp_path / "job.trace")).config
+    assert {file.name: file.direct for file in config.twin.checkpoint.files} == {"state.pt": True, "index.pt": False}
+    assert config.twin.checkpoint.files[0].write_sizes == [(1 << 20, 3), (100, 1)]
+    dump(config, tmp_path / "twin.yaml")
+    assert load(tmp_path / "twin.yaml").twin.checkpoint.files == config.twin.checkpoint.files

@@ -23,6 +23,7 @@ from tracing_tools.protocols import Scope
 from tracing_tools.trace.manifest import Host, Manifest, Target
 from tracing_tools.trace.raw.recording import Recording
 from tracing_tools.trace.reader import Trace
+from tracing_tools.trace.schema import FLAG_DIRECT
 from tracing_tools.trace.syscalls import Kind, calls_of
 
 pytestmark = pytest.mark.root
@@ -94,6 +95,26 @@ def test_durations_are_the_calls_own(tmp_path, backend):
     write = events[events["op"] == "write"].iloc[-1]
     assert longest >= 250_000_000
     assert write["duration_ns"] < longest
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_a_write_past_the_page_cache_is_told_from_one_through_it(tmp_path, backend):
+    """On one descriptor, which fcntl(2) switches."""
+    target = tmp_path / "target"
+    code = f"""
+import fcntl, mmap, os
+fd = os.open({str(target)!r}, os.O_WRONLY | os.O_CREAT)
+flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+os.write(fd, b"x" * 4096)
+fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+os.write(fd, mmap.mmap(-1, 4096))
+fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+os.write(fd, b"x" * 100)
+"""
+    rows = on_file(record(tmp_path, backend, sys.executable, "-c", code), target)
+    writes = rows[rows["op"] == "write"]
+    assert writes["result"].tolist() == [4096, 4096, 100]
+    assert (writes["flags"] & FLAG_DIRECT).tolist() == [0, FLAG_DIRECT, 0]
 
 
 # ---- bcc ----

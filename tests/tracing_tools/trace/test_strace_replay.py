@@ -87,3 +87,23 @@ def test_a_time_is_less_than_two_to_the_62_nanoseconds():
         for d in (last, last + 1)
     ]
     assert [(call.start_ns, call.duration_ns) for call in text.parse_lines(7, lines)] == [(last, last)]
+
+
+def test_what_a_descriptor_is_told_later_counts_as_if_it_had_been_opened_so():
+    """Also through a duplicate; until it is told otherwise, and in no other descriptor."""
+    lines = [
+        b'openat(AT_FDCWD</w>, "a", O_WRONLY|O_CREAT, 0666) = 3</w/a>', b'openat(AT_FDCWD</w>, "b", O_WRONLY|O_DIRECT) = 4</w/b>',
+        b'write(3</w/a>, "..."..., 512) = 512', b"dup(3</w/a>) = 5</w/a>", b"fcntl(5</w/a>, F_SETFL, O_WRONLY|O_DIRECT) = 0",
+        b'write(3</w/a>, "..."..., 512) = 512', b"fcntl(3</w/a>, F_SETFL, O_WRONLY) = 0", b'write(5</w/a>, "..."..., 7) = 7',
+        b'write(4</w/b>, "..."..., 512) = 512', b"close(4</w/b>) = 0", b'write(4</w/b>, "..."..., 1) = 1',
+    ]  # fmt: skip
+    made = backend._Records(0, ["openat", "write", "close"])
+    read = [
+        line
+        for number, each in enumerate(lines)
+        for line in text.parse_lines(7, [b"%d.000000000 %s <0.000010>" % (number, each)])
+    ]
+    packed = [
+        dict(zip(records.EVENT.names, event, strict=True))["call_flags_cpu"] >> 10 for call in read for event in made.apply(call)
+    ]
+    assert [bool(flags & records.RAW_FLAG_DIRECT) for flags in packed] == [False, True, False, True, False, True, True, False]

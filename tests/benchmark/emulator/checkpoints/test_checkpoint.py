@@ -1,6 +1,7 @@
 """Checkpoints: the writes that were recorded, and nothing torn under a final name."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,7 +12,10 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +40,7 @@ from benchmark.emulator.checkpoints.plan import files_written
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.results.write import write_results
 from benchmark.emulator.run import emulate
+from common import tensor_file
 from common.errors import IotwinError, UsageError
 from tests.benchmark.strace import calls_of, needs_strace, strace
 
@@ -131,6 +136,56 @@ def test_the_system_calls_are_those_recorded(twin: Config, tmp_path: Path) -> No
         ("fsync", 0), ("close", 0), ("rename", 0),
     ]  # fmt: skip
     assert [call.name for call in calls_of(calls, "best.pt")] == ["openat", "write", "write", "write", "close"]
+
+
+@pytest.mark.parametrize("refused", ["nothing", "the mode", "writes"])
+def test_files_are_written_past_the_page_cache_where_that_is_possible(
+    twin: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """What fills blocks, in one call also when it is larger than the buffer; the rest, and another file, through the cache."""
+    large, seen = 20 << 20, []
+    twin.checkpoint.checkpoint_folder = str(tmp_path / "saved")
+    twin.twin.checkpoint.files = [
+        CheckpointFile(
+            name="a", write_sizes=[(4 << 20, 2), (1000, 1), (4096, 1), (24, 1), (512, 1), (3072, 1), (large, 1)], direct=True
+        ),
+        CheckpointFile(name="b", write_sizes=[(4 << 20, 1)]),
+    ]
+    write, writev, fcntl = os.write, os.writev, tensor_file.fcntl.fcntl
+
+    def watched(call: Callable[[int, Any], int], descriptor: int, content: Any) -> int:
+        direct = bool(fcntl(descriptor, tensor_file.fcntl.F_GETFL) & os.O_DIRECT)
+        if direct and refused == "writes":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        seen.append((call(descriptor, content), direct))
+        return seen[-1][0]
+
+    def mode(descriptor: int, command: int, *flags: int) -> int:
+        if refused == "the mode" and command == tensor_file.fcntl.F_SETFL:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return fcntl(descriptor, command, *flags)
+
+    writer = CheckpointWriter(twin)
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_file.os, "write", partial(watched, write))
+        patch.setattr(tensor_file.os, "writev", partial(watched, writev))
+        patch.setattr(tensor_file.fcntl, "fcntl", mode)
+        writer.save(1)
+    there = refused == "nothing" and knows_direct(tmp_path)
+    sizes = [(size, there and direct) for size, direct in (
+        (4 << 20, True), (4 << 20, True), (1000, False), (4096, False), (24, False), (512, True), (3072, True), (large, True),
+    )]  # fmt: skip
+    assert seen == [*sizes, (4 << 20, False)]
+    assert saved(tmp_path / "saved") == {"a": sum(size for size, _ in sizes), "b": 4 << 20}
+
+
+def knows_direct(directory: Path) -> bool:
+    """Whether the file system has O_DIRECT."""
+    try:
+        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 @needs_strace
