@@ -134,13 +134,13 @@ class DirectWriter:
         size_bytes = sum(len(part) for part in parts)
         # A short write, as on a full disk, may leave what no longer begins at a block.
         aligned = not (self._at_bytes | size_bytes) % _BLOCK_BYTES
-        direct = _set_direct(self._descriptor, self._possible and aligned)
+        direct = set_direct(self._descriptor, self._possible and aligned)
         try:
             written = write_once(self._descriptor, parts)
         except OSError as error:
             if error.errno != errno.EINVAL or not direct:
                 raise
-            self._possible = _set_direct(self._descriptor, False)
+            self._possible = set_direct(self._descriptor, False)
             written = write_once(self._descriptor, parts)
         self._at_bytes += written
         return written
@@ -151,7 +151,7 @@ def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
     return os.writev(descriptor, parts) if len(parts) > 1 else os.write(descriptor, parts[0] if parts else b"")
 
 
-def _set_direct(descriptor: int, wanted: bool) -> bool:
+def set_direct(descriptor: int, wanted: bool) -> bool:
     """Have a file written past the page cache or through it; return whether it is past: not all file systems know how."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & os.O_DIRECT) == wanted:

@@ -4,6 +4,7 @@ In closed loop: a call takes what it takes, and what the job computed in between
 that another thread writes, as in the job.
 """
 
+import errno
 import mmap
 import os
 import queue
@@ -30,6 +31,8 @@ from benchmark.emulator.recorded.shared import (
     Board,
     Shared,
 )
+from common.tensor_file import set_direct
+from tracing_tools.trace.schema import FLAG_DIRECT
 
 _CHUNK = 4096  # rows that are Python objects at a time
 _BLOCK_BYTES = 1 << 22
@@ -166,6 +169,17 @@ class Player:
             buffers = [self._noise[:size]]
         else:
             buffers = [self._noise] * (size // _BLOCK_BYTES) + [self._noise[: size % _BLOCK_BYTES]]
+        direct = set_direct(actual, bool(flags & FLAG_DIRECT))
+        try:
+            return self._write_once(actual, buffers, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not direct:
+                raise
+        set_direct(actual, False)  # this file system, or its disk, does not know how
+        return self._write_once(actual, buffers, offset)
+
+    @staticmethod
+    def _write_once(actual: int, buffers: list[memoryview], offset: int) -> int:
         return os.pwritev(actual, buffers, offset) if offset >= 0 else os.writev(actual, buffers)
 
     def _sync(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:

@@ -1,6 +1,7 @@
 """Replaying a recording as one rank, and what is measured of it."""
 
 import gc
+import mmap
 import os
 import time
 from dataclasses import dataclass, field
@@ -91,9 +92,7 @@ def _once(
     """Replay the recording once and add what was measured."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
     os.set_blocking(failures[0], False)
-    shared = Shared(
-        recording, recording.starts(), board, pipes, files, log, os.urandom(_NOISE_BYTES), think_scale, deadline_ns, failures
-    )
+    shared = Shared(recording, recording.starts(), board, pipes, files, log, _noise(), think_scale, deadline_ns, failures)
     root, watch = Process(shared, 0), Watch(shared)
     watch.start()
     try:
@@ -114,6 +113,13 @@ def _once(
     measured.late += Board.histogram(totals)
     measured.freed_waits += watch.freed
     measured.stopped_early = measured.stopped_early or board.word[0] == STOPPED
+
+
+def _noise() -> mmap.mmap:
+    """Return what is written; whole pages, as writes past the page cache want them."""
+    pages = mmap.mmap(-1, _NOISE_BYTES)
+    pages.write(os.urandom(_NOISE_BYTES))
+    return pages
 
 
 def _why(descriptor: int) -> str:

@@ -98,7 +98,7 @@ class Shared:
     pipes: Pipes
     files: JobFiles
     log: MlLog
-    noise: bytes  # what is written
+    noise: mmap.mmap  # what is written
     think_scale: float
     deadline_ns: int
     failures: tuple[int, int]  # a pipe: why a process failed

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from iotwin.loops.emulation import Options, run_workload
 from tests.benchmark.recordings import CREATE, recording, row, write_twin
 from tests.benchmark.strace import needs_strace, strace
 from tests.conftest import run_iotwin
+from tracing_tools.trace.schema import FLAG_DIRECT
 
 SECOND = 1_000_000_000
 PAGE = 4096
@@ -63,6 +65,42 @@ def test_the_kernel_sees_the_calls_in_the_order_of_the_recording(tmp_path: Path)
         ("move", "out.tmp", 5_000_000), ("move", "out.tmp", 17), ("fsync", "out.tmp", 0), ("close", "out.tmp", 0),
         ("move", "out.pt", 300_000), ("close", "out.pt", 0),
     ]  # fmt: skip
+
+
+@needs_strace
+def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
+    """Whether the file was opened so or switched by fcntl(2), for each write; one that fills no block goes through the cache."""
+    rows = [
+        each for file, opened in ((0, CREATE), (1, CREATE | FLAG_DIRECT)) for each in (
+            row(0, Op.OPEN, file, fd=4, flags=opened), row(0, Op.WRITE, file, fd=4, offset=0, size=8192, flags=FLAG_DIRECT),
+            row(0, Op.WRITE, file, fd=4, offset=8192, size=5 << 20, flags=FLAG_DIRECT),
+            row(0, Op.WRITE, file, fd=4, offset=8192 + (5 << 20), size=17), row(0, Op.CLOSE, file, fd=4),
+        )
+    ]  # fmt: skip
+    files = [File(name, written=True, made=True) for name in ("a.pt", "b.pt")]
+    path = write_twin(tmp_path, recording([*rows, row(0, Op.END)], files))
+    told = ["strace", "-f", "-y", "-s", "0", "-e", "trace=openat,fcntl,pwritev,pwritev2", "-o", str(tmp_path / "calls")]
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(path), "--quiet"]
+    subprocess.run([*told, *command], check=True, capture_output=True)
+    there = knows_direct(tmp_path)
+    for name in ("a.pt", "b.pt"):
+        lines = [line for line in (tmp_path / "calls").read_text().splitlines() if name in line]
+        direct, seen = False, []
+        for line in lines:
+            if "openat(" in line or "F_SETFL" in line:
+                direct = "O_DIRECT" in line
+            elif "pwritev" in line:
+                seen.append((int(line.rpartition("= ")[2].split()[0]), direct))
+        assert seen == [(8192, there), (5 << 20, there), (17, False)]
+
+
+def knows_direct(directory: Path) -> bool:
+    """Whether the file system has O_DIRECT."""
+    try:
+        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 def two_processes() -> list[dict[str, int]]:
