@@ -27,15 +27,17 @@ def padded_pixels(height: int, width: int) -> int:
 def header(height: int, width: int) -> bytes:
     """Return what comes before the coefficients of a picture."""
     codes = bytes(length <= len(_SIZES) for length in range(1, 17)) + bytes(_SIZES)  # codes of every length, what they mean
-    return b"".join([
-        b"\xff\xd8",
-        _segment(0xE0, b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"),
-        _segment(0xDB, b"\0" + b"\x01" * BLOCK_BYTES),  # quantization: none
-        _segment(0xC0, struct.pack(">BHHB", 8, height, width, 1) + b"\x01\x11\0"),
-        _segment(0xC4, b"\x00" + codes),  # of mean values
-        _segment(0xC4, b"\x10" + codes),  # of the other coefficients
-        _segment(0xDA, b"\x01\x01\0\0\x3f\0"),
-    ])  # fmt: skip
+    return b"".join(
+        [
+            b"\xff\xd8",
+            _segment(0xE0, b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"),
+            _segment(0xDB, b"\0" + b"\x01" * BLOCK_BYTES),  # quantization: none
+            _segment(0xC0, struct.pack(">BHHB", 8, height, width, 1) + b"\x01\x11\0"),
+            _segment(0xC4, b"\x00" + codes),  # of mean values
+            _segment(0xC4, b"\x10" + codes),  # of the other coefficients
+            _segment(0xDA, b"\x01\x01\0\0\x3f\0"),
+        ]
+    )
 
 
 def _segment(marker: int, body: bytes) -> bytes:

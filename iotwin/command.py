@@ -18,9 +18,12 @@ class Outcome:
 def add_dask_option(parser: ArgumentParser) -> None:
     """Add --dask, whose value is an address as `tracing_tools.trace.workers.workers` takes it."""
     parser.add_argument(
-        "--dask", nargs="?", const="local", metavar="ADDRESS",
+        "--dask",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
         help="work on a Dask cluster: HOST:PORT of its scheduler, or this machine's processors when left out",
-    )  # fmt: skip
+    )
 
 
 class Command(ABC):

@@ -68,9 +68,12 @@ def _commands(called: str = "") -> list[Command | Group]:
 def _add_parser(sub: Any, command: Command | Group, words: str) -> argparse.ArgumentParser:
     """Add the parser of a command or a group that is called by `words`."""
     parser: argparse.ArgumentParser = sub.add_parser(
-        command.name, help=command.help, description=command.help, epilog=command.epilog,
+        command.name,
+        help=command.help,
+        description=command.help,
+        epilog=command.epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     if isinstance(command, Command):
         command.prepare_parser(parser)
         parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else")

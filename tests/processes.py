@@ -43,9 +43,12 @@ def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     """Start the command line in a session of its own, so that a Ctrl-C can reach it and its children and nobody else."""
     command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
     defaults: dict = {
-        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
         "env": {**os.environ, "PYTHONPATH": str(ROOT)},
-    }  # fmt: skip
+    }
     return subprocess.Popen(command, **{**defaults, **options})
 
 

@@ -155,19 +155,30 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     events = event_table(rows)
     ops, numbers = np.unique(np.asarray(events["op"].to_pylist(), dtype=str), return_counts=True)
     manifest = Manifest(
-        status="complete", backend="synthetic", tool_version="test",
+        status="complete",
+        backend="synthetic",
+        tool_version="test",
         host=Host("testhost", "6.1.0", 2, 8 << 30, "x86_64", "ext4"),
         target=Target(command=["python", "train.py"], root_pid=job.pid),
         clock=[ClockPair(time_ns, 1_700_000_000 * SECOND + time_ns - job.start_ns, 100) for time_ns in (job.start_ns, end_ns)],
         counts={str(op): int(number) for op, number in zip(ops, numbers, strict=True)},
-        start_ns=job.start_ns, end_ns=end_ns, lost=job.lost, exit_status=0,
-    )  # fmt: skip
+        start_ns=job.start_ns,
+        end_ns=end_ns,
+        lost=job.lost,
+        exit_status=0,
+    )
     n = len(names)
     files = {
-        "file_id": range(n), "device": [64] * n, "inode": [100 + i for i in range(n)], "generation": [1] * n,
-        "path": names, "renamed_to": [None] * n, "container": [None] * n, "kind": kinds,
+        "file_id": range(n),
+        "device": [64] * n,
+        "inode": [100 + i for i in range(n)],
+        "generation": [1] * n,
+        "path": names,
+        "renamed_to": [None] * n,
+        "container": [None] * n,
+        "kind": kinds,
         "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints),
-    }  # fmt: skip
+    }
     names_p = ("pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_status")
     proc = dict(zip(names_p, map(list, zip(*processes, strict=True)), strict=True))
     proc |= {"namespace_pid": proc["pid"], "exit_ns": [end_ns] * len(processes), "container": [None] * len(processes)}
@@ -179,10 +190,15 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
         samples["gpu"] = _gpu_samples(job, phases, end_ns)
     tables = (_encode(files, schema.FILES), _encode(proc, schema.PROCESSES), _encode(phase, schema.PHASES))
     manifest.events = write_events(path / "events.parquet", [events])
-    write_tables(path, manifest, *tables,
-                 {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()},
-                 _block(job, rows) if job.block else None, _gpu(job, phases) if job.gpu else None,
-                 _parts(phases) if job.parts else None)  # fmt: skip
+    write_tables(
+        path,
+        manifest,
+        *tables,
+        {k: _encode(v, schema.SAMPLES[k]) for k, v in samples.items()},
+        _block(job, rows) if job.block else None,
+        _gpu(job, phases) if job.gpu else None,
+        _parts(phases) if job.parts else None,
+    )
 
 
 def _parts(phases):
@@ -241,8 +257,13 @@ def _gpu_samples(job, phases, end_ns):
     for phase, begin, end, *_ in phases:
         if phase == "epoch":
             busy[(times > begin) & (times <= end)] = 1
-    return {"time_ns": times, "device": np.zeros(len(times), int), "sm_percent": 70 * busy, "memory_percent": 30 * busy,
-            "memory_used_bytes": ((1 << 30) + busy * (3 << 30)).astype(int)}  # fmt: skip
+    return {
+        "time_ns": times,
+        "device": np.zeros(len(times), int),
+        "sm_percent": 70 * busy,
+        "memory_percent": 30 * busy,
+        "memory_used_bytes": ((1 << 30) + busy * (3 << 30)).astype(int),
+    }
 
 
 def _disk_samples(job, rows, end_ns):
@@ -253,19 +274,29 @@ def _disk_samples(job, rows, end_ns):
     )
     n = len(edges) - 1
     return {
-        "time_ns": edges[1:], "interval_ns": np.full(n, SECOND // 10), "device": ["vda"] * n, "reads": np.ones(n, int),
-        "read_bytes": read.astype(int) // 2, "written_bytes": written.astype(int), "writes": np.zeros(n, int),
+        "time_ns": edges[1:],
+        "interval_ns": np.full(n, SECOND // 10),
+        "device": ["vda"] * n,
+        "reads": np.ones(n, int),
+        "read_bytes": read.astype(int) // 2,
+        "written_bytes": written.astype(int),
+        "writes": np.zeros(n, int),
         "busy": np.minimum(read / 4e8, 1),
-    }  # fmt: skip
+    }
 
 
 def _cpu_samples(job, end_ns):
     times = np.arange(job.start_ns + SECOND // 10, end_ns, SECOND // 10)
     user = 0.5 + 0.3 * np.sin(times / SECOND)
     return {
-        "time_ns": times, "interval_ns": np.full(len(times), SECOND // 10), "user": user, "system": user * 0.1,
-        "iowait": user * 0, "idle": 1 - 1.1 * user, "job_cpus": user * 2,
-    }  # fmt: skip
+        "time_ns": times,
+        "interval_ns": np.full(len(times), SECOND // 10),
+        "user": user,
+        "system": user * 0.1,
+        "iowait": user * 0,
+        "idle": 1 - 1.1 * user,
+        "job_cpus": user * 2,
+    }
 
 
 def _encode(columns, expected):

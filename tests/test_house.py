@@ -118,8 +118,13 @@ def test_tests_import_helpers_from_where_they_are():
 
 
 def test_fit_and_emulator_do_not_import_one_another():
-    wrong = [(a, b) for a, b in arrows() if {a.split(".")[1:2][0] if "." in a else "", b.split(".")[1:2][0] if "." in b else ""}
-             == {"fit", "emulator"} and within(a, "benchmark") and within(b, "benchmark")]  # fmt: skip
+    wrong = [
+        (a, b)
+        for a, b in arrows()
+        if {a.split(".")[1:2][0] if "." in a else "", b.split(".")[1:2][0] if "." in b else ""} == {"fit", "emulator"}
+        and within(a, "benchmark")
+        and within(b, "benchmark")
+    ]
     assert not wrong
 
 

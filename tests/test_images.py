@@ -88,8 +88,11 @@ QUICK = ("train.computation_time=0", "evaluation.eval_time=0", "model.model_size
 
 @pytest.mark.parametrize(("workload", "ranks", "steps"), [("unet3d", 2, 2), ("bert", 2, 2), ("dlrm", 1, 2)])
 def test_the_emulator_in_its_image(emulator, tmp_path, workload, ranks, steps):
-    environment = os.environ | {"DATA_DIR": str(tmp_path / "data"), "OUTPUT_DIR": str(tmp_path / "out"),
-                                "LOGGING_DIR": str(tmp_path / "logs")}  # fmt: skip
+    environment = os.environ | {
+        "DATA_DIR": str(tmp_path / "data"),
+        "OUTPUT_DIR": str(tmp_path / "out"),
+        "LOGGING_DIR": str(tmp_path / "logs"),
+    }
     few, quick = ([f"++workload.{word}" for word in words] for words in (FEW[workload], QUICK))
     for script, *arguments in (
         ("start_datagen.sh", workload, emulator, tmp_path / "data", *few),
@@ -179,9 +182,11 @@ def test_cells_are_traced_inside_their_containers(image, emulator, data, tmp_pat
 
 def test_a_cell_without_its_image_is_named(docker_host, data, tmp_path):
     document = {
-        "name": "contained", "images": {"dlrm": "nothing:here"}, "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
+        "name": "contained",
+        "images": {"dlrm": "nothing:here"},
+        "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
         "jobs": [{"workload": "dlrm", "data": ["clicks"], "variant": ["sleep"], "sleep": "0"}],
-    }  # fmt: skip
+    }
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(document))
     done = run_iotwin("run", tmp_path / "e.yaml", "-o", tmp_path / "out")
     assert done.returncode == 1

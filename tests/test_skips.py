@@ -31,9 +31,13 @@ def test_skips_that_setup_could_mend(tmp_path, environment, failed, skipped):
     kept = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-rfE", "--continue-on-collection-errors"]
     done = subprocess.run(
-        [*command, "--rootdir", tmp_path, tmp_path], cwd=tmp_path, env={**kept, **environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [*command, "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path,
+        env={**kept, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     told = sorted(line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
     assert told == failed, done.stdout
     assert f"{skipped} skipped" in done.stdout

@@ -12,8 +12,14 @@ from trace_visuals.call_columns import span_ns
 from tracing_tools.trace.reader import Trace
 
 _SECOND = 1_000_000_000
-_PHASE_WORDS = {"init": "init", "epoch": "epoch", "block": "block", "eval": "evaluation", "evaluation": "evaluation",
-                "checkpoint": "checkpoint"}  # fmt: skip
+_PHASE_WORDS = {
+    "init": "init",
+    "epoch": "epoch",
+    "block": "block",
+    "eval": "evaluation",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+}
 _KNOWN = "init, epoch:N, block:N, eval:N, checkpoint:N, a duration such as 30s, last:30s, or FROM..TO in seconds"
 
 

@@ -63,10 +63,15 @@ class StorageCalls:
     def _calls(self, decoded: DecodedCalls) -> Calls:
         decoded = decoded.where(self._is_wanted[decoded.group] & (decoded.kind >= 0))
         return Calls(
-            start_ns=decoded.column("start_ns", 0), duration_ns=decoded.duration_ns(), group=decoded.group, kind=decoded.kind,
-            thread=np.searchsorted(self._chunk.threads, decoded.column("tid", 0)), file=decoded.file_id,
-            offset=decoded.column("offset"), moved_bytes=decoded.moved_bytes(decoded.group <= WRITE),
-        )  # fmt: skip
+            start_ns=decoded.column("start_ns", 0),
+            duration_ns=decoded.duration_ns(),
+            group=decoded.group,
+            kind=decoded.kind,
+            thread=np.searchsorted(self._chunk.threads, decoded.column("tid", 0)),
+            file=decoded.file_id,
+            offset=decoded.column("offset"),
+            moved_bytes=decoded.moved_bytes(decoded.group <= WRITE),
+        )
 
 
 def stable_order(key: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -125,10 +125,12 @@ def _sizes_overlap(a: Summary, b: Summary, kinds: slice, group: int) -> float:
 def _request_size(a: Summary, b: Summary) -> Score:
     weights = np.sqrt((shares(a.size_bytes.sum(axis=(0, 2))) + shares(b.size_bytes.sum(axis=(0, 2)))) / 2)
     every = slice(None)
-    return _mean({
-        "reads": (_sizes_overlap(a, b, every, READ), float(weights[READ])),
-        "writes": (_sizes_overlap(a, b, every, WRITE), float(weights[WRITE])),
-    })  # fmt: skip
+    return _mean(
+        {
+            "reads": (_sizes_overlap(a, b, every, READ), float(weights[READ])),
+            "writes": (_sizes_overlap(a, b, every, WRITE), float(weights[WRITE])),
+        }
+    )
 
 
 def _request_size_curve(s: Summary) -> Curve:
@@ -196,11 +198,13 @@ def _timing_curve(s: Summary) -> Curve:
 
 
 def _bursts(a: Summary, b: Summary) -> Score:
-    return _mean({
-        "pauses": (_by_phase(_time_weights(a, b), lambda p: _pauses(a, b, p)), 0.4),
-        "bursts": (_overlap_by_phase(a, b, a.burst_bytes, b.burst_bytes), 0.4),
-        "inter_arrival": (_overlap_by_phase(a, b, a.gap_ns, b.gap_ns), 0.2),
-    })  # fmt: skip
+    return _mean(
+        {
+            "pauses": (_by_phase(_time_weights(a, b), lambda p: _pauses(a, b, p)), 0.4),
+            "bursts": (_overlap_by_phase(a, b, a.burst_bytes, b.burst_bytes), 0.4),
+            "inter_arrival": (_overlap_by_phase(a, b, a.gap_ns, b.gap_ns), 0.2),
+        }
+    )
 
 
 def _bursts_curve(s: Summary) -> Curve:
@@ -279,11 +283,13 @@ def _readers(a: Summary, b: Summary, phase: int) -> float | None:
 
 
 def _concurrency(a: Summary, b: Summary) -> Score:
-    return _mean({
-        "readers": (_by_phase(_byte_weights(a, b), lambda p: _readers(a, b, p)), 0.5),
-        "readers_at_once": (_overlap_by_phase(a, b, a.windows, b.windows), 0.25),
-        "calls_in_flight": (_overlap_by_phase(a, b, a.in_flight_ns, b.in_flight_ns), 0.25),
-    })  # fmt: skip
+    return _mean(
+        {
+            "readers": (_by_phase(_byte_weights(a, b), lambda p: _readers(a, b, p)), 0.5),
+            "readers_at_once": (_overlap_by_phase(a, b, a.windows, b.windows), 0.25),
+            "calls_in_flight": (_overlap_by_phase(a, b, a.in_flight_ns, b.in_flight_ns), 0.25),
+        }
+    )
 
 
 def _concurrency_curve(s: Summary) -> Curve:
@@ -313,11 +319,16 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
     # Without a single checkpoint there is no sync behaviour to be like.
     sync = ratio(*syncs) if count else 0.0
     several = float(a.between_saves.any() or b.between_saves.any())
-    return _mean({
-        "count": (count, 1.0), "bytes": (ratio(moved_a, moved_b), 1.0), "write_sizes": (sizes, 1.0), "syncs": (sync, 1.0),
-        "cadence": (overlap(a.between_saves, b.between_saves, HALF_WIDTH), several),
-        "beside_reads": (1.0 - abs(a.beside_saves - b.beside_saves) if count else 0.0, 1.0),
-    })  # fmt: skip
+    return _mean(
+        {
+            "count": (count, 1.0),
+            "bytes": (ratio(moved_a, moved_b), 1.0),
+            "write_sizes": (sizes, 1.0),
+            "syncs": (sync, 1.0),
+            "cadence": (overlap(a.between_saves, b.between_saves, HALF_WIDTH), several),
+            "beside_reads": (1.0 - abs(a.beside_saves - b.beside_saves) if count else 0.0, 1.0),
+        }
+    )
 
 
 def checkpoint_bytes(s: Summary) -> float:

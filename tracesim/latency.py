@@ -19,5 +19,5 @@ def latency(a: Profile, b: Profile) -> dict[str, dict[str, Any]]:
                 "score": overlap(of_a, of_b, HALF_WIDTH),
                 "a": {"median_ns": quantile(of_a, 0.5), "p99_ns": quantile(of_a, 0.99)},
                 "b": {"median_ns": quantile(of_b, 0.5), "p99_ns": quantile(of_b, 0.99)},
-            }  # fmt: skip
+            }
     return result

@@ -201,9 +201,12 @@ class Order:
 
 
 def order_of(
-    visits: Sequence[NDArray[np.int64]], phase: NDArray[np.int64], name_rank: NDArray[np.int64],
-    places: Sequence[NDArray[np.int64]] = (), parts: int = 1,
-) -> Order:  # fmt: skip
+    visits: Sequence[NDArray[np.int64]],
+    phase: NDArray[np.int64],
+    name_rank: NDArray[np.int64],
+    places: Sequence[NDArray[np.int64]] = (),
+    parts: int = 1,
+) -> Order:
     """Return the order statistics of the files in `visits` (one array an occurrence), given each file's rank by name.
 
     `places` has, for each occurrence, file * parts + part of what it reads of large files.

@@ -79,16 +79,22 @@ def occurrences(phases: pd.DataFrame) -> Occurrences:
     np.maximum.at(last, owner, edges[1:])
     return Occurrences(
         phase=np.concatenate(([STARTUP], phases["phase"].to_numpy(np.int64))),
-        start_ns=first, span_ns=last - first,
+        start_ns=first,
+        span_ns=last - first,
         duration_ns=np.bincount(owner, weights=lengths, minlength=count).astype(np.int64),
-        segment_start_ns=np.concatenate(([np.iinfo(np.int64).min], edges[:-1])), segment_owner=np.concatenate(([0], owner)),
-    )  # fmt: skip
+        segment_start_ns=np.concatenate(([np.iinfo(np.int64).min], edges[:-1])),
+        segment_owner=np.concatenate(([0], owner)),
+    )
 
 
 def whole_run(start_ns: int, end_ns: int) -> Occurrences:
     """Return the occurrences of a run whose phases are not known: all of it is one."""
     times = np.array([start_ns, start_ns]), np.array([0, end_ns - start_ns])
     return Occurrences(
-        phase=np.array([STARTUP, RUN]), start_ns=times[0], span_ns=times[1], duration_ns=times[1],
-        segment_start_ns=np.array([np.iinfo(np.int64).min]), segment_owner=np.array([1]),
-    )  # fmt: skip
+        phase=np.array([STARTUP, RUN]),
+        start_ns=times[0],
+        span_ns=times[1],
+        duration_ns=times[1],
+        segment_start_ns=np.array([np.iinfo(np.int64).min]),
+        segment_owner=np.array([1]),
+    )

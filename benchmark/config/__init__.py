@@ -100,4 +100,4 @@ __all__ = [
     "load",
     "parse_foreign",
     "select",
-]  # fmt: skip
+]

@@ -44,8 +44,9 @@ def rematerialized(time: Rematerialized) -> Duration:
         raise UsageError("the base of a rematerialized step time is a number, or a distribution but poisson and recorded")
     grown: dict[str, Any] = {
         name: [value * factor for value in old] if isinstance(old, list) else old * factor
-        for name, old in msgspec.structs.asdict(base).items() if name in _SCALED
-    }  # fmt: skip
+        for name, old in msgspec.structs.asdict(base).items()
+        if name in _SCALED
+    }
     return msgspec.structs.replace(base, **grown)
 
 

@@ -296,8 +296,10 @@ def pipeline_summary(config: Config, ranks: Sequence[Measured]) -> dict[str, Any
     plan = plan_of(section)
     epochs = config.train.epochs
     passes = [np.array(one.passes, np.int64).reshape(epochs, -1, 4) for one in ranks]
-    spans_ns = [max(int(p[e, :, 3].max()) for p in passes if p.size) - min(int(p[e, :, 2].min()) for p in passes if p.size)
-                for e in range(epochs)]  # fmt: skip
+    spans_ns = [
+        max(int(p[e, :, 3].max()) for p in passes if p.size) - min(int(p[e, :, 2].min()) for p in passes if p.size)
+        for e in range(epochs)
+    ]
     total_s = sum(spans_ns) / 1e9
     last = [passes[rank] for rank in plan.stages[-1].ranks if passes[rank].size]
     steady_s = sum(
@@ -316,7 +318,11 @@ def _stage_summary(stage: Stage, ranks: Sequence[Measured], total_s: float) -> d
     rows = np.concatenate([one.steps.rows() for one in ranks])
     share = busy_s / (total_s * stage.replicas)
     return {
-        "stage": stage.stage, "replicas": stage.replicas, "busy_share": share, "bubble_share": 1 - share,
-        "data_wait_s": float(rows[:, 5].sum()) / 1e9, "read_bytes": int(rows[:, 11].sum()),
+        "stage": stage.stage,
+        "replicas": stage.replicas,
+        "busy_share": share,
+        "bubble_share": 1 - share,
+        "data_wait_s": float(rows[:, 5].sum()) / 1e9,
+        "read_bytes": int(rows[:, 11].sum()),
         "checkpoint_bytes": sum(file.size_bytes for one in ranks for file in one.saved),
-    }  # fmt: skip
+    }

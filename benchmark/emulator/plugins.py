@@ -32,12 +32,13 @@ def imported_by_name(config: "Config") -> list[tuple[str, str]]:
     """Return (key, name) of what the workload has imported as `module.Class`, which no installed package announces."""
     reader = config.reader
     named = (
-        (READERS, "dataset.format", config.dataset.format), (READERS, "reader.reader_classname", reader.reader_classname),
+        (READERS, "dataset.format", config.dataset.format),
+        (READERS, "reader.reader_classname", reader.reader_classname),
         (LOADERS, "reader.data_loader", reader.data_loader),
         (LOADERS, "reader.data_loader_classname", reader.data_loader_classname),
         (SAMPLERS, "reader.data_loader_sampler", reader.data_loader_sampler),
         (CHECKPOINTS, "checkpoint.checkpoint_mechanism_classname", config.checkpoint.checkpoint_mechanism_classname),
-    )  # fmt: skip
+    )
     return [(key, name) for group, key, name in named if name and "." in name and name not in plugin_names(group)]
 
 

@@ -110,8 +110,10 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint]) -> int | None:
     removed = job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)].set_index("file_id")["start_ns"]
     left = [
         int(np.searchsorted(whole, removed[file.file_id])) - index - 1
-        for index, point in enumerate(each) for file in point.files if file.file_id in removed.index and removed.index.is_unique
-    ]  # fmt: skip
+        for index, point in enumerate(each)
+        for file in point.files
+        if file.file_id in removed.index and removed.index.is_unique
+    ]
     found, counts = np.unique([count for count in left if count > 0], return_counts=True)
     return int(found[counts.argmax()]) if len(found) else None
 
@@ -165,8 +167,9 @@ def _reads_between(training: Sequence[Pass], file: SeenFile) -> bool:
     """Whether a rank that reads by itself was at a batch while the file was written."""
     return any(
         bool(((part.batches["start_ns"] < file.end_ns) & (part.batches["end_ns"] > file.start_ns)).any())
-        for part in training if not part.workers
-    )  # fmt: skip
+        for part in training
+        if not part.workers
+    )
 
 
 def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -46,14 +46,26 @@ def plan(fitted: Fitted) -> Plan:
     config, sizes = fitted.config, dict(fitted.files)
     dataset, epochs = config.dataset, config.train.epochs
     training = _pass(
-        config, sizes, config.twin.train_files, config.twin.train_reads, dataset.num_files_train or len(sizes),
-        dataset.num_samples_per_file, config.reader.batch_size, config.train.total_training_steps,
-    )  # fmt: skip
+        config,
+        sizes,
+        config.twin.train_files,
+        config.twin.train_reads,
+        dataset.num_files_train or len(sizes),
+        dataset.num_samples_per_file,
+        config.reader.batch_size,
+        config.train.total_training_steps,
+    )
     evaluation = _pass(
-        config, sizes, config.twin.eval_files, config.twin.eval_reads, dataset.num_files_eval or 0,
-        dataset.eval_num_samples_per_file or dataset.num_samples_per_file, config.reader.batch_size_eval,
-        config.evaluation.total_eval_steps, drop_last=False,
-    )  # fmt: skip
+        config,
+        sizes,
+        config.twin.eval_files,
+        config.twin.eval_reads,
+        dataset.num_files_eval or 0,
+        dataset.eval_num_samples_per_file or dataset.num_samples_per_file,
+        config.reader.batch_size_eval,
+        config.evaluation.total_eval_steps,
+        drop_last=False,
+    )
     done_epochs, done, unread = _done_before(config, training.steps)
     steps = training.steps * epochs
     evaluations, checkpoints = _evaluations(config, steps, done_epochs, done), _checkpoints(config, steps, done_epochs, done)
@@ -182,9 +194,14 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
 
 
 def _opens(
-    config: c.Config, training: _Planned, evaluation: _Planned, passes: float, evaluations: int, read_bytes: float,
+    config: c.Config,
+    training: _Planned,
+    evaluation: _Planned,
+    passes: float,
+    evaluations: int,
+    read_bytes: float,
     sizes: Mapping[str, int],
-) -> float:  # fmt: skip
+) -> float:
     """Opens of the data: one for each file of a sample, or as few as files that stay open or are streamed take."""
     if config.twin.reader.streamed:
         file_bytes = max(sum(sizes.values()) / max(len(sizes), 1), 1)

@@ -255,9 +255,13 @@ def _steps_in_data(samples: Samples, training: Sequence[Pass]) -> int:
 
 
 def _evaluation(
-    job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], since: int,
+    job: Job,
+    samples: Samples,
+    training: Sequence[Pass],
+    evaluations: Sequence[Pass],
+    since: int,
     assumptions: list[str],
-) -> c.Evaluation:  # fmt: skip
+) -> c.Evaluation:
     if not evaluations:
         return c.Evaluation()
     seen = [part.epoch for part in evaluations]
@@ -284,9 +288,13 @@ def _steps_of_blocks(training: Sequence[Pass]) -> int | None:
 
 
 def _twin(
-    job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints,
+    job: Job,
+    samples: Samples,
+    training: Sequence[Pass],
+    evaluations: Sequence[Pass],
+    checkpoints: SeenCheckpoints,
     assumptions: list[str],
-) -> c.Twin:  # fmt: skip
+) -> c.Twin:
     twin = c.Twin(
         source=job.path.name, host=job.manifest.host.hostname, persistent_workers=_are_persistent(training),
         ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,

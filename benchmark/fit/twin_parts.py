@@ -69,9 +69,14 @@ def order_agreement(order: NDArray[np.int64], other: NDArray[np.int64]) -> float
 
 
 def set_checkpoints(
-    config: c.Config, checkpoints: SeenCheckpoints, epochs: int, steps: int, in_blocks: int | None, assumptions: list[str],
+    config: c.Config,
+    checkpoints: SeenCheckpoints,
+    epochs: int,
+    steps: int,
+    in_blocks: int | None,
+    assumptions: list[str],
     since: tuple[int, int] = (0, 0),
-) -> None:  # fmt: skip
+) -> None:
     """Say in `config` when the twin, which ends after so many `epochs` and `steps`, writes checkpoints, beside what it writes.
 
     `in_blocks`: the steps of a block, where the job counts no epochs; `epochs` are then its blocks. `since`: the whole epochs and
@@ -121,9 +126,11 @@ def when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
 
 
 def twin_checkpoint(
-    checkpoints: SeenCheckpoints, assumptions: list[str], ranks: Sequence[int] = (),
+    checkpoints: SeenCheckpoints,
+    assumptions: list[str],
+    ranks: Sequence[int] = (),
     snapshots_s: NDArray[np.float64] = _NO_TIMES,
-) -> c.TwinCheckpoint:  # fmt: skip
+) -> c.TwinCheckpoint:
     """Return what the twin writes at a checkpoint, and how.
 
     `ranks` are the pids of the twin's ranks; `snapshots_s` the seconds of each snapshot, where they were seen.
@@ -134,14 +141,18 @@ def twin_checkpoint(
     alone = len(ranks) < 2 or not checkpoints.asynchronous  # ranks do not meet beside training
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     return c.TwinCheckpoint(
-        files=_checkpoint_files(checkpoints, ranks, assumptions), asynchronous=checkpoints.asynchronous,
-        serialization_ahead=round(_ahead(files), 3), lead_time=quantiles(lead_s), first_lead_time=first_lead_s,
+        files=_checkpoint_files(checkpoints, ranks, assumptions),
+        asynchronous=checkpoints.asynchronous,
+        serialization_ahead=round(_ahead(files), 3),
+        lead_time=quantiles(lead_s),
+        first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
         in_flight=checkpoints.in_flight if checkpoints.asynchronous else 1,
         snapshot_time=quantiles(snapshots_s) if len(snapshots_s) else None,
-        directory_sync=checkpoints.directory_sync, keep=checkpoints.keep,
+        directory_sync=checkpoints.directory_sync,
+        keep=checkpoints.keep,
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",
-    )  # fmt: skip
+    )
 
 
 def _ahead(files: Sequence[SeenFile]) -> float:

@@ -40,7 +40,7 @@ def picture(layout: ImagenetLayout, samples: int, seed: int, image: int) -> byte
 
 def write_images(
     layout: ImagenetLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
-) -> list[Piece]:  # fmt: skip
+) -> list[Piece]:
     """Write the images of unit `unit` under temporary names and return their pieces."""
     pieces = []
     for image in layout.unit_images(samples, unit):

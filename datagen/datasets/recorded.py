@@ -41,10 +41,12 @@ def read_recipe(path: Path) -> RecordedLayout:
 
 def write_recipe(path: Path, files: Sequence[tuple[str, int]]) -> None:
     """Write the CSV file that `read_recipe` reads; `files` are (name, size in bytes)."""
-    table = pa.table({
-        "name": pa.array([name for name, _ in files], pa.string()),
-        "size_bytes": pa.array([size for _, size in files], pa.int64()),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "name": pa.array([name for name, _ in files], pa.string()),
+            "size_bytes": pa.array([size for _, size in files], pa.int64()),
+        }
+    )
     sink = pa.BufferOutputStream()
     csv.write_csv(table, sink)
     write_whole(path, sink.getvalue().to_pybytes())

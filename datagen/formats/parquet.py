@@ -70,10 +70,15 @@ class TableWriter:
         for name, kind, fixed_bytes in self._columns:
             length: dict[int, Field] = {2: ("i32", fixed_bytes)} if fixed_bytes else {}
             schema.append({1: ("i32", kind), **length, 3: ("i32", 0), 4: ("binary", name.encode())})
-        footer = _struct({
-            1: ("i32", 1), 2: ("list", ("struct", schema)), 3: ("i64", self._rows), 4: ("list", ("struct", self._groups)),
-            6: ("binary", b"iotwin"),
-        })  # fmt: skip
+        footer = _struct(
+            {
+                1: ("i32", 1),
+                2: ("list", ("struct", schema)),
+                3: ("i64", self._rows),
+                4: ("list", ("struct", self._groups)),
+                6: ("binary", b"iotwin"),
+            }
+        )
         self._write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
 
     def _write(self, block: bytes | memoryview) -> None:
@@ -92,10 +97,15 @@ class TableWriter:
         for block in blocks:
             self._write(block)
         metadata = {
-            1: ("i32", column.kind), 2: ("list", ("i32", [_PLAIN])), 3: ("list", ("binary", [column.name.encode()])),
+            1: ("i32", column.kind),
+            2: ("list", ("i32", [_PLAIN])),
+            3: ("list", ("binary", [column.name.encode()])),
             4: ("i32", codec),
-            5: ("i64", rows), 6: ("i64", len(header) + page_bytes), 7: ("i64", len(header) + stored_bytes), 9: ("i64", start),
-        }  # fmt: skip
+            5: ("i64", rows),
+            6: ("i64", len(header) + page_bytes),
+            7: ("i64", len(header) + stored_bytes),
+            9: ("i64", start),
+        }
         return {2: ("i64", start), 3: ("struct", metadata)}
 
 

@@ -25,10 +25,14 @@ class BertLayout(msgspec.Struct, frozen=True):
     PREDICTIONS: ClassVar[int] = 76
     VOCABULARY: ClassVar[int] = 30522
     FEATURES: ClassVar[tuple[tuple[str, str, int], ...]] = (
-        ("input_ids", "int64", 512), ("input_mask", "int64", 512), ("segment_ids", "int64", 512),
-        ("masked_lm_positions", "int64", 76), ("masked_lm_ids", "int64", 76), ("masked_lm_weights", "float", 76),
+        ("input_ids", "int64", 512),
+        ("input_mask", "int64", 512),
+        ("segment_ids", "int64", 512),
+        ("masked_lm_positions", "int64", 76),
+        ("masked_lm_ids", "int64", 76),
+        ("masked_lm_weights", "float", 76),
         ("next_sentence_labels", "int64", 1),
-    )  # fmt: skip
+    )
     RECORD_BYTES: ClassVar[int] = 2497  # mean
     EVALUATION_NAME: ClassVar[str] = "eval_10k"
     EVALUATION_SAMPLES: ClassVar[int] = 10_000

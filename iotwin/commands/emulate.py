@@ -46,9 +46,11 @@ class Emulate(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the workload, its overrides and how to run it."""
         parser.add_argument(
-            "words", metavar="WORKLOAD", nargs="*",
+            "words",
+            metavar="WORKLOAD",
+            nargs="*",
             help="a YAML's path or workload=NAME, and overrides such as ++workload.reader.batch_size=4",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--config-dir", "-cd", metavar="DIR", type=Path, help="where workload=NAME is looked for (default: shipped)"
         )
@@ -191,13 +193,17 @@ def _options(args: Namespace, ranks: int, notes: dict[str, str]) -> Any:
 def _words(args: Namespace) -> list[str]:
     """The command line again, for a process of its own."""
     options = {
-        "--config-dir": args.config_dir, "--config-path": args.config_path, "--config-name": args.config_name,
-        "--ranks": args.ranks, "--for": args.limit,
-    }  # fmt: skip
+        "--config-dir": args.config_dir,
+        "--config-path": args.config_path,
+        "--config-name": args.config_name,
+        "--ranks": args.ranks,
+        "--for": args.limit,
+    }
     return [
         *(["--dlio"] if args.dlio else []),
-        *args.words, *(str(word) for name, value in options.items() if value is not None for word in (name, value)),
-    ]  # fmt: skip
+        *args.words,
+        *(str(word) for name, value in options.items() if value is not None for word in (name, value)),
+    ]
 
 
 def _shown(workload: "Workload") -> dict[str, Any]:

@@ -41,10 +41,16 @@ class Export(Command):
         format_ = format_of(args.output, args.format)
         trace = Trace(args.trace)
         events = export_trace(trace, args.output, format_, args.files)
-        return Outcome({
-            "trace": str(args.trace), "output": str(args.output), "format": format_, "events": events,
-            "lost": trace.manifest.lost_events, "size_bytes": args.output.stat().st_size,
-        })  # fmt: skip
+        return Outcome(
+            {
+                "trace": str(args.trace),
+                "output": str(args.output),
+                "format": format_,
+                "events": events,
+                "lost": trace.manifest.lost_events,
+                "size_bytes": args.output.stat().st_size,
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what was written."""

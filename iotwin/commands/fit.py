@@ -19,9 +19,11 @@ class Fit(Command):
         parser.add_argument("trace", type=Path, metavar="TRACE")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TWIN.yaml", help="file to write")
         parser.add_argument(
-            "--kind", choices=("auto", "structured", "recorded"), default="auto",
+            "--kind",
+            choices=("auto", "structured", "recorded"),
+            default="auto",
             help="what kind of twin (default auto: structured where the job's structure can be told, else recorded)",
-        )  # fmt: skip
+        )
 
     def run(self, args: Namespace) -> Outcome:
         """Fit and write the YAML."""
@@ -38,10 +40,15 @@ class Fit(Command):
             write_recording(fitted.recording, recording)
             fitted.config.twin.recorded.file = recording.name
         dump(fitted.config, args.output)
-        return Outcome({
-            "twin": str(args.output), "evidence": fitted.evidence, "confidence": fitted.confidence,
-            "coverage": fitted.coverage, "assumptions": fitted.config.twin.assumptions,
-        })  # fmt: skip
+        return Outcome(
+            {
+                "twin": str(args.output),
+                "evidence": fitted.evidence,
+                "confidence": fitted.confidence,
+                "coverage": fitted.coverage,
+                "assumptions": fitted.config.twin.assumptions,
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what was found, by what, and what had to be assumed."""

@@ -146,9 +146,15 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
 def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
     from datagen.datasets.recorded import read_recipe
 
-    given = {"a workload": args.workload, "--config": args.config, "--scale": args.scale, "--classes": args.classes,
-             "--form": args.form,
-             "--entropy": args.entropy, "--dedup": args.dedup}  # fmt: skip
+    given = {
+        "a workload": args.workload,
+        "--config": args.config,
+        "--scale": args.scale,
+        "--classes": args.classes,
+        "--form": args.form,
+        "--entropy": args.entropy,
+        "--dedup": args.dedup,
+    }
     if unfit := [name for name, value in given.items() if value is not None]:
         raise UsageError(f"--recipe says all about the data set; leave out {', '.join(unfit)}")
     layout = read_recipe(args.recipe)
@@ -172,7 +178,12 @@ def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
 def _document(state: str, directory: str, manifest: "DataSetManifest") -> dict[str, Any]:
     request = manifest.request
     return {
-        "state": state, "directory": directory, "workload": request.workload, "samples": request.samples,
-        "seed": request.seed, "files": len({piece.name for piece in manifest.pieces}), "size_bytes": manifest.size_bytes,
+        "state": state,
+        "directory": directory,
+        "workload": request.workload,
+        "samples": request.samples,
+        "seed": request.seed,
+        "files": len({piece.name for piece in manifest.pieces}),
+        "size_bytes": manifest.size_bytes,
         "layout": request.layout,
-    }  # fmt: skip
+    }

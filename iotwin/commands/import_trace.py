@@ -29,12 +29,18 @@ class Import(Command):
         from tracing_tools.trace.importers import import_trace
 
         manifest, imported = import_trace(args.source, args.output, args.format, args.timezone, args.force)
-        return Outcome({
-            "trace": str(args.output), "format": manifest.backend.removeprefix("import "), "events": manifest.events,
-            "block_requests": imported.block.num_rows if imported.block is not None else 0,
-            "accelerator_events": imported.gpu.num_rows if imported.gpu is not None else 0, "phases": len(imported.phases),
-            "torn_lines": {name: count for name, count in imported.torn.items() if count}, "notes": manifest.notes,
-        })  # fmt: skip
+        return Outcome(
+            {
+                "trace": str(args.output),
+                "format": manifest.backend.removeprefix("import "),
+                "events": manifest.events,
+                "block_requests": imported.block.num_rows if imported.block is not None else 0,
+                "accelerator_events": imported.gpu.num_rows if imported.gpu is not None else 0,
+                "phases": len(imported.phases),
+                "torn_lines": {name: count for name, count in imported.torn.items() if count},
+                "notes": manifest.notes,
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what became of the source."""

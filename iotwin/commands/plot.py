@@ -44,10 +44,11 @@ class Plot(Command):
             help="picture to write: .png, .svg or .pdf; steps: a directory",
         )
         parser.add_argument(
-            "--zoom", metavar="WHAT",
+            "--zoom",
+            metavar="WHAT",
             help="show only init, epoch:N, block:N, eval:N, checkpoint:N, the first 30s of training, last:30s, or "
             "FROM..TO in seconds from the zero of the time axis",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--group",
             choices=["all", "role", "rank", "process"],

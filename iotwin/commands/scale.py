@@ -42,9 +42,7 @@ class Scale(Command):
         if args.output.resolve() == args.source.resolve():
             raise UsageError(f"{args.output} is the data set to grow; choose another directory for the grown one")
         layout = scaled_layout(args.workload, args.source, args.augment)
-        manifest = generate(
-            layout, args.output, size_bytes=size_bytes, seed=args.seed, workers=args.workers, force=args.force
-        )  # fmt: skip
+        manifest = generate(layout, args.output, size_bytes=size_bytes, seed=args.seed, workers=args.workers, force=args.force)
         return Outcome({
             "directory": str(args.output), "source": str(args.source), "workload": args.workload, "augment": args.augment,
             "samples": manifest.request.samples, "seed": args.seed, "size_bytes": manifest.size_bytes,

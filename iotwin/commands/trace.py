@@ -36,9 +36,11 @@ class Record(Command):
             "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"
         )
         parser.add_argument(
-            "--detail", default="data,async", metavar="GROUPS",
+            "--detail",
+            default="data,async",
+            metavar="GROUPS",
             help="what to record, a list of: data, metadata, mmap, async, block, gpu; or all (default data,async)",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--live",
             action="store_true",
@@ -64,12 +66,16 @@ class Record(Command):
         if interval_ns < 1_000_000:
             raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
         options = Options(
-            args.backend, interval_ns, args.workload, args.force, forward_output=not args.json,
+            args.backend,
+            interval_ns,
+            args.workload,
+            args.force,
+            forward_output=not args.json,
             detail=parse_detail(args.detail),
             duration_ns=None if args.duration is None else parse_duration(args.duration),
             live=args.live and not (args.quiet or args.json),
             grace_ns=None if args.grace is None else parse_duration(args.grace),
-        )  # fmt: skip
+        )
         try:
             manifest = trace_target(make_target, args.output, options)
         except UnfinishedTraceError as error:
@@ -78,10 +84,16 @@ class Record(Command):
         # What ran before us and runs on has no status; that its trace has ended is no failure.
         status = manifest.exit_status if manifest.exit_status is not None else 0
         document = {
-            "trace": str(args.output), "backend": manifest.backend, "events": manifest.events, "lost": manifest.lost_events,
-            "counts": manifest.counts, "wall_s": manifest.cost.wall_ns / 1e9, "tracer_cpu_s": manifest.cost.tracer_cpu_ns / 1e9,
-            "exit_status": status, "notes": [*manifest.notes, *_mapped(args)],
-        }  # fmt: skip
+            "trace": str(args.output),
+            "backend": manifest.backend,
+            "events": manifest.events,
+            "lost": manifest.lost_events,
+            "counts": manifest.counts,
+            "wall_s": manifest.cost.wall_ns / 1e9,
+            "tracer_cpu_s": manifest.cost.tracer_cpu_ns / 1e9,
+            "exit_status": status,
+            "notes": [*manifest.notes, *_mapped(args)],
+        }
         if status and args.quiet:
             print(f"iotwin trace: {_failed(status)}", file=sys.stderr)
         return Outcome(document, _of_shell(status))
@@ -159,9 +171,12 @@ def _add_targets(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", metavar="WHICH", help="with --image: all, or the ids of GPUs for the container, as 0,1")
     parser.add_argument(
-        "--container-option", action="append", default=[], metavar="KEY=VALUE",
+        "--container-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="with --image: a parameter of the docker SDK's containers.create, its value in YAML; repeatable",
-    )  # fmt: skip
+    )
 
 
 def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":

@@ -21,9 +21,11 @@ def summarise(directory: Path) -> dict[str, Any]:
     results = _read(directory)
     models = [_model(model, results) for model in sorted({model for model, _ in results})]
     curves = {
-        "title": "Overhead of checkpoints", "x": {"label": "steps between checkpoints", "scale": "log"},
-        "y": {"label": "time above a run without", "unit": "%"}, "series": [_series(model) for model in models],
-    }  # fmt: skip
+        "title": "Overhead of checkpoints",
+        "x": {"label": "steps between checkpoints", "scale": "log"},
+        "y": {"label": "time above a run without", "unit": "%"},
+        "series": [_series(model) for model in models],
+    }
     write_json(directory / "curves.json", curves)
     return {"directory": str(directory), "models": models}
 
@@ -55,9 +57,14 @@ def _model(model: str, results: _Results) -> dict[str, Any]:
     intervals = {policy: _interval(runs) for policy, runs in of_policy.items() if policy != "none"}
     ratio = stalls["sync"] / stalls["auto"] if stalls["sync"] is not None and stalls["auto"] else None
     return {
-        "model": model, "interval": intervals["auto"], "intervals": intervals, "seconds": seconds, "overhead": overhead,
-        "stall_per_checkpoint_s": stalls, "stall_ratio": ratio,
-    }  # fmt: skip
+        "model": model,
+        "interval": intervals["auto"],
+        "intervals": intervals,
+        "seconds": seconds,
+        "overhead": overhead,
+        "stall_per_checkpoint_s": stalls,
+        "stall_ratio": ratio,
+    }
 
 
 def _stall(runs: list[dict[str, Any]]) -> float | None:

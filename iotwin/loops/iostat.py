@@ -67,15 +67,22 @@ def _statistics(samples: list[tuple[str, dict[str, Any]]], devices: list[str]) -
 def _disk(row: dict[str, Any]) -> dict[str, Any]:
     seconds = row["interval_ns"] / 1e9
     rates = {
-        "r/s": row["reads"], "w/s": row["writes"], "rMB/s": row["read_bytes"] / _MIB, "wMB/s": row["written_bytes"] / _MIB,
-    }  # fmt: skip
+        "r/s": row["reads"],
+        "w/s": row["writes"],
+        "rMB/s": row["read_bytes"] / _MIB,
+        "wMB/s": row["written_bytes"] / _MIB,
+    }
     rounded = {name: round(value / seconds, 2) for name, value in rates.items()}
     return {"disk_device": row["device"], **rounded, "util": round(100.0 * row["busy"], 2)}
 
 
 def _document(statistics: list[dict[str, Any]]) -> dict[str, Any]:
     host = {
-        "nodename": platform.node(), "sysname": platform.system(), "release": platform.release(),
-        "machine": platform.machine(), "number-of-cpus": os.cpu_count(), "statistics": statistics,
-    }  # fmt: skip
+        "nodename": platform.node(),
+        "sysname": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "number-of-cpus": os.cpu_count(),
+        "statistics": statistics,
+    }
     return {"sysstat": {"hosts": [host]}}

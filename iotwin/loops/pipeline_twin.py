@@ -19,10 +19,16 @@ def pipeline_twin(plan: "Plan", data: Path, batch_size: int, minibatches: int | 
 
     config = Config()
     stages = [
-        PipelineStage(list(stage.ranks), stage.forward_s, stage.backward_s, stage.all_reduce_s, stage.receive_s,
-                      int(2 * stage.parameter_bytes))
+        PipelineStage(
+            list(stage.ranks),
+            stage.forward_s,
+            stage.backward_s,
+            stage.all_reduce_s,
+            stage.receive_s,
+            int(2 * stage.parameter_bytes),
+        )
         for stage in plan.stages
-    ]  # fmt: skip
+    ]
     config.model.name = "pipeline"
     config.workflow.checkpoint = True
     config.reader.batch_size, config.reader.sample_shuffle = batch_size, "seed"

@@ -82,9 +82,11 @@ def respond(
                 trace = output / f"{name}-{_file_name(change.name)}-{index + 1}.trace"
                 times[change.name][name].append(side.run(change, trace))
     document = {
-        "twin": str(directory), "job": list(job) or None, "runs": runs,
+        "twin": str(directory),
+        "job": list(job) or None,
+        "runs": runs,
         "changes": [{"change": change, **_row(found)} for change, found in times.items()],
-    }  # fmt: skip
+    }
     write_json(output / RESPONSE, document)
     return document
 
@@ -194,8 +196,9 @@ def _row(found: dict[str, list[_Times]]) -> dict[str, Any]:
         row[name] = {
             "seconds": median(sum(times.epochs_s) / len(times.epochs_s) if by_epoch else times.span_s for times in of_side),
             "first_epoch_s": median(times.epochs_s[0] for times in of_side) if by_epoch else None,
-            "epochs_s": [times.epochs_s for times in of_side], "reading_s": [times.span_s for times in of_side],
-        }  # fmt: skip
+            "epochs_s": [times.epochs_s for times in of_side],
+            "reading_s": [times.span_s for times in of_side],
+        }
     for key, of in (("ratio", "seconds"), ("first_epoch_ratio", "first_epoch_s")):
         both = _JOB in row and row[_JOB][of]
         row[key] = row[_TWIN][of] / row[_JOB][of] if both else None

@@ -59,12 +59,15 @@ def _write_pair(similarity: Similarity, output: Path, name: str) -> None:
     _make(output)
     curves = {
         d.name: {
-            "x_unit": d.x_unit, "unit": d.unit,
-            **{side: {"x": curve.x.tolist(), "y": curve.y.tolist(), "labels": list(curve.labels)}
-               for side, curve in (("a", d.curve_a), ("b", d.curve_b))},
+            "x_unit": d.x_unit,
+            "unit": d.unit,
+            **{
+                side: {"x": curve.x.tolist(), "y": curve.y.tolist(), "labels": list(curve.labels)}
+                for side, curve in (("a", d.curve_a), ("b", d.curve_b))
+            },
         }
         for d in similarity.dimensions
-    }  # fmt: skip
+    }
     document = {**similarity.to_document(), "curves": curves}
     write_json(output / f"{name}.json", document, indent=None)
     plot_similarity(similarity, output / f"{name}.png")

@@ -15,9 +15,14 @@ _SAMPLE_EVERY_NS = 200_000_000
 
 
 def run_traced(
-    command: list[str], directory: Path, workload: str, backend: str = "auto", page_faults: bool = False,
-    limits: "LimitedCgroups | None" = None, tells_events: bool = True,
-) -> Manifest:  # fmt: skip
+    command: list[str],
+    directory: Path,
+    workload: str,
+    backend: str = "auto",
+    page_faults: bool = False,
+    limits: "LimitedCgroups | None" = None,
+    tells_events: bool = True,
+) -> Manifest:
     """Run `command` under the tracer, its trace at `directory`, and return the manifest; with `page_faults` those of maps too.
 
     The command, not the tracer, is under `limits`. How many events there were is told with `tells_events`, or if some were lost.

@@ -139,9 +139,13 @@ class _Rounds:
         real = self._traces[0]
         command = own_command("emulate", folder / TWIN)
         run_traced(
-            command, folder / "twin.trace", real.manifest.workload or "twin", _backend_like(real),
-            page_faults="page_fault" in real.manifest.counts, tells_events=False,
-        )  # fmt: skip
+            command,
+            folder / "twin.trace",
+            real.manifest.workload or "twin",
+            _backend_like(real),
+            page_faults="page_fault" in real.manifest.counts,
+            tells_events=False,
+        )
         run = Trace(folder / "twin.trace")
         similarity = compare(real, run, repeats=self._traces[1:]).to_document()
         write_json(folder / "similarity.json", similarity)

@@ -19,9 +19,13 @@ def test_what_settings_name_on_this_machine_is_carried_along(tmp_path, monkeypat
     pip_settings.main(root)
     lines = (root / "etc" / "pip.conf").read_text().splitlines()
     assert lines == [
-        "[global]", "index-url = https://index.invalid/simple", f"extra-index-url = {found['extra-index-url']}",
-        f"find-links = {wheels}", "cert = /etc/pip/ca.crt", "default-timeout = 180",
-    ]  # fmt: skip
+        "[global]",
+        "index-url = https://index.invalid/simple",
+        f"extra-index-url = {found['extra-index-url']}",
+        f"find-links = {wheels}",
+        "cert = /etc/pip/ca.crt",
+        "default-timeout = 180",
+    ]
     assert (root / "etc" / "pip" / "ca.crt").read_text() == "certificate"
     assert set(capsys.readouterr().out.splitlines()) == {f"{tmp_path}/index one", "/two", str(wheels)}
 

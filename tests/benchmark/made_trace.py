@@ -78,11 +78,17 @@ class Made:
         events = event_table(self.rows)
         end_ns = max(row[0] + row[1] for row in self.rows) + MILLISECOND
         manifest = Manifest(
-            status="complete", backend="synthetic", tool_version="test",
-            host=Host("testhost", "6.1.0", 2, 8 << 30, "x86_64", "ext4"), target=Target(command=["python"], root_pid=1000),
+            status="complete",
+            backend="synthetic",
+            tool_version="test",
+            host=Host("testhost", "6.1.0", 2, 8 << 30, "x86_64", "ext4"),
+            target=Target(command=["python"], root_pid=1000),
             clock=[ClockPair(time_ns, 1_700_000_000 * SECOND + time_ns, 100) for time_ns in (START_NS, end_ns)],
-            counts={}, start_ns=START_NS, end_ns=end_ns, exit_status=self.exit_status,
-        )  # fmt: skip
+            counts={},
+            start_ns=START_NS,
+            end_ns=end_ns,
+            exit_status=self.exit_status,
+        )
         manifest.events = write_events(path / "events.parquet", [events])
         tables = [_table(rows, kind) for rows, kind in ((self.files, schema.FILES), (self.processes, schema.PROCESSES))]
         write_tables(path, manifest, *tables, schema.PHASES.empty_table(), {}, None, None)

@@ -17,9 +17,14 @@ def row(thread: int, op: Op, subject: int = 0, **given: int) -> dict[str, int]:
 
 
 def recording(
-    rows: list[dict[str, int]], files: list[File], parents: list[int] | None = None, threads: list[int] | None = None,
-    pipes: list[Pipe] | None = None, channels: int = 0, marks: list[Mark] | None = None,
-) -> Recording:  # fmt: skip
+    rows: list[dict[str, int]],
+    files: list[File],
+    parents: list[int] | None = None,
+    threads: list[int] | None = None,
+    pipes: list[Pipe] | None = None,
+    channels: int = 0,
+    marks: list[Mark] | None = None,
+) -> Recording:
     """Return the recording of the rows, by default of one thread of one process."""
     header = Header(1, files, pipes or [], channels, parents or [-1], threads or [0], marks or [])
     return Recording(header, {name: np.array([each[name] for each in rows], kind) for name, kind in COLUMNS.items()})

@@ -9,10 +9,15 @@ import yaml
 from iotwin.main import main
 
 SCALED = [
-    "++workload.dataset.record_length_bytes=4096", "++workload.dataset.record_length_bytes_stdev=0",
-    "++workload.reader.data_loader=native", "++workload.reader.read_threads=1", "++workload.train.computation_time=0.002",
-    "++workload.train.epochs=2", "++workload.workflow.checkpoint=False", "++workload.reader.batch_size=4",
-]  # fmt: skip
+    "++workload.dataset.record_length_bytes=4096",
+    "++workload.dataset.record_length_bytes_stdev=0",
+    "++workload.reader.data_loader=native",
+    "++workload.reader.read_threads=1",
+    "++workload.train.computation_time=0.002",
+    "++workload.train.epochs=2",
+    "++workload.workflow.checkpoint=False",
+    "++workload.reader.batch_size=4",
+]
 TRAINING = {
     "v0.5": ["unet3d_v100", "bert_v100"],
     "v2.0": ["unet3d_a100", "unet3d_h100", "resnet50_h100", "cosmoflow_h100"],
@@ -63,11 +68,13 @@ def test_a_training_workload_is_generated_and_run(name: str, tmp_path: Path) -> 
 
 def test_a_checkpoint_workload_is_written_and_read_in_runs_of_their_own(tmp_path: Path) -> None:
     words = [
-        f"++workload.checkpoint.checkpoint_folder={tmp_path}/c", "++workload.checkpoint.mode=subset",
-        "++workload.model.parallelism.data=8", "++workload.model.num_layers=2",
+        f"++workload.checkpoint.checkpoint_folder={tmp_path}/c",
+        "++workload.checkpoint.mode=subset",
+        "++workload.model.parallelism.data=8",
+        "++workload.model.num_layers=2",
         "++workload.checkpoint.time_between_checkpoints=0.001",
         *(f"++workload.model.transformer.{key}={value}" for key, value in SHAPE.items()),
-    ]  # fmt: skip
+    ]
     counts = ("++workload.checkpoint.num_checkpoints_write", "++workload.checkpoint.num_checkpoints_read")
     saved = run(tmp_path / "save", "llama_8b", *words, f"{counts[0]}=2", f"{counts[1]}=0", "--ranks", "2")
     loaded = run(tmp_path / "load", "llama_8b", *words, f"{counts[0]}=0", f"{counts[1]}=2", "--ranks", "2")

@@ -40,9 +40,11 @@ sys.exit(subprocess.run([{sys.executable!r}, "-m", "iotwin.main", *command], env
 
     def run(script: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
         environment = {
-            "PATH": f"{tools}:{os.environ['PATH']}", "DATA_DIR": str(tmp_path / "my data"), "OUTPUT_DIR": str(tmp_path / "out"),
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "DATA_DIR": str(tmp_path / "my data"),
+            "OUTPUT_DIR": str(tmp_path / "out"),
             "LOGGING_DIR": str(tmp_path / "logs"),
-        }  # fmt: skip
+        }
         done = subprocess.run([BENCHMARK / script, *arguments], env=environment, capture_output=True, text=True, check=False)
         call = tmp_path / "call"
         return done, json.loads(call.read_text()) if call.exists() else []
@@ -113,11 +115,20 @@ def test_the_image_has_all_that_a_run_needs_and_no_torch(tmp_path: Path) -> None
         "from iotwin.main import main; raise SystemExit(main(sys.argv[1:]))"
     )
     words = [
-        "emulate", "workload=default", "++workload.workflow.generate_data=true", "++workload.train.computation_time=0",
-        "++workload.evaluation.eval_time=0", "++workload.train.epochs=2", "--quiet",
-    ]  # fmt: skip
+        "emulate",
+        "workload=default",
+        "++workload.workflow.generate_data=true",
+        "++workload.train.computation_time=0",
+        "++workload.evaluation.eval_time=0",
+        "++workload.train.epochs=2",
+        "--quiet",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

@@ -147,16 +147,20 @@ def test_values_that_no_run_can_have_are_refused_in_one_line(tmp_path: Path, tex
 def recorded(folder: Path, *names: str, epochs: int = 2, keep: int | None = None) -> Config:
     files = [CheckpointFile(name=name, write_sizes=[(100, 1)]) for name in names]
     return Config(
-        dataset=Dataset(data_folder="d"), train=Train(epochs=epochs), checkpoint=Checkpoint(checkpoint_folder=str(folder)),
+        dataset=Dataset(data_folder="d"),
+        train=Train(epochs=epochs),
+        checkpoint=Checkpoint(checkpoint_folder=str(folder)),
         twin=Twin(checkpoint=TwinCheckpoint(files=files, keep=keep)),
-    )  # fmt: skip
+    )
 
 
 def of_model(folder: Path, keep: int | None = None) -> Config:
     return Config(
-        model=Model(model_size_bytes=1000), dataset=Dataset(data_folder="d"),
-        checkpoint=Checkpoint(checkpoint_folder=str(folder)), twin=Twin(checkpoint=TwinCheckpoint(keep=keep)),
-    )  # fmt: skip
+        model=Model(model_size_bytes=1000),
+        dataset=Dataset(data_folder="d"),
+        checkpoint=Checkpoint(checkpoint_folder=str(folder)),
+        twin=Twin(checkpoint=TwinCheckpoint(keep=keep)),
+    )
 
 
 def test_no_checkpoint_goes_through_a_linked_folder(tmp_path: Path) -> None:

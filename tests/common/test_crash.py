@@ -56,11 +56,9 @@ def test_states_of_an_unsynced_file_that_replaces_another():
     found = [tree for cut, tree in states(recording, 100) if cut == 3]
     contents = [b"abcd", b"", b"ab", bytes(4)]
     assert sorted(found, key=repr) == sorted(
-        [{"old": content} for content in contents]
-        + [{"old": b"1", "new": content} for content in contents]
-        + [{"old": b"1"}],
+        [{"old": content} for content in contents] + [{"old": b"1", "new": content} for content in contents] + [{"old": b"1"}],
         key=repr,
-    )  # fmt: skip
+    )
     synced = Recording(recording.initial, [*recording.ops[:2], Op("fsync", 2), rename])
     assert [tree["old"] for cut, tree in states(synced, 100) if cut == 4] == [b"abcd", b"1", b"1"]
     durable = Recording(recording.initial, [*synced.ops, Op("fsync", 0)])

@@ -99,9 +99,12 @@ def test_s3(s3_server, tmp_path):
     import s3fs
 
     environment = os.environ | {
-        "AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1", "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     request = ["unet3d", "--samples", 4, "--scale", 0.4, "--workers", 2]
     for target in ("s3://data/kits", tmp_path / "local"):
         done = _iotwin(environment, *request, "-o", target)

@@ -138,9 +138,15 @@ def test_totals_that_overflow_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [".iotwin-generate.jsonl", "manifest.json.partial", "./manifest.json", "a.iotwin-partial", ".//manifest.json",
-     ".iotwin-generate-of-2-0.jsonl"],
-)  # fmt: skip
+    [
+        ".iotwin-generate.jsonl",
+        "manifest.json.partial",
+        "./manifest.json",
+        "a.iotwin-partial",
+        ".//manifest.json",
+        ".iotwin-generate-of-2-0.jsonl",
+    ],
+)
 def test_a_recipe_cannot_name_the_lists_of_the_data_set_itself(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="as a list of the data set's own is"):
         RecordedLayout(((name, 100),))

@@ -86,9 +86,12 @@ def test_every_reader_refuses_a_cut_off_trace_and_writes_nothing(command, trace,
     cut.mkdir()
     (cut / "manifest.json").write_text((trace / "manifest.json").read_text().replace('"complete"', '"recording"'))
     arguments = {
-        "info": ["info", cut], "compare": ["compare", trace, cut], "fit": ["fit", cut, "-o", tmp_path / "t.yaml"],
-        "plot": ["plot", "timeline", trace, cut, "-o", tmp_path / "t.png"], "report": ["report", cut, "-o", tmp_path / "r.html"],
-    }[command]  # fmt: skip
+        "info": ["info", cut],
+        "compare": ["compare", trace, cut],
+        "fit": ["fit", cut, "-o", tmp_path / "t.yaml"],
+        "plot": ["plot", "timeline", trace, cut, "-o", tmp_path / "t.png"],
+        "report": ["report", cut, "-o", tmp_path / "r.html"],
+    }[command]
     result = call(*arguments)
     assert result.returncode == 1
     assert f"iotwin recover {cut}" in one_line(result)

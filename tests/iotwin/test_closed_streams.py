@@ -22,8 +22,12 @@ def trace(tmp_path_factory) -> Path:
 def _run(redirected: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirected}', "sh", *_IOTWIN, *words],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])

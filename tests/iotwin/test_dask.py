@@ -51,9 +51,11 @@ def test_four_workers_give_the_numbers_of_one_process(cut, scheduler, tmp_path, 
         assert together.returncode == 0, together.stderr
         assert json.loads(alone.stdout) == json.loads(together.stdout), arguments
     for name, traces, more in (
-        ("alone.html", cut, []), ("together.html", cut, ["--dask", scheduler]),
-        ("one_alone.html", cut[:1], []), ("one_together.html", cut[:1], ["--dask", scheduler]),
-    ):  # fmt: skip
+        ("alone.html", cut, []),
+        ("together.html", cut, ["--dask", scheduler]),
+        ("one_alone.html", cut[:1], []),
+        ("one_together.html", cut[:1], ["--dask", scheduler]),
+    ):
         assert call("report", *traces, "-o", tmp_path / name, *more, "--quiet").returncode == 0
     for name in ("", "one_"):
         assert (tmp_path / f"{name}alone.html").read_bytes() == (tmp_path / f"{name}together.html").read_bytes()

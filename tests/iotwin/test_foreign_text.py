@@ -39,8 +39,14 @@ def _is_clean(text):
 
 def test_no_escape_sequence_of_a_trace_reaches_the_terminal(tmp_path):
     one, two = (_evil_trace(tmp_path / name) for name in "ab")
-    for arguments in (["info", one], ["compare", one, two], ["merge", one, two, "-o", tmp_path / "m"], ["stats", one],
-                      ["stats", one, "--sql", "select chr(27) || ']0;x' as x"], ["info", tmp_path / f"{_EVIL}"]):  # fmt: skip
+    for arguments in (
+        ["info", one],
+        ["compare", one, two],
+        ["merge", one, two, "-o", tmp_path / "m"],
+        ["stats", one],
+        ["stats", one, "--sql", "select chr(27) || ']0;x' as x"],
+        ["info", tmp_path / f"{_EVIL}"],
+    ):
         result = call(*arguments)
         assert _is_clean(result.stdout) and _is_clean(result.stderr), arguments
         assert "evil" in result.stdout + result.stderr or arguments[0] in ("stats", "compare")

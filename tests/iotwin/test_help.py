@@ -28,8 +28,11 @@ def test_help_imports_nothing_heavy(arguments):
         f"print('heavy:', sorted({HEAVY!r} & sys.modules.keys()))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: []"
 

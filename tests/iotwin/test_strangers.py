@@ -58,11 +58,15 @@ def test_a_sent_twins_code_runs_where_a_user_allows_it(tmp_path: Path, monkeypat
 
 def test_a_sent_twin_takes_nothing_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
-    for number, yaml in enumerate((
-        "model: {name: '${oc.env:SECRET}'}\n", "model: {name: \"\\x24{oc.env:SECRET}\"}\n",
-        "twin: {assumptions: ['${oc.env:SECRET}']}\n", "defaults: [other]\n",
-        "train: {computation_time: {type: recorded, file: /etc/passwd}}\n",
-    )):  # fmt: skip
+    for number, yaml in enumerate(
+        (
+            "model: {name: '${oc.env:SECRET}'}\n",
+            'model: {name: "\\x24{oc.env:SECRET}"}\n',
+            "twin: {assumptions: ['${oc.env:SECRET}']}\n",
+            "defaults: [other]\n",
+            "train: {computation_time: {type: recorded, file: /etc/passwd}}\n",
+        )
+    ):
         done = call("twin", "run", twin(tmp_path, yaml), "-o", tmp_path / f"here{number}")
         assert done.returncode == 2 and not (tmp_path / f"here{number}").exists(), yaml
         assert "hunter2" not in one_line(done) and "root:x" not in done.stderr

@@ -328,9 +328,10 @@ def _checkpoint(content: bytes, directory: Path) -> None:
     names = ("m_{epoch}.pt", "sub/last.pt", *(["out/new.txt"] if len(content) % 2 else []))
     files = [c.CheckpointFile(name=name, write_sizes=[(100, 1)], rename=number == 1) for number, name in enumerate(names)]
     config = c.Config(
-        dataset=c.Dataset(data_folder="d"), checkpoint=c.Checkpoint(checkpoint_folder=str(ck)),
+        dataset=c.Dataset(data_folder="d"),
+        checkpoint=c.Checkpoint(checkpoint_folder=str(ck)),
         twin=c.Twin(checkpoint=c.TwinCheckpoint(files=files, keep=1)),
-    )  # fmt: skip
+    )
     try:
         writer = CheckpointWriter(config)
         for epoch in (1, 2):

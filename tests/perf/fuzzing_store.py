@@ -51,9 +51,13 @@ def subjects() -> list[Subject]:
         for name, file, content in _RECORDINGS
     ]
     return [
-        Subject("manifest", _manifest, _read_manifest, 4.0), Subject("tables", _table, _read_table, 0.1), Subject("raw", _raw, _recover, 0.2),
-        Subject("log lines", _log, _read_log, 2.0), Subject("profile", _profile, _attach), *formats,
-    ]  # fmt: skip
+        Subject("manifest", _manifest, _read_manifest, 4.0),
+        Subject("tables", _table, _read_table, 0.1),
+        Subject("raw", _raw, _recover, 0.2),
+        Subject("log lines", _log, _read_log, 2.0),
+        Subject("profile", _profile, _attach),
+        *formats,
+    ]
 
 
 # --- manifests
@@ -152,9 +156,12 @@ def _record(path: Path) -> None:
     with Recording(path, _good_manifest("recording")) as recording:
         recording.append_journal("clock", {"monotonic_ns": now, "realtime_ns": now, "uncertainty_ns": 5})
         for kind, text in (
-            (NAME_FORK, b"python"), (NAME_EXEC, b"/bin/python\0x"), (NAME_OPENED, b"/data/a"), (NAME_GIVEN, b"/data/b"),
+            (NAME_FORK, b"python"),
+            (NAME_EXEC, b"/bin/python\0x"),
+            (NAME_OPENED, b"/data/a"),
+            (NAME_GIVEN, b"/data/b"),
             (NAME_EXIT, b"python"),
-        ):  # fmt: skip
+        ):
             record = NameRecord(now, kind, 5, 5, 1, 0, 1, 8 << 20 | 1, 1, 0, 10, text)
             recording.append_names(pack_name(record))
         recording.append_events(events)

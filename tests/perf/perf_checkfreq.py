@@ -217,9 +217,13 @@ def _overhead(base: Path) -> list[Figure]:
 
         auto, none = interleaved(_ROUNDS, lambda: run("auto"), lambda: run("none"))
         figures.append(
-            Figure(f"tiny {name}: all time that checkpoints take at their own interval", median_ratio(auto, none) - 1, 0.05,
-                   detail=f"bound 5 %; intervals at the end {', '.join(map(str, intervals))}; 300 steps")
-        )  # fmt: skip
+            Figure(
+                f"tiny {name}: all time that checkpoints take at their own interval",
+                median_ratio(auto, none) - 1,
+                0.05,
+                detail=f"bound 5 %; intervals at the end {', '.join(map(str, intervals))}; 300 steps",
+            )
+        )
     return figures
 
 
@@ -232,8 +236,9 @@ def _orders() -> Figure:
             once(rng.randint(1, 60), rng.randint(1, 5), rng.randint(1, 4), rng.randrange(1000), stops)
         except AssertionError:
             failed += 1
-    return Figure("epochs with stops and changes of ranks in which a sample is not taken exactly once", failed, 0,
-                  detail=f"of {_ORDERS}")  # fmt: skip
+    return Figure(
+        "epochs with stops and changes of ranks in which a sample is not taken exactly once", failed, 0, detail=f"of {_ORDERS}"
+    )
 
 
 def _kills(base: Path) -> list[Figure]:
@@ -243,8 +248,13 @@ def _kills(base: Path) -> list[Figure]:
         Figure("jobs killed in a checkpoint: checkpoints lost", found["lost"], 0, detail=f"{_KILLS} kills at {points}"),
         Figure("... most steps to be done again", found["most_steps_lost"], found["bound_steps"], detail="interval 3"),
         *[
-            Figure(f"... states of {name} in which nothing loads", judged["unloadable"], 1, at_most=False,
-                   detail=f"of {judged['states']}; a control, which must find some")
+            Figure(
+                f"... states of {name} in which nothing loads",
+                judged["unloadable"],
+                1,
+                at_most=False,
+                detail=f"of {judged['states']}; a control, which must find some",
+            )
             for name, judged in found["unsafe"].items()
         ],
-    ]  # fmt: skip
+    ]

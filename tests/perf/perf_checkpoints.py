@@ -114,9 +114,13 @@ def _kills(base: Path) -> list[Figure]:
         except (AssertionError, AttributeError):
             wrong += 1
     return [
-        Figure("kill -9 at a random system call of a commit: checkpoints lost", lost + wrong, 0,
-               detail=f"{_KILLS - missed} of {_KILLS} killed, at {len({call for call, _ in calls})} kinds of call"),
-    ]  # fmt: skip
+        Figure(
+            "kill -9 at a random system call of a commit: checkpoints lost",
+            lost + wrong,
+            0,
+            detail=f"{_KILLS - missed} of {_KILLS} killed, at {len({call for call, _ in calls})} kinds of call",
+        ),
+    ]
 
 
 def _calls_of_a_commit(base: Path) -> list[tuple[str, int]]:
@@ -188,9 +192,13 @@ def _every_step(base: Path) -> list[Figure]:
             folder.mkdir()
             unequal = [step for step in range(1, of_all + 1) if not _same(job.run, data, folder, ranks, step)]
             figures.append(
-                Figure(f"{name}, {ranks} ranks, killed at each step and resumed: other weights or samples", len(unequal), 0,
-                       detail=f"of {of_all} steps")
-            )  # fmt: skip
+                Figure(
+                    f"{name}, {ranks} ranks, killed at each step and resumed: other weights or samples",
+                    len(unequal),
+                    0,
+                    detail=f"of {of_all} steps",
+                )
+            )
     return figures
 
 

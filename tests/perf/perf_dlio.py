@@ -18,15 +18,24 @@ from tests.perf.figures import Figure, interleaved
 
 _ROUNDS = 3
 _SCALED = {
-    "dataset.num_files_train": 32, "dataset.record_length": 65536, "dataset.record_length_stdev": 0, "reader.batch_size": 4,
-    "reader.read_threads": 1, "train.epochs": 3, "train.computation_time": 0.05, "workflow.checkpoint": False,
-}  # fmt: skip
+    "dataset.num_files_train": 32,
+    "dataset.record_length": 65536,
+    "dataset.record_length_stdev": 0,
+    "reader.batch_size": 4,
+    "reader.read_threads": 1,
+    "train.epochs": 3,
+    "train.computation_time": 0.05,
+    "workflow.checkpoint": False,
+}
 _RECORDS = {"dataset.num_files_train": 4, "dataset.num_samples_per_file": 8}
 _WORKLOADS: dict[str, dict[str, Any]] = {
-    "unet3d_v100": {}, "unet3d_a100": {}, "unet3d_h100": {}, "cosmoflow_h100": {},
+    "unet3d_v100": {},
+    "unet3d_a100": {},
+    "unet3d_h100": {},
+    "cosmoflow_h100": {},
     "resnet50_h100": {**_RECORDS, "dataset.record_length": 114660},
     "bert_v100": {**_RECORDS, "dataset.record_length": 2500, "train.total_training_steps": 8},
-}  # fmt: skip
+}
 
 
 def measure() -> list[Figure]:

@@ -35,9 +35,10 @@ _FAMILIES = {
     "h_DTR's family": (("DTR", "MSPS", "AbESize", "AbEStale", "AbE"), 80),
     "equivalence classes": (("DTREqClass", "AbEqSize", "AbEqStale", "AbEq"), 50),
     "other heuristics": (
-        ("DTRLocal", "LRU", "LargestStorage", "AbLocalSize", "AbLocalStale", "AbLocal", "AbSizeStale", "AbStale"), 50,
+        ("DTRLocal", "LRU", "LargestStorage", "AbLocalSize", "AbLocalStale", "AbLocal", "AbSizeStale", "AbStale"),
+        50,
     ),
-}  # fmt: skip
+}
 # Runs the original: SIMRD LOG [[heuristic, policy, ratio], ..] FRESH SECONDS. With FRESH its cache of regions is replaced by a
 # search; a run that takes more than SECONDS of CPU has no result. Releases are left out for "ignore", as the original does.
 _ORIGINAL = """

@@ -93,8 +93,12 @@ def _traced(directory: Path, root: Path, words: list[str]) -> tuple[float, float
     command = [sys.executable, "-P", "-m", "iotwin.main", "trace", "-o", str(trace), "--backend", "libbpf", "--", *words]
     begin_s, begin = time.time(), time.monotonic()
     printed = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(root)}, cwd=directory, check=True, stderr=subprocess.DEVNULL,
+        command,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=directory,
+        check=True,
+        stderr=subprocess.DEVNULL,
         stdout=subprocess.PIPE if words[0] == "date" else subprocess.DEVNULL,
-    ).stdout  # fmt: skip
+    ).stdout
     whole_s = time.monotonic() - begin
     return (float(printed.split()[0]) - begin_s if words[0] == "date" else 0.0), whole_s

@@ -55,11 +55,17 @@ def _emulate(directory: Path, *words: str) -> tuple[dict, float, int]:
 def _smallest_run(directory: Path) -> list[Figure]:
     """Eight samples of 64 KiB, one epoch, no computation, one rank that reads by itself."""
     words = [
-        "workload=default", "++workload.workflow.evaluation=false", f"++workload.dataset.num_files_train={_FILES}",
-        f"++workload.dataset.record_length_bytes={_RECORD_BYTES}", "++workload.dataset.num_subfolders_train=0",
-        "++workload.dataset.data_folder=data", "++workload.reader.batch_size=1", "++workload.reader.read_threads=0",
-        "++workload.train.epochs=1", "++workload.train.computation_time=0",
-    ]  # fmt: skip
+        "workload=default",
+        "++workload.workflow.evaluation=false",
+        f"++workload.dataset.num_files_train={_FILES}",
+        f"++workload.dataset.record_length_bytes={_RECORD_BYTES}",
+        "++workload.dataset.num_subfolders_train=0",
+        "++workload.dataset.data_folder=data",
+        "++workload.reader.batch_size=1",
+        "++workload.reader.read_threads=0",
+        "++workload.train.epochs=1",
+        "++workload.train.computation_time=0",
+    ]
     _emulate(directory, *words, "++workload.workflow.generate_data=true")
     memories: list[int] = []
 
@@ -91,11 +97,17 @@ def _utilisation(directory: Path, seconds: float) -> Figure:
     """Accelerator utilisation with samples that need no I/O, two ranks: what the emulator's own loop leaves of it."""
     steps = _LOOP_STEPS[seconds]
     words = [
-        "workload=default", "++workload.workflow.evaluation=false", "++workload.dataset.format=synthetic",
+        "workload=default",
+        "++workload.workflow.evaluation=false",
+        "++workload.dataset.format=synthetic",
         f"++workload.dataset.num_files_train={2 * steps * 4}",
-        "++workload.reader.batch_size=4", "++workload.reader.read_threads=0",
-        "++workload.train.epochs=2", f"++workload.train.computation_time={seconds}", "--ranks", "2",
-    ]  # fmt: skip
+        "++workload.reader.batch_size=4",
+        "++workload.reader.read_threads=0",
+        "++workload.train.epochs=2",
+        f"++workload.train.computation_time={seconds}",
+        "--ranks",
+        "2",
+    ]
     reached = [_emulate(directory, *words)[0]["metric"]["train_au_mean_percentage"] for _ in range(_ROUNDS)]
     told = ", ".join(f"{value:.1f}" for value in reached)
     name = f"AU without I/O at {1000 * seconds:g} ms steps, 2 ranks, %"

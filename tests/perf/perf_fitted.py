@@ -25,8 +25,10 @@ from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 _COUNTS = (
-    {"epochs": 3, "batch": 2, "workers": 2}, {"epochs": 2, "batch": 4, "workers": 1}, {"epochs": 2, "batch": 3, "workers": 0},
-)  # fmt: skip
+    {"epochs": 3, "batch": 2, "workers": 2},
+    {"epochs": 2, "batch": 4, "workers": 1},
+    {"epochs": 2, "batch": 3, "workers": 0},
+)
 _BATCHES = (1024, 4096)
 _COMPUTE_S, _STEPS = 0.05, 40
 

@@ -109,15 +109,21 @@ def _held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any]) -> Ite
     floor, floors = among_runs["noise_floor"], among_runs["noise_floor_dimensions"]
     worst = min(made["held_out"], key=lambda each: float(each["overall"]))
     yield Figure(
-        f"{job}: twin against a rerun not fitted, overall", worst["overall"], min(asked, floor), False,
+        f"{job}: twin against a rerun not fitted, overall",
+        worst["overall"],
+        min(asked, floor),
+        False,
         f"asked {asked} or the noise floor; reruns {floor:.4f}; {worst['verdict']}",
-    )  # fmt: skip
+    )
     scores = {name: score for name, score in worst["dimensions"].items() if score < floors.get(name, 1.0)} or {"none": 1.0}
     lowest = min(scores, key=lambda name: float(scores[name]))
     yield Figure(
-        f"{job}: its lowest dimension that is below the noise floor", scores[lowest], 0.85, False,
+        f"{job}: its lowest dimension that is below the noise floor",
+        scores[lowest],
+        0.85,
+        False,
         f"{lowest}; reruns {floors.get(lowest, 1.0):.3f}",
-    )  # fmt: skip
+    )
 
 
 def _edited(folder: Path, job: str, what: str, real: Trace, edit: Callable[[Config], None]) -> Figure:
@@ -131,9 +137,12 @@ def _edited(folder: Path, job: str, what: str, real: Trace, edit: Callable[[Conf
     dimensions = {dimension.name: dimension.score for dimension in similarity.dimensions}
     lowest = min(dimensions, key=lambda name: dimensions[name])
     return Figure(
-        f"{job}, {what}: edited twin against the job so edited", similarity.overall or 0.0, 0.90, False,
+        f"{job}, {what}: edited twin against the job so edited",
+        similarity.overall or 0.0,
+        0.90,
+        False,
         f"lowest {lowest} {dimensions[lowest]:.3f}",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

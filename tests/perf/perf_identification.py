@@ -102,12 +102,18 @@ def _figures(runs: dict[str, list[Path]], twins: list[Path]) -> Iterator[Figure]
     of_twins = twins_apart(scores[unseen][:, len(real) :], np.array(job)[unseen].tolist(), own)
     yield Figure(
         f"identification: of {len(real)} real runs, % whose reruns are all nearer than any other job",
-        float((of_repeats > 0).mean() * 100), 100, False, f"nearer by {of_repeats.min():.3f} at least",
-    )  # fmt: skip
+        float((of_repeats > 0).mean() * 100),
+        100,
+        False,
+        f"nearer by {of_repeats.min():.3f} at least",
+    )
     yield Figure(
         f"identification: of {len(own)} twins, % whose nearest real job is their own",
-        float((of_twins > 0).mean() * 100), 100, False, f"nearer by {of_twins.min():.3f} at least, to runs not fitted",
-    )  # fmt: skip
+        float((of_twins > 0).mean() * 100),
+        100,
+        False,
+        f"nearer by {of_twins.min():.3f} at least, to runs not fitted",
+    )
 
 
 if __name__ == "__main__":

@@ -138,8 +138,12 @@ def _run(copy: Path, module: str) -> int | None:
     try:
         return subprocess.run(
             [sys.executable, "-m", "pytest", *options, module],
-            cwd=copy, env=environment, capture_output=True, timeout=_MODULE_S, check=False,
-        ).returncode  # fmt: skip
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            timeout=_MODULE_S,
+            check=False,
+        ).returncode
     except subprocess.TimeoutExpired:
         return None
 

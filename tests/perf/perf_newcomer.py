@@ -72,9 +72,14 @@ def measure() -> Iterator[Figure]:
         begin = time.perf_counter()
         for command in commands[: drawing + 1]:
             subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", command], cwd=place, env=environment, check=True, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                ["bash", "-euo", "pipefail", "-c", command],
+                cwd=place,
+                env=environment,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         seconds = time.perf_counter() - begin
         assert (place / "timeline.pdf").stat().st_size
         for made in ("data", "checkpoints", "real.trace", "twin.trace", "proven"):

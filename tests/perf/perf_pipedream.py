@@ -23,9 +23,13 @@ from tests.perf.figures import Figure
 from tests.workloads.pipedream.common import DATA, options, profile
 
 _CONFIGURATIONS = (
-    ("-n 4 -b 1e9", ()), ("-n 16 -b 1e8", ()), ("-n 16 -b 1.25e9", ()), ("-n 4 4 -b 1e10 1.25e9", ()),
-    ("-n 8 2 -b 2.5e10 3.125e9", ()), ("-n 16 -b 1.25e9", ("--straight-pipeline",)),
-)  # fmt: skip
+    ("-n 4 -b 1e9", ()),
+    ("-n 16 -b 1e8", ()),
+    ("-n 16 -b 1.25e9", ()),
+    ("-n 4 4 -b 1e10 1.25e9", ()),
+    ("-n 8 2 -b 2.5e10 3.125e9", ()),
+    ("-n 16 -b 1.25e9", ("--straight-pipeline",)),
+)
 _COMMON = ("--activation-compression-ratio", "1", "--json")
 _MINIBATCHES = 100
 
@@ -81,8 +85,12 @@ def _enumerated() -> Iterator[Figure]:
             for a, b in pairwise(ends):
                 compute, parameters = points.seconds[b] - points.seconds[a], points.parameters[b] - points.parameters[a]
                 leaving = 0 if b == points.last else points.output[b]
-                worst = max(worst, costs.later(0, compute, parameters, points.output[a], leaving, 1) if a
-                            else costs.first(0, compute, parameters, 1))  # fmt: skip
+                worst = max(
+                    worst,
+                    costs.later(0, compute, parameters, points.output[a], leaving, 1)
+                    if a
+                    else costs.first(0, compute, parameters, 1),
+                )
             return worst
 
         splits = [cuts for count in range(4) for cuts in combinations(range(1, points.last), count)]
@@ -126,10 +134,12 @@ def _programmed() -> Iterator[Figure]:
             for less, more in orders:
                 rows[at, less], rows[at, more], at = 1, -1, at + 1
         found = milp(
-            np.eye(1, cuts * count + 1, cuts * count)[0], constraints=LinearConstraint(rows.tocsr(), -np.inf, upper),
-            integrality=np.append(np.ones(cuts * count), 0), bounds=Bounds(0, np.append(np.ones(cuts * count), np.inf)),
+            np.eye(1, cuts * count + 1, cuts * count)[0],
+            constraints=LinearConstraint(rows.tocsr(), -np.inf, upper),
+            integrality=np.append(np.ones(cuts * count), 0),
+            bounds=Bounds(0, np.append(np.ones(cuts * count), np.inf)),
             options={"time_limit": 60, "mip_rel_gap": 1e-9},
-        )  # fmt: skip
+        )
         _, points = prepared_points(graph)
         ours = solve(points, options([stages], [1e9], straight=True, exact_workers=True, compression=None)).seconds
         detail = f"{count} layers; HiGHS {found.fun:.9g} s, its own gap {found.mip_gap:.1e}, in at most a minute"
@@ -176,8 +186,11 @@ def _emulated(scratch: Path) -> Iterator[Figure]:
 def _wrong_bytes(trace, found) -> float:  # type: ignore[no-untyped-def]
     """Bytes of data-set reads and checkpoint writes by rank that are not those of the run's own account."""
     processes = trace.processes().to_pandas() if hasattr(trace.processes(), "to_pandas") else trace.processes()
-    rank_of = {int(row.pid): int(str(row.comm).removeprefix("iotwin-rank")) for row in processes.itertuples()
-               if str(row.comm).startswith("iotwin-rank")}  # fmt: skip
+    rank_of = {
+        int(row.pid): int(str(row.comm).removeprefix("iotwin-rank"))
+        for row in processes.itertuples()
+        if str(row.comm).startswith("iotwin-rank")
+    }
     files = trace.files().to_pandas() if hasattr(trace.files(), "to_pandas") else trace.files()
     kinds = dict(zip(files["file_id"], files["kind"], strict=True))
     counted = np.zeros((4, 2))

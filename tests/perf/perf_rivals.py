@@ -53,9 +53,11 @@ def _figure(kind: str, folder: Path) -> Figure:
     made = make_twin([trace.path for trace in traces], folder / "twin", _ROUNDS, force=False)
     ours = made["held_out"][0]["overall"]
     makers: dict[str, Callable[[Trace, list[str], Path], Iterator[list[str]]]] = {
-        "fio's replay of our iolog": _fio_replay, "fio by histograms": _fio_histograms,
-        "dftracer_replay": _dftracer_replay, "dftracer_gen_dlio_config": _dlio_config,
-    }  # fmt: skip
+        "fio's replay of our iolog": _fio_replay,
+        "fio by histograms": _fio_histograms,
+        "dftracer_replay": _dftracer_replay,
+        "dftracer_gen_dlio_config": _dlio_config,
+    }
     scores, told = [], []
     for name, make in makers.items():
         place = folder / name.partition("'")[0].replace(" ", "-")

@@ -38,13 +38,19 @@ def _events(epoch: int, rng: np.random.Generator) -> pa.Table:
     names = np.array(["openat", "read", "close"])
     tid = 1000 + epoch * _LOADERS + visit[order] % _LOADERS
     columns = {
-        "start_ns": start[order], "duration_ns": rng.integers(20_000, 90_000, len(visit)),
+        "start_ns": start[order],
+        "duration_ns": rng.integers(20_000, 90_000, len(visit)),
         "op": pa.array(names[np.where(reading, 1, np.where(number[order] == 0, 0, 2))]).dictionary_encode(),
-        "pid": tid, "tid": tid, "file_id": rng.permutation(_FILES)[visit[order]], "fd": np.full(len(visit), 5),
+        "pid": tid,
+        "tid": tid,
+        "file_id": rng.permutation(_FILES)[visit[order]],
+        "fd": np.full(len(visit), 5),
         "offset": pa.array((number[order] - 1) * _READ_BYTES, mask=~reading),
-        "requested": pa.array(np.full(len(visit), _READ_BYTES), mask=~reading), "result": np.where(reading, _READ_BYTES, 5),
-        "flags": np.zeros(len(visit), dtype=int), "cpu": np.zeros(len(visit), dtype=int),
-    }  # fmt: skip
+        "requested": pa.array(np.full(len(visit), _READ_BYTES), mask=~reading),
+        "result": np.where(reading, _READ_BYTES, 5),
+        "flags": np.zeros(len(visit), dtype=int),
+        "cpu": np.zeros(len(visit), dtype=int),
+    }
     return pa.table([pa.array(columns[name]) for name in schema.EVENTS.names], names=schema.EVENTS.names).cast(schema.EVENTS)
 
 
@@ -65,9 +71,12 @@ def write_loader_trace(path: Path, seed: int, epochs: int = _EPOCHS) -> None:
     manifest = Manifest("complete", "synthetic", host, Target())
     manifest.events = write_events(path / "events.parquet", _tables(seed, epochs))
     write_tables(
-        path, manifest, pa.Table.from_pylist(files, schema=schema.FILES),
-        schema.PROCESSES.empty_table(), pa.Table.from_pylist(phases, schema=schema.PHASES),
-    )  # fmt: skip
+        path,
+        manifest,
+        pa.Table.from_pylist(files, schema=schema.FILES),
+        schema.PROCESSES.empty_table(),
+        pa.Table.from_pylist(phases, schema=schema.PHASES),
+    )
 
 
 def measure() -> Iterator[Figure]:

@@ -45,8 +45,10 @@ def _double_loaders(config: Config) -> None:
 
 
 _WRONG: dict[str, Callable[[Config], None]] = {
-    "batch doubled": _double_batch, "compute halved": _halve_compute, "loader processes doubled": _double_loaders,
-}  # fmt: skip
+    "batch doubled": _double_batch,
+    "compute halved": _halve_compute,
+    "loader processes doubled": _double_loaders,
+}
 
 
 def measure() -> list[Figure]:

@@ -70,9 +70,12 @@ class _Job:
     def _emulate(self, folder: Path, edits: list[str], seed: int, generate: bool = False) -> list[str]:
         record_bytes = next((edit.partition("=")[2] for edit in edits if "record_length" in edit), str(self.record_bytes))
         edits = [
-            *edits, f"dataset.data_folder={folder / record_bytes}", f"checkpoint.checkpoint_folder={folder / 'checkpoints'}",
-            f"output.folder={folder / 'output'}", f"train.seed={seed}",
-        ]  # fmt: skip
+            *edits,
+            f"dataset.data_folder={folder / record_bytes}",
+            f"checkpoint.checkpoint_folder={folder / 'checkpoints'}",
+            f"output.folder={folder / 'output'}",
+            f"train.seed={seed}",
+        ]
         if generate:
             edits += [
                 "workflow.generate_data=true",
@@ -154,9 +157,11 @@ _SHARDS = {
     "order sequential": {"self._rng.permutation(": "np.arange("},
 }
 UNSEEN = {
-    "image files": _Program("images"), "chunks of one file": _Program("chunks", _CHUNKS),
-    "crops with replacement": _Program("crops", _CROPS), "shards": _Program("shards", _SHARDS),
-}  # fmt: skip
+    "image files": _Program("images"),
+    "chunks of one file": _Program("chunks", _CHUNKS),
+    "crops with replacement": _Program("crops", _CROPS),
+    "shards": _Program("shards", _SHARDS),
+}
 
 
 def _trace(command: list[str], path: Path) -> Trace:
@@ -215,13 +220,19 @@ def _figures(found: list[tuple[str, dict[str, Any]]], whose: str) -> Iterator[Fi
     missed = sorted({what for (what, _), seen in zip(wrong, different, strict=True) if not seen})
     ratios = [d["equivalence"]["distance_ratio"] for d in reruns]
     yield Figure(
-        f"verdict{whose}: of {len(alike)} reruns, % called alike", 100 * float(np.mean(alike)), 95, False,
+        f"verdict{whose}: of {len(alike)} reruns, % called alike",
+        100 * float(np.mean(alike)),
+        95,
+        False,
         f"median distance ratio {np.median(ratios):.2f}",
-    )  # fmt: skip
+    )
     yield Figure(
-        f"verdict{whose}: of {len(different)} wrong twins, % called different", 100 * float(np.mean(different)), 100, False,
+        f"verdict{whose}: of {len(different)} wrong twins, % called different",
+        100 * float(np.mean(different)),
+        100,
+        False,
         f"not noticed: {', '.join(missed) or 'none'}",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

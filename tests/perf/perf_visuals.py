@@ -151,9 +151,12 @@ def _import(scratch: Path, lines: int) -> Iterator[Figure]:
     same = _rows_of_trace(trace).tobytes() == _rows_of_text(prepared[0], run).tobytes()
     name = f"import of {lines / 1e6:g} million artifact lines"
     yield Figure(
-        f"{name}: line-by-line preparation's seconds over ours", median_ratio(whole, fast), 50, at_most=False,
+        f"{name}: line-by-line preparation's seconds over ours",
+        median_ratio(whole, fast),
+        50,
+        at_most=False,
         detail=f"{min(fast):.2f} s, line by line {min(whole):.1f} s; {'the same' if same else 'OTHER'} rows",
-    )  # fmt: skip
+    )
     bare_ratio = median_ratio(one_pass, fast)
     yield Figure(f"{name}: seconds of one line-by-line pass over ours", bare_ratio, detail=f"{min(one_pass):.1f} s")
 

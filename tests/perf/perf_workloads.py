@@ -63,9 +63,10 @@ def _losses(base: Path) -> list[Figure]:
     unet3d = _run(base, "unet3d", _LOSSES["unet3d"])["train_loss"]
     dlrm, bert = _run(base, "dlrm", _LOSSES["dlrm"]), _run(base, "bert", _LOSSES["bert"])
     pairs = {
-        "unet3d": (unet3d[0], unet3d[-1], 0.75), "dlrm": (dlrm["first_loss"], dlrm["last_loss"], 0.8),
+        "unet3d": (unet3d[0], unet3d[-1], 0.75),
+        "dlrm": (dlrm["first_loss"], dlrm["last_loss"], 0.8),
         "bert": (bert["first_loss"], bert["last_loss"], 1 - 0.15 / bert["first_loss"]),
-    }  # fmt: skip
+    }
     return [
         Figure(f"{name}: loss at the end over the start's", last / first, bound, detail=f"{first:.3f} to {last:.3f}")
         for name, (first, last, bound) in pairs.items()

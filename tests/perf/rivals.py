@@ -107,9 +107,11 @@ def under_bpftrace(command: list[str], directory: Path, script: str = _BPFTRACE)
         with tempfile.NamedTemporaryFile("w+", dir=directory) as out:
             path = Path(out.name)
             tracer = subprocess.Popen(
-                with_tracefs(["bpftrace", "-B", "full", "-e", script]), stdout=out, stderr=subprocess.STDOUT,
+                with_tracefs(["bpftrace", "-B", "full", "-e", script]),
+                stdout=out,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, "BPFTRACE_PERF_RB_PAGES": "4096"},
-            )  # fmt: skip
+            )
             try:
                 _wait_until_it_traces(tracer, path, [*command[:-1], "10"])
                 job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -152,9 +154,13 @@ def dftracer_settings(log: Path, data: str) -> dict[str, str]:
     code = "import dftracer, pathlib; print(next(pathlib.Path(dftracer.__file__).parent.rglob('libdftracer_preload.so')))"
     library = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
     return {
-        "LD_PRELOAD": library, "DFTRACER_ENABLE": "1", "DFTRACER_INIT": "PRELOAD", "DFTRACER_INC_METADATA": "1",
-        "DFTRACER_DATA_DIR": data, "DFTRACER_LOG_FILE": str(log),
-    }  # fmt: skip
+        "LD_PRELOAD": library,
+        "DFTRACER_ENABLE": "1",
+        "DFTRACER_INIT": "PRELOAD",
+        "DFTRACER_INC_METADATA": "1",
+        "DFTRACER_DATA_DIR": data,
+        "DFTRACER_LOG_FILE": str(log),
+    }
 
 
 def _require(program: str) -> None:

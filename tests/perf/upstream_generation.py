@@ -34,10 +34,16 @@ def main() -> None:
 
     upstream.DLIOBenchmark.initialize = timed
     dataset = {
-        "data_folder": f"{directory}/data", "format": name, "num_files_train": files, "num_files_eval": 0,
-        "num_samples_per_file": 1, "record_length": record_bytes, "record_length_stdev": 0, "num_subfolders_train": 0,
+        "data_folder": f"{directory}/data",
+        "format": name,
+        "num_files_train": files,
+        "num_files_eval": 0,
+        "num_samples_per_file": 1,
+        "record_length": record_bytes,
+        "record_length_stdev": 0,
+        "num_subfolders_train": 0,
         "generation_buffer_size": record_bytes,
-    }  # fmt: skip
+    }
     sys.argv[1:] = ["workload=default", "++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
     if name == "tfrecord":
         sys.argv += ["++workload.framework=tensorflow", "++workload.reader.data_loader=tensorflow"]

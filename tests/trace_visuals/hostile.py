@@ -11,9 +11,13 @@ MARK = "<script>document.title='owned';window.owned=1</script>"
 NAMES = (
     f"/data/{MARK}",
     "/data/</script><script>window.owned=2</script>",
-    '/data/"><img src=x onerror=window.owned=3>', "/data/@@script@@",
-    "/data/<!--<script>", "/data/\u2028\u2029\\u003c", "/data/javascript:window.owned=4", "/data/&lt;b&gt;",
-)  # fmt: skip
+    '/data/"><img src=x onerror=window.owned=3>',
+    "/data/@@script@@",
+    "/data/<!--<script>",
+    "/data/\u2028\u2029\\u003c",
+    "/data/javascript:window.owned=4",
+    "/data/&lt;b&gt;",
+)
 COMMAND = ["python", "</script><script>window.owned=5</script>", "<img src=http://example.invalid/x onerror=window.owned=6>"]
 
 

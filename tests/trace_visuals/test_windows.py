@@ -41,8 +41,10 @@ def test_zero_is_the_start_of_all_when_one_has_no_phases(traces, tmp_path):
         choose_view([Trace(bare)], "epoch:1")
 
 
-@pytest.mark.parametrize(("zoom", "phase", "ordinal"), [("init", "init", 1), ("epoch:2", "epoch", 2), ("eval:3", "evaluation", 3),
-                                                        ("checkpoint", "checkpoint", 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("zoom", "phase", "ordinal"),
+    [("init", "init", 1), ("epoch:2", "epoch", 2), ("eval:3", "evaluation", 3), ("checkpoint", "checkpoint", 1)],
+)
 def test_zoom_to_a_phase_shows_it_whole(traces, zoom, phase, ordinal):
     view = choose_view(traces, zoom)
     for trace, window in zip(traces, view.windows, strict=True):

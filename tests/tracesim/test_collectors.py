@@ -31,9 +31,13 @@ call = st.tuples(
 def two_occurrences():
     lowest = np.iinfo(np.int64).min
     return Occurrences(
-        phase=np.array([0, 1, 1]), start_ns=np.array([0, 0, HALF]), span_ns=np.array([0, HALF, HALF]),
-        duration_ns=np.array([0, HALF, HALF]), segment_start_ns=np.array([lowest, 0, HALF]), segment_owner=np.array([0, 1, 2]),
-    )  # fmt: skip
+        phase=np.array([0, 1, 1]),
+        start_ns=np.array([0, 0, HALF]),
+        span_ns=np.array([0, HALF, HALF]),
+        duration_ns=np.array([0, HALF, HALF]),
+        segment_start_ns=np.array([lowest, 0, HALF]),
+        segment_owner=np.array([0, 1, 2]),
+    )
 
 
 def build(drawn):

@@ -18,9 +18,9 @@ def exact_footrule(n):
     distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n))).astype(float)
     mean = distance.mean(axis=1).sum()
     squares = (distance**2).mean(axis=1).sum()
-    crossed = sum(
-        distance[i, a] * distance[j, b] for i, j, a, b in product(values, repeat=4) if i != j and a != b
-    ) / (n * (n - 1))  # fmt: skip
+    crossed = sum(distance[i, a] * distance[j, b] for i, j, a, b in product(values, repeat=4) if i != j and a != b) / (
+        n * (n - 1)
+    )
     return mean, squares + crossed - mean**2
 
 

@@ -12,9 +12,7 @@ def summary(scatter=0.0, drift=0.0, sequential=1.0, jumps=0.0):
     """What the order of files is told from; the same in all phases."""
     of_phases = np.zeros(len(PHASES))
     moved = np.array([[sequential, 0.0, 1 - sequential, 0.0]] * 2)
-    return SimpleNamespace(
-        scatter=of_phases + scatter, drift=of_phases + drift, jumps=of_phases + jumps, step_bytes=moved
-    )  # fmt: skip
+    return SimpleNamespace(scatter=of_phases + scatter, drift=of_phases + drift, jumps=of_phases + jumps, step_bytes=moved)
 
 
 def test_files_in_as_random_an_order_are_not_told_apart():

@@ -25,10 +25,14 @@ def summary(busy, duration_ns, block=True):
 
 
 def test_rows_count_by_the_square_root_of_their_share_of_busy_time():
-    a = summary([("READ", TRAINING, 0, 32, 1.0), ("WRITE", TRAINING, 40, 48, 0.5), ("READ", EVALUATION, 0, 64, 0.25)],
-                {TRAINING: 4000.0, EVALUATION: 1000.0})  # fmt: skip
-    b = summary([("READ", TRAINING, 16, 64, 1.0), ("WRITE", TRAINING, 0, 8, 0.5), ("READ", EVALUATION, 0, 64, 0.25)],
-                {TRAINING: 2000.0, EVALUATION: 3000.0})  # fmt: skip
+    a = summary(
+        [("READ", TRAINING, 0, 32, 1.0), ("WRITE", TRAINING, 40, 48, 0.5), ("READ", EVALUATION, 0, 64, 0.25)],
+        {TRAINING: 4000.0, EVALUATION: 1000.0},
+    )
+    b = summary(
+        [("READ", TRAINING, 16, 64, 1.0), ("WRITE", TRAINING, 0, 8, 0.5), ("READ", EVALUATION, 0, 64, 0.25)],
+        {TRAINING: 2000.0, EVALUATION: 3000.0},
+    )
     score = TIMELINE.score(a, b)
     busy = [
         {"READ": 32 * 4000 + 64 * 0.25 * 1000, "WRITE": 8 * 0.5 * 4000},

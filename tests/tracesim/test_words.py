@@ -8,9 +8,12 @@ MARGINS = {"time in training": 0.12, "calls to read on dataset files": 0.04, "by
 
 def a_test(controls, distance_ratio=13.04, interval=(8.8, 33.06), margins=MARGINS):
     return {
-        "distance_ratio": distance_ratio, "interval": list(interval) if interval else None, "margin": 2.32,
-        "controls": controls, "smallest_change_noticed": margins,
-    }  # fmt: skip
+        "distance_ratio": distance_ratio,
+        "interval": list(interval) if interval else None,
+        "margin": 2.32,
+        "controls": controls,
+        "smallest_change_noticed": margins,
+    }
 
 
 def control(noticed, overall=0.925):

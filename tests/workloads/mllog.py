@@ -22,5 +22,8 @@ def parts(log):
 
 def intervals(log):
     """(key, START or END) in order."""
-    return [(e["key"], e["event_type"].removeprefix("INTERVAL_")) for e in log
-            if e["event_type"] != "POINT_IN_TIME" and not isinstance(e["value"], dict)]  # fmt: skip
+    return [
+        (e["key"], e["event_type"].removeprefix("INTERVAL_"))
+        for e in log
+        if e["event_type"] != "POINT_IN_TIME" and not isinstance(e["value"], dict)
+    ]

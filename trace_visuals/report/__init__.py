@@ -40,9 +40,13 @@ _WORTH_PROCESSES = 8_000_000  # events in all, from which processes save more ti
 
 
 def write_report(
-    paths: list[Path], output: Path, dask: str | None = None, open_trace: Callable[[Path], Trace] = Trace,
-    repeats: Sequence[Path] = (), response: Path | None = None,
-) -> list[Analysis]:  # fmt: skip
+    paths: list[Path],
+    output: Path,
+    dask: str | None = None,
+    open_trace: Callable[[Path], Trace] = Trace,
+    repeats: Sequence[Path] = (),
+    response: Path | None = None,
+) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
 
     `dask` says where to work on their chunks, as `workers.workers` takes it; `open_trace` opens a trace. `repeats` are reruns of
@@ -103,8 +107,11 @@ def page(document: dict[str, Any], served: bool = False) -> str:
     allowed = f"script-src '{_digest(script)}'; style-src '{_digest(css)}'" + ("; connect-src 'self'" if served else "")
     parts = {
         "policy": f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'",
-        "title": html.escape(title), "css": css, "script": script, "data": _inert_json(document),
-    }  # fmt: skip
+        "title": html.escape(title),
+        "css": css,
+        "script": script,
+        "data": _inert_json(document),
+    }
     template = (files / "report.html").read_text("utf-8")
     # One pass over the template: text that is put in is never searched for placeholders.
     pieces = template.split("@@")

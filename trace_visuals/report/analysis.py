@@ -138,9 +138,10 @@ def with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[li
     grid = lanes.grid
     part_names, parts = part_lanes(trace, grid)
     found: list[tuple[Lanes | None, str, tuple[str, ...]]] = [
-        (block_lanes(trace, grid), "block", BLOCK_LANES), (device_lanes(trace, grid), "device", DEVICE_LANES),
+        (block_lanes(trace, grid), "block", BLOCK_LANES),
+        (device_lanes(trace, grid), "device", DEVICE_LANES),
         (parts if part_names else None, "part", part_names),
-    ]  # fmt: skip
+    ]
     for more, section, titles in found:
         if more is not None:
             names = [*names, *(LaneName(section, f"{section} {title}", f"{section} {title}") for title in titles)]

@@ -66,7 +66,7 @@ def analyse_block(trace: Trace, calls: PhaseBytes, lanes: Lanes, names: list[Lan
         "read block": lanes.size_bytes[place["block", "block read"]],
         "write calls": lanes.size_bytes[place["storage", "write"]],
         "write block": lanes.size_bytes[place["block", "block write"]],
-    }  # fmt: skip
+    }
     so_far = {name: np.concatenate(([0], np.cumsum(size))).astype(np.float64) for name, size in moved.items()}
     edges = lanes.grid.edges().astype(np.float64)
     shown = np.unique(np.linspace(0, len(edges) - 1, _CURVE_POINTS).astype(int))

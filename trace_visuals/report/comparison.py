@@ -41,21 +41,29 @@ def _document(a: Trace, b: Trace, workers: Workers | None, repeats: Sequence[Tra
         }
     test = similarity.equivalence
     return {
-        "overall": similarity.overall, "verdict": similarity.verdict, "differences": list(similarity.differences),
+        "overall": similarity.overall,
+        "verdict": similarity.verdict,
+        "differences": list(similarity.differences),
         "test": sentences_of_test(test.to_document()) if test else [],
-        "warnings": list(similarity.warnings), "dimensions": [_dimension(dimension) for dimension in similarity.dimensions],
+        "warnings": list(similarity.warnings),
+        "dimensions": [_dimension(dimension) for dimension in similarity.dimensions],
         "controls": [[c.name, c.overall, c.distance, c.noticed] for c in test.controls] if test else [],
-        "aspects": [
-            [name, aspect["difference"], aspect["margin"]] for name, aspect in test.to_document()["aspects"].items()
-        ] if test else [],
-    }  # fmt: skip
+        "aspects": [[name, aspect["difference"], aspect["margin"]] for name, aspect in test.to_document()["aspects"].items()]
+        if test
+        else [],
+    }
 
 
 def _dimension(dimension: Dimension) -> dict[str, Any]:
     document = {
-        "name": dimension.name, "score": dimension.score, "weight": dimension.weight, "parts": dimension.parts,
-        "x_unit": dimension.x_unit, "unit": dimension.unit, "differences": list(dimension.differences),
-    }  # fmt: skip
+        "name": dimension.name,
+        "score": dimension.score,
+        "weight": dimension.weight,
+        "parts": dimension.parts,
+        "x_unit": dimension.x_unit,
+        "unit": dimension.unit,
+        "differences": list(dimension.differences),
+    }
     curves = (dimension.curve_a, dimension.curve_b)
     if curves[0].labels or curves[1].labels:
         return document | {"bars": _bars(*curves)}

@@ -40,9 +40,15 @@ _BLOCK_COLUMNS = (
     "most_ns",
 )  # fmt: skip
 _CACHE_COLUMNS = (
-    "phase", "epoch", "start_s", "read_calls_bytes", "read_block_bytes", "cached_share", "write_calls_bytes",
+    "phase",
+    "epoch",
+    "start_s",
+    "read_calls_bytes",
+    "read_block_bytes",
+    "cached_share",
+    "write_calls_bytes",
     "write_block_bytes",
-)  # fmt: skip
+)
 _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_bytes", "result")
 
 
@@ -80,16 +86,20 @@ def _seconds(analysis: Analysis, times_ns: "pd.Series[Any]") -> "pd.Series[Any]"
 def _facts(analysis: Analysis) -> list[list[str]]:
     manifest = analysis.trace.manifest
     facts = {
-        "command": " ".join(manifest.target.command), "workload": manifest.workload or "",
+        "command": " ".join(manifest.target.command),
+        "workload": manifest.workload or "",
         "exit status": "" if manifest.exit_status is None else str(manifest.exit_status),
-        "machine": machine_line(manifest), "architecture": manifest.host.architecture,
-        "container": manifest.target.container or "", "image": manifest.target.image or "",
+        "machine": machine_line(manifest),
+        "architecture": manifest.host.architecture,
+        "container": manifest.target.container or "",
+        "image": manifest.target.image or "",
         "trace": f"{analysis.survey.calls:,} calls, status {manifest.status}, by iotwin {manifest.tool_version}, "
         f"schema {manifest.schema_version}",
-        "lost": loss_line(manifest) or "nothing known to be lost", "cost of tracing": tracing_cost_line(manifest),
+        "lost": loss_line(manifest) or "nothing known to be lost",
+        "cost of tracing": tracing_cost_line(manifest),
         "parameters": ", ".join(f"{key}={value}" for key, value in manifest.parameters.items()),
         "notes": "; ".join(manifest.notes),
-    }  # fmt: skip
+    }
     return [[name, value] for name, value in facts.items() if value]
 
 
@@ -147,8 +157,14 @@ def _graph(
     time_s = ((ends - analysis.zero_ns) / _SECOND).astype(np.float64)
     known = [name for name in (*stacked, *lines) if samples[name].notna().any()]
     gaps = (sample_gaps(samples["time_ns"].to_numpy(), *span_ns(analysis.trace)) - analysis.zero_ns) / _SECOND
-    return {"title": title, "time_s": pack(time_s), "gaps": gaps.tolist(), "stacked": [name for name in stacked if name in known],
-            "lines": [name for name in lines if name in known], "curves": {name: mean(name) for name in known}}  # fmt: skip
+    return {
+        "title": title,
+        "time_s": pack(time_s),
+        "gaps": gaps.tolist(),
+        "stacked": [name for name in stacked if name in known],
+        "lines": [name for name in lines if name in known],
+        "curves": {name: mean(name) for name in known},
+    }
 
 
 def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
@@ -157,10 +173,14 @@ def lanes_document(analysis: Analysis, shown: list[int]) -> dict[str, Any]:
     names = [analysis.lane_names[lane] for lane in shown]
     return {
         "names": [{"section": name.section, "group": name.group, "title": name.title} for name in names],
-        "origin_s": _second(analysis, lanes.grid.origin), "width_s": lanes.grid.width / _SECOND, "count": lanes.grid.count,
-        "calls": pack_whole(lanes.calls[shown]), "busy": pack_share(lanes.busy[shown]),
-        "in_flight": pack_amount(lanes.in_flight[shown]), "size_bytes": pack_whole(lanes.size_bytes[shown]),
-    }  # fmt: skip
+        "origin_s": _second(analysis, lanes.grid.origin),
+        "width_s": lanes.grid.width / _SECOND,
+        "count": lanes.grid.count,
+        "calls": pack_whole(lanes.calls[shown]),
+        "busy": pack_share(lanes.busy[shown]),
+        "in_flight": pack_amount(lanes.in_flight[shown]),
+        "size_bytes": pack_whole(lanes.size_bytes[shown]),
+    }
 
 
 def lanes_shown(analysis: Analysis) -> list[int]:
@@ -181,13 +201,19 @@ def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None
     names, place = _file_names(analysis, calls)
     pids, pid = np.unique(calls.pid, return_inverse=True)
     return {
-        "origin_s": _second(analysis, analysis.survey.begin_ns), "start": pack_rising(calls.start_ns - analysis.survey.begin_ns),
-        "duration": pack_whole(calls.duration_ns), "lane": pack(shown[lane].astype(np.uint8)),
+        "origin_s": _second(analysis, analysis.survey.begin_ns),
+        "start": pack_rising(calls.start_ns - analysis.survey.begin_ns),
+        "duration": pack_whole(calls.duration_ns),
+        "lane": pack(shown[lane].astype(np.uint8)),
         "op": pack(calls.op.astype(np.uint16)),
-        "ops": analysis.ops, "pid": pack(pid.astype(np.uint32)), "pids": pids.tolist(),
-        "file": pack(place.astype(np.int32)), "files": names, "offset": pack(calls.offset.astype(np.float64)),
+        "ops": analysis.ops,
+        "pid": pack(pid.astype(np.uint32)),
+        "pids": pids.tolist(),
+        "file": pack(place.astype(np.int32)),
+        "files": names,
+        "offset": pack(calls.offset.astype(np.float64)),
         "result": pack(calls.result.astype(np.float64)),
-    }  # fmt: skip
+    }
 
 
 def _file_names(analysis: Analysis, calls: Calls) -> tuple[list[str], Ints]:
@@ -215,9 +241,10 @@ def _operations(analysis: Analysis) -> pd.DataFrame:
 def _files(analysis: Analysis) -> pd.DataFrame:
     table = analysis.files
     return table.assign(
-        first_s=_seconds(analysis, table["first_ns"]), last_s=_seconds(analysis, table["last_ns"]),
+        first_s=_seconds(analysis, table["first_ns"]),
+        last_s=_seconds(analysis, table["last_ns"]),
         sequential_share=table["sequential_reads"] / table["reads"].where(table["reads"] > 0),
-    )  # fmt: skip
+    )
 
 
 def _processes(analysis: Analysis) -> pd.DataFrame:
@@ -237,10 +264,11 @@ def _block(analysis: Analysis) -> dict[str, Any] | None:
         return None
     phases = block.phases.assign(start_s=_seconds(analysis, block.phases["start_ns"]))
     return {
-        "requests": _table(block.requests, _BLOCK_COLUMNS, _MOST_FILES), "phases": _table(phases, _CACHE_COLUMNS, _MOST_FILES),
+        "requests": _table(block.requests, _BLOCK_COLUMNS, _MOST_FILES),
+        "phases": _table(phases, _CACHE_COLUMNS, _MOST_FILES),
         "time_s": ((block.time_ns - analysis.zero_ns) / _SECOND).tolist(),
         "curves": {name: values.tolist() for name, values in block.curves.items()},
-    }  # fmt: skip
+    }
 
 
 def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:
@@ -275,8 +303,14 @@ def _histogram(group: str, what: str, histogram: LogHistogram, rows: list[int]) 
     used = np.flatnonzero(counts)
     first, last = int(used[0]), int(used[-1]) + 1
     percentiles = {f"p{share * 100:g}": histogram.percentile(rows, share) for share in (0.5, 0.9, 0.99)}
-    return {"group": group, "what": what, "edges": edges[first : last + 1].tolist(), "counts": counts[first:last].tolist(),
-            "percentiles": percentiles, "most": histogram.most(rows)}  # fmt: skip
+    return {
+        "group": group,
+        "what": what,
+        "edges": edges[first : last + 1].tolist(),
+        "counts": counts[first:last].tolist(),
+        "percentiles": percentiles,
+        "most": histogram.most(rows),
+    }
 
 
 def _heat(analysis: Analysis, heat: Heat | None) -> dict[str, Any] | None:
@@ -285,8 +319,13 @@ def _heat(analysis: Analysis, heat: Heat | None) -> dict[str, Any] | None:
     path_of = dict(zip(analysis.files["file_id"], analysis.files["path"], strict=True))
     few = len(heat.file_ids) <= _MOST_NAMES
     return {
-        "origin_s": _second(analysis, heat.time.origin), "width_s": heat.time.width / _SECOND, "columns": heat.time.count,
-        "row_bytes": heat.address.width, "rows": heat.address.count, "cells": pack_amount(heat.size_bytes),
+        "origin_s": _second(analysis, heat.time.origin),
+        "width_s": heat.time.width / _SECOND,
+        "columns": heat.time.count,
+        "row_bytes": heat.address.width,
+        "rows": heat.address.count,
+        "cells": pack_amount(heat.size_bytes),
         "files": [_text(path_of.get(file_id)) for file_id in heat.file_ids] if few else [],
-        "bases": heat.bases.tolist() if few else [], "file_count": len(heat.file_ids),
-    }  # fmt: skip
+        "bases": heat.bases.tolist() if few else [],
+        "file_count": len(heat.file_ids),
+    }

@@ -138,8 +138,13 @@ def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             status, content_type, content = server.answer(self.headers.get("Host", ""), self.path)
             self.send_response(status)
-            headers = {"Content-Type": content_type, "Content-Length": str(len(content)), "Cache-Control": "no-store",
-                       "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}  # fmt: skip
+            headers = {
+                "Content-Type": content_type,
+                "Content-Length": str(len(content)),
+                "Cache-Control": "no-store",
+                "X-Content-Type-Options": "nosniff",
+                "Referrer-Policy": "no-referrer",
+            }
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()

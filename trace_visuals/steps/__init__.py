@@ -39,9 +39,13 @@ def plot_steps(directories: list[Path], output: Path, title: str | None = None) 
     models = _write_models(steps, output / "computation_times")
     pictures = draw_all(table, rates, fits, steps, output, title)
     return {
-        "output": str(output), "runs": int(steps["run"].nunique()), "configurations": len(models),
-        "pictures": [str(path) for path in pictures], "models": [str(path) for path in models], "regressions": fitted,
-    }  # fmt: skip
+        "output": str(output),
+        "runs": int(steps["run"].nunique()),
+        "configurations": len(models),
+        "pictures": [str(path) for path in pictures],
+        "models": [str(path) for path in models],
+        "regressions": fitted,
+    }
 
 
 def _compute(steps: pd.DataFrame) -> Any:

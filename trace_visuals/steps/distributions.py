@@ -97,5 +97,8 @@ def _quantiles(seconds: Values) -> _Fitted:
 
 
 _CANDIDATES: dict[str, Callable[[Values], _Fitted]] = {
-    "normal": _normal, "lognormal": _lognormal, "gamma": _gamma, "quantiles": _quantiles,
-}  # fmt: skip
+    "normal": _normal,
+    "lognormal": _lognormal,
+    "gamma": _gamma,
+    "quantiles": _quantiles,
+}

@@ -244,8 +244,9 @@ def _add_axes(figure: Figure, bottom_in: float, row: _Row, block: TraceTimeline,
 def _write_head(figure: Figure, block: TraceTimeline, top: float, form: Form) -> None:
     manifest, height_in = block.manifest, figure.get_figheight()
     command = " · ".join(part for part in (manifest.workload, command_line(manifest)) if part)
-    title = figure.text(0.01, top - 0.03 / height_in, plain(block.label, 30 if form.short else 60), fontsize=8.5,
-                        fontweight="bold", va="top")  # fmt: skip
+    title = figure.text(
+        0.01, top - 0.03 / height_in, plain(block.label, 30 if form.short else 60), fontsize=8.5, fontweight="bold", va="top"
+    )
     title_end = title.get_window_extent().x1 / figure.bbox.width + 0.012
     figure.text(
         title_end, top - 0.038 / height_in, plain(command, 24 if form.short else 78), fontsize=7, va="top", color="#333333"

@@ -83,8 +83,11 @@ def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], wi
     """
     per_in = (limits_s[1] - limits_s[0]) / width_in
     shown = {name: [bar for block in blocks for bar in _bars(block, name, limits_s)] for name in PHASE_COLOURS}
-    return {name: _spelling(name, [(number, (right - left) / per_in) for left, right, number in bars])
-            for name, bars in shown.items() if bars}  # fmt: skip
+    return {
+        name: _spelling(name, [(number, (right - left) / per_in) for left, right, number in bars])
+        for name, bars in shown.items()
+        if bars
+    }
 
 
 def _spelling(name: str, bars: Sequence[tuple[float, float]]) -> int:
@@ -288,8 +291,11 @@ def draw_throughput(ax: Axes, block: TraceTimeline, peak: float) -> None:
 def draw_in_flight(ax: Axes, block: TraceTimeline, peak: float) -> None:
     """Draw how many reads, writes and block requests are in flight."""
     edges = _seconds(block, block.lanes.grid.edges())
-    styles: Mapping[str, tuple[str, str]] = {"read": (GROUP_COLOURS["read"], "-"), "write": (GROUP_COLOURS["write"], "-"),
-                                             "block": (BLACK, ":")}  # fmt: skip
+    styles: Mapping[str, tuple[str, str]] = {
+        "read": (GROUP_COLOURS["read"], "-"),
+        "write": (GROUP_COLOURS["write"], "-"),
+        "block": (BLACK, ":"),
+    }
     for name, count in in_flight(block).items():
         colour, line = styles[name]
         _add_line(ax, count, edges, colour, line)

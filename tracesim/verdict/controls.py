@@ -28,8 +28,9 @@ def order_shuffled(profile: Profile) -> Profile | None:
         return None
     each = replace(
         profile.each,
-        step_calls=_scattered(profile.each.step_calls), step_bytes=_scattered(profile.each.step_bytes),
-    )  # fmt: skip
+        step_calls=_scattered(profile.each.step_calls),
+        step_bytes=_scattered(profile.each.step_bytes),
+    )
     return _with_order(replace(profile, each=each), 1.0)
 
 
@@ -44,9 +45,7 @@ def times_shuffled(profile: Profile) -> Profile | None:
     rows = each.row_ns.reshape(n, len(ROWS), BUSY_BINS)
     even = np.repeat(rows.mean(axis=2, keepdims=True), BUSY_BINS, axis=2).reshape(n, -1)
     activity = np.repeat(each.activity.mean(axis=1, keepdims=True), each.activity.shape[1], axis=1)
-    changed = replace(
-        each, activity=activity, row_ns=even, gap_ns=_memoryless(each.gap_ns), pause_ns=_memoryless(each.pause_ns)
-    )  # fmt: skip
+    changed = replace(each, activity=activity, row_ns=even, gap_ns=_memoryless(each.gap_ns), pause_ns=_memoryless(each.pause_ns))
     return replace(profile, each=changed)
 
 
@@ -62,9 +61,11 @@ def sizes_by_marginals(profile: Profile) -> Profile | None:
     cells = each.bytes.reshape(shape[0], shape[1], len(GROUPS)).copy()
     cells[:, :, READ : WRITE + 1] = drawn_bytes.sum(axis=3)
     changed = replace(
-        each, size_calls=drawn.reshape(each.size_calls.shape), size_bytes=drawn_bytes.reshape(each.size_bytes.shape),
+        each,
+        size_calls=drawn.reshape(each.size_calls.shape),
+        size_bytes=drawn_bytes.reshape(each.size_bytes.shape),
         bytes=cells.reshape(each.bytes.shape),
-    )  # fmt: skip
+    )
     return replace(profile, each=changed)
 
 
@@ -79,10 +80,14 @@ def computation_halved(profile: Profile) -> Profile | None:
     left = 1 - computing / 2 / np.maximum(each.duration_ns, 1)
     room_ns = when.span_ns * left / BUSY_BINS
     changed = replace(
-        each, duration_ns=each.duration_ns * left, typical_step_ns=each.typical_step_ns * left,
-        pause_ns=_shortened(each.pause_ns, left), step_ns=_shortened(each.step_ns, left), gap_ns=_shortened(each.gap_ns, left),
+        each,
+        duration_ns=each.duration_ns * left,
+        typical_step_ns=each.typical_step_ns * left,
+        pause_ns=_shortened(each.pause_ns, left),
+        step_ns=_shortened(each.step_ns, left),
+        gap_ns=_shortened(each.gap_ns, left),
         row_ns=np.minimum(each.row_ns, room_ns[:, None]),
-    )  # fmt: skip
+    )
     shorter = replace(
         when, duration_ns=(when.duration_ns * left).astype(np.int64), span_ns=(when.span_ns * left).astype(np.int64)
     )

@@ -82,16 +82,17 @@ class Equivalence:
     def to_document(self) -> dict[str, Any]:
         """Return the outcome as JSON has it; differences of times and amounts as factors less one."""
         return {
-            "result": self.result, "reason": self.reason, "distance_ratio": self.distance_ratio,
-            "interval": list(self.interval) if self.interval else None, "margin": self.margin,
+            "result": self.result,
+            "reason": self.reason,
+            "distance_ratio": self.distance_ratio,
+            "interval": list(self.interval) if self.interval else None,
+            "margin": self.margin,
             "aspects": {
                 f.name: {"difference": _as_share(f, f.difference), "margin": _as_share(f, f.margin)} for f in self.findings
             },
-            "controls": {
-                c.name: {"overall": c.overall, "distance": c.distance, "noticed": c.noticed} for c in self.controls
-            },
+            "controls": {c.name: {"overall": c.overall, "distance": c.distance, "noticed": c.noticed} for c in self.controls},
             "smallest_change_noticed": {f.name: _as_share(f, f.margin) for f in self.findings},
-        }  # fmt: skip
+        }
 
 
 def equivalence(job: Sequence[Profile], twin: Profile, floor: float | None, least_floor: float, lost: float) -> Equivalence:

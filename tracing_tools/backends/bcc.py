@@ -53,8 +53,9 @@ _FIELDS = (
 )  # fmt: skip
 
 _READ_TOGETHER = {
-    "FILE": ("FILE_INODE", "FILE_FLAGS", "FILE_POSITION"), "INODE": ("INODE_NUMBER", "INODE_SUPER", "INODE_MODE"),
-}  # fmt: skip
+    "FILE": ("FILE_INODE", "FILE_FLAGS", "FILE_POSITION"),
+    "INODE": ("INODE_NUMBER", "INODE_SUPER", "INODE_MODE"),
+}
 
 # What libbcc includes by itself, made of nothing but the integer types that its own headers need.
 _INTEGERS = """#pragma once
@@ -69,14 +70,20 @@ typedef _Bool bool;
 struct pt_regs { unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs, fl, sp, ss; };
 """
 _HEADERS = {
-    "linux/kconfig.h": "#define CONFIG_BPF_SYSCALL 1\n#include <linux/types.h>\n", "linux/types.h": _INTEGERS,
+    "linux/kconfig.h": "#define CONFIG_BPF_SYSCALL 1\n#include <linux/types.h>\n",
+    "linux/types.h": _INTEGERS,
     "generated/autoconf.h": "",
-    "uapi/linux/bpf.h": "#include </virtual/include/bcc/bpf.h>\n", "linux/bpf_common.h": "", "uapi/linux/bpf_common.h": "",
-    "uapi/linux/types.h": _INTEGERS, "uapi/linux/if_packet.h": "",
-    "uapi/linux/if_ether.h": "", "uapi/linux/ptrace.h": "", "linux/log2.h": "",
+    "uapi/linux/bpf.h": "#include </virtual/include/bcc/bpf.h>\n",
+    "linux/bpf_common.h": "",
+    "uapi/linux/bpf_common.h": "",
+    "uapi/linux/types.h": _INTEGERS,
+    "uapi/linux/if_packet.h": "",
+    "uapi/linux/if_ether.h": "",
+    "uapi/linux/ptrace.h": "",
+    "linux/log2.h": "",
     "linux/version.h": "#define LINUX_VERSION_CODE 0\n#define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))\n",
     "asm/page.h": f"#define PAGE_SHIFT 12\n#define PAGE_SIZE {_PAGE_BYTES}UL\n",
-}  # fmt: skip
+}
 
 
 def unavailable_reason() -> str | None:
@@ -178,9 +185,10 @@ class BccBackend:
             counts = self._program[b"ledgers"][ctypes.c_int(0)]
             missed = sum(count.calls_missed for count in counts)
             lost = {
-                "ring_full": sum(count.events_dropped for count in counts), "entry_missed": missed,
+                "ring_full": sum(count.events_dropped for count in counts),
+                "entry_missed": missed,
                 "names_ring_full": sum(count.names_dropped for count in counts),
-            }  # fmt: skip
+            }
             seen = sum(count.events_seen for count in counts) + missed
             self._ledger = Ledger(seen, {source: count for source, count in lost.items() if count})
         return self._ledger

@@ -45,9 +45,12 @@ class _UprobeOptions(ctypes.Structure):
     """struct bpf_uprobe_opts of libbpf.h, as far as it is used here."""
 
     _fields_ = (
-        ("size", c_size_t), ("reference_counter", c_size_t), ("cookie", c_uint64), ("at_return", ctypes.c_bool),
+        ("size", c_size_t),
+        ("reference_counter", c_size_t),
+        ("cookie", c_uint64),
+        ("at_return", ctypes.c_bool),
         ("function", c_char_p),
-    )  # fmt: skip
+    )
 
 
 @functools.cache

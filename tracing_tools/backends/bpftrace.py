@@ -101,10 +101,13 @@ class BpftraceBackend:
             out.flush()
             self._process = subprocess.Popen(
                 tracefs.with_tracefs(["bpftrace", "-B", "line", str(BPFTRACE_EVENTS), *arguments]),
-                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # a Ctrl-C is for the job; the script ends after it
                 preexec_fn=dying_with_us(signal.SIGKILL),  # its probes go with it
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + _READY_S
         while b"\nREADY\n" not in self._text.read_bytes():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -231,8 +234,9 @@ class _Lines:
         out["offset"] = np.select([positioned, moving, kind == Kind.MAP], [column["a3"], before, column["a5"]], -1)
         out["requested"] = np.select(
             [sized, vectors, kind == Kind.MAP, kind == Kind.OPEN, kind == Kind.OPEN_AT, kind == Kind.CREATE],
-            [column["a2"], column["vector"], column["a1"], column["a1"], column["a2"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC], 0,
-        ).astype(np.uint64)  # fmt: skip
+            [column["a2"], column["vector"], column["a1"], column["a1"], column["a2"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC],
+            0,
+        ).astype(np.uint64)
         for name in ("inode", "pid", "tid", "device", "generation", "fd"):
             out[name] = column[name].astype(out.dtype[name])
         out["call_flags_cpu"] = column["call"] | raw_flags << 10 | column["cpu"] << 18

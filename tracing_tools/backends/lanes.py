@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 
 from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
 
-LANE = np.dtype([
-    ("head", "<u8"), ("busy", "<u8"), ("padding", "<u8", 6), ("tail", "<u8"), ("more_padding", "<u8", 7),
-])  # fmt: skip
+LANE = np.dtype(
+    [
+        ("head", "<u8"),
+        ("busy", "<u8"),
+        ("padding", "<u8", 6),
+        ("tail", "<u8"),
+        ("more_padding", "<u8", 7),
+    ]
+)
 
 
 class Lanes:

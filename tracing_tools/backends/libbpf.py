@@ -169,9 +169,11 @@ class LibbpfBackend:
             counters = (int(n) for n in self._object.per_cpu_sum("ledgers", _LEDGER_FIELDS))
             seen, dropped, _, names_dropped, missed, blocks_dropped = counters
             lost = {
-                "ring_full": dropped, "entry_missed": missed, "names_ring_full": names_dropped,
+                "ring_full": dropped,
+                "entry_missed": missed,
+                "names_ring_full": names_dropped,
                 "blocks_ring_full": blocks_dropped,
-            }  # fmt: skip
+            }
             # A call missed at entry was never seen at exit: it adds to both sides.
             self._ledger = Ledger(self._lanes.sent() + seen + missed, {source: count for source, count in lost.items() if count})
         return self._ledger

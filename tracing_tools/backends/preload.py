@@ -73,9 +73,12 @@ class PreloadBackend:
         lost.chmod(0o666 if os.geteuid() == 0 else 0o600)
         library = directory / _LIBRARY
         done = subprocess.run(
-            ["cc", *_FLAGS, "-o", str(library), str(PRELOAD_SOURCE), "-ldl"], capture_output=True, text=True, check=False,
+            ["cc", *_FLAGS, "-o", str(library), str(PRELOAD_SOURCE), "-ldl"],
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "TMPDIR": str(directory)},  # there may be no other place that takes a file
-        )  # fmt: skip
+        )
         if done.returncode:
             raise IotwinError(
                 f"cc cannot compile {PRELOAD_SOURCE.name}: {(done.stderr.strip() or 'no reason given').splitlines()[0]}"

@@ -3,8 +3,10 @@
 from tracing_tools.protocols import Scope
 
 _MEANT = {
-    "mmap": "reads through memory maps", "async": "requests through io_uring and libaio", "block": "block requests",
-}  # fmt: skip
+    "mmap": "reads through memory maps",
+    "async": "requests through io_uring and libaio",
+    "block": "block requests",
+}
 
 
 def not_recorded(backend: str, scope: Scope, groups: tuple[str, ...]) -> list[str]:

@@ -13,9 +13,14 @@ from tracing_tools.exports.table import write_csv
 from tracing_tools.trace.reader import Trace
 
 _ENDINGS = {
-    ".pftrace": "perfetto", ".perfetto-trace": "perfetto", ".json": "chrome", ".csv": "csv", ".iolog": "fio", ".fio": "fio",
+    ".pftrace": "perfetto",
+    ".perfetto-trace": "perfetto",
+    ".json": "chrome",
+    ".csv": "csv",
+    ".iolog": "fio",
+    ".fio": "fio",
     ".et": "chakra",
-}  # fmt: skip
+}
 _WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome, "csv": write_csv, "chakra": write_chakra}
 FORMATS = (*_WRITERS, "fio")
 

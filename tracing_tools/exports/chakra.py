@@ -157,10 +157,12 @@ def _call_nodes(frame: pd.DataFrame, ids: Ints, paths: NDArray[np.object_], pare
         pb.integers(1, np.array([et.FS_OPS[op] for op in ops])),
         pb.texts(2, file_paths, known),
         pb.integers(3, frame["fd"].to_numpy(np.int64)),
-        *(pb.integers(number, frame[name].fillna(0).to_numpy(np.int64), frame[name].notna().to_numpy())
-          for number, name in ((4, "offset"), (5, "requested"))),
+        *(
+            pb.integers(number, frame[name].fillna(0).to_numpy(np.int64), frame[name].notna().to_numpy())
+            for number, name in ((4, "offset"), (5, "requested"))
+        ),
         pb.integers(6, et.open_flags(frame["flags"].to_numpy(np.int64))),
-    ]  # fmt: skip
+    ]
     parent = parents.ids(start)
     storage = pb.messages(11, [pb.integers(1, np.full(len(ops), et.LEVEL_FS)), pb.messages(10, detail)])
     others = [

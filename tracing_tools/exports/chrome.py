@@ -95,9 +95,15 @@ def _slice_lines(track: Slices, rows: slice, pid: int, tid: int) -> pa.Array:
     codes, names = pd.factorize(track.names[rows])
     quoted = pa.array([json.dumps(str(name)) for name in names], pa.string()).take(pa.array(codes))
     return pc.binary_join_element_wise(
-        '{"ph":"X","name":', quoted, f',"pid":{pid},"tid":{tid},"ts":', _microseconds(pa.array(track.start_ns[rows])), ',"dur":',
-        _microseconds(pa.array(track.duration_ns[rows])), "}", "",
-    )  # fmt: skip
+        '{"ph":"X","name":',
+        quoted,
+        f',"pid":{pid},"tid":{tid},"ts":',
+        _microseconds(pa.array(track.start_ns[rows])),
+        ',"dur":',
+        _microseconds(pa.array(track.duration_ns[rows])),
+        "}",
+        "",
+    )
 
 
 def _counter_lines(counter: Counter, rows: slice) -> pa.Array:

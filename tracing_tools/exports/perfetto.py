@@ -145,9 +145,11 @@ def _packets(time_ns: NDArray[np.int64], event: list[pb.Part]) -> pb.Part:
     rows = len(time_ns)
     needs_state, sequence = np.full(rows, _NEEDS_STATE), np.ones(rows)
     content = [
-        pb.integers(_TIMESTAMP, time_ns), pb.messages(_TRACK_EVENT, event), pb.integers(_SEQUENCE, sequence),
+        pb.integers(_TIMESTAMP, time_ns),
+        pb.messages(_TRACK_EVENT, event),
+        pb.integers(_SEQUENCE, sequence),
         pb.integers(_SEQUENCE_FLAGS, needs_state),
-    ]  # fmt: skip
+    ]
     return pb.messages(_PACKET, content)
 
 

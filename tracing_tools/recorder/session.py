@@ -91,9 +91,15 @@ def _trace(
     try:
         backend, notes = choose_backend(options.backend, replace(target.scope, detail=options.detail))
         manifest = Manifest(
-            status="recording", backend=backend.name, probes=backend.probes, notes=notes + target.notes, host=host(directory),
-            target=target.describe(), workload=_text(options.workload), tool_version=version(),
-        )  # fmt: skip
+            status="recording",
+            backend=backend.name,
+            probes=backend.probes,
+            notes=notes + target.notes,
+            host=host(directory),
+            target=target.describe(),
+            workload=_text(options.workload),
+            tool_version=version(),
+        )
         interruption = Interruption(target, options.grace_ns, manifest.notes)
         try:
             held, session = _record(target, backend, directory, manifest, options, interruption, display)

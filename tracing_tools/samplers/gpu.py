@@ -41,11 +41,16 @@ class GpuSampler:
             rates = self._asked(self._nvml.nvmlDeviceGetUtilizationRates, device)
             memory = self._asked(self._nvml.nvmlDeviceGetMemoryInfo, device)
             if rates is not None or memory is not None:
-                yield "gpu", {
-                    "time_ns": now, "device": index, "sm_percent": None if rates is None else float(rates.gpu),
-                    "memory_percent": None if rates is None else float(rates.memory),
-                    "memory_used_bytes": None if memory is None else int(memory.used),
-                }  # fmt: skip
+                yield (
+                    "gpu",
+                    {
+                        "time_ns": now,
+                        "device": index,
+                        "sm_percent": None if rates is None else float(rates.gpu),
+                        "memory_percent": None if rates is None else float(rates.memory),
+                        "memory_used_bytes": None if memory is None else int(memory.used),
+                    },
+                )
             for row in self._process_rows(index, device):
                 yield "gpu_process", {"time_ns": now, "device": index, **row}
 

@@ -55,10 +55,15 @@ class MachineSampler:
             reads, read_sectors, writes, written_sectors, busy_ms = (new - old for new, old in zip(counters, before, strict=True))
             self._last_disks[device] = counters
             yield {
-                "time_ns": now, "interval_ns": interval, "device": device, "read_bytes": read_sectors * _SECTOR_BYTES,
-                "written_bytes": written_sectors * _SECTOR_BYTES, "reads": reads, "writes": writes,
+                "time_ns": now,
+                "interval_ns": interval,
+                "device": device,
+                "read_bytes": read_sectors * _SECTOR_BYTES,
+                "written_bytes": written_sectors * _SECTOR_BYTES,
+                "reads": reads,
+                "writes": writes,
                 "busy": min(busy_ms * 1e6 / interval, 1.0),
-            }  # fmt: skip
+            }
 
     def _pressure_rows(self, now: int, interval: int) -> Iterator[Row]:
         stalls = _stall_totals()

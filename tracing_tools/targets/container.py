@@ -153,9 +153,13 @@ class ContainerTarget(RunningTarget):
         config = self._container.attrs["Config"]
         command = [*(config["Entrypoint"] or []), *(config["Cmd"] or [])]
         return Target(
-            command, config["WorkingDir"] or "/", self.root_pid, str(self._cgroup.path),
-            container=f"{self._container.name} ({self._container.id[:12]})", image=config["Image"],
-        )  # fmt: skip
+            command,
+            config["WorkingDir"] or "/",
+            self.root_pid,
+            str(self._cgroup.path),
+            container=f"{self._container.name} ({self._container.id[:12]})",
+            image=config["Image"],
+        )
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
         """Copy its output from now on."""

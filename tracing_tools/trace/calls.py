@@ -58,9 +58,14 @@ class CallDecoder:
     """Decodes `columns` (with op and file_id) of a trace's events, batch by batch; `ops` names the operations met so far."""
 
     def __init__(
-        self, trace: Trace, columns: Sequence[str], groups: Sequence[str], kinds: Sequence[str], other: int = -1,
+        self,
+        trace: Trace,
+        columns: Sequence[str],
+        groups: Sequence[str],
+        kinds: Sequence[str],
+        other: int = -1,
         ops: list[str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._trace, self._columns, self._groups, self._other = trace, tuple(columns), tuple(groups), other
         self.ops: list[str] = [] if ops is None else ops
         kind_of_file = trace.files()["kind"].astype(object).to_numpy()

@@ -22,12 +22,18 @@ FS_OPS = dict.fromkeys(schema.OPEN_OPS, 1) | _PLAIN | _LIKE
 BLOCK_OPS = {"read": 1, "write": 2, "flush": 3}
 # Linux's bits (include/uapi/asm-generic/fcntl.h, include/linux/blk_types.h) of the flags of a trace.
 _OPEN_BITS = {
-    schema.FLAG_DIRECT: 0o40000, schema.FLAG_APPEND: 0o2000, schema.FLAG_CREATE: 0o100, schema.FLAG_TRUNCATE: 0o1000,
+    schema.FLAG_DIRECT: 0o40000,
+    schema.FLAG_APPEND: 0o2000,
+    schema.FLAG_CREATE: 0o100,
+    schema.FLAG_TRUNCATE: 0o1000,
     schema.FLAG_WRITABLE: 0o2,
-}  # fmt: skip
+}
 _REQUEST_BITS = {
-    schema.BLOCK_SYNC: 1 << 11, schema.BLOCK_META: 1 << 12, schema.BLOCK_FUA: 1 << 17, schema.BLOCK_READAHEAD: 1 << 19,
-}  # fmt: skip
+    schema.BLOCK_SYNC: 1 << 11,
+    schema.BLOCK_META: 1 << 12,
+    schema.BLOCK_FUA: 1 << 17,
+    schema.BLOCK_READAHEAD: 1 << 19,
+}
 
 Ints = NDArray[np.int64]
 

@@ -28,9 +28,13 @@ from tracing_tools.trace.writer import write_events, write_table
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _SCHEMAS = {
-    "files": schema.FILES, "processes": schema.PROCESSES, "phases": schema.PHASES, "parts": schema.PARTS, "block": schema.BLOCK,
+    "files": schema.FILES,
+    "processes": schema.PROCESSES,
+    "phases": schema.PHASES,
+    "parts": schema.PARTS,
+    "block": schema.BLOCK,
     "gpu": schema.GPU,
-}  # fmt: skip
+}
 MAX_HOSTS = (1 << 31) // PIDS_PER_HOST
 
 Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -116,9 +120,13 @@ def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], sh
     for index, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
         files = trace.files()
         frames = {
-            "files": files.assign(host=name), "processes": trace.processes().assign(host=name), "phases": trace.phases(),
-            "parts": trace.step_parts(), "block": trace.block(), "gpu": trace.gpu(),
-        }  # fmt: skip
+            "files": files.assign(host=name),
+            "processes": trace.processes().assign(host=name),
+            "phases": trace.phases(),
+            "parts": trace.step_parts(),
+            "block": trace.block(),
+            "gpu": trace.gpu(),
+        }
         for table, frame in frames.items():
             if frame is not None:
                 parts[table].append(_moved_frame(frame, shift, index * PIDS_PER_HOST, file_base))
@@ -197,9 +205,11 @@ def _manifest(traces: Sequence[Trace], names: list[str], shifts: Sequence[Shift]
     wall_ns = merged.end_ns - merged.start_ns
     job_cpu = [m.cost.job_cpu_ns for m in manifests if m.cost.job_cpu_ns is not None]
     merged.cost = Cost(
-        wall_ns, sum(m.cost.tracer_cpu_ns for m in manifests), sum(job_cpu) if len(job_cpu) == len(manifests) else None,
+        wall_ns,
+        sum(m.cost.tracer_cpu_ns for m in manifests),
+        sum(job_cpu) if len(job_cpu) == len(manifests) else None,
         round(rows / max(wall_ns, 1) * 1e9, 1),
-    )  # fmt: skip
+    )
     return merged
 
 
@@ -209,9 +219,14 @@ def _host(trace: Trace, name: str, shift: Shift, first: Manifest) -> MergedHost:
     # Where readings end before the trace does, the last is taken to hold.
     uncertainty_ns = (own.uncertainty_ns or 0) + (0 if trace.manifest is first else reference.uncertainty_ns or 0)
     return MergedHost(
-        name, str(trace.path), trace.manifest.host, int(shift(np.array([start_ns]))[0]) - start_ns, uncertainty_ns,
-        trace.manifest.events, trace.manifest.lost_events,
-    )  # fmt: skip
+        name,
+        str(trace.path),
+        trace.manifest.host,
+        int(shift(np.array([start_ns]))[0]) - start_ns,
+        uncertainty_ns,
+        trace.manifest.events,
+        trace.manifest.lost_events,
+    )
 
 
 def _sum(counts: list[dict[str, int]]) -> dict[str, int]:

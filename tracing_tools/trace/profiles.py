@@ -132,11 +132,14 @@ def _tensorflow_row(event: Event, device: int) -> dict[str, Any]:
     name = str(event.name)
     kind = next((kind for word, kind in _MEMORY_NAMES if word in name.lower()), "kernel")
     return gpu_row(event, "kernel") | {
-        "kind": kind, "device": device,
+        "kind": kind,
+        "device": device,
         "stream": event.tid if isinstance(event.tid, int) and abs(event.tid) < 1 << 62 else None,
-        "pid": None, "tid": None,
-        "direction": gpu_row(event, "gpu_memcpy")["direction"] if kind == "copy" else None, "source": "tensorflow",
-    }  # fmt: skip
+        "pid": None,
+        "tid": None,
+        "direction": gpu_row(event, "gpu_memcpy")["direction"] if kind == "copy" else None,
+        "source": "tensorflow",
+    }
 
 
 def _on_the_trace_s_clock(reading: _Reading, path: Path, trace: Trace) -> pa.Table:

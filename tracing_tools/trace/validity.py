@@ -20,14 +20,22 @@ _REQUIRED = {
     "parts": ("name", "start_ns", "duration_ns"),
     "block": ("issue_ns", "op", "sector", "size_bytes", "origin"),
     "gpu": ("start_ns", "duration_ns", "kind"),
-    "cpu": ("time_ns",), "memory": ("time_ns",), "disk": ("time_ns",), "gpu_process": ("time_ns",),
-    "gpu_samples": ("time_ns",), "pressure": ("time_ns",),
-}  # fmt: skip
+    "cpu": ("time_ns",),
+    "memory": ("time_ns",),
+    "disk": ("time_ns",),
+    "gpu_process": ("time_ns",),
+    "gpu_samples": ("time_ns",),
+    "pressure": ("time_ns",),
+}
 _LABELS = {
-    ("files", "kind"): schema.FILE_KINDS, ("processes", "role"): schema.PROCESS_ROLES, ("phases", "phase"): schema.PHASE_NAMES,
-    ("block", "op"): schema.BLOCK_OPS, ("block", "origin"): schema.BLOCK_ORIGINS, ("gpu", "kind"): schema.GPU_KINDS,
+    ("files", "kind"): schema.FILE_KINDS,
+    ("processes", "role"): schema.PROCESS_ROLES,
+    ("phases", "phase"): schema.PHASE_NAMES,
+    ("block", "op"): schema.BLOCK_OPS,
+    ("block", "origin"): schema.BLOCK_ORIGINS,
+    ("gpu", "kind"): schema.GPU_KINDS,
     ("gpu", "direction"): schema.COPY_DIRECTIONS,
-}  # fmt: skip
+}
 # `offset` and `requested` are whatever the job asked for: cp asks for nearly 2**63 bytes.
 _BOUNDED = ("_ns", "_bytes", "result", "sector")
 

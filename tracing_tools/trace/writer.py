@@ -69,9 +69,14 @@ def _parts_of(directory: Path) -> Iterator[Path]:
 
 def _event_writer(path: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(
-        path, schema.EVENTS, compression="zstd", compression_level=3, use_dictionary=_DICTIONARY_COLUMNS,
-        column_encoding=_DELTA_COLUMNS, write_page_checksum=True,
-    )  # fmt: skip
+        path,
+        schema.EVENTS,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=_DICTIONARY_COLUMNS,
+        column_encoding=_DELTA_COLUMNS,
+        write_page_checksum=True,
+    )
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterable[pa.Table]:

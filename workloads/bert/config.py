@@ -64,8 +64,9 @@ def parse_config(args: Namespace) -> Config:
     require_at_least(1, batch_size=config.batch_size, steps=config.steps, layers=config.layers, hidden=config.hidden,
                      heads=config.heads, profile_every=config.profile_every)  # fmt: skip
     require_at_least(2, sequence=config.sequence)
-    require_at_least(0, eval_steps=config.eval_steps, learning_rate=config.learning_rate, threads=config.threads,
-                     seed=config.seed)  # fmt: skip
+    require_at_least(
+        0, eval_steps=config.eval_steps, learning_rate=config.learning_rate, threads=config.threads, seed=config.seed
+    )
     if config.hidden % config.heads:
         raise UsageError(f"--hidden {config.hidden} must be a multiple of --heads {config.heads}")
     if config.sequence > BertLayout.SEQUENCE:

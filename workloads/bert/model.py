@@ -75,9 +75,7 @@ class Bert(tf.Module):
 
     def encode(self, batch: Features) -> tf.Tensor:
         """Return the last layer's features (records, sequence, hidden) of `batch` (see BertLayout.FEATURES)."""
-        tokens, segments, mask = (
-            batch[name][:, : self._sequence] for name in ("input_ids", "segment_ids", "input_mask")
-        )  # fmt: skip
+        tokens, segments, mask = (batch[name][:, : self._sequence] for name in ("input_ids", "segment_ids", "input_mask"))
         features = self.norm(tf.gather(self.words, tokens) + self.positions + tf.gather(self.segments, segments))
         barred = -1e4 * (1 - tf.cast(mask, tf.float32))[:, None, None, :]
         for layer in self.layers:

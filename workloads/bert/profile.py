@@ -35,6 +35,11 @@ def _events(profile: Path) -> Iterator[dict[str, Any]]:
             yield {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": line.name}}
             for event in line.events:
                 yield {
-                    "name": plane.event_metadata[event.metadata_id].name, "ph": "X", "cat": "Op", "pid": process, "tid": thread,
-                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6, "dur": event.duration_ps / 1e6,
-                }  # fmt: skip
+                    "name": plane.event_metadata[event.metadata_id].name,
+                    "ph": "X",
+                    "cat": "Op",
+                    "pid": process,
+                    "tid": thread,
+                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6,
+                    "dur": event.duration_ps / 1e6,
+                }

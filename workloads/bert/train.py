@@ -180,11 +180,17 @@ def train(config: Config) -> Result | None:
     tenth = max(1, config.steps // 10)
     losses = {"first_loss": sum(job.loss[:tenth]) / tenth, "last_loss": sum(job.loss[-tenth:]) / tenth} if job.loss else {}
     return {
-        "steps": config.steps, **losses, "evaluation": evaluation, "run_seconds": run_s,
-        **job.times.summary(), "parameters": job.parameter_count(),
-        "world_size": ranks.world_size, "device": "gpu" if tf.config.list_physical_devices("GPU") else "cpu",
-        "tensorflow": tf.__version__, "configuration": plain_configuration(config),
-    }  # fmt: skip
+        "steps": config.steps,
+        **losses,
+        "evaluation": evaluation,
+        "run_seconds": run_s,
+        **job.times.summary(),
+        "parameters": job.parameter_count(),
+        "world_size": ranks.world_size,
+        "device": "gpu" if tf.config.list_physical_devices("GPU") else "cpu",
+        "tensorflow": tf.__version__,
+        "configuration": plain_configuration(config),
+    }
 
 
 def _explain(error: tf.errors.OpError) -> str:

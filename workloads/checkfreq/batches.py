@@ -20,9 +20,15 @@ class CFBatches:
     """
 
     def __init__(
-        self, samples: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1, with_epoch: bool = False,
+        self,
+        samples: int,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        with_epoch: bool = False,
         sliced: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if samples < batch_size * world_size:
             raise ValueError(f"{samples} samples do not fill a batch of {batch_size} on each of {world_size} ranks")
         self.position: Position = begin(seed, 1, samples, batch_size, world_size)

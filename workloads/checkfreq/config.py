@@ -110,8 +110,12 @@ def prepare_parser(parser: ArgumentParser) -> None:
 
 def _add_checkpoints(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--chk-policy", metavar="NAME", help="auto: in two phases, as often as measured costs allow (default); sync: training "
-        "waits; epoch: at ends of epochs only, training waits; none")  # fmt: skip
+    add(
+        "--chk-policy",
+        metavar="NAME",
+        help="auto: in two phases, as often as measured costs allow (default); sync: training "
+        "waits; epoch: at ends of epochs only, training waits; none",
+    )
     add("--chk_mode_baseline", action="store_true", help="as --chk-policy sync, or epoch without --chk-freq")
     add(
         "--chk-freq",
@@ -146,8 +150,13 @@ def parse_config(args: Namespace) -> Config:
     values["chk_freq"] = _interval(args.chk_freq)
     baseline = values.pop("chk_mode_baseline")
     values["chk_policy"] = args.chk_policy or ("auto" if not baseline else "sync" if values["chk_freq"] else "epoch")
-    for name, known in (("arch", NETWORKS), ("preset", PRESETS), ("chk_policy", POLICIES), ("resume", ("auto", "never")),
-                        ("layout", LAYOUTS)):  # fmt: skip
+    for name, known in (
+        ("arch", NETWORKS),
+        ("preset", PRESETS),
+        ("chk_policy", POLICIES),
+        ("resume", ("auto", "never")),
+        ("layout", LAYOUTS),
+    ):
         if values[name] not in known:
             option = name.replace("_", "-")
             raise UsageError(

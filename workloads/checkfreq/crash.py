@@ -83,9 +83,13 @@ def _kill(store: Path, kills: int, rng: random.Random) -> State:
             before = after if after is not None else before
             advance(1)
     return {
-        "kills": kills, "loadable": loadable, "lost": lost, "most_steps_lost": most_lost, "bound_steps": 2 * INTERVAL - 1,
+        "kills": kills,
+        "loadable": loadable,
+        "lost": lost,
+        "most_steps_lost": most_lost,
+        "bound_steps": 2 * INTERVAL - 1,
         "points": dict(sorted(points.items())),
-    }  # fmt: skip
+    }
 
 
 def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:

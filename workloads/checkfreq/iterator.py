@@ -309,9 +309,11 @@ class CFIterator:
     def state_dict(self) -> State:
         """Return where the loop stands: step in the epoch, steps of all, samples of this rank in the epoch, epoch from 0."""
         return {
-            "iter": self._step_in_epoch, "steps_so_far": self._steps, "start_index": self._step_in_epoch * self._bs,
+            "iter": self._step_in_epoch,
+            "steps_so_far": self._steps,
+            "start_index": self._step_in_epoch * self._bs,
             "epoch": self.epoch,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Go to where a loop stood; IotwinError when that is no place of this loader's."""

@@ -279,18 +279,22 @@ class CFManager:
         self._stalled(begin_ns)
         return Cost(0.0, (time.monotonic_ns() - begin_ns) / 1e9)
 
-    def _manifest(
-        self, additional: State | None, is_epoch: bool, epoch: int, position: Position | None, reason: str
-    ) -> Manifest:  # fmt: skip
+    def _manifest(self, additional: State | None, is_epoch: bool, epoch: int, position: Position | None, reason: str) -> Manifest:
         told = (additional or {}).get("steps_so_far")
         self._step = told if isinstance(told, int) and told >= 0 else self._step + 1
         if position is None:  # of a loop that is not ours: at an end of an epoch or somewhere in it
             position = Position(0, epoch + 1, 0 if is_epoch else max(1, self._step), 0, 0, self.world_size)
         return Manifest(
-            VERSION, self._step, epoch, position, self.world_size, code_sha256=code_sha256(),
+            VERSION,
+            self._step,
+            epoch,
+            position,
+            self.world_size,
+            code_sha256=code_sha256(),
             versions={"torch": str(torch.__version__), "numpy": np.__version__, "msgspec": msgspec.__version__},
-            reason="epoch" if is_epoch else reason, job=self._job,
-        )  # fmt: skip
+            reason="epoch" if is_epoch else reason,
+            job=self._job,
+        )
 
     def _done(self, persisted: Persisted) -> None:
         self.persisted.append(persisted)
@@ -349,9 +353,11 @@ class CFManager:
         self._step = found.step
         position = found.position
         self.restored_from = {
-            "name": found.path.name, "step": found.step, "epoch": position.epoch if position else None,
+            "name": found.path.name,
+            "step": found.step,
+            "epoch": position.epoch if position else None,
             "position": position.position if position else None,
-        }  # fmt: skip
+        }
         self.restored_position = position
         return found.additional
 

@@ -135,6 +135,10 @@ def _request(store: Store, job: _Job) -> Request:
         for name, dtype, shape, data in snapshot.tensors
     ]
     return Request(
-        str(store.directory), asdict(store.retention), job.manifest, snapshot.size_bytes, tensors,
+        str(store.directory),
+        asdict(store.retention),
+        job.manifest,
+        snapshot.size_bytes,
+        tensors,
         {"state": snapshot.values},
-    )  # fmt: skip
+    )

@@ -29,11 +29,17 @@ class MeasuredCosts:
         """Return it as result.json tells it."""
         own = self.profile
         return {
-            "Ti_s": own.iteration_s, "Tw_s": own.update_s, "Tc_s": own.host_copy_s, "Tg_s": own.device_copy_s,
-            "Ts_s": own.write_s, "besides_s": own.besides_s,
-            "m_bytes": own.size_bytes, "M_bytes": own.memory_used_bytes, "Mmax_bytes": own.memory_total_bytes,
+            "Ti_s": own.iteration_s,
+            "Tw_s": own.update_s,
+            "Tc_s": own.host_copy_s,
+            "Tg_s": own.device_copy_s,
+            "Ts_s": own.write_s,
+            "besides_s": own.besides_s,
+            "m_bytes": own.size_bytes,
+            "M_bytes": own.memory_used_bytes,
+            "Mmax_bytes": own.memory_total_bytes,
             "from_cache": self.from_cache,
-        }  # fmt: skip
+        }
 
 
 def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
@@ -61,7 +67,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
         besides_s += cpu_s[worker]
     profile = Profile(
         iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, seconds[worker], size_bytes, used, total, besides_s
-    )  # fmt: skip
+    )
     return MeasuredCosts(profile, worker)
 
 
@@ -89,9 +95,13 @@ def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> Stat
     number = directory.stat().st_dev
     disk = f"{file_system_of(directory)} {os.major(number)}:{os.minor(number)}"
     return {
-        "version": _CACHE_VERSION, "state": shapes.hexdigest(), "device": device, "file_system": disk,
-        "world_size": world_size, "job": job,
-    }  # fmt: skip
+        "version": _CACHE_VERSION,
+        "state": shapes.hexdigest(),
+        "device": device,
+        "file_system": disk,
+        "world_size": world_size,
+        "job": job,
+    }
 
 
 def _shapes(value: Any, path: str = "") -> list[tuple[str, str]]:
@@ -137,8 +147,9 @@ def recall_theirs(folder: Path, arch: str, batch_size: int) -> tuple[int, str, s
         document = json.loads((folder / f".cache_{arch}_{batch_size}").read_bytes())
         interval = int(document["chk_freq"])
         return (
-            max(1, interval), "host" if document["self._chk_fn"] == "cpu" else "device",
+            max(1, interval),
+            "host" if document["self._chk_fn"] == "cpu" else "device",
             THREAD if document["self._use_thread"] in (True, "True", "true", 1) else PROCESS,
-        )  # fmt: skip
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -111,9 +111,12 @@ class Job:
         self.manager = self._manager()
         self.iterator = self._iterator()
         points = {
-            "seed": config.seed, "world_size": ranks.world_size, "num_workers": config.workers,
-            "global_batch_size": config.batch_size * ranks.world_size, "train_samples": len(training),
-        }  # fmt: skip
+            "seed": config.seed,
+            "world_size": ranks.world_size,
+            "num_workers": config.workers,
+            "global_batch_size": config.batch_size * ranks.world_size,
+            "train_samples": len(training),
+        }
         for key, value in points.items():
             log.point(key, value)
 
@@ -135,10 +138,15 @@ class Job:
         objects = {"model": self.network, "optimizer": self._optimizer, "scheduler": self._scheduler, "scaler": self._scaler}
         manual = config.chk_policy == "epoch" or (config.chk_policy == "sync" and config.chk_freq > 0)
         return CFManager(
-            config.store, CFCheckpoint(**objects, history=self.history), overwrite=not config.keep_all,
-            mode=CFMode.MANUAL if manual else CFMode.AUTO, in_flight=config.in_flight, parts=self._parts, layout=config.layout,
+            config.store,
+            CFCheckpoint(**objects, history=self.history),
+            overwrite=not config.keep_all,
+            mode=CFMode.MANUAL if manual else CFMode.AUTO,
+            in_flight=config.in_flight,
+            parts=self._parts,
+            layout=config.layout,
             job={"job": "checkfreq", "network": config.network, "seed": config.seed},
-        )  # fmt: skip
+        )
 
     def _iterator(self) -> CFIterator:
         config = self._config
@@ -310,14 +318,19 @@ def _checkpoints(config: Config, job: Job) -> dict[str, Any]:
         return {"policy": "none", "interval": None, "intervals": [], "count": 0}
     synchronous = config.chk_policy in ("sync", "epoch")
     return {
-        "policy": config.chk_policy, "interval": iterator.interval or None,
+        "policy": config.chk_policy,
+        "interval": iterator.interval or None,
         "intervals": [list(each) for each in iterator.intervals],
-        "snapshot": None if synchronous else manager.snapshot, "worker": None if synchronous else manager.worker,
-        "count": len(manager.persisted), "in_flight": config.in_flight,
+        "snapshot": None if synchronous else manager.snapshot,
+        "worker": None if synchronous else manager.worker,
+        "count": len(manager.persisted),
+        "in_flight": config.in_flight,
         "size_bytes": manager.persisted[-1].size_bytes if manager.persisted else 0,
-        "stall_s": manager.stalls.each_s, "stall_total_s": manager.stalls.total_s,
-        "snapshot_s": [each.copy_s for each in manager.persisted], "persist_s": [each.write_s for each in manager.persisted],
+        "stall_s": manager.stalls.each_s,
+        "stall_total_s": manager.stalls.total_s,
+        "snapshot_s": [each.copy_s for each in manager.persisted],
+        "persist_s": [each.write_s for each in manager.persisted],
         "persist_cpu_s": [each.cpu_s for each in manager.persisted],
         "profile": iterator.measured.document() if iterator.measured else None,
         "windows": [asdict(window) for window in iterator.windows],
-    }  # fmt: skip
+    }

@@ -18,9 +18,12 @@ Result = dict[str, Any]
 
 
 def run_program(
-    name: str, description: str, prepare_parser: Callable[[ArgumentParser], None], run: Callable[[Namespace], Result | None],
+    name: str,
+    description: str,
+    prepare_parser: Callable[[ArgumentParser], None],
+    run: Callable[[Namespace], Result | None],
     argv: Sequence[str] | None,
-) -> int:  # fmt: skip
+) -> int:
     """Run the job of the command line `argv` (default: the process's own) and return the exit status.
 
     `run` returns the result, printed as JSON on the last line, on rank 0 and None on the other ranks.
@@ -74,12 +77,16 @@ def plain_configuration(config: Any) -> dict[str, Any]:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: _plain(value) if isinstance(value, dict)
-        else list(value) if isinstance(value, tuple)
-        else value if isinstance(value, (int, float)) else str(value)
+        key: _plain(value)
+        if isinstance(value, dict)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        if isinstance(value, (int, float))
+        else str(value)
         for key, value in values.items()
         if value is not None
-    }  # fmt: skip
+    }
 
 
 def require_at_least(lowest: float, **values: float) -> None:

@@ -28,6 +28,8 @@ class StepMeter:
         wait_s, compute_s = fmean(self._wait_s), fmean(self._compute_s)
         whole_s = median(wait + compute for wait, compute in zip(self._wait_s, self._compute_s, strict=True))
         return {
-            "seconds_per_step": wait_s + compute_s, "median_seconds_per_step": whole_s,
-            "wait_seconds_per_step": wait_s, "compute_seconds_per_step": compute_s,
-        }  # fmt: skip
+            "seconds_per_step": wait_s + compute_s,
+            "median_seconds_per_step": whole_s,
+            "wait_seconds_per_step": wait_s,
+            "compute_seconds_per_step": compute_s,
+        }

@@ -22,10 +22,11 @@ def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORI
     default = os.environ.get(_FROM_ENVIRONMENT, ORIGINAL)
     parser.add_argument("--variant", default=default, metavar="NAME", help=f"{', '.join(variants)} (default {default})")
     parser.add_argument(
-        "--sleep", metavar="MODEL",
+        "--sleep",
+        metavar="MODEL",
         help="seconds slept for every training batch by the variant sleep: SECONDS, MEAN,STDEV of a normal curve, or a "
         "computation_time.json of iotwin plot steps",
-    )  # fmt: skip
+    )
     parser.set_defaults(variants=variants)
 
 

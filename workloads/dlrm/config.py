@@ -39,8 +39,12 @@ class Config:
     @property
     def network(self) -> dict[str, int | list[int]]:
         """What describes the model in a checkpoint."""
-        return {"embedding_size": self.embedding_size, "most_categories": self.most_categories,
-                "bottom": list(self.bottom), "top": list(self.top)}  # fmt: skip
+        return {
+            "embedding_size": self.embedding_size,
+            "most_categories": self.most_categories,
+            "bottom": list(self.bottom),
+            "top": list(self.top),
+        }
 
 
 def prepare_parser(parser: ArgumentParser) -> None:
@@ -61,8 +65,13 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--eval-batches", type=int, default=2048, metavar="N", help="test batches of an evaluation (default %(default)s)")
     add("--eval-batch-size", type=int, default=16384, help="samples of a test batch (default %(default)s)")
     add("--embedding-size", type=int, default=128, help="width of an embedding (default %(default)s)")
-    add("--most-categories", type=int, default=40_000_000, metavar="N",
-        help="rows of the largest embedding tables; categories are taken modulo N (default %(default)s)")  # fmt: skip
+    add(
+        "--most-categories",
+        type=int,
+        default=40_000_000,
+        metavar="N",
+        help="rows of the largest embedding tables; categories are taken modulo N (default %(default)s)",
+    )
     add("--bottom", default="512,256", metavar="W,...", help="hidden widths of the dense tower (default %(default)s)")
     add("--top", default="1024,1024,512,256", metavar="W,...", help="hidden widths above the interaction (default %(default)s)")
     add("--learning-rate", type=float, default=1.0, help="of SGD (default %(default)s)")
@@ -78,11 +87,18 @@ def parse_config(args: Namespace) -> Config:
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
     config = Config(**values)
-    require_at_least(1, batch_size=config.batch_size, steps=config.steps, eval_batches=config.eval_batches,
-                     eval_batch_size=config.eval_batch_size, embedding_size=config.embedding_size,
-                     most_categories=config.most_categories)  # fmt: skip
-    require_at_least(0, eval_every=config.eval_every, learning_rate=config.learning_rate, threads=config.threads,
-                     seed=config.seed)  # fmt: skip
+    require_at_least(
+        1,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        eval_batches=config.eval_batches,
+        eval_batch_size=config.eval_batch_size,
+        embedding_size=config.embedding_size,
+        most_categories=config.most_categories,
+    )
+    require_at_least(
+        0, eval_every=config.eval_every, learning_rate=config.learning_rate, threads=config.threads, seed=config.seed
+    )
     if config.sleep is not None and config.state.used:
         raise UsageError("--variant sleep of dlrm only reads: it cannot be resumed, stopped or asked for its indices")
     return config

@@ -37,6 +37,8 @@ def sleep_through(config: Config) -> Result:
             asked_ns = done_ns
     file.close()
     return {
-        "steps": config.steps, "run_seconds": (asked_ns - begin_ns) / 1e9, **times.summary(),
+        "steps": config.steps,
+        "run_seconds": (asked_ns - begin_ns) / 1e9,
+        **times.summary(),
         "configuration": plain_configuration(config),
-    }  # fmt: skip
+    }

@@ -66,8 +66,13 @@ class Job:
         rows = table_rows(config.most_categories).tolist()
         self.model = Dlrm(rows, config.embedding_size, config.bottom, config.top, self.devices)
         self._optimizer = torch.optim.SGD(self.model.parameters(), config.learning_rate)
-        identity = {"job": "dlrm", "network": config.network, "seed": config.seed, "batch_size": config.batch_size,
-                    "shuffle": config.shuffle}  # fmt: skip
+        identity = {
+            "job": "dlrm",
+            "network": config.network,
+            "seed": config.seed,
+            "batch_size": config.batch_size,
+            "shuffle": config.shuffle,
+        }
         self.keeper = Keeper(config.state, config.output, ranks, identity)
         if resumed := self.keeper.resume():
             self._resume(resumed)
@@ -199,8 +204,13 @@ class Job:
 
     def _checkpoint(self, step: int) -> None:
         with self._log.interval("checkpoint", step_num=step):
-            state = {"step": step, "network": self._config.network, "model": self.model.state_dict(),
-                     "optimizer": self._optimizer.state_dict(), "evaluation": self.history.evaluations[-1]}  # fmt: skip
+            state = {
+                "step": step,
+                "network": self._config.network,
+                "model": self.model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "evaluation": self.history.evaluations[-1],
+            }
             save(state, self._config.output / CHECKPOINT)
 
     def close(self) -> None:

@@ -10,12 +10,17 @@ from workloads.dtr.heuristics import Heuristic
 from workloads.dtr.simulator import Settings, simulate
 
 BOUNDS = {
-    "2sqrt": lambda n: math.ceil(2 * math.sqrt(n)), "sqrt": lambda n: math.ceil(math.sqrt(n)),
-    "4sqrt": lambda n: math.ceil(4 * math.sqrt(n)), "6sqrt": lambda n: math.ceil(6 * math.sqrt(n)),
-    "8sqrt": lambda n: math.ceil(8 * math.sqrt(n)), "log2": lambda n: math.ceil(math.log2(n)),
-    "3log2": lambda n: math.ceil(3 * math.log2(n)), "n": lambda n: n, "n/2": lambda n: math.ceil(n / 2),
+    "2sqrt": lambda n: math.ceil(2 * math.sqrt(n)),
+    "sqrt": lambda n: math.ceil(math.sqrt(n)),
+    "4sqrt": lambda n: math.ceil(4 * math.sqrt(n)),
+    "6sqrt": lambda n: math.ceil(6 * math.sqrt(n)),
+    "8sqrt": lambda n: math.ceil(8 * math.sqrt(n)),
+    "log2": lambda n: math.ceil(math.log2(n)),
+    "3log2": lambda n: math.ceil(3 * math.log2(n)),
+    "n": lambda n: n,
+    "n/2": lambda n: math.ceil(n / 2),
     "2ceil_sqrt": lambda n: 2 * math.ceil(math.sqrt(n)),
-}  # fmt: skip
+}
 _SAME = {"ceil2sqrt": "2sqrt", "sqrt4": "4sqrt", "sqrt6": "6sqrt", "sqrt8": "8sqrt", "half": "n/2"}
 
 
@@ -50,10 +55,16 @@ def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = mat
     tensors = chain_budget(budget, layers)
     run = simulate(unit_chain(layers), Settings(heuristic, tensors, overhead_limit=limit, seed=seed))
     return {
-        "layers": layers, "budget": tensors, "bound": budget, "heuristic": heuristic.name, "result": run.result,
-        "remat_ops": run.rematerializations, "model_ops": 2 * layers,
-        "extra_per_layer": run.rematerializations / layers if run.result == "pass" else None, "accesses": run.accesses,
-    }  # fmt: skip
+        "layers": layers,
+        "budget": tensors,
+        "bound": budget,
+        "heuristic": heuristic.name,
+        "result": run.result,
+        "remat_ops": run.rematerializations,
+        "model_ops": 2 * layers,
+        "extra_per_layer": run.rematerializations / layers if run.result == "pass" else None,
+        "accesses": run.accesses,
+    }
 
 
 def theory_lines(layers: list[int]) -> dict[str, list[float]]:

@@ -131,9 +131,14 @@ class GraphBuilder:
         return self._storage[2 * self.storage(tensor)]
 
     def add(
-        self, name: str, cost: int, args: list[int], results: list[tuple[str, int, int]],
-        backward: bool = False, constant: bool = False,
-    ) -> range:  # fmt: skip
+        self,
+        name: str,
+        cost: int,
+        args: list[int],
+        results: list[tuple[str, int, int]],
+        backward: bool = False,
+        constant: bool = False,
+    ) -> range:
         """Add an operator with `results` (name, size, alias index or -1) and return its tensors; the schedule computes it."""
         op = len(self.op_names)
         self.op_names.append(name)

@@ -8,9 +8,12 @@ import msgspec
 from common.errors import UsageError
 
 _PARTS = {
-    "time": "wall", "base_compute_time": "operators", "remat_compute_time": "rematerialisation", "search_time": "search",
+    "time": "wall",
+    "base_compute_time": "operators",
+    "remat_compute_time": "rematerialisation",
+    "search_time": "search",
     "cost_time": "cost",
-}  # fmt: skip
+}
 
 
 def panels_of(sources: list[Path]) -> list[dict[str, Any]]:
@@ -52,10 +55,14 @@ def _measured(config: Any, data: Any, path: Path) -> list[dict[str, Any]]:
             for key, name in _PARTS.items()
         ]
         if x:
-            panels.append({
-                "title": model, "x": {"label": "memory budget", "unit": "GB"}, "y": {"label": "a batch", "unit": "ms"},
-                "series": series,
-            })  # fmt: skip
+            panels.append(
+                {
+                    "title": model,
+                    "x": {"label": "memory budget", "unit": "GB"},
+                    "y": {"label": "a batch", "unit": "ms"},
+                    "series": series,
+                }
+            )
     if not panels:
         raise UsageError(f"{path} holds no measured run of the models in the configuration")
     return panels

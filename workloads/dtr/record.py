@@ -51,9 +51,13 @@ def record_model(
         lines = recorder.finish()
     write_whole(output, b"".join(lines))
     return {
-        "log": str(output), "model": name, "batch": samples, "operators": recorder.operations, "seconds": seconds,
+        "log": str(output),
+        "model": name,
+        "batch": samples,
+        "operators": recorder.operations,
+        "seconds": seconds,
         "overhead_us_per_op": recorder.logging_ns / max(recorder.operations, 1) / 1e3,
-    }  # fmt: skip
+    }
 
 
 class _Followed(weakref.ref[Tensor]):

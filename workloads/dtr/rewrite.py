@@ -30,9 +30,13 @@ class _Rewriter:
         args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
         self.operators[op] = len(self.new.op_names)
         return self.new.add(
-            self.old.op_names[op], int(self.old.op_cost[op]), args, results,
-            bool(self.old.op_backward[op]), bool(self.old.op_constant[op]),
-        )  # fmt: skip
+            self.old.op_names[op],
+            int(self.old.op_cost[op]),
+            args,
+            results,
+            bool(self.old.op_backward[op]),
+            bool(self.old.op_constant[op]),
+        )
 
     def results(self, op: int) -> list[tuple[str, int, int]]:
         """Return the operator's results as they are."""
@@ -117,7 +121,9 @@ def rewrite_for_planners(graph: Graph) -> Rewritten:
     for rewrite in (collapse_aliases, merge_tuples, eliminate_constants):
         step = rewrite(whole.graph)
         whole = Rewritten(
-            step.graph, [None if t is None else step.tensors[t] for t in whole.tensors],
-            [None if op is None else step.operators[op] for op in whole.operators], whole.constant_bytes + step.constant_bytes,
-        )  # fmt: skip
+            step.graph,
+            [None if t is None else step.tensors[t] for t in whole.tensors],
+            [None if op is None else step.operators[op] for op in whole.operators],
+            whole.constant_bytes + step.constant_bytes,
+        )
     return whole

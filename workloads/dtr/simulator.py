@@ -126,10 +126,14 @@ def _model(graph: Graph) -> dict[str, Any]:
     np.add.at(total, graph.tensor_op, graph.tensor_size)
     slots = np.diff(graph.arg_start)[graph.tensor_op]
     storages = _records(
-        "storages", graph.storages + 1, size=graph.storage_size, view_start=view_start[:-1],
-        parent_start=parent_start[:-1] + len(views), child_start=child_start[:-1] + len(views) + len(parents),
+        "storages",
+        graph.storages + 1,
+        size=graph.storage_size,
+        view_start=view_start[:-1],
+        parent_start=parent_start[:-1] + len(views),
+        child_start=child_start[:-1] + len(views) + len(parents),
         near_start=parent_start[:-1] + child_start[:-1],
-    )  # fmt: skip
+    )
     storages["status"], storages["accessed"], storages["after"], storages["node"] = kernel.UNCOMPUTED, kernel.NEVER, -1, -1
     storages["before"][-1] = storages["after"][-1] = graph.storages  # an empty pool
     ends = {"arg_start": graph.arg_start[:-1], "arg_end": graph.arg_start[1:], "out_start": graph.out_start[:-1]}

@@ -115,12 +115,18 @@ def _config(task: Task, base: Baseline) -> dict[str, Any]:
 def _result(ratio: float, budget: int, runs: list[Run], base: Baseline) -> dict[str, Any]:
     """Return a row: an overhead only for runs that passed, so that none of an unfinished one can be drawn."""
     return {
-        "ratio": ratio, "budget": budget, "OOM": [run.result == "oom" for run in runs],
-        "remat_exceeded": [run.result == "thrash" for run in runs], "meta": None, "total_time": [run.cpu_s for run in runs],
+        "ratio": ratio,
+        "budget": budget,
+        "OOM": [run.result == "oom" for run in runs],
+        "remat_exceeded": [run.result == "thrash" for run in runs],
+        "meta": None,
+        "total_time": [run.cpu_s for run in runs],
         "overhead": [run.clock / base.compute if run.result == "pass" else None for run in runs],
-        "heuristic_eval_count": [run.evaluations for run in runs], "heuristic_access_count": [run.accesses for run in runs],
-        "num_trials": len(runs), "state": [run.result for run in runs],
-    }  # fmt: skip
+        "heuristic_eval_count": [run.evaluations for run in runs],
+        "heuristic_access_count": [run.accesses for run in runs],
+        "num_trials": len(runs),
+        "state": [run.result for run in runs],
+    }
 
 
 def _file_name(model: str) -> str:
@@ -168,9 +174,14 @@ def run_sweep(
     files = [str(task.output.relative_to(directory)) for task in tasks]
     counts = {state: states.count(state) for state in ("pass", "oom", "thrash")}
     return {
-        "directory": str(directory), "runs": len(states), "passed": counts["pass"], "oom": counts["oom"],
-        "thrash": counts["thrash"], "cpu_s": round(cpu_s, 3), "files": [*files, "curves.json", "runs.csv"],
-    }  # fmt: skip
+        "directory": str(directory),
+        "runs": len(states),
+        "passed": counts["pass"],
+        "oom": counts["oom"],
+        "thrash": counts["thrash"],
+        "cpu_s": round(cpu_s, 3),
+        "files": [*files, "curves.json", "runs.csv"],
+    }
 
 
 def _table(tasks: list[Task]) -> str:
@@ -207,10 +218,14 @@ def panels(tasks: list[Task], studies: list[str]) -> list[dict[str, Any]]:
         for title, ours in by_model.items():
             series = [_series(task, study.value) for task in ours]
             label, scale = ("compute overhead", "linear") if study.value == "overhead" else ("metadata accesses", "log")
-            made.append({
-                "title": f"{title}, {name}", "x": {"label": "memory ratio"}, "y": {"label": label, "scale": scale},
-                "series": [one for one in series if any(y is not None for y in one["y"])],
-            })  # fmt: skip
+            made.append(
+                {
+                    "title": f"{title}, {name}",
+                    "x": {"label": "memory ratio"},
+                    "y": {"label": label, "scale": scale},
+                    "series": [one for one in series if any(y is not None for y in one["y"])],
+                }
+            )
     return made
 
 

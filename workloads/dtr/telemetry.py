@@ -54,11 +54,16 @@ def _empty_tables(graph: Graph) -> Tables:
     aliasing = [any(graph.tensor_alias[t] >= 0 for t in graph.results(op)) for op in range(graph.operators)]
     operators: list[dict[str, Any]] = [
         {
-            "id": op, "name": graph.op_names[op], "outputs": len(graph.results(op)), "compute": int(graph.op_cost[op]),
-            "size": sum(int(graph.tensor_size[t]) for t in graph.results(op)), "is_aliasing": aliasing[op], "recompute_count": 0,
+            "id": op,
+            "name": graph.op_names[op],
+            "outputs": len(graph.results(op)),
+            "compute": int(graph.op_cost[op]),
+            "size": sum(int(graph.tensor_size[t]) for t in graph.results(op)),
+            "is_aliasing": aliasing[op],
+            "recompute_count": 0,
         }
         for op in range(graph.operators)
-    ]  # fmt: skip
+    ]
     tensors: list[dict[str, Any]] = []
     for t in range(graph.tensors):
         op = int(graph.tensor_op[t])
@@ -189,15 +194,19 @@ def write_telemetry(directory: Path, graph: Graph, run: Run) -> list[str]:
     made = tables(graph, run)
     edges = [
         {"tensor": t, "child": child}
-        for op in range(graph.operators) for t in dict.fromkeys(graph.arguments(op)) for child in graph.results(op)
-    ]  # fmt: skip
+        for op in range(graph.operators)
+        for t in dict.fromkeys(graph.arguments(op))
+        for child in graph.results(op)
+    ]
     timeline = [{"clock": clock, "memory_bytes": memory} for clock, memory in replay(graph, run)[0]]
     files = {
-        "storage.csv": _csv(STORAGE_COLUMNS, made.storage), "operator.csv": _csv(OPERATOR_COLUMNS, made.operator),
-        "tensor.csv": _csv(TENSOR_COLUMNS, made.tensor), "adjacency.csv": _csv(("tensor", "child"), edges),
+        "storage.csv": _csv(STORAGE_COLUMNS, made.storage),
+        "operator.csv": _csv(OPERATOR_COLUMNS, made.operator),
+        "tensor.csv": _csv(TENSOR_COLUMNS, made.tensor),
+        "adjacency.csv": _csv(("tensor", "child"), edges),
         "memory.csv": _csv(("clock", "memory_bytes"), timeline),
         "held.csv": _csv(("clock", "locked_bytes", "pinned_bytes"), held(graph, run)),
-    }  # fmt: skip
+    }
     for name, content in files.items():
         write_whole(directory / name, content)
     return list(files)

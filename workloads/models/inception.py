@@ -56,30 +56,45 @@ def inception_v3(preset: str, classes: int) -> nn.Module:
     )  # fmt: skip
     before = n(192)
     for pooled in (32, 64, 64) if paper else (64,):
-        layers.append(_Side(
-            _conv(before, n(64), 1), _chain(before, (n(48), 1), (n(64), 5)), _chain(before, (n(64), 1), (n(96), 3), (n(96), 3)),
-            _pooled(before, n(pooled)),
-        ))  # fmt: skip
+        layers.append(
+            _Side(
+                _conv(before, n(64), 1),
+                _chain(before, (n(48), 1), (n(64), 5)),
+                _chain(before, (n(64), 1), (n(96), 3), (n(96), 3)),
+                _pooled(before, n(pooled)),
+            )
+        )
         before = n(64) + n(64) + n(96) + n(pooled)
     layers.append(_Side(_narrowing(before, (), n(384)), _narrowing(before, ((n(64), 1), (n(96), 3)), n(96)), pool()))
     before += n(384) + n(96)
     wide, high = (1, 7), (7, 1)
     for inner in map(n, (128, 160, 160, 192) if paper else (128,)):
-        layers.append(_Side(
-            _conv(before, n(192), 1), _chain(before, (inner, 1), (inner, wide), (n(192), high)),
-            _chain(before, (inner, 1), (inner, high), (inner, wide), (inner, high), (n(192), wide)), _pooled(before, n(192)),
-        ))  # fmt: skip
+        layers.append(
+            _Side(
+                _conv(before, n(192), 1),
+                _chain(before, (inner, 1), (inner, wide), (n(192), high)),
+                _chain(before, (inner, 1), (inner, high), (inner, wide), (inner, high), (n(192), wide)),
+                _pooled(before, n(192)),
+            )
+        )
         before = 4 * n(192)
-    layers.append(_Side(
-        _narrowing(before, ((n(192), 1),), n(320)),
-        _narrowing(before, ((n(192), 1), (n(192), wide), (n(192), high)), n(192)), pool(),
-    ))  # fmt: skip
+    layers.append(
+        _Side(
+            _narrowing(before, ((n(192), 1),), n(320)),
+            _narrowing(before, ((n(192), 1), (n(192), wide), (n(192), high)), n(192)),
+            pool(),
+        )
+    )
     before += n(320) + n(192)
     for _ in range(2 if paper else 1):
         both = [_Side(_conv(n(384), n(384), (1, 3)), _conv(n(384), n(384), (3, 1))) for _ in range(2)]
-        layers.append(_Side(
-            _conv(before, n(320), 1), nn.Sequential(_conv(before, n(384), 1), both[0]),
-            nn.Sequential(*_chain(before, (n(448), 1), (n(384), 3)), both[1]), _pooled(before, n(192)),
-        ))  # fmt: skip
+        layers.append(
+            _Side(
+                _conv(before, n(320), 1),
+                nn.Sequential(_conv(before, n(384), 1), both[0]),
+                nn.Sequential(*_chain(before, (n(448), 1), (n(384), 3)), both[1]),
+                _pooled(before, n(192)),
+            )
+        )
         before = n(320) + 4 * n(384) + n(192)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(before, classes))

@@ -47,10 +47,13 @@ class _Compression:
         nodes = [self.graph.nodes[layer] for layer in layers]
         single = len(nodes) == 1 or (len(nodes) == 2 and len(self.graph.successors[layers[-1]]) > 1)
         return Node(
-            f"compressed_node{self.runs}", nodes[-1].description if single else f"Branch {self.runs}",
-            sum(node.forward_ms for node in nodes), sum(node.backward_ms for node in nodes), nodes[-1].activation_bytes,
+            f"compressed_node{self.runs}",
+            nodes[-1].description if single else f"Branch {self.runs}",
+            sum(node.forward_ms for node in nodes),
+            sum(node.backward_ms for node in nodes),
+            nodes[-1].activation_bytes,
             sum(node.parameter_bytes for node in nodes),
-        )  # fmt: skip
+        )
 
     def result(self) -> Graph:
         """Return the new graph; edges grouped by the node they lead to."""

@@ -111,9 +111,14 @@ def _totals(graph: Graph, closures: list[int], fronts: list[int], reach: npt.NDA
     activation = np.array([node.activation_bytes for node in nodes])
     inside = _members(closures, len(nodes))
     return Points(
-        closures, inside @ (forward + backward), inside @ forward, inside @ np.array([node.parameter_bytes for node in nodes]),
-        inside @ activation, _members(fronts, len(nodes)) @ activation, reach,
-    )  # fmt: skip
+        closures,
+        inside @ (forward + backward),
+        inside @ forward,
+        inside @ np.array([node.parameter_bytes for node in nodes]),
+        inside @ activation,
+        _members(fronts, len(nodes)) @ activation,
+        reach,
+    )
 
 
 def _members(sets: Iterable[int], size: int) -> Array:

@@ -47,8 +47,13 @@ class Driver:
     def document(self) -> dict[str, Any]:
         """Return the file's part of the document of ``iotwin pipedream validate``."""
         problems = [{"key": key, "text": text} for key, text in self.problems]
-        return {"file": str(self.path), "valid": not problems, "ranks": self.ranks, "machines": len(self.machines),
-                "problems": problems}  # fmt: skip
+        return {
+            "file": str(self.path),
+            "valid": not problems,
+            "ranks": self.ranks,
+            "machines": len(self.machines),
+            "problems": problems,
+        }
 
 
 def read_driver(path: Path, models: Path | None = None) -> Driver:
@@ -146,8 +151,13 @@ def _too_many(ranks: int, name: str) -> tuple[int, list[tuple[str, str]]]:
 def conf_document(path: Path) -> dict[str, Any]:
     """Return the part of the document of ``iotwin pipedream validate`` for a conf.json."""
     ranks, problems = _ranks_of(path, path.name if "gpus=" in path.name else str(path))
-    return {"file": str(path), "valid": not problems, "ranks": ranks, "machines": None,
-            "problems": [{"key": key, "text": text} for key, text in problems]}  # fmt: skip
+    return {
+        "file": str(path),
+        "valid": not problems,
+        "ranks": ranks,
+        "machines": None,
+        "problems": [{"key": key, "text": text} for key, text in problems],
+    }
 
 
 @dataclass(frozen=True)

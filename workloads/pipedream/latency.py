@@ -65,6 +65,9 @@ def _document(graph: Graph, points: Points, best: Array, came: np.ndarray, units
         point, left = begin, left - replicas
     stages = [{"stage": index, **stage} for index, stage in enumerate(stages)]
     return {
-        "objective": "latency", "latency_s": float(best[units, points.last]),
-        "stage_time_s": max(stage["compute_s"] / stage["replicas"] for stage in stages), "workers": units, "stages": stages,
-    }  # fmt: skip
+        "objective": "latency",
+        "latency_s": float(best[units, points.last]),
+        "stage_time_s": max(stage["compute_s"] / stage["replicas"] for stage in stages),
+        "workers": units,
+        "stages": stages,
+    }

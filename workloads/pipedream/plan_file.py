@@ -169,6 +169,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     depth = {str(stage.stage): plan.warm_up(stage.stage) for stage in plan.stages}
     origin = {name: plan.origin.get(name) for name in ("graph_sha256", "cost_model")}
     return {
-        "version": VERSION, **origin, "batch_size": plan.batch_size, "stages": stages, "schedule": plan.schedule, "depth": depth,
+        "version": VERSION,
+        **origin,
+        "batch_size": plan.batch_size,
+        "stages": stages,
+        "schedule": plan.schedule,
+        "depth": depth,
         "levels": plan.origin.get("levels", []),
-    }  # fmt: skip
+    }

@@ -36,9 +36,11 @@ def runs_of(graph: Graph) -> tuple[Graph, list[int]]:
             run[number] = run[before[0]]
             so_far = nodes[run[number]]
             nodes[run[number]] = replace(
-                node, forward_ms=so_far.forward_ms + node.forward_ms, backward_ms=so_far.backward_ms + node.backward_ms,
+                node,
+                forward_ms=so_far.forward_ms + node.forward_ms,
+                backward_ms=so_far.backward_ms + node.backward_ms,
                 parameter_bytes=so_far.parameter_bytes + node.parameter_bytes,
-            )  # fmt: skip
+            )
             members[run[number]] |= 1 << number
         else:
             run[number] = len(nodes)

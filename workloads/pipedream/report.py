@@ -275,9 +275,12 @@ def evaluate(graph: Graph, options: Options, plan: Plan | None = None, fold: boo
     partition = graph.with_stages({node.id: stage_of.get(node.id) or 0 for node in graph.nodes})
     found = plan_of(partition, kept, points, options, levels)
     return {
-        "stage_time_s": seconds, "stages": stage_rows(found), "bottleneck_stage": found.bottleneck.stage, "valid": True,
+        "stage_time_s": seconds,
+        "stages": stage_rows(found),
+        "bottleneck_stage": found.bottleneck.stage,
+        "valid": True,
         "reason": None,
-    }  # fmt: skip
+    }
 
 
 def _stages_of(plan: Plan) -> dict[str, int | None]:

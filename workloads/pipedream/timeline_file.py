@@ -55,12 +55,18 @@ def _chrome(plan: Plan, timeline: Timeline, minibatches: int, schedule: str) -> 
     for row in np.lexsort((timeline.rank, timeline.start_s)).tolist():
         stage, minibatch = int(timeline.stage[row]), int(timeline.minibatch[row])
         start, end = float(timeline.start_s[row]), float(timeline.end_s[row])
-        events.append({
-            "ph": "X", "name": f"{'B' if timeline.backward[row] else 'F'}{minibatch}",
-            "cat": "backward" if timeline.backward[row] else "forward", "pid": stage, "tid": int(timeline.rank[row]),
-            "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
-            "args": {"minibatch": minibatch, "weight_version": used[stage, minibatch]},
-        })  # fmt: skip
+        events.append(
+            {
+                "ph": "X",
+                "name": f"{'B' if timeline.backward[row] else 'F'}{minibatch}",
+                "cat": "backward" if timeline.backward[row] else "forward",
+                "pid": stage,
+                "tid": int(timeline.rank[row]),
+                "ts": round(start * 1e6, 3),
+                "dur": round((end - start) * 1e6, 3),
+                "args": {"minibatch": minibatch, "weight_version": used[stage, minibatch]},
+            }
+        )
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
@@ -77,9 +83,15 @@ def _write_trace(plan: Plan, timeline: Timeline, path: Path) -> None:
     clock = [ClockPair(ns, ns, 0) for ns in (_START_NS, end_ns + 1_000_000)]
     note = "simulated from a plan: nothing ran; passes take what the plan says, reads and writes no time"
     manifest = Manifest(
-        "complete", "simulated", host, Target(["iotwin", "pipedream", "simulate"]), notes=[note], clock=clock,
-        start_ns=_START_NS, end_ns=end_ns + 1_000_000,
-    )  # fmt: skip
+        "complete",
+        "simulated",
+        host,
+        Target(["iotwin", "pipedream", "simulate"]),
+        notes=[note],
+        clock=clock,
+        start_ns=_START_NS,
+        end_ns=end_ns + 1_000_000,
+    )
     manifest.events = write_events(path / "events.parquet", [_encoded(events, schema.EVENTS)])
     manifest.counts = {op: events["op"].count(op) for op in sorted(set(events["op"]))}
     ranks = sorted(rank for stage in plan.stages for rank in stage.ranks)
@@ -87,18 +99,29 @@ def _write_trace(plan: Plan, timeline: Timeline, path: Path) -> None:
     pids = [_FIRST_PID + rank for rank in ranks]
     lives = {"start_ns": [_START_NS] * len(ranks), "exit_ns": [end_ns + 1_000_000] * len(ranks), "exit_status": [0] * len(ranks)}
     processes = {
-        "pid": pids, "ppid": [1] * len(ranks), "namespace_pid": pids, "comm": [f"stage{stage_of[rank]}" for rank in ranks],
-        "command_line": [f"stage {stage_of[rank]}" for rank in ranks], "role": ["rank"] * len(ranks), **lives,
-    }  # fmt: skip
+        "pid": pids,
+        "ppid": [1] * len(ranks),
+        "namespace_pid": pids,
+        "comm": [f"stage{stage_of[rank]}" for rank in ranks],
+        "command_line": [f"stage {stage_of[rank]}" for rank in ranks],
+        "role": ["rank"] * len(ranks),
+        **lives,
+    }
     phases = {
-        "phase": ["epoch"] * len(ranks) + ["checkpoint"] * len(ranks), "rank": ranks * 2, "epoch": [1] * 2 * len(ranks),
+        "phase": ["epoch"] * len(ranks) + ["checkpoint"] * len(ranks),
+        "rank": ranks * 2,
+        "epoch": [1] * 2 * len(ranks),
         "start_ns": [_START_NS] * len(ranks) + [end_ns] * len(ranks),
         "end_ns": [end_ns] * len(ranks) + [end_ns + 1_000_000] * len(ranks),
-    }  # fmt: skip
+    }
     write_tables(
-        path, manifest, _encoded(files, schema.FILES), _encoded(processes, schema.PROCESSES), _encoded(phases, schema.PHASES),
+        path,
+        manifest,
+        _encoded(files, schema.FILES),
+        _encoded(processes, schema.PROCESSES),
+        _encoded(phases, schema.PHASES),
         gpu=_encoded(_kernels(timeline), schema.GPU),
-    )  # fmt: skip
+    )
 
 
 def _calls(plan: Plan, timeline: Timeline, end_ns: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -124,10 +147,14 @@ def _calls(plan: Plan, timeline: Timeline, end_ns: int) -> tuple[dict[str, Any],
     paths = ["/simulated/data", *(f"/simulated/checkpoint.{stage.stage}" for stage in plan.stages)]
     count = len(paths)
     files = {
-        "file_id": list(range(count)), "device": [0] * count, "inode": list(range(1, count + 1)), "generation": [0] * count,
-        "path": paths, "size_bytes": [size * len(batches)] + [0] * (count - 1),
+        "file_id": list(range(count)),
+        "device": [0] * count,
+        "inode": list(range(1, count + 1)),
+        "generation": [0] * count,
+        "path": paths,
+        "size_bytes": [size * len(batches)] + [0] * (count - 1),
         "kind": ["dataset"] + ["checkpoint"] * (count - 1),
-    }  # fmt: skip
+    }
     return events, files
 
 

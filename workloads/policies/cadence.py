@@ -28,9 +28,13 @@ class Policy:
     """Decides after every step, and after every epoch, by whichever of its rules are given."""
 
     def __init__(
-        self, epochs: Cadence | None = None, steps: Cadence | None = None, seconds: float | None = None,
-        listed: Collection[int] = (), now: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        epochs: Cadence | None = None,
+        steps: Cadence | None = None,
+        seconds: float | None = None,
+        listed: Collection[int] = (),
+        now: float = 0.0,
+    ) -> None:
         self._epochs, self._steps, self._seconds, self._listed = epochs, steps, seconds, frozenset(listed)
         self._asked = False
         self.restart(now)

@@ -98,8 +98,11 @@ class Keeper:
             Generators().load_state_dict(own[0]["generators"])
         self.steps, self.order_sha256, self.metric = manifest.step, shared["order_sha256"], manifest.metric
         self.resumed_from = {
-            "name": found.name, "step": manifest.step, "epoch": manifest.epoch, "position": manifest.position.position,
-        }  # fmt: skip
+            "name": found.name,
+            "step": manifest.step,
+            "epoch": manifest.epoch,
+            "position": manifest.position.position,
+        }
         return Resumed(manifest.position, shared["shared"], own)
 
     def _chosen(self) -> Found | None:

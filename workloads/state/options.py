@@ -37,12 +37,21 @@ class StateOptions:
 def add_state_options(parser: ArgumentParser) -> None:
     """Add the options to `parser`."""
     add = parser.add_argument
-    add("--checkpoint-steps", type=int, default=0, metavar="K",
-        help="keep the whole state in OUTPUT/checkpoints after every Kth step, to resume from; 0: never (default)")  # fmt: skip
+    add(
+        "--checkpoint-steps",
+        type=int,
+        default=0,
+        metavar="K",
+        help="keep the whole state in OUTPUT/checkpoints after every Kth step, to resume from; 0: never (default)",
+    )
     add("--checkpoint-seconds", type=float, default=0, metavar="S", help="the same every S seconds; 0: never (default)")
     add("--keep", type=int, default=0, metavar="N", help="of these, the newest N stay; 0: all (default)")
-    add("--resume", default=NEVER, metavar="auto|never|PATH",
-        help="go on from the newest of OUTPUT/checkpoints, if any, or from a store or checkpoint (default never)")  # fmt: skip
+    add(
+        "--resume",
+        default=NEVER,
+        metavar="auto|never|PATH",
+        help="go on from the newest of OUTPUT/checkpoints, if any, or from a store or checkpoint (default never)",
+    )
     add("--stop-after", type=int, default=0, metavar="STEPS", help="stop after STEPS steps of this run, and keep the state")
     add("--index-log", type=Path, metavar="FILE", help="append a line a batch: rank epoch step index index ...")
 
@@ -50,8 +59,13 @@ def add_state_options(parser: ArgumentParser) -> None:
 def take_state_options(values: dict[str, Any]) -> StateOptions:
     """Return the options, taken out of the arguments `values`; UsageError for impossible ones."""
     options = StateOptions(**{name: values.pop(name) for name in _NAMES})
-    require_at_least(0, checkpoint_steps=options.checkpoint_steps, checkpoint_seconds=options.checkpoint_seconds,
-                     keep=options.keep, stop_after=options.stop_after)  # fmt: skip
+    require_at_least(
+        0,
+        checkpoint_steps=options.checkpoint_steps,
+        checkpoint_seconds=options.checkpoint_seconds,
+        keep=options.keep,
+        stop_after=options.stop_after,
+    )
     if options.keeps and values["sleep"] is not None:
         raise UsageError("--variant sleep computes nothing, so there is no state for --checkpoint-steps or --checkpoint-seconds")
     return options

@@ -75,8 +75,14 @@ def parse_config(args: Namespace) -> Config:
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
     config = Config(**values)
-    require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, prefetch=config.prefetch,
-                     base_channels=config.base_channels, depth=config.depth)  # fmt: skip
+    require_at_least(
+        1,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        prefetch=config.prefetch,
+        base_channels=config.base_channels,
+        depth=config.depth,
+    )
     require_at_least(0, workers=config.workers, eval_every=config.eval_every, checkpoint_every=config.checkpoint_every,
                      threads=config.threads, seed=config.seed, learning_rate=config.learning_rate)  # fmt: skip
     if not 0 <= config.overlap < 1:

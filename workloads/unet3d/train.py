@@ -85,9 +85,13 @@ class Job:
     def _log_points(self, training: int, evaluation: int) -> None:
         config, world_size = self._config, self._ranks.world_size
         points = {
-            "seed": config.seed, "world_size": world_size, "num_workers": config.workers,
-            "global_batch_size": config.batch_size * world_size, "train_samples": training, "eval_samples": evaluation,
-        }  # fmt: skip
+            "seed": config.seed,
+            "world_size": world_size,
+            "num_workers": config.workers,
+            "global_batch_size": config.batch_size * world_size,
+            "train_samples": training,
+            "eval_samples": evaluation,
+        }
         for key, value in points.items():
             self._log.point(key, value)
 
@@ -212,9 +216,12 @@ class Job:
 
     def _state(self) -> State:
         return {
-            "epoch": self.epoch, "best_score": self._best_score, "network": self._config.network,
-            "model": self.network.state_dict(), "optimizer": self._optimizer.state_dict(),
-        }  # fmt: skip
+            "epoch": self.epoch,
+            "best_score": self._best_score,
+            "network": self._config.network,
+            "model": self.network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
 
     def _keep(self, reason: str) -> None:
         """Write the whole state, in the middle of an epoch."""

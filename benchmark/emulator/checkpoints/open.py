@@ -23,9 +23,13 @@ class Checkpoints(Protocol):
 
 
 def open_checkpoints(
-    config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None,
+    config: Config,
+    rank: int = 0,
+    ranks: int = 1,
+    ranks_per_node: int = 1,
+    note: int | None = None,
     meet: Callable[[], object] = lambda: None,
-) -> Checkpoints:  # fmt: skip
+) -> Checkpoints:
     """Return what writes the checkpoints of `rank`: CheckpointWriter, or the plug-in that the workload names."""
     name = config.checkpoint.checkpoint_mechanism_classname
     if name is None:

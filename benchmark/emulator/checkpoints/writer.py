@@ -50,9 +50,14 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, config: Config, rank: int = 0, ranks: int = 1, ranks_per_node: int = 1, note: int | None = None,
+        self,
+        config: Config,
+        rank: int = 0,
+        ranks: int = 1,
+        ranks_per_node: int = 1,
+        note: int | None = None,
         meet: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._meet, self._in_folders = meet, config.twin.checkpoint.commit == "folder"
         if self._in_folders and ranks > 1 and config.twin.checkpoint.asynchronous:
             raise UsageError(

@@ -248,10 +248,13 @@ def _by_number(folder: Folder, part: Folder, config: Config) -> NamedFiles | Non
         return None
     count = int(match[1])
     layout = FormatLayout(
-        format=name, prefix=dataset.file_prefix, train_folders=dataset.num_subfolders_train,
-        evaluation_folders=dataset.num_subfolders_eval, evaluation_files=count if evaluation else 0,
+        format=name,
+        prefix=dataset.file_prefix,
+        train_folders=dataset.num_subfolders_train,
+        evaluation_folders=dataset.num_subfolders_eval,
+        evaluation_files=count if evaluation else 0,
         compression=dataset.compression if name == "csv" else "none",
-    )  # fmt: skip
+    )
     if evaluation:
         return NamedFiles(folder.path, layout, 0, 0, count)
     return NamedFiles(folder.path, layout, count, 0, count)

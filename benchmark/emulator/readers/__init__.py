@@ -20,10 +20,16 @@ from benchmark.emulator.readers.synthetic import Synthetic
 from benchmark.emulator.readers.tables import Csv, Parquet
 
 _FORMATS: dict[str, Callable[[Opener], Reader]] = {
-    "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener), "npz": Npz, "tfrecord": TfRecord, "csv": Csv,
-    "jpeg": partial(Image, kind="JPEG"), "png": partial(Image, kind="PNG"), "indexed_binary": Indexed,
-    "mmap_indexed_binary": Indexed, "bin": Raw,
-}  # fmt: skip
+    "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener),
+    "npz": Npz,
+    "tfrecord": TfRecord,
+    "csv": Csv,
+    "jpeg": partial(Image, kind="JPEG"),
+    "png": partial(Image, kind="PNG"),
+    "indexed_binary": Indexed,
+    "mmap_indexed_binary": Indexed,
+    "bin": Raw,
+}
 # Those that the data set's own section says more about.
 _CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], Reader]] = {
     "hdf5": lambda opener, dataset: Hdf5(opener, dataset.hdf5.num_dset_per_record, dataset.record_dims),

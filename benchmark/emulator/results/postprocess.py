@@ -80,11 +80,15 @@ def report(folder: Path, workload: dict[str, Any]) -> str:
     name = folder / "0_per_epoch_stats.json"
     spans = _json(name if name.exists() else folder / "per_epoch_stats.json")
     facts = {
-        "Run name": workload["model"]["name"], "Started": summary["start"], "Ended": summary["end"], "Num Ranks": ranks,
-        "Batch size (per rank)": reader["batch_size"], "Eval batch size": reader["batch_size_eval"],
+        "Run name": workload["model"]["name"],
+        "Started": summary["start"],
+        "Ended": summary["end"],
+        "Num Ranks": ranks,
+        "Batch size (per rank)": reader["batch_size"],
+        "Eval batch size": reader["batch_size_eval"],
         "Avg loading time / rank (s)": figures["avg_process_loading_time"],
         "Avg processing time / rank (s)": figures["avg_process_processing_time"],
-    }  # fmt: skip
+    }
     lines = ["DLIO v1.0 Report", "", "Overall", "", *_facts(facts, 1), "", *_table(figures, ("samples/s", "MB/s"), 1)]
     lines += [*_machine(folder), "", "Detailed Report", ""]
     times = [_rank_times(folder, rank, epochs) for rank in range(ranks)]
@@ -107,10 +111,13 @@ def _phase(times: list[dict[str, Any]], epoch: str, phase: str, sizes: tuple[int
     fewest = min(map(len, steps))
     size = sizes[1] if phase.startswith("eval") else sizes[0]
     rates = np.sum([size / np.array(one[:fewest], np.float64) for one in steps], axis=0)
-    yield from _facts({
-        "Avg loading time / rank (s)": f"{sum(map(sum, loads)) / len(times):.2f}",
-        "Avg processing time / rank (s)": f"{sum(map(sum, steps)) / len(times):.2f}",
-    }, 2)  # fmt: skip
+    yield from _facts(
+        {
+            "Avg loading time / rank (s)": f"{sum(map(sum, loads)) / len(times):.2f}",
+            "Avg processing time / rank (s)": f"{sum(map(sum, steps)) / len(times):.2f}",
+        },
+        2,
+    )
     found = {"samples/s": statistics(rates), "MB/s": statistics(rates * record_bytes / _MEBIBYTE)}
     yield from _table(found, tuple(found), 2)
 

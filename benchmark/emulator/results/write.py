@@ -117,22 +117,27 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         "peak_memory_bytes": max(measured.peak_memory_bytes for measured in ranks),
         "estimates": {
             phase: estimates(table, phase, config.output.metric)
-            for phase, columns in (("train", train), ("evaluation", evaluation)) if len(columns["step"])
+            for phase, columns in (("train", train), ("evaluation", evaluation))
+            if len(columns["step"])
         },
         "train": step_quantiles(train) if len(train["step"]) else None,
         "evaluation": step_quantiles(evaluation) if len(evaluation["step"]) else None,
         "checkpoint_files": [
             {
-                "rank": measured.rank, "epoch": file.epoch, "name": file.name, "size_bytes": file.size_bytes,
+                "rank": measured.rank,
+                "epoch": file.epoch,
+                "name": file.name,
+                "size_bytes": file.size_bytes,
                 "duration_s": file.duration_ns / 1e9,
             }
-            for measured in ranks for file in measured.saved
+            for measured in ranks
+            for file in measured.saved
         ],
         "checkpoint_policy": _policy(config, first.decided),
         "rematerialization": facts(config.train.computation_time),
         "resumed": _resumed([measured.resumed for measured in ranks if measured.resumed is not None]),
         "source": config.twin.source,
-    }  # fmt: skip
+    }
 
 
 def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
@@ -141,11 +146,15 @@ def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
     if policy is None or decided is None:
         return None
     return {
-        "type": policy.type, "overhead": policy.overhead, "interval": decided.intervals[-1][1],
+        "type": policy.type,
+        "overhead": policy.overhead,
+        "interval": decided.intervals[-1][1],
         "intervals": [list(each) for each in decided.intervals],
-        "step_s": decided.step_s, "stall_s": decided.stall_s, "write_s": decided.write_s,
+        "step_s": decided.step_s,
+        "stall_s": decided.stall_s,
+        "write_s": decided.write_s,
         "goodput_steps_per_s": None if policy.mtbf is None else decided.goodput_steps_per_s(policy.mtbf),
-    }  # fmt: skip
+    }
 
 
 def _resumed(ranks: Sequence[Resumed]) -> dict[str, Any] | None:

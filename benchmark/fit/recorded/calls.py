@@ -83,8 +83,9 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
     _tell_copies(op, names.to_numpy(), file, frame["tid"].to_numpy(np.int64), start, files)
     # A read that asks for gigabytes and finds less must not cost them; smaller ones are asked for as they were.
     asked = np.where(requested <= _LARGE_BYTES, requested, np.minimum(requested, result + 4096))
-    size = np.select([op == Op.READ, np.isin(op, [Op.MAP, Op.TRUNCATE]), np.isin(op, [Op.OPEN, Op.CLOSE])],
-                     [asked, requested, 0], result)  # fmt: skip
+    size = np.select(
+        [op == Op.READ, np.isin(op, [Op.MAP, Op.TRUNCATE]), np.isin(op, [Op.OPEN, Op.CLOSE])], [asked, requested, 0], result
+    )
     return pd.DataFrame({
         "at": start, "end": start + np.maximum(frame["duration_ns"].to_numpy(np.int64), 0), "op": op,
         "pid": frame["pid"].to_numpy(np.int64), "tid": frame["tid"].to_numpy(np.int64), "file": file,

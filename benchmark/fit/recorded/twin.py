@@ -18,8 +18,10 @@ from tracing_tools.trace.reader import Trace
 
 RECORDING = f"twin{SUFFIX}"
 _DIRECTIONS: dict[str, list[int]] = {
-    "read": [Op.READ, Op.COPY, Op.TOUCH], "write": [Op.WRITE, Op.COPY_TO], "open": [Op.OPEN],
-}  # fmt: skip
+    "read": [Op.READ, Op.COPY, Op.TOUCH],
+    "write": [Op.WRITE, Op.COPY_TO],
+    "open": [Op.OPEN],
+}
 _OUTPUT = "./twin_checkpoints/"
 
 
@@ -48,10 +50,12 @@ def fit_recorded(trace: Trace) -> Fitted:
         dataset=c.Dataset(data_folder=named.folder),
         checkpoint=c.Checkpoint(checkpoint_folder=_OUTPUT),
         twin=c.Twin(
-            source=trace.path.name, host=trace.manifest.host.hostname, recorded=c.TwinRecorded(file=RECORDING),
+            source=trace.path.name,
+            host=trace.manifest.host.hostname,
+            recorded=c.TwinRecorded(file=RECORDING),
             assumptions=_assumptions(trace, recording),
         ),
-    )  # fmt: skip
+    )
     coverage = _account(seen).document()
     return Fitted(config, _evidence(recording, calls), named.data, coverage=coverage, recording=recording)
 

@@ -88,9 +88,12 @@ def _visits(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> pd.Series:
 def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:
     """Whether most accesses go through their file from end to end without pausing."""
     accesses = reads.groupby("access").agg(
-        number=("number", "first"), bytes=("result", "sum"), start=("start_ns", "first"), end=("end_ns", "last"),
+        number=("number", "first"),
+        bytes=("result", "sum"),
+        start=("start_ns", "first"),
+        end=("end_ns", "last"),
         busy=("duration_ns", "sum"),
-    )  # fmt: skip
+    )
     share = accesses["bytes"] / np.maximum(file_bytes[accesses["number"].to_numpy()], 1)
     paused = 1 - accesses["busy"] / np.maximum(accesses["end"] - accesses["start"], 1)
     # A long way through a large file with pauses in it is a stream of samples, not one sample.

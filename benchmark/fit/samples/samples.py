@@ -76,9 +76,12 @@ def accesses_of_files(job: Job, sample_of_file: NDArray[np.int64]) -> pd.DataFra
     events = events.sort_values(["pid", "start_ns"], kind="stable")
     events = events.assign(access=_access_numbers(events)).dropna(subset=["access"])
     joined = events.groupby("access", sort=False).agg(
-        sample=("sample", "first"), pid=("pid", "first"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"),
+        sample=("sample", "first"),
+        pid=("pid", "first"),
+        start_ns=("start_ns", "min"),
+        end_ns=("end_ns", "max"),
         busy_ns=("duration_ns", "sum"),
-    )  # fmt: skip
+    )
     joined["idle_ns"] = joined["end_ns"] - joined["start_ns"] - joined.pop("busy_ns")
     return joined.sort_values("start_ns", kind="stable").reset_index(drop=True)
 
@@ -98,10 +101,14 @@ def reads_of(reads: pd.DataFrame, access: NDArray[np.int64]) -> pd.DataFrame:
     """Return `Samples.reads` of these reads (file, offset, result) in order, each one's access given."""
     # What was read without an offset (of a stream) went on where the last read ended.
     done = reads.groupby("file")["result"].cumsum() - reads["result"]
-    return pd.DataFrame({
-        "read": access, "file": reads["file"].to_numpy(np.int64),
-        "offset": reads["offset"].fillna(done).to_numpy(np.int64), "size": reads["result"].to_numpy(np.int64),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "read": access,
+            "file": reads["file"].to_numpy(np.int64),
+            "offset": reads["offset"].fillna(done).to_numpy(np.int64),
+            "size": reads["result"].to_numpy(np.int64),
+        }
+    )
 
 
 def reads_within(reads: pd.DataFrame, accesses: pd.DataFrame) -> pd.DataFrame:

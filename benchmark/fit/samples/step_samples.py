@@ -49,11 +49,17 @@ def by_steps(job: Job, samples: Samples) -> Samples:
     accesses = _accesses(asked, reads[known], batch[known], given).reset_index(names="read")
     accesses["sample"] = first[accesses.pop("file").to_numpy()]
     return replace(
-        samples, layout="records", accesses=accesses.sort_values("start_ns", kind="stable", ignore_index=True),
-        record_bytes=samples.file_bytes // each, first_record=first, read_sizes=(), read_past_end=False, keep_open=True,
+        samples,
+        layout="records",
+        accesses=accesses.sort_values("start_ns", kind="stable", ignore_index=True),
+        record_bytes=samples.file_bytes // each,
+        first_record=first,
+        read_sizes=(),
+        read_past_end=False,
+        keep_open=True,
         buffer_bytes=_most_used(reads["requested"].to_numpy(np.int64), reads["result"].to_numpy(np.int64)),
         reads=reads_of(reads[known], batch[known]),
-    )  # fmt: skip
+    )
 
 
 def _most_used(requested: NDArray[np.int64], result: NDArray[np.int64]) -> int:
@@ -112,7 +118,12 @@ def _accesses(asked: pd.DataFrame, reads: pd.DataFrame, batch: NDArray[np.int64]
     rows = rows.dropna(subset=["file"])
     moment = rows["asked_ns"].fillna(rows["start_ns"]) + 1
     start, end = rows["start"].fillna(moment), rows["end"].fillna(moment)
-    return pd.DataFrame({
-        "pid": rows["pid"], "start_ns": start.astype(np.int64), "end_ns": end.astype(np.int64),
-        "idle_ns": (end - start - rows["busy"].fillna(0)).astype(np.int64), "file": rows["file"].astype(np.int64),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "pid": rows["pid"],
+            "start_ns": start.astype(np.int64),
+            "end_ns": end.astype(np.int64),
+            "idle_ns": (end - start - rows["busy"].fillna(0)).astype(np.int64),
+            "file": rows["file"].astype(np.int64),
+        }
+    )

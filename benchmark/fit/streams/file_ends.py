@@ -42,9 +42,14 @@ def records_of_file_and_buffer(
 
 
 def _misfits(
-    rng: np.random.Generator, size: float, fills: NDArray[np.float64], ended_before: int, later_ends: NDArray[np.float64],
-    taken: float, cycle: int,
-) -> list[float]:  # fmt: skip
+    rng: np.random.Generator,
+    size: float,
+    fills: NDArray[np.float64],
+    ended_before: int,
+    later_ends: NDArray[np.float64],
+    taken: float,
+    cycle: int,
+) -> list[float]:
     """Squared deviations of what was seen from the mean of the draws, in standard deviations, for each of the `fills`."""
     files = int(np.ceil(fills[-1] + 2 * taken / (cycle * size))) + len(later_ends) + 4
     # A place gives a record at one turn in `cycle`: until its file ends, that many turns of others pass.

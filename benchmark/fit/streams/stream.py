@@ -93,10 +93,15 @@ def find_stream(job: Job) -> Stream | None:
     saved_ns = [file.start_ns for file in find_files(job)]
     windows = logged_windows(job) or _epochs_of_opens(opens, reads, saved_ns, job.manifest.end_ns) or [span]
     return Stream(
-        int(events["pid"].iloc[0]), folder, names, used["size_bytes"].to_numpy(np.int64), opens, reads.dropna(subset=["file"]),
+        int(events["pid"].iloc[0]),
+        folder,
+        names,
+        used["size_bytes"].to_numpy(np.int64),
+        opens,
+        reads.dropna(subset=["file"]),
         [window for window in windows if window.phase != "evaluation"],
         [window for window in windows if window.phase == "evaluation"],
-    )  # fmt: skip
+    )
 
 
 def _epochs_of_opens(opens: pd.DataFrame, reads: pd.DataFrame, saved_ns: list[int], end_ns: int) -> list[Window]:

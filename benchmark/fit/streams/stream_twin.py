@@ -40,9 +40,13 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
         workflow=c.Workflow(evaluation=bool(eval_files), checkpoint=bool(checkpoints.each)),
         dataset=_stream_dataset(stream, steps, train_files, eval_files),
         reader=c.Reader(
-            batch_size=steps.batch_size, batch_size_eval=steps.batch_size, read_threads=steps.threads if steps.threads > 1 else 0,
-            transfer_size=steps.buffer_bytes, file_shuffle="seed" if shuffled else "off",
-            sample_shuffle="seed" if steps.shuffle_records else "off", shuffle_size=max(steps.shuffle_records, 1),
+            batch_size=steps.batch_size,
+            batch_size_eval=steps.batch_size,
+            read_threads=steps.threads if steps.threads > 1 else 0,
+            transfer_size=steps.buffer_bytes,
+            file_shuffle="seed" if shuffled else "off",
+            sample_shuffle="seed" if steps.shuffle_records else "off",
+            shuffle_size=max(steps.shuffle_records, 1),
         ),
         train=c.Train(
             epochs=1 if blocks else len(stream.training),
@@ -50,19 +54,24 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
             computation_time=round(steps.compute_s, 6),
         ),
         evaluation=_stream_evaluation(stream, steps) if eval_files else c.Evaluation(),
-    )  # fmt: skip
+    )
     startup_s, init_s = start_times(job, stream.training[0].start_ns, assumptions)
     config.twin = c.Twin(
-        source=job.path.name, host=job.manifest.host.hostname, startup_time=startup_s, init_time=init_s,
-        train_files=[stream.names[i] for i in train_files], eval_files=[stream.names[i] for i in eval_files] or None,
+        source=job.path.name,
+        host=job.manifest.host.hostname,
+        startup_time=startup_s,
+        init_time=init_s,
+        train_files=[stream.names[i] for i in train_files],
+        eval_files=[stream.names[i] for i in eval_files] or None,
         first_step_time=None if steps.first_step_s is None else round(steps.first_step_s, 6),
         reader=c.TwinReader(streamed=True, interleave_files=steps.cycle),
         evaluation=c.TwinEvaluation(
-            read_threads=0, lead_time=quantiles(_evaluation_leads_s(stream)),
+            read_threads=0,
+            lead_time=quantiles(_evaluation_leads_s(stream)),
             after_checkpoint=evaluated_after_saving(phases_in_order(job)),
         ),
         checkpoint=twin_checkpoint(checkpoints, assumptions),
-    )  # fmt: skip
+    )
     epochs = len(stream.training)
     set_checkpoints(config, checkpoints, epochs, epochs * steps.steps, steps.steps if blocks else None, assumptions)
     assumptions.append("only files that the job opened are known; the data set may have more")
@@ -78,10 +87,16 @@ def _stream_dataset(stream: Stream, steps: StreamSteps, train_files: list[int], 
         for files in (train_files, eval_files)
     )
     return c.Dataset(
-        data_folder=stream.folder, format="bin", num_files_train=len(train_files), num_files_eval=len(eval_files) or None,
-        num_samples_per_file=each or 1, eval_num_samples_per_file=eval_each, interleave=True,
-        record_length_bytes=round(steps.record_bytes, 1), record_length_bytes_stdev=0,
-    )  # fmt: skip
+        data_folder=stream.folder,
+        format="bin",
+        num_files_train=len(train_files),
+        num_files_eval=len(eval_files) or None,
+        num_samples_per_file=each or 1,
+        eval_num_samples_per_file=eval_each,
+        interleave=True,
+        record_length_bytes=round(steps.record_bytes, 1),
+        record_length_bytes_stdev=0,
+    )
 
 
 def _stream_evaluation(stream: Stream, steps: StreamSteps) -> c.Evaluation:

@@ -42,16 +42,23 @@ class Goodput(Command):
             raise UsageError("--mtbf: it must be above 0")
         try:
             job = Job(
-                seconds(args.iteration_time, "--iteration-time"), seconds(args.checkpoint_time, "--checkpoint-time"),
-                seconds(args.load_time, "--load-time"), args.interval, args.in_flight,
-            )  # fmt: skip
+                seconds(args.iteration_time, "--iteration-time"),
+                seconds(args.checkpoint_time, "--checkpoint-time"),
+                seconds(args.load_time, "--load-time"),
+                args.interval,
+                args.in_flight,
+            )
         except ValueError as error:
             raise UsageError(str(error)) from None
         found = goodput(args.system, job, (1 if failures is None else failures) / span_s)
-        return Outcome({
-            "goodput_steps_per_s": found.steps_per_s, "useful_share": found.useful_share, "redo_s_per_failure": found.redo_s,
-            "failures": failures,
-        })  # fmt: skip
+        return Outcome(
+            {
+                "goodput_steps_per_s": found.steps_per_s,
+                "useful_share": found.useful_share,
+                "redo_s_per_failure": found.redo_s,
+                "failures": failures,
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Print what remains."""

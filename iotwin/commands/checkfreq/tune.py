@@ -43,11 +43,14 @@ class Tune(Command):
 
         rows = [
             [
-                f"{window['first_step']}-{window['last_step']}", format_duration(window["base_s"] * 1e9),
-                f"{window['overhead']:.2%}", f"{window['stall_share']:.2%}", f"{window['interference_share']:.2%}",
+                f"{window['first_step']}-{window['last_step']}",
+                format_duration(window["base_s"] * 1e9),
+                f"{window['overhead']:.2%}",
+                f"{window['stall_share']:.2%}",
+                f"{window['interference_share']:.2%}",
                 window["interval"],
             ]
             for window in document["windows"]
-        ]  # fmt: skip
+        ]
         print_table(("steps", "step", "overhead", "stall", "interference", "interval"), rows)
         print(f"a checkpoint every {document['interval']} steps after {document['changes']} changes")

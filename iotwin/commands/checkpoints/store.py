@@ -23,9 +23,12 @@ def outcome(directory: Path, check: "Callable[[Found], Found]", removed: "list[F
     found = [check(each) for each in checkpoints(directory)]
     loadable = next((each.name for each in found if each.reason is None), None)
     document = {
-        "directory": str(directory), "latest": named_latest(directory), "loadable": loadable,
-        "checkpoints": [_entry(each) for each in found], "removed": [each.name for each in removed or []],
-    }  # fmt: skip
+        "directory": str(directory),
+        "latest": named_latest(directory),
+        "loadable": loadable,
+        "checkpoints": [_entry(each) for each in found],
+        "removed": [each.name for each in removed or []],
+    }
     return Outcome(document, 0 if loadable else 1)
 
 

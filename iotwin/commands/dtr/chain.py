@@ -17,9 +17,11 @@ class Chain(Command):
         """Add lengths, budgets and heuristics."""
         parser.add_argument("--layers", default="64,128,256", metavar="N,..", help="lengths of chains (default 64,128,256)")
         parser.add_argument(
-            "--budget", default="2ceil_sqrt", metavar="B,..",
+            "--budget",
+            default="2ceil_sqrt",
+            metavar="B,..",
             help="tensors that fit: numbers, or 2sqrt, sqrt, 4sqrt, 6sqrt, 8sqrt, log2, 3log2, n, n/2, 2ceil_sqrt (default)",
-        )  # fmt: skip
+        )
         parser.add_argument("--heuristic", default="DTR", metavar="NAME,..", help="how victims are chosen (default DTR)")
         parser.add_argument(
             "--limit",
@@ -56,9 +58,15 @@ class Chain(Command):
 
         rows = [
             [
-                run["layers"], run["bound"], run["budget"], run["heuristic"], run["result"], run["remat_ops"],
-                "" if run["extra_per_layer"] is None else f"{run['extra_per_layer']:.3f}", run["accesses"],
+                run["layers"],
+                run["bound"],
+                run["budget"],
+                run["heuristic"],
+                run["result"],
+                run["remat_ops"],
+                "" if run["extra_per_layer"] is None else f"{run['extra_per_layer']:.3f}",
+                run["accesses"],
             ]
             for run in document["runs"]
-        ]  # fmt: skip
+        ]
         print_table(("layers", "bound", "budget", "heuristic", "result", "recomputed", "a layer", "accesses"), rows)

@@ -42,9 +42,11 @@ class Simulate(Command):
         parser.add_argument("--seed", type=int, default=0, metavar="N", help="of random choices (default 0)")
         parser.add_argument("--trials", type=int, default=10, metavar="N", help="runs of a random heuristic (default 10)")
         parser.add_argument(
-            "--mode", choices=["parity", "better"], default="parity",
+            "--mode",
+            choices=["parity", "better"],
+            default="parity",
             help="parity: as the original, slips included; better: without them, with lower bounds and the least feasible budget",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--sampling", action="store_true", help="look at the root of the number of candidates, drawn at random"
         )
@@ -85,12 +87,18 @@ class Simulate(Command):
 
         rows = [
             [
-                Path(run["log"]).name, run["heuristic"], "" if run["ratio"] is None else f"{run['ratio']:g}",
-                format_size(run["budget_bytes"]), run["result"], "" if run["overhead"] is None else f"{run['overhead']:.4f}",
-                run["evictions"], run["rematerializations"], format_size(run["peak_bytes"]),
+                Path(run["log"]).name,
+                run["heuristic"],
+                "" if run["ratio"] is None else f"{run['ratio']:g}",
+                format_size(run["budget_bytes"]),
+                run["result"],
+                "" if run["overhead"] is None else f"{run['overhead']:.4f}",
+                run["evictions"],
+                run["rematerializations"],
+                format_size(run["peak_bytes"]),
             ]
             for run in document["runs"]
-        ]  # fmt: skip
+        ]
         print_table(("log", "heuristic", "ratio", "budget", "result", "overhead", "evictions", "rematerialised", "peak"), rows)
 
 
@@ -152,9 +160,14 @@ def _run_document(log: str, settings: "Settings", run: "Run", base: "Baseline", 
 
 def _baseline_document(log: str, base: "Baseline", graph: "Graph") -> dict[str, Any]:
     return {
-        "log": log, "compute_ns": base.compute, "peak_bytes": base.peak, "eager_peak_bytes": base.eager_peak,
-        "constant_bytes": base.constant, "bottleneck_bytes": base.bottleneck, "output_bytes": graph.output_bytes,
-    }  # fmt: skip
+        "log": log,
+        "compute_ns": base.compute,
+        "peak_bytes": base.peak,
+        "eager_peak_bytes": base.eager_peak,
+        "constant_bytes": base.constant,
+        "bottleneck_bytes": base.bottleneck,
+        "output_bytes": graph.output_bytes,
+    }
 
 
 def _write(args: Namespace, graph: "Graph", run: "Run") -> None:

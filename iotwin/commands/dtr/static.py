@@ -27,9 +27,11 @@ class Static(Command):
         what.add_argument("--budget", metavar="SIZE,..", help="budgets in bytes (units on a chain), constants included")
         what.add_argument("--max-batch", metavar="SIZE", help="find how many times the sizes may grow in this memory")
         parser.add_argument(
-            "--solver", default="all", metavar="NAME,..",
+            "--solver",
+            default="all",
+            metavar="NAME,..",
             help="ilp, lp-bound, lp-round, chen-sqrt, chen-greedy (and -linear), griewank, checkpoint-all, -last, dtr:NAME, all",
-        )  # fmt: skip
+        )
         parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for a program (default 60)")
         parser.add_argument("--seed", type=int, default=0, metavar="N", help="of random rounding (default 0)")
         parser.add_argument("--write-graph", type=Path, metavar="FILE", help="write the graph that is planned for as JSON")
@@ -69,14 +71,18 @@ class Static(Command):
         empty = ""
         rows = [
             [
-                row["solver"], row["budget"], row["status"], empty if row["cost"] is None else row["cost"],
+                row["solver"],
+                row["budget"],
+                row["status"],
+                empty if row["cost"] is None else row["cost"],
                 empty if row["cost_over_checkpoint_all"] is None else f"{row['cost_over_checkpoint_all']:.4f}",
                 empty if row["cost_over_optimum"] is None else f"{row['cost_over_optimum']:.4f}",
                 empty if row["peak_bytes"] is None else row["peak_bytes"],
-                empty if row["bound"] is None else f"{row['bound']:.1f}", f"{row['seconds']:.2f}",
+                empty if row["bound"] is None else f"{row['bound']:.1f}",
+                f"{row['seconds']:.2f}",
             ]
             for row in document["results"]
-        ]  # fmt: skip
+        ]
         print_table(("solver", "budget", "status", "cost", "/ all", "/ optimum", "peak", "bound", "seconds"), rows)
 
 

@@ -41,10 +41,15 @@ class Convert(Command):
         names = {"model": args.model_name, "arch": args.arch}
         write_json(args.output / "modules.json", {**names, "modules": found.modules})
         write_json(args.output / "plan.json", plan_document(found.plan))
-        return Outcome({
-            **names, "stages": len(found.stages), "modules": found.modules, "confs": found.confs,
-            "plan": str(args.output / "plan.json"),
-        })  # fmt: skip
+        return Outcome(
+            {
+                **names,
+                "stages": len(found.stages),
+                "modules": found.modules,
+                "confs": found.confs,
+                "plan": str(args.output / "plan.json"),
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the modules with their tensors."""

@@ -35,10 +35,15 @@ class Drive(Command):
         directory = Path(str(driver.keys.get("log_directory", "."))) / "TIMESTAMP"
         launch = Launch(directory, args.resume, args.local, args.launch_single_container, tuple(args.mount_directories))
         found = commands(driver, launch)
-        return Outcome({
-            "directory": str(directory), "commands": found, "ranks": len(driver.machines), "exit_statuses": None,
-            "stopped_by": None,
-        })  # fmt: skip
+        return Outcome(
+            {
+                "directory": str(directory),
+                "commands": found,
+                "ranks": len(driver.machines),
+                "exit_statuses": None,
+                "stopped_by": None,
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Print each command as a shell would take it."""

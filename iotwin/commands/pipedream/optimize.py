@@ -27,9 +27,11 @@ class Optimize(Command):
             "--inputs-in-flight", type=int, metavar="N", help="at most so many minibatches of a worker of stage 0 at once"
         )
         parser.add_argument(
-            "--objective", choices=["throughput", "latency"], default="throughput",
+            "--objective",
+            choices=["throughput", "latency"],
+            default="throughput",
             help="the fastest slowest stage, or the shortest way of one forward pass under --interval",
-        )  # fmt: skip
+        )
         parser.add_argument("--interval", type=float, metavar="S", help="seconds between two inputs; for --objective latency")
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for plan.json, gpus=N.txt and gpus=N.svg")
 

@@ -13,17 +13,33 @@ if TYPE_CHECKING:
 def add_machine_options(parser: ArgumentParser) -> None:
     """Add -n, -b and what else shapes the costs and the search."""
     parser.add_argument(
-        "-n", "--all-num-machines", dest="machines", nargs="+", type=int, metavar="N",
+        "-n",
+        "--all-num-machines",
+        dest="machines",
+        nargs="+",
+        type=int,
+        metavar="N",
         help="workers at each level, innermost first: 4 4 is four machines of four GPUs",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "-b", "--network-bandwidths", dest="bandwidths", nargs="+", type=float, default=[1e9], metavar="BYTES/S",
+        "-b",
+        "--network-bandwidths",
+        dest="bandwidths",
+        nargs="+",
+        type=float,
+        default=[1e9],
+        metavar="BYTES/S",
         help="bandwidth within each level in bytes per second (default: 1e9)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "-s", "--memory-size", dest="memory", type=float, default=16e9, metavar="BYTES",
+        "-s",
+        "--memory-size",
+        dest="memory",
+        type=float,
+        default=16e9,
+        metavar="BYTES",
         help="memory of a worker in bytes (default: 16e9); only with --use-memory-constraint",
-    )  # fmt: skip
+    )
     parser.add_argument("--use-memory-constraint", action="store_true", help="only plans that fit the memory")
     parser.add_argument("--straight-pipeline", action="store_true", help="no replicas: one worker a stage")
     parser.add_argument(
@@ -35,16 +51,21 @@ def add_machine_options(parser: ArgumentParser) -> None:
         "--exact-workers", action="store_true", help="use all workers even where fewer are faster, as the original"
     )
     parser.add_argument(
-        "--activation-compression-ratio", dest="compression", type=float, metavar="X",
+        "--activation-compression-ratio",
+        dest="compression",
+        type=float,
+        metavar="X",
         help="count what travels between stages, divided by X (1: as it is); the original's costs leave it out otherwise",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--cost-model", choices=["code", "paper"], default="code", help="the formulas of the original's code (default) or paper"
     )
     parser.add_argument(
-        "--memory-model", choices=["versions", "original"], default="versions",
+        "--memory-model",
+        choices=["versions", "original"],
+        default="versions",
         help="what a stage holds: weight versions, activations in flight and optimizer state (default), or the original's rule",
-    )  # fmt: skip
+    )
     parser.add_argument("--fold", action="store_true", default=None, help="drop layers that cost and carry nothing (default)")
     parser.add_argument("--no-fold", dest="fold", action="store_false", help="keep them, as the original")
 
@@ -67,10 +88,15 @@ def options_of(args: Namespace) -> "Options":
             if number is not None and not 0 < number < float("inf"):
                 raise UsageError(f"{option} {number:g}: it must be above 0 and finite")
     return Options(
-        tuple(Level(*level) for level in zip(args.machines, args.bandwidths, strict=True)), args.straight_pipeline,
-        args.exact_workers, args.use_fewer_machines, args.compression, args.cost_model,
-        args.memory if args.use_memory_constraint else None, args.memory_model,
-    )  # fmt: skip
+        tuple(Level(*level) for level in zip(args.machines, args.bandwidths, strict=True)),
+        args.straight_pipeline,
+        args.exact_workers,
+        args.use_fewer_machines,
+        args.compression,
+        args.cost_model,
+        args.memory if args.use_memory_constraint else None,
+        args.memory_model,
+    )
 
 
 def make_directory(directory: Path) -> None:

@@ -40,11 +40,15 @@ class MakeTwin(Command):
         check_output(args.output)
         config = pipeline_twin(plan, args.data, args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs)
         dump(config, args.output)
-        return Outcome({
-            "twin": str(args.output), "ranks": plan.ranks, "readers": plan.stages[0].replicas,
-            "batch_size": config.reader.batch_size,
-            "checkpoint_bytes": [int(2 * stage.parameter_bytes) for stage in plan.stages],
-        })  # fmt: skip
+        return Outcome(
+            {
+                "twin": str(args.output),
+                "ranks": plan.ranks,
+                "readers": plan.stages[0].replicas,
+                "batch_size": config.reader.batch_size,
+                "checkpoint_bytes": [int(2 * stage.parameter_bytes) for stage in plan.stages],
+            }
+        )
 
     def show(self, document: dict[str, Any]) -> None:
         """Say what the twin does."""

@@ -22,15 +22,20 @@ class Respond(Command):
         parser.add_argument("directory", type=Path, metavar="DIR", help="the directory that iotwin twin wrote")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="directory to write")
         parser.add_argument(
-            "--change", action="append", metavar="CHANGE",
+            "--change",
+            action="append",
+            metavar="CHANGE",
             help="cold, read=BYTES a second, requests=N a second, cache=SIZE, or several with commas; may be repeated",
-        )  # fmt: skip
+        )
         parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each N times and take medians (default 1)")
         parser.add_argument("--force", action="store_true", help="replace an earlier response in OUT")
         parser.add_argument(
-            "--job", nargs=REMAINDER, default=[], metavar="COMMAND",
+            "--job",
+            nargs=REMAINDER,
+            default=[],
+            metavar="COMMAND",
             help="the job's command, to the end of the line; without it the twin runs alone",
-        )  # fmt: skip
+        )
 
     def run(self, args: Namespace) -> Outcome:
         """Run both under each change."""

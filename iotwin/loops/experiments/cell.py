@@ -121,9 +121,11 @@ def _emulator(cell: Cell, seen: _Folders) -> list[str]:
     if "=" not in workload:
         workload = seen.give("twin.yaml", _read(Path(workload)))
     own = {
-        "dataset.data_folder": seen.data, "output.folder": seen.output,
-        "checkpoint.checkpoint_folder": seen.output / "checkpoints", "reader.batch_size": cell.batch,
-    }  # fmt: skip
+        "dataset.data_folder": seen.data,
+        "output.folder": seen.output,
+        "checkpoint.checkpoint_folder": seen.output / "checkpoints",
+        "reader.batch_size": cell.batch,
+    }
     kind = workload_named(cell.jobs.workload)
     if kind.has_loader_processes:
         own["reader.read_threads"] = cell.workers

@@ -169,9 +169,14 @@ class _Runner:
         with (directory / "iotwin.log").open("wb") as log:
             # A killed run takes the tracer along, which ends its job and finishes the trace.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
-                pass_fds=(self._lock,), preexec_fn=dying_with_us(signal.SIGTERM),
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(self._lock,),
+                preexec_fn=dying_with_us(signal.SIGTERM),
+            )
             try:
                 status = process.wait(self._experiment.limit_s)
             except subprocess.TimeoutExpired:
@@ -192,9 +197,13 @@ class _Runner:
             else:
                 failures.append(_read_json(directory / FAILED) or {"cell": cell.name, "reason": "it has not run"})
         summary = {
-            "experiment": self._experiment.name, "directory": str(self._directory), "machine": machine(),
-            "cells": len(todo), "finished": records, "failed": failures,
-        }  # fmt: skip
+            "experiment": self._experiment.name,
+            "directory": str(self._directory),
+            "machine": machine(),
+            "cells": len(todo),
+            "finished": records,
+            "failed": failures,
+        }
         write_json(self._directory / SUMMARY, summary)
         return summary
 
@@ -231,6 +240,9 @@ def machine() -> Record:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "kernel": system.release, "architecture": system.machine, "cpus": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "versions": versions,
-    }  # fmt: skip
+        "kernel": system.release,
+        "architecture": system.machine,
+        "cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "versions": versions,
+    }

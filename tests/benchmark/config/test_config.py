@@ -101,7 +101,7 @@ def test_off_is_a_word_as_in_dlio(twin_path: Path) -> None:
         ("twin.train_files=[a, a]", "twin.train_files: a name is listed twice"),
         ("reader=3", "reader: expected section, got int"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named_in_one_line(twin_path: Path, override: str, expected: str) -> None:
     with pytest.raises(UsageError) as error:
         load(twin_path, [override])

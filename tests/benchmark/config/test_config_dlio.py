@@ -61,8 +61,14 @@ def test_every_key_of_dlio_and_its_forks_is_known_and_kept(tmp_path: Path) -> No
     path.write_text(EVERY_KEY)
     workload = compose(path, [])
     usual = {name: value for name, value, origin in workload.rows() if origin == "default" and not name.startswith("twin.")}
-    assert set(usual) == {"workflow.debug", "workflow.query", "dataset.entropy", "dataset.dedup",
-                          "dataset.record_length_distribution", "dataset.record_length_histogram"}  # fmt: skip
+    assert set(usual) == {
+        "workflow.debug",
+        "workflow.query",
+        "dataset.entropy",
+        "dataset.dedup",
+        "dataset.record_length_distribution",
+        "dataset.record_length_histogram",
+    }
     config = workload.config
     assert (config.workflow.train, config.workflow.evaluation, config.reader.pin_memory) == (True, True, False)
     dataset = config.dataset
@@ -72,9 +78,12 @@ def test_every_key_of_dlio_and_its_forks_is_known_and_kept(tmp_path: Path) -> No
     assert (config.reader.preprocess_time, config.evaluation.eval_time) == (Normal(1, 0.5), Normal(8.9027, 3.9))
     folder, _ = open_folder(config)
     assert folder.options == {
-        "key": "a", "secret": "s", "endpoint_url": "http://h:1", "client_kwargs": {"region_name": "us-west-2"},
+        "key": "a",
+        "secret": "s",
+        "endpoint_url": "http://h:1",
+        "client_kwargs": {"region_name": "us-west-2"},
         "config_kwargs": {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 7}},
-    }  # fmt: skip
+    }
     config.storage.storage_options["endpoint"] = "x"
     with pytest.raises(UsageError, match=r"storage_options\.endpoint: unknown \(did you mean 'endpoint_url'\?\)"):
         open_folder(config)

@@ -100,15 +100,19 @@ def raw(*overrides: str) -> dict[str, object]:
         (["++train.groups=[3]"], {"computation_time": 1.0, "groups": [3]}),
         (["~train.groups"], {"computation_time": 1.0}),
         (["~train.computation_time=1.0"], {"groups": [1, 2]}),
-        (["++train.d=1e-3", "++train.e=off", "++train.f=.5"],
-         {"computation_time": 1.0, "groups": [1, 2], "d": 0.001, "e": "off", "f": 0.5}),
-        (["++train.computation_time={type:uniform,min:1,max:2}"],
-         {"computation_time": {"type": "uniform", "min": 1, "max": 2}, "groups": [1, 2]}),
+        (
+            ["++train.d=1e-3", "++train.e=off", "++train.f=.5"],
+            {"computation_time": 1.0, "groups": [1, 2], "d": 0.001, "e": "off", "f": 0.5},
+        ),
+        (
+            ["++train.computation_time={type:uniform,min:1,max:2}"],
+            {"computation_time": {"type": "uniform", "min": 1, "max": 2}, "groups": [1, 2]},
+        ),
         (["train.computation_time=null"], {"computation_time": None, "groups": [1, 2]}),
         ([r"++train.groups=a\,b\=c", r"++train.computation_time='it\'s, 5'"], {"computation_time": "it's, 5", "groups": "a,b=c"}),
         (["++train.groups=", "train.computation_time='5'"], {"computation_time": "5", "groups": ""}),
     ],
-)  # fmt: skip
+)
 def test_overrides_mean_what_they_mean_to_hydra(overrides: list[str], expected: dict[str, object]) -> None:
     assert raw(*overrides) == {"train": expected}
 
@@ -140,9 +144,12 @@ def test_the_notes_are_in_the_output_folder(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("DFTRACER_ENABLE", "1")
     words = [
-        "++workload.dataset.format=synthetic", "++workload.dataset.num_files_train=8", "++workload.reader.data_loader=native",
-        "++workload.train.computation_time=0.001", "++workload.unread=1",
-    ]  # fmt: skip
+        "++workload.dataset.format=synthetic",
+        "++workload.dataset.num_files_train=8",
+        "++workload.reader.data_loader=native",
+        "++workload.train.computation_time=0.001",
+        "++workload.unread=1",
+    ]
     assert main(["emulate", "--dlio", f"--config-dir={folder}", *words]) == 0
     assert "passed over, as nobody reads them: logging, unread" in capsys.readouterr().err
     output = folder / "results" / "little"

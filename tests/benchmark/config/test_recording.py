@@ -17,9 +17,14 @@ from tests.benchmark.recordings import recording, row
 def sound() -> Recording:
     """Two processes: the first starts the second and waits for what it writes to a pipe."""
     rows = [
-        row(0, Op.START, 1), row(0, Op.PIPE_READ, 0, size=4), row(0, Op.OPEN), row(0, Op.READ, 0, offset=0, size=9),
-        row(0, Op.JOIN, 1), row(1, Op.PIPE_WRITE, 0, size=4), row(1, Op.END),
-    ]  # fmt: skip
+        row(0, Op.START, 1),
+        row(0, Op.PIPE_READ, 0, size=4),
+        row(0, Op.OPEN),
+        row(0, Op.READ, 0, offset=0, size=9),
+        row(0, Op.JOIN, 1),
+        row(1, Op.PIPE_WRITE, 0, size=4),
+        row(1, Op.END),
+    ]
     return recording(rows, [File("a/b.bin", size_bytes=9)], [-1, 0], [0, 1], [Pipe()])
 
 

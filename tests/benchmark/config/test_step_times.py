@@ -104,10 +104,13 @@ def test_a_recording_is_replayed_in_order_from_a_place_of_each_rank_and_epoch(tm
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", "holds no recorded times"), ("0.1\nslow\n", "times.txt:2: 'slow' is no number"), ("-1\n", "no time"),
-        ("nan\n", "no time"), (None, "cannot be read"),
+        ("", "holds no recorded times"),
+        ("0.1\nslow\n", "times.txt:2: 'slow' is no number"),
+        ("-1\n", "no time"),
+        ("nan\n", "no time"),
+        (None, "cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_recording_is_refused(content: str | None, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "times.txt"
     if content is not None:
@@ -119,8 +122,10 @@ def test_what_is_no_recording_is_refused(content: str | None, expected: str, tmp
 
 def test_the_fits_give_what_the_paper_s_configurations_took() -> None:
     for workload, gpus, batch, mean, stdev in (
-        ("unet3d", 8, 4, 1.3923, 0.0384), ("bert", 8, 6, 1.0805, 0.0378), ("dlrm", 8, 32768, 0.09529, 0.00337),
-    ):  # fmt: skip
+        ("unet3d", 8, 4, 1.3923, 0.0384),
+        ("bert", 8, 6, 1.0805, 0.0378),
+        ("dlrm", 8, 32768, 0.09529, 0.00337),
+    ):
         fitted = step_time(StepTimeRegression(workload), gpus, batch)  # type: ignore[arg-type]
         assert isinstance(fitted, Normal)
         assert (fitted.mean, fitted.stdev) == (pytest.approx(mean, abs=1e-4), pytest.approx(stdev, abs=1e-4))

@@ -58,9 +58,11 @@ def small(path: Path, folder: Path) -> list[str]:
     values = {**SMALL, "dataset.num_files_eval": 2}
     overrides = [f"++workload.{key}={json.dumps(values[key])}" for key in sorted(given | always)]
     return [
-        *overrides, f"++workload.dataset.data_folder={folder}/data", f"++workload.output.folder={folder}/output",
+        *overrides,
+        f"++workload.dataset.data_folder={folder}/data",
+        f"++workload.output.folder={folder}/output",
         f"++workload.checkpoint.checkpoint_folder={folder}/checkpoints",
-    ]  # fmt: skip
+    ]
 
 
 def run_small(path: Path, folder: Path) -> tuple[Config, dict]:

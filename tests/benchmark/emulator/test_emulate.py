@@ -39,9 +39,7 @@ def test_a_run_prints_its_phases_and_leaves_its_results(twin_path: Path, tmp_pat
         for event in events
         if event["event_type"] != "POINT_IN_TIME"
     ]
-    in_epoch = [
-        (key, edge, epoch) for epoch in (1, 2) for key in ("epoch", "eval", "checkpoint") for edge in ("START", "END")
-    ]  # fmt: skip
+    in_epoch = [(key, edge, epoch) for epoch in (1, 2) for key in ("epoch", "eval", "checkpoint") for edge in ("START", "END")]
     assert edges == [("init", "START", None), ("init", "END", None), ("run", "START", None), *in_epoch, ("run", "END", None)]
     times = [event["time_ns"] for event in events]
     assert times == sorted(times) and all(event["time_ms"] == event["time_ns"] // 1_000_000 for event in events)
@@ -69,8 +67,14 @@ def test_a_trace_finds_the_phases_in_the_log(twin_path: Path, tmp_path: Path) ->
     rows = logged.phases
     assert logged.torn == 0
     assert [(row["phase"], row["epoch"]) for row in rows] == [
-        ("init", None), ("epoch", 1), ("evaluation", 1), ("checkpoint", 1), ("epoch", 2), ("evaluation", 2), ("checkpoint", 2),
-    ]  # fmt: skip
+        ("init", None),
+        ("epoch", 1),
+        ("evaluation", 1),
+        ("checkpoint", 1),
+        ("epoch", 2),
+        ("evaluation", 2),
+        ("checkpoint", 2),
+    ]
     # No phase begins before the one before it has ended.
     assert all(before["end_ns"] <= after["start_ns"] for before, after in pairwise(rows))
 

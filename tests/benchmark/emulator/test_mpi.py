@@ -20,10 +20,15 @@ pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun (
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
 SMALL = [
-    "workload=default", "++workload.workflow.generate_data=true", "++workload.workflow.evaluation=false",
-    "++workload.dataset.num_files_train=64", "++workload.reader.read_threads=0", "++workload.reader.batch_size=1",
-    "++workload.train.epochs=2", "++workload.train.computation_time=0.001",
-]  # fmt: skip
+    "workload=default",
+    "++workload.workflow.generate_data=true",
+    "++workload.workflow.evaluation=false",
+    "++workload.dataset.num_files_train=64",
+    "++workload.reader.read_threads=0",
+    "++workload.reader.batch_size=1",
+    "++workload.train.epochs=2",
+    "++workload.train.computation_time=0.001",
+]
 PATIENCE_S = 100  # only a failing test waits this long
 
 

@@ -129,9 +129,12 @@ def test_depths_of_stages_travel_with_the_plan(data, tmp_path):
 
 
 def test_a_plan_becomes_a_workload_that_the_emulator_runs(data, tmp_path):
-    plan = {"version": 1, "batch_size": 2, "depth": {"0": 1, "1": 0}, "stages": [
-        {"stage": s, "ranks": [s], "forward_s": 0.002, "backward_s": 0.004, "parameter_bytes": 500.0} for s in (0, 1)
-    ]}  # fmt: skip
+    plan = {
+        "version": 1,
+        "batch_size": 2,
+        "depth": {"0": 1, "1": 0},
+        "stages": [{"stage": s, "ranks": [s], "forward_s": 0.002, "backward_s": 0.004, "parameter_bytes": 500.0} for s in (0, 1)],
+    }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     twin = tmp_path / "twin.yaml"
     assert (
@@ -139,9 +142,12 @@ def test_a_plan_becomes_a_workload_that_the_emulator_runs(data, tmp_path):
     )
     assert load(twin).reader.batch_size == 2
     done = run_iotwin(
-        "emulate", str(twin), f"++workload.output.folder={tmp_path}/out",
-        f"++workload.checkpoint.checkpoint_folder={tmp_path}/c", "--json",
-    )  # fmt: skip
+        "emulate",
+        str(twin),
+        f"++workload.output.folder={tmp_path}/out",
+        f"++workload.checkpoint.checkpoint_folder={tmp_path}/c",
+        "--json",
+    )
     document = json.loads(done.stdout)
     assert [stage["checkpoint_bytes"] for stage in document["pipeline"]["stages"]] == [1000, 1000]
     assert document["num_accelerators"] == 2
@@ -156,8 +162,11 @@ def test_the_summary_of_passes_made_by_hand():
     second = [(False, 0, 10, 20), (True, 0, 20, 40), (False, 1, 40, 45), (True, 1, 45, 60)]
     measured = []
     for rank, passes in enumerate((first, second)):
-        times = [(back, number, (begin + late) * 10**6, (end + late) * 10**6)
-                 for late in (0, 100) for back, number, begin, end in passes]  # fmt: skip
+        times = [
+            (back, number, (begin + late) * 10**6, (end + late) * 10**6)
+            for late in (0, 100)
+            for back, number, begin, end in passes
+        ]
         measured.append(Measured(rank, 0, 1, 0.0, passes=times))
         measured[-1].steps.add("train", 1, 1, 1, StepParts(0, 3 * 10**6, 0, 0, 0, 0), Fetched(1, 7, 0, 0))
     config = Config()

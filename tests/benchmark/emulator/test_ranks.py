@@ -48,8 +48,10 @@ def test_nobody_leaves_a_meeting_before_the_last_has_come(count: int, tmp_path: 
 
 def test_what_one_rank_says_all_hear_at_the_same_meeting() -> None:
     def job(rank: Rank) -> list[int]:
-        return [rank.meet((STOP if meeting == 50 and rank.index == 2 else 0) | (CHECKPOINT if meeting == rank.index else 0))
-                for meeting in range(60)]  # fmt: skip
+        return [
+            rank.meet((STOP if meeting == 50 and rank.index == 2 else 0) | (CHECKPOINT if meeting == rank.index else 0))
+            for meeting in range(60)
+        ]
 
     heard = run_local(3, job)
     assert heard[0] == heard[1] == heard[2]

@@ -64,9 +64,12 @@ def test_every_process_makes_the_calls_of_a_dataloader(
     pytest.importorskip("torch", reason="needs PyTorch, for the DataLoader to compare with")
     names = [f"case_{index:05d}" for index in (3, 1, 4, 0, 5, 9, 2)]
     overrides = [
-        "workflow={checkpoint: false, evaluation: false}", "reader.sample_shuffle=off", f"reader.read_threads={workers}",
-        f"reader.batch_size={batch_size}", f"twin.train_files=[{','.join(names)}]",
-    ]  # fmt: skip
+        "workflow={checkpoint: false, evaluation: false}",
+        "reader.sample_shuffle=off",
+        f"reader.read_threads={workers}",
+        f"reader.batch_size={batch_size}",
+        f"twin.train_files=[{','.join(names)}]",
+    ]
     dump(load(twin_path, overrides), twin_path)
     twin = strace([sys.executable, "-c", TWIN, str(twin_path)], READ_CALLS, tmp_path)
     paths = [str(cases / name) for name in names]

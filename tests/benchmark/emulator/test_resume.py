@@ -32,11 +32,15 @@ def workload(folder: Path, threads: int = 0, ranks: int = 1, **resume: Any) -> c
         train=c.Train(epochs=EPOCHS, computation_time=c.Uniform(0.0, 1e-6)),
         checkpoint=c.Checkpoint(checkpoint_folder=str(folder / "saved"), steps_between_checkpoints=5),
         twin=c.Twin(
-            train_files=names, ranks=ranks, startup_files=[str(folder / "state")], startup_reads=["0:0+700", "0:700+300"],
-            startup_ranks=[0, 1], resume=c.TwinResume(**resume) if resume else None,
+            train_files=names,
+            ranks=ranks,
+            startup_files=[str(folder / "state")],
+            startup_reads=["0:0+700", "0:700+300"],
+            startup_ranks=[0, 1],
+            resume=c.TwinResume(**resume) if resume else None,
             checkpoint=c.TwinCheckpoint(files=[c.CheckpointFile(name="{epoch}-{step}", write_sizes=[(10, 1)])]),
         ),
-    )  # fmt: skip
+    )
 
 
 def run(config: c.Config) -> list[Measured]:

@@ -16,10 +16,15 @@ from tests.processes import children, name_of, wait_for
 
 PATIENCE_S = 100  # only a failing test waits this long
 SMALL = [
-    "workload=default", "++workload.workflow.generate_data=true", "++workload.dataset.num_files_train=16",
-    "++workload.reader.batch_size=2", "++workload.train.epochs=2", "++workload.train.computation_time=0.001",
-    "++workload.evaluation.eval_time=0.001", "++workload.evaluation.epochs_between_evals=1",
-]  # fmt: skip
+    "workload=default",
+    "++workload.workflow.generate_data=true",
+    "++workload.dataset.num_files_train=16",
+    "++workload.reader.batch_size=2",
+    "++workload.train.epochs=2",
+    "++workload.train.computation_time=0.001",
+    "++workload.evaluation.eval_time=0.001",
+    "++workload.evaluation.epochs_between_evals=1",
+]
 
 
 def emulate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -42,24 +47,41 @@ def test_ranks_leave_dlio_s_files_with_its_keys(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     output = tmp_path / "output"
     assert {path.name for path in output.iterdir()} == {
-        "summary.json", "dlio.log", "metrics.parquet", "0_output.json", "1_output.json", "0_per_epoch_stats.json",
+        "summary.json",
+        "dlio.log",
+        "metrics.parquet",
+        "0_output.json",
+        "1_output.json",
+        "0_per_epoch_stats.json",
         "1_per_epoch_stats.json",
-    }  # fmt: skip
+    }
     summary = json.loads((output / "summary.json").read_text())
     assert (summary["num_accelerators"], summary["num_files_train"], summary["num_files_eval"]) == (2, 16, 8)
     assert set(summary["metric"]) >= {
-        "train_au_percentage", "train_au_mean_percentage", "train_au_stdev_percentage", "train_au_meet_expectation",
-        "train_throughput_samples_per_second", "train_throughput_mean_samples_per_second", "train_io_mean_MB_per_second",
-        "eval_au_mean_percentage", "eval_throughput_mean_samples_per_second",
-    }  # fmt: skip
+        "train_au_percentage",
+        "train_au_mean_percentage",
+        "train_au_stdev_percentage",
+        "train_au_meet_expectation",
+        "train_throughput_samples_per_second",
+        "train_throughput_mean_samples_per_second",
+        "train_io_mean_MB_per_second",
+        "eval_au_mean_percentage",
+        "eval_throughput_mean_samples_per_second",
+    }
     rank = json.loads((output / "1_output.json").read_text())
     assert [len(rank["2"][part]["block1"]) for part in ("load", "proc", "compute")] == [4, 4, 4]
     assert len(rank["2"]["compute"]["eval"]) == 4 and rank["host_meminfo"]["MemTotal"].endswith("kB")
     stats = json.loads((output / "0_per_epoch_stats.json").read_text())
     assert set(stats["1"]) == {"start", "end", "duration", "block1", "eval"} and set(stats) == {"1", "2"}
     log = (output / "dlio.log").read_text()
-    for expected in ("Running DLIO [Training] with 2 process(es)", "Starting epoch 1: 4 steps expected", "Starting block 1",
-                     "Ending block 1 - 4 steps completed in", "Accelerator Utilization [AU] (%):", "Ending eval"):  # fmt: skip
+    for expected in (
+        "Running DLIO [Training] with 2 process(es)",
+        "Starting epoch 1: 4 steps expected",
+        "Starting block 1",
+        "Ending block 1 - 4 steps completed in",
+        "Accelerator Utilization [AU] (%):",
+        "Ending eval",
+    ):
         assert expected in log
     told = [line.split()[1] for line in log.splitlines() if line.startswith("[INFO] ")]
     step = ["sample_load", "sample_preproc"] * 2 + [
@@ -96,20 +118,31 @@ def test_time_ends_a_run_at_the_same_step_on_all_ranks(tmp_path: Path) -> None:
 
 def test_evaluations_and_checkpoints_come_after_steps(tmp_path: Path) -> None:
     words = [
-        "++workload.workflow.checkpoint=true", "++workload.evaluation.steps_between_evals=3",
-        "++workload.checkpoint.steps_between_checkpoints=4", "++workload.checkpoint.checkpoint_after_step=1",
-        "++workload.dataset.num_files_eval=2", "++workload.evaluation.total_eval_steps=1",
-    ]  # fmt: skip
+        "++workload.workflow.checkpoint=true",
+        "++workload.evaluation.steps_between_evals=3",
+        "++workload.checkpoint.steps_between_checkpoints=4",
+        "++workload.checkpoint.checkpoint_after_step=1",
+        "++workload.dataset.num_files_eval=2",
+        "++workload.evaluation.total_eval_steps=1",
+    ]
     done = emulate(tmp_path, *words, "--json")
     assert done.returncode == 0, done.stderr
     stats = json.loads((tmp_path / "output" / "0_per_epoch_stats.json").read_text())
     # 8 steps an epoch: evaluations after 3, 6, 9, 12, 15; checkpoints after 1, 4, 8, 12, 16.
     assert {key for key in stats["1"] if key.startswith(("eval", "save"))} == {
-        "eval", "eval2", "save_ckpt1", "save_ckpt2", "save_ckpt3",
-    }  # fmt: skip
+        "eval",
+        "eval2",
+        "save_ckpt1",
+        "save_ckpt2",
+        "save_ckpt3",
+    }
     assert {key for key in stats["2"] if key.startswith(("eval", "save"))} == {
-        "eval", "eval2", "eval3", "save_ckpt1", "save_ckpt2",
-    }  # fmt: skip
+        "eval",
+        "eval2",
+        "eval3",
+        "save_ckpt1",
+        "save_ckpt2",
+    }
     frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
     blocks = frame[(frame["phase"] == "train") & (frame["epoch"] == 1)].groupby("block")["step"].apply(list).tolist()
     assert blocks == [[1], [2, 3], [4], [5, 6], [7, 8]]

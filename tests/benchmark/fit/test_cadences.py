@@ -46,11 +46,20 @@ def found_again(config: c.Config, seen: list[tuple[int, int]], by_epochs: bool) 
     """The same workload with the cadence that a fit makes of these checkpoints."""
     each = [SeenCheckpoint(epoch, step, False, list[SeenFile]()) for epoch, step in seen]
     again = c.Config(
-        workflow=config.workflow, dataset=config.dataset, reader=config.reader, train=config.train,
+        workflow=config.workflow,
+        dataset=config.dataset,
+        reader=config.reader,
+        train=config.train,
         twin=c.Twin(checkpoint=c.TwinCheckpoint(files=config.twin.checkpoint.files)),
-    )  # fmt: skip
-    set_checkpoints(again, SeenCheckpoints("", each, by_epochs, None, None), config.train.epochs,  # type: ignore[arg-type]
-                    config.train.epochs * FILES, None, [])  # fmt: skip
+    )
+    set_checkpoints(
+        again,
+        SeenCheckpoints("", each, by_epochs, None, None),
+        config.train.epochs,  # type: ignore[arg-type]
+        config.train.epochs * FILES,
+        None,
+        [],
+    )
     again.checkpoint.checkpoint_folder = config.checkpoint.checkpoint_folder
     return again
 

@@ -59,10 +59,12 @@ def trained(data, tmp_path_factory):
 def knobs(config: Config) -> dict[str, object]:
     """What a job's command line sets, as the twin says it."""
     return {
-        "epochs": config.train.epochs, "batch_size": config.reader.batch_size, "workers": config.reader.read_threads,
+        "epochs": config.train.epochs,
+        "batch_size": config.reader.batch_size,
+        "workers": config.reader.read_threads,
         "eval_every": config.evaluation.epochs_between_evals if config.workflow.evaluation else 0,
         "checkpoint_every": config.checkpoint.epochs_between_checkpoints if config.workflow.checkpoint else 0,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.root
@@ -208,11 +210,14 @@ _BUILD = "import subprocess, sys; [subprocess.run(['cksum', name], check=True) f
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("words", "reason"), [
-    (["cp", "-r", "{data}", "{data}.copy"], "as a copy does"),
-    ([sys.executable, "-c", _BUILD, *(f"{{data}}/{number}.dat" for number in range(5))], "5 programs read 5 files"),
-    ([sys.executable, "-c", "open('{data}.log', 'w').write('done')"], "no data set is read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["cp", "-r", "{data}", "{data}.copy"], "as a copy does"),
+        ([sys.executable, "-c", _BUILD, *(f"{{data}}/{number}.dat" for number in range(5))], "5 programs read 5 files"),
+        ([sys.executable, "-c", "open('{data}.log', 'w').write('done')"], "no data set is read"),
+    ],
+)
 def test_what_is_no_training_gets_a_recorded_twin_with_the_reason(tmp_path, words, reason):
     (tmp_path / "data").mkdir()
     for number in range(5):

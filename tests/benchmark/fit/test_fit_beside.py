@@ -44,9 +44,11 @@ def grouped(files: list[SeenFile], step_ms: int = 10, steps: int = 100) -> list[
 def test_files_of_checkpoints_that_overlap_are_told_apart():
     # The second begins while the first is being written, which then goes on to its next file.
     files = [
-        seen_file("step-4/rank-0.raw", 41, 95), seen_file("step-8/rank-0.raw", 81, 140),
-        seen_file("step-4/state.json", 96, 97), seen_file("step-8/state.json", 141, 142),
-    ]  # fmt: skip
+        seen_file("step-4/rank-0.raw", 41, 95),
+        seen_file("step-8/rank-0.raw", 81, 140),
+        seen_file("step-4/state.json", 96, 97),
+        seen_file("step-8/state.json", 141, 142),
+    ]
     assert grouped(files) == [["step-4/rank-0.raw", "step-4/state.json"], ["step-8/rank-0.raw", "step-8/state.json"]]
     assert grouped([seen_file("4.pt", 41, 95), seen_file("8.pt", 81, 140), seen_file("4.json", 96, 97)]) == [
         ["4.pt", "4.json"],

@@ -29,11 +29,13 @@ def test_a_job_that_is_understood_is_accounted_for_to_the_byte(trace):
 @pytest.mark.parametrize(
     ("twin", "seen", "said"),
     [
-        (57 << 20, 57 << 20, "57 MiB of 57 MiB"), (1 << 20, 57 << 20, "1 MiB of 57 MiB"),
-        ((57 << 20) + 1, 57 << 20, "57 MiB of 57 MiB"), (57 << 30, 57 << 20, "57 GiB instead of 57 MiB"),
+        (57 << 20, 57 << 20, "57 MiB of 57 MiB"),
+        (1 << 20, 57 << 20, "1 MiB of 57 MiB"),
+        ((57 << 20) + 1, 57 << 20, "57 MiB of 57 MiB"),
+        (57 << 30, 57 << 20, "57 GiB instead of 57 MiB"),
         (4096, 0, "4 KiB instead of 0 B"),
     ],
-)  # fmt: skip
+)
 def test_what_the_twin_has_too_much_is_no_share(twin, seen, said):
     flow = {"direction": "write", "kind": "checkpoint", "calls": 1, "seen": seen, "twin": twin}
     document = {"write_share": 0.01, "flows": [flow]}
@@ -56,9 +58,15 @@ def test_less_than_half_is_refused_with_the_amounts(trace):
         check_coverage(look(trace), fitted)
 
 
-@pytest.mark.parametrize(("loaders", "turns", "saves", "trains"), [
-    (True, 1, False, True), (False, 2, True, True), (False, 1, True, False), (False, 2, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loaders", "turns", "saves", "trains"),
+    [
+        (True, 1, False, True),
+        (False, 2, True, True),
+        (False, 1, True, False),
+        (False, 2, False, False),
+    ],
+)
 def test_only_who_trains_is_told_to_log_epochs(tmp_path, loaders, turns, saves, trains):
     """Loaders hand over batches, or a process reads what it read before and saves."""
     made, now = Made(), 100.0

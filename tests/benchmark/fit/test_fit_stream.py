@@ -44,9 +44,12 @@ def test_the_emulators_own_stream_is_found_again(records, tmp_path, monkeypatch,
         train=Train(computation_time=0.004, total_training_steps=300),
         evaluation=Evaluation(eval_after_step=300, steps_between_evals=300, total_eval_steps=20, eval_time=0.01),
         twin=Twin(
-            reader=TwinReader(interleave_files=4), evaluation=TwinEvaluation(lead_time=0.05), train_files=[], eval_files=[],
+            reader=TwinReader(interleave_files=4),
+            evaluation=TwinEvaluation(lead_time=0.05),
+            train_files=[],
+            eval_files=[],
         ),
-    )  # fmt: skip
+    )
     names = sorted(path.name for path in records.rglob("*.tfrecord"))
     config.twin.train_files, config.twin.eval_files = names[:-1], names[-1:]
     config.output.folder = str(tmp_path / "output")

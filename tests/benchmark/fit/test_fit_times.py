@@ -59,10 +59,15 @@ def test_the_only_sample_of_a_batch_is_preprocessed_while_it_is_read():
 
 # The rank polls and reads a message of 96 bytes in two calls, its length first; then it polls and reads one of 50 bytes in one.
 MESSAGES = (
-    (5, 11, RANK, "poll", 2, 1), (10, 11, FIRST, "write", 0, 4), (11, 12, FIRST, "write", 0, 96), (12, 13, RANK, "read", 0, 4),
-    (13, 14, RANK, "read", 0, 96), (20, 21, SECOND_LOADER, "write", 1, 50), (24, 25, RANK, "poll", 2, 1),
+    (5, 11, RANK, "poll", 2, 1),
+    (10, 11, FIRST, "write", 0, 4),
+    (11, 12, FIRST, "write", 0, 96),
+    (12, 13, RANK, "read", 0, 4),
+    (13, 14, RANK, "read", 0, 96),
+    (20, 21, SECOND_LOADER, "write", 1, 50),
+    (24, 25, RANK, "poll", 2, 1),
     (30, 31, RANK, "read", 1, 50),
-)  # fmt: skip
+)
 BATCHES = [(FIRST, 2, 8, 1), (SECOND_LOADER, 3, 15, 1)]
 ACCESSES = [(FIRST, 2, 8, 0, 0), (SECOND_LOADER, 3, 15, 1, 1)]
 

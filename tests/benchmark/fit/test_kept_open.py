@@ -20,8 +20,11 @@ from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.twin_parts import Fitted
 
 SHUFFLES: dict[Shuffled, dict[str, str]] = {
-    "": {}, "samples": {"sample_shuffle": "seed"}, "files": {"file_shuffle": "seed"}, "batches": {},
-}  # fmt: skip
+    "": {},
+    "samples": {"sample_shuffle": "seed"},
+    "files": {"file_shuffle": "seed"},
+    "batches": {},
+}
 
 
 def twin(files: int, each: int, batch: int, shuffled: Shuffled, seed: int = 1, anew: bool = True) -> c.Config:

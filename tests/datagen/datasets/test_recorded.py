@@ -75,9 +75,14 @@ def test_the_command_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("a,b\n1,2\n", "columns name, size_bytes"), ("name,size_bytes\nx,many\n", "columns name, size_bytes"),
-     ("name,size_bytes\nx,\n", "line 2"), ("", "columns name, size_bytes"), ("name,size_bytes\n", "without files")],
-)  # fmt: skip
+    [
+        ("a,b\n1,2\n", "columns name, size_bytes"),
+        ("name,size_bytes\nx,many\n", "columns name, size_bytes"),
+        ("name,size_bytes\nx,\n", "line 2"),
+        ("", "columns name, size_bytes"),
+        ("name,size_bytes\n", "without files"),
+    ],
+)
 def test_what_is_no_recipe_is_refused_in_one_line(tmp_path, text, says):
     (tmp_path / "dataset.csv").write_text(text)
     done = run_iotwin("generate", "--recipe", tmp_path / "dataset.csv", "-o", tmp_path / "data")

@@ -164,8 +164,10 @@ def test_parquet_has_the_columns_asked_for(tmp_path):
     generate(layout, tmp_path / "data", samples=samples, seed=0, workers=1)
     file = pq.ParquetFile(tmp_path / "data" / "train" / "img_0_of_1.parquet")
     assert [(field.name, field.type) for field in file.schema_arrow] == [
-        ("id", pa.int64()), ("dense", pa.binary(52)), ("share", pa.float64()),
-    ]  # fmt: skip
+        ("id", pa.int64()),
+        ("dense", pa.binary(52)),
+        ("share", pa.float64()),
+    ]
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 4, 2]
     table = file.read()
     assert np.isfinite(table["share"].to_numpy()).all() and len(set(table["id"].to_pylist())) == 10
@@ -240,9 +242,14 @@ def test_indices_find_every_record(tmp_path, name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_names_counts_sizes_and_bytes_of_every_format(tmp_path, name):
     layout = FormatLayout(
-        format=name, samples_per_file=1 if name in IMAGES else 3, record_bytes=20_000, record_stdev_bytes=4000,
-        train_folders=3, evaluation_files=2, prefix="pic",
-    )  # fmt: skip
+        format=name,
+        samples_per_file=1 if name in IMAGES else 3,
+        record_bytes=20_000,
+        record_stdev_bytes=4000,
+        train_folders=3,
+        evaluation_files=2,
+        prefix="pic",
+    )
     samples = 12 * layout.samples_per_file
     first = generate(layout, tmp_path / "a", samples=samples, workers=1)
     assert generate(layout, tmp_path / "b", samples=samples, workers=2).pieces == first.pieces

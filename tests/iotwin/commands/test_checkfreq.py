@@ -28,9 +28,14 @@ def refused(*arguments, status=2):
 def test_plan_on_the_device_and_on_the_host():
     found = document(*PLAN, "--memory-used", "4GiB")
     assert found == {
-        "interval": 13, "snapshot": "device", "stall_s": 0.02, "interval_no_overlap": 13, "interval_bounded": 2,
-        "interval_mtbf": None, "overhead": pytest.approx(0.02 / 2.6),
-    }  # fmt: skip
+        "interval": 13,
+        "snapshot": "device",
+        "stall_s": 0.02,
+        "interval_no_overlap": 13,
+        "interval_bounded": 2,
+        "interval_mtbf": None,
+        "overhead": pytest.approx(0.02 / 2.6),
+    }
     found = document(*PLAN, "--memory-used", "12GiB", "--mtbf", "1h", "--in-flight", "1")
     assert (found["interval"], found["snapshot"], found["stall_s"]) == (275, "host", pytest.approx(0.42))
     assert (found["interval_no_overlap"], found["interval_bounded"], found["interval_mtbf"]) == (11, 42, 275)
@@ -59,10 +64,14 @@ def test_plan_without_a_device_and_with_two_in_flight():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--iteration-time", "0"), ("--overhead", "0"), ("--in-flight", "0"), ("--mtbf", "soon"), ("--size", "-1"),
+        ("--iteration-time", "0"),
+        ("--overhead", "0"),
+        ("--in-flight", "0"),
+        ("--mtbf", "soon"),
+        ("--size", "-1"),
         ("--write-time", "x"),
     ],
-)  # fmt: skip
+)
 def test_plan_refuses(option, value):
     assert option in refused(*PLAN, f"{option}={value}") or option == "--size"
 
@@ -79,9 +88,14 @@ def test_tune_says_what_the_controller_does(tmp_path):
     assert found.keys() == {"interval", "windows", "changes"} and (found["interval"], found["changes"]) == (20, 1)
     assert [window["interval"] for window in found["windows"]] == [14] * 10 + [20] * 5
     assert found["windows"][0] == {
-        "first_step": 0, "last_step": 13, "base_s": 1.0, "overhead": pytest.approx(0.05), "stall_share": pytest.approx(0.05),
-        "interference_share": pytest.approx(0, abs=1e-9), "interval": 14,
-    }  # fmt: skip
+        "first_step": 0,
+        "last_step": 13,
+        "base_s": 1.0,
+        "overhead": pytest.approx(0.05),
+        "stall_share": pytest.approx(0.05),
+        "interference_share": pytest.approx(0, abs=1e-9),
+        "interval": 14,
+    }
     shown = call("checkfreq", "tune", tmp_path / "steps.csv", "--overhead", "0.05", "--interval", "14").stdout
     assert "every 20 steps after 1 changes" in shown
 
@@ -89,11 +103,14 @@ def test_tune_says_what_the_controller_does(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("seconds,checkpoint\n1,0", "no column stall_s"), ("seconds,checkpoint,stall_s\n1,0", ":2: '1,0'"),
-        ("seconds,checkpoint,stall_s\n1,0,0\n1,2,0", ":3: checkpoint"), ("seconds,checkpoint,stall_s\n1,1,2", "hold stall_s"),
-        ("seconds,checkpoint,stall_s\nnan,1,0", "not finite"), ("", "no column seconds"),
+        ("seconds,checkpoint\n1,0", "no column stall_s"),
+        ("seconds,checkpoint,stall_s\n1,0", ":2: '1,0'"),
+        ("seconds,checkpoint,stall_s\n1,0,0\n1,2,0", ":3: checkpoint"),
+        ("seconds,checkpoint,stall_s\n1,1,2", "hold stall_s"),
+        ("seconds,checkpoint,stall_s\nnan,1,0", "not finite"),
+        ("", "no column seconds"),
     ],
-)  # fmt: skip
+)
 def test_tune_names_the_line_it_cannot_read(tmp_path, text, said):
     (tmp_path / "steps.csv").write_text(text)
     assert said in refused("tune", tmp_path / "steps.csv", "--overhead", "0.05", "--interval", "14", status=1)
@@ -108,9 +125,11 @@ def test_tune_refuses(tmp_path):
 def test_goodput_by_rate_and_by_trace(tmp_path):
     found = document(*GOODPUT, "--mtbf", "3600", "--system", "checkfreq")
     assert found == {
-        "goodput_steps_per_s": pytest.approx((1 - 7.6 / 3600) / 0.2), "useful_share": pytest.approx(1 - 7.6 / 3600),
-        "redo_s_per_failure": pytest.approx(7.6), "failures": None,
-    }  # fmt: skip
+        "goodput_steps_per_s": pytest.approx((1 - 7.6 / 3600) / 0.2),
+        "useful_share": pytest.approx(1 - 7.6 / 3600),
+        "redo_s_per_failure": pytest.approx(7.6),
+        "failures": None,
+    }
     (tmp_path / "gpus.csv").write_text("Time,GPUs\n0,16\n1800,8\n2000,10\n3600,16\n")
     found = document(*GOODPUT, "--failures", tmp_path / "gpus.csv", "--system", "sync")
     assert found["failures"] == 3 and found["goodput_steps_per_s"] == pytest.approx((1 - 3 * 6.3 / 3600) / 0.4)
@@ -124,8 +143,14 @@ def test_probe_measures_once(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     first = document("probe", tmp_path / "out", "--size", "64KiB")
     assert first.keys() == {
-        "directory", "file_system", "device", "write_bytes_per_s", "fsync_s", "size_bytes", "cached",
-    }  # fmt: skip
+        "directory",
+        "file_system",
+        "device",
+        "write_bytes_per_s",
+        "fsync_s",
+        "size_bytes",
+        "cached",
+    }
     assert not first["cached"] and first["size_bytes"] == 65536 and first["write_bytes_per_s"] > 0
     assert document("probe", tmp_path / "out", "--size", "64KiB") == {**first, "cached": True}
     assert not document("probe", tmp_path / "out", "--size", "32KiB")["cached"]

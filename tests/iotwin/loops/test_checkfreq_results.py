@@ -17,9 +17,11 @@ def cell(directory, model, policy, run_s, stalls=(), interval=None, steps=100, r
     (directory / "cells" / name).mkdir(parents=True)
     told = {"interval": interval, "count": len(stalls), "stall_s": list(stalls)}
     result = {
-        "run_s": run_s, "steps": steps, "checkpoints": {} if policy == "none" else told,
+        "run_s": run_s,
+        "steps": steps,
+        "checkpoints": {} if policy == "none" else told,
         "configuration": {"arch": model, "chk_policy": policy},
-    }  # fmt: skip
+    }
     record = {"cell": name, "workload": "checkfreq", "result": result}
     (directory / "cells" / name / "cell.json").write_text(json.dumps(record))
 
@@ -35,11 +37,14 @@ def test_results_by_network_and_policy(tmp_path):
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)["models"]
     assert first == {
-        "model": "resnet18", "interval": 20, "intervals": {"auto": 20, "sync": 20, "epoch": 100},
+        "model": "resnet18",
+        "interval": 20,
+        "intervals": {"auto": 20, "sync": 20, "epoch": 100},
         "seconds": {"none": 10.0, "auto": 10.5, "sync": 15.0, "epoch": 11.0},
         "overhead": {"auto": pytest.approx(0.05), "sync": 0.5, "epoch": pytest.approx(0.1)},
-        "stall_per_checkpoint_s": {"auto": 0.02, "sync": 0.2, "epoch": 0.5}, "stall_ratio": 10.0,
-    }  # fmt: skip
+        "stall_per_checkpoint_s": {"auto": 0.02, "sync": 0.2, "epoch": 0.5},
+        "stall_ratio": 10.0,
+    }
     assert second["overhead"] == {"auto": None, "sync": None, "epoch": None} and second["stall_ratio"] is None
     curves = read_curves(tmp_path / "curves.json")
     assert curves.series[0].x == [20, 20, 100] and curves.series[0].y == pytest.approx([5, 50, 10])
@@ -59,8 +64,11 @@ def test_an_experiment_sweeps_options(tmp_path):
 
 def test_what_is_swept_reaches_the_job(tmp_path):
     jobs = {
-        "workload": "checkfreq", "data": ["images"], "variant": ["original"], "sweep": {"arch": ["vgg16"], "chk-freq": [3, 5]}
-    }  # fmt: skip
+        "workload": "checkfreq",
+        "data": ["images"],
+        "variant": ["original"],
+        "sweep": {"arch": ["vgg16"], "chk-freq": [3, 5]},
+    }
     experiment = {
         "name": "small",
         "data": {"images": {"workload": "checkfreq", "folder": "."}},

@@ -93,10 +93,16 @@ def test_limits_hold_for_their_run_alone_and_leave_the_cache_beside_the_runs_own
     asked = [entry for entry in machine.asked if entry[0] in ("limit", "run", "end")]
     device = {f"8:{len('data')}"}
     assert asked == [
-        ("limit", (Limits(), set())), ("run", "twin"), ("end", None),
-        ("limit", (Limits(4_000_000, 60), device)), ("run", "twin"), ("end", None),
-        ("limit", (Limits(memory_bytes=(100 << 20) + (8 << 20)), set())), ("run", "twin"), ("end", None),
-    ]  # fmt: skip
+        ("limit", (Limits(), set())),
+        ("run", "twin"),
+        ("end", None),
+        ("limit", (Limits(4_000_000, 60), device)),
+        ("run", "twin"),
+        ("end", None),
+        ("limit", (Limits(memory_bytes=(100 << 20) + (8 << 20)), set())),
+        ("run", "twin"),
+        ("end", None),
+    ]
 
 
 def test_a_row_has_the_mean_epoch_and_the_first_of_both(twin, machine, tmp_path):

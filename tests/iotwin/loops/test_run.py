@@ -25,14 +25,22 @@ needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(
 
 def experiment(**changes):
     jobs = {
-        "workload": "dlrm", "data": ["clicks"], "variant": ["sleep"], "batch": [100, 200], "sleep": "0.001",
+        "workload": "dlrm",
+        "data": ["clicks"],
+        "variant": ["sleep"],
+        "batch": [100, 200],
+        "sleep": "0.001",
         "options": {"steps": 5, "eval-every": 0},
-    }  # fmt: skip
+    }
     jobs |= changes.pop("jobs", {})
     return {
-        "name": "small", "container": False, "time_limit": "200s",
-        "data": {"clicks": {"workload": "dlrm", "generate": ["--samples", "5000"]}}, "jobs": [jobs], **changes,
-    }  # fmt: skip
+        "name": "small",
+        "container": False,
+        "time_limit": "200s",
+        "data": {"clicks": {"workload": "dlrm", "generate": ["--samples", "5000"]}},
+        "jobs": [jobs],
+        **changes,
+    }
 
 
 def write(path, **changes):
@@ -83,8 +91,7 @@ def test_failed_and_hung_cells_are_named_and_the_rest_goes_on(tmp_path, monkeypa
     ]
     missing = {"elsewhere": {"workload": "dlrm", "folder": str(tmp_path / "none")}}
     source = write(tmp_path / "e.yaml", jobs={})
-    source.write_text(yaml.safe_dump(yaml.safe_load(source.read_text()) | {
-        "jobs": jobs, "data": experiment()["data"] | missing}))  # fmt: skip
+    source.write_text(yaml.safe_dump(yaml.safe_load(source.read_text()) | {"jobs": jobs, "data": experiment()["data"] | missing}))
     done = call("run", source, "-o", tmp_path / "out")
     assert done.returncode == 1, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -223,8 +230,12 @@ def test_what_runs_in_a_container_and_what_it_sees(tmp_path):
     """Emulated cells in the emulator's image, without GPUs; a twin and a sleep model are put where the container finds them."""
     (tmp_path / "twin.yaml").write_text("a: twin")
     (tmp_path / "sleep.json").write_text("0.5")
-    jobs = {"variant": ["emulated", "sleep"], "batch": [7], "emulate": [str(tmp_path / "twin.yaml"), "++workload.train.epochs=2"],
-            "sleep": str(tmp_path / "sleep.json")}  # fmt: skip
+    jobs = {
+        "variant": ["emulated", "sleep"],
+        "batch": [7],
+        "emulate": [str(tmp_path / "twin.yaml"), "++workload.train.epochs=2"],
+        "sleep": str(tmp_path / "sleep.json"),
+    }
     grid = read_experiment(write(tmp_path / "e.yaml", container=True, jobs=jobs))
     by_variant = {cell.variant: cell for cell in cells(grid)}
     for variant, image, job in [

@@ -41,11 +41,13 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         checkpoint=workload.Checkpoint(checkpoint_folder=str(folder / "output")),
         output=workload.Output(folder=str(folder / "output")),
         twin=workload.Twin(
-            train_files=files[:10], eval_files=files[10:], checkpoint=workload.TwinCheckpoint(
+            train_files=files[:10],
+            eval_files=files[10:],
+            checkpoint=workload.TwinCheckpoint(
                 files=[workload.CheckpointFile(name="acme_{epoch}.pt", write_sizes=[(5000, 2)], fsync=True)]
             ),
         ),
-    )  # fmt: skip
+    )
     workload.dump(config, folder / "job.yaml")
     command = [sys.executable, "-m", "iotwin.main", "emulate", str(folder / "job.yaml")]
     traces = [folder / f"{name}.trace" for name in ("first", "second")]

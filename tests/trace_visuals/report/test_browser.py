@@ -64,8 +64,12 @@ def _range(browser):
 def _change(browser, act):
     before = _range(browser)
     act()
-    _until(browser, "return document.getElementById('range').dataset.from !== String(arguments[0])"
-           " || document.getElementById('range').dataset.to !== String(arguments[1])", *before)  # fmt: skip
+    _until(
+        browser,
+        "return document.getElementById('range').dataset.from !== String(arguments[0])"
+        " || document.getElementById('range').dataset.to !== String(arguments[1])",
+        *before,
+    )
     return before, _range(browser)
 
 

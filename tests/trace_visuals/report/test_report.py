@@ -138,8 +138,9 @@ def test_a_response_is_a_table_of_the_page(traces, tmp_path):
     (tmp_path / "response.json").write_text(json.dumps({"changes": [row, {**row, "change": "<b>", "job": None, "ratio": None}]}))
     write_report(traces[:1], tmp_path / "r.html", response=tmp_path / "response.json")
     assert _document(tmp_path / "r.html")["response"]["rows"] == [
-        ["cold", "epoch", 2e9, 2.1e9, 1.05, None], ["<b>", "epoch", None, 2.1e9, None, None]
-    ]  # fmt: skip
+        ["cold", "epoch", 2e9, 2.1e9, 1.05, None],
+        ["<b>", "epoch", None, 2.1e9, None, None],
+    ]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"changes": [{"change": 1}]}', '{"changes": [NaN]}'])
@@ -226,7 +227,7 @@ def test_a_stalled_sampler_is_told_and_marked(tmp_path):
         (Job(), "Request sizes", "100% of the calls, 100% of the bytes and 100% of the time in reads: bandwidth"),
         (Job(epochs=4, evaluation_files=0), "Working set", "24 data-set files, 96 MiB in all; bytes read are 4.00 times that"),
     ],
-)  # fmt: skip
+)
 def test_words_say_what_the_job_does(tmp_path, job, topic, expected):
     analysis = write_report([write_job(tmp_path / "t.trace", job)], tmp_path / "r.html")[0]
     findings = {finding.topic: finding.text for finding in describe(analysis)}
@@ -266,7 +267,7 @@ def test_recomputing_has_a_row_and_a_sentence_where_its_parts_are_logged(tmp_pat
         (Job(checkpoint_every=0, files=2, evaluation_files=0), ["Read 24 MiB from 2 data-set files, in ", " in the busiest "]),
         (Job(files=0, evaluation_files=0, checkpoint_every=0), ["Read no data set and wrote no checkpoint, in "]),
     ],
-)  # fmt: skip
+)
 def test_the_first_words_say_what_the_job_did_and_whether_it_waits(tmp_path, job, expected):
     analysis = write_report([write_job(tmp_path / "t.trace", job)], tmp_path / "r.html")[0]
     for part in expected:

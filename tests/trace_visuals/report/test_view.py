@@ -139,7 +139,9 @@ def test_the_command_serves_until_ctrl_c(trace):
 
 def test_bad_requests_are_one_line(trace, tmp_path):
     for arguments, status, expected in (
-        ([trace, "--port", "70000"], 2, "is no port"), ([tmp_path / "none"], 1, "no such trace"), ([trace] * 9, 2, "at most 8"),
-    ):  # fmt: skip
+        ([trace, "--port", "70000"], 2, "is no port"),
+        ([tmp_path / "none"], 1, "no such trace"),
+        ([trace] * 9, 2, "at most 8"),
+    ):
         result = call("view", *arguments)
         assert result.returncode == status and expected in one_line(result)

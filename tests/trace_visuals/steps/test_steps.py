@@ -89,8 +89,9 @@ def test_the_emulator_s_parts_get_the_blocks_that_its_log_tells(tmp_path):
     """It prints them when the run is over."""
     log = "".join(
         f"[OUTPUT] t Starting epoch {n}: 3 steps expected\n[OUTPUT] t Starting block 1\n"
-        "[OUTPUT] t Ending block 1 - 3 steps completed in 1 s\n" for n in (1, 2)
-    )  # fmt: skip
+        "[OUTPUT] t Ending block 1 - 3 steps completed in 1 s\n"
+        for n in (1, 2)
+    )
     log += "".join(f"[INFO] all_compute {ms}000000\n" for ms in (9, 1, 2, 8, 3, 4))
     cell(tmp_path / "a", "", variant="emulated", workload="unet3d")
     (tmp_path / "a" / "output" / "dlio.log").write_text(log)
@@ -230,7 +231,9 @@ def test_the_artifact_s_script_draws_what_is_asked_for(tmp_path, of):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == [
-        "dlrm_breakdown.png", "dlrm_compute_times.png", "dlrm_throughputs.png",
-    ]  # fmt: skip
+        "dlrm_breakdown.png",
+        "dlrm_compute_times.png",
+        "dlrm_throughputs.png",
+    ]
     none = subprocess.run([sys.executable, script, tmp_path / "a", "dlrm"], capture_output=True, text=True, check=False)
     assert none.returncode == 2 and "add -pb" in none.stderr

@@ -101,8 +101,13 @@ def test_gpu_samples_get_a_row_of_their_own(tmp_path):
     path = write_job(tmp_path / "gpu.trace", Job())
     times = np.arange(5 * SECOND, 9 * SECOND, SECOND // 10)
     percent = np.where(times > 6 * SECOND, 90.0, 5.0)
-    columns = {"time_ns": times, "device": np.zeros(len(times)), "sm_percent": percent, "memory_percent": percent / 2,
-               "memory_used_bytes": np.full(len(times), 1 << 30)}  # fmt: skip
+    columns = {
+        "time_ns": times,
+        "device": np.zeros(len(times)),
+        "sm_percent": percent,
+        "memory_percent": percent / 2,
+        "memory_used_bytes": np.full(len(times), 1 << 30),
+    }
     write_table(path / "samples" / "gpu.parquet", schema.GPU_SAMPLES, columns)
     plot_timeline([path, write_job(tmp_path / "cpu.trace", Job())], tmp_path / "t.svg")
     text = _svg_text(tmp_path / "t.svg")
@@ -169,8 +174,10 @@ def test_kernels_of_several_accelerators_have_a_row_each(rich, tmp_path):
     (block,) = plot_timeline([path], tmp_path / "t.svg")
     assert block.device_names == ("kernel 2", "kernel 5", "copy")
     assert block.device.calls.sum(axis=1).tolist() == [
-        (kernels & (device == 2)).sum(), (kernels & (device == 5)).sum(), (gpu.to_pandas()["kind"] == "copy").sum(),
-    ]  # fmt: skip
+        (kernels & (device == 2)).sum(),
+        (kernels & (device == 5)).sum(),
+        (gpu.to_pandas()["kind"] == "copy").sum(),
+    ]
     text = _svg_text(tmp_path / "t.svg")
     assert "kernels 2" in text and "kernels 5" in text and "copies" in text
 

@@ -149,9 +149,13 @@ def test_stracess_end_at_a_limit_on_file_sizes_is_not_the_jobs(tmp_path):
     tracer = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--backend", "strace"]
     done = subprocess.run(
         [*capless, *tracer, "--", "sh", "-c", script],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
+    )
     assert done.returncode == 7, done.stderr
     assert "4000 bytes" in (tmp_path / "t" / "logs" / "stderr").read_text()
     assert (tmp_path / "t" / "logs" / "stdout").read_text() == "later\n"
@@ -190,9 +194,12 @@ def test_only_a_text_that_does_not_go_on_to_its_threads_end_is_cut_off(tmp_path,
         ended.wait()
     ending = line * 40 + b"1795359099.466791655 " + last
     for pid, content, is_cut_off in (
-        (ended.pid, ending, False), (ended.pid, ending[:-1], True), (ended.pid, line * 40, True), (ended.pid, b"", True),
+        (ended.pid, ending, False),
+        (ended.pid, ending[:-1], True),
+        (ended.pid, line * 40, True),
+        (ended.pid, b"", True),
         (os.getpid(), line, False),  # it runs, as where the trace had a duration
-    ):  # fmt: skip
+    ):
         path = tmp_path / f"thread.{pid}"
         path.write_bytes(content)
         assert strace._is_cut_off(path) == is_cut_off

@@ -29,13 +29,19 @@ HERE = ROOT / "tests" / "tracing_tools" / "backends"
 ROUNDS = 10
 # name: (kind, bytes a call, stream, direction); cudaMalloc's sizes grow
 EXPECTED = {
-    "cudaMalloc": ("malloc", None, None, None), "cudaMemcpy": ("memcpy", 4096, None, "host_to_device"),
-    "cudaMemcpyAsync": ("memcpy", 8192, 7, "device_to_host"), "cudaMemcpy2DAsync": ("memcpy", 480, 8, "device_to_device"),
-    "cudaMemset": ("memset", 100, None, None), "cuMemsetD32Async": ("memset", 100, 9, None),
-    "cudaLaunchKernel": ("launch", None, 11, None), "cudaLaunchKernelExC": ("launch", None, 15, None),
-    "cuLaunchKernel": ("launch", None, 13, None), "cudaStreamSynchronize": ("sync", None, 11, None),
-    "cudaDeviceSynchronize": ("sync", None, None, None), "cudaFree": ("free", None, None, None),
-}  # fmt: skip
+    "cudaMalloc": ("malloc", None, None, None),
+    "cudaMemcpy": ("memcpy", 4096, None, "host_to_device"),
+    "cudaMemcpyAsync": ("memcpy", 8192, 7, "device_to_host"),
+    "cudaMemcpy2DAsync": ("memcpy", 480, 8, "device_to_device"),
+    "cudaMemset": ("memset", 100, None, None),
+    "cuMemsetD32Async": ("memset", 100, 9, None),
+    "cudaLaunchKernel": ("launch", None, 11, None),
+    "cudaLaunchKernelExC": ("launch", None, 15, None),
+    "cuLaunchKernel": ("launch", None, 13, None),
+    "cudaStreamSynchronize": ("sync", None, 11, None),
+    "cudaDeviceSynchronize": ("sync", None, None, None),
+    "cudaFree": ("free", None, None, None),
+}
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +208,10 @@ def test_symbols_are_where_readelf_finds_them(programs, tmp_path):
         loads = [[int(x, 16) for x in m.groups()] for m in re.finditer(r"LOAD +0x(\w+) 0x(\w+) 0x\w+ 0x(\w+)", readelf)]
         expected = {
             symbol: address - start + offset
-            for symbol, address in symbols.items() for offset, start, size in loads if start <= address < start + size
-        }  # fmt: skip
+            for symbol, address in symbols.items()
+            for offset, start, size in loads
+            if start <= address < start + size
+        }
         assert found == expected and len(found) == 13
     assert function_offsets(programs / "linked", "cu") == {}  # it only calls them
     (tmp_path / "text").write_text("#!/bin/sh\n")

@@ -76,8 +76,14 @@ def perfetto_trace():
     _message(file, "Clock", (1, "clock_id", "uint"), (2, "timestamp", "uint"))
     _message(file, "Clocks", (1, "clocks", "Clock", True))
     _message(file, "Name", (1, "iid", "uint"), (2, "name", "str"))
-    _message(file, "Interned", (1, "categories", "Name", True), (2, "names", "Name", True), (3, "annotations", "Name", True),
-             (29, "strings", "Name", True))  # fmt: skip
+    _message(
+        file,
+        "Interned",
+        (1, "categories", "Name", True),
+        (2, "names", "Name", True),
+        (3, "annotations", "Name", True),
+        (29, "strings", "Name", True),
+    )
     _message(file, "Annotation", (1, "name_iid", "uint"), (4, "int_value", "int"), (17, "string_iid", "uint"))
     _message(file, "Event", (3, "category_iids", "uint", True), (4, "annotations", "Annotation", True), (9, "type", "uint"),
              (10, "name_iid", "uint"), (11, "track_uuid", "uint"), (44, "double_counter_value", "double"))  # fmt: skip
@@ -136,8 +142,9 @@ def test_perfetto_holds_every_event_once(job, tmp_path, perfetto_trace):
         assert (begin.timestamp, duration) == (row.start_ns, row.duration_ns)
         assert interned["categories"][begin.event.category_iids[0]] == schema.GROUP_OF_OP[row.op]
     assert {track.name: name for track, name, *_ in slices if track.name.startswith(("GPU", "CUDA"))} == {
-        "GPU 0 stream 7": 'Memcpy "HtoD"', "CUDA calls of thread 1000": "cudaMemcpyAsync",
-    }  # fmt: skip
+        "GPU 0 stream 7": 'Memcpy "HtoD"',
+        "CUDA calls of thread 1000": "cudaMemcpyAsync",
+    }
     assert [name for track, name, *_ in slices if track.name == "rank 0: epoch"] == ["epoch 1"]
     cpu = trace.samples("cpu")
     assert counters["cpu user"] == list(zip(cpu["time_ns"], cpu["user"].astype(float), strict=True))

@@ -97,9 +97,15 @@ os.write(end, b"z")
         .where(events[["op", "offset", "requested", "result"]].notna(), None)
     )
     expected = [
-        ("write", 0, 1000, 1000), ("write", 1000, 24, 24), ("pwrite64", 4096, 10, 10), ("read", 512, 100, 100),
-        ("read", 612, 8192, 3494), ("preadv2", 128, 128, 128), ("fsync", None, None, 0), ("close", None, None, 0),
-    ]  # fmt: skip
+        ("write", 0, 1000, 1000),
+        ("write", 1000, 24, 24),
+        ("pwrite64", 4096, 10, 10),
+        ("read", 512, 100, 100),
+        ("read", 612, 8192, 3494),
+        ("preadv2", 128, 128, 128),
+        ("fsync", None, None, 0),
+        ("close", None, None, 0),
+    ]
     found = [tuple(row) for row in rows.itertuples(index=False)]
     assert found[1:9] == expected
     if backend == "libbpf":  # strace does not tell where an appending write landed
@@ -210,8 +216,9 @@ assert not os.path.exists("step.tmp/manifest")
     names = written.set_index("renamed_to")["path"].str.removeprefix(f"{tmp_path}/").to_dict()
     assert names == {
         f"{tmp_path}/step-{step}/{last}": f"step.tmp/{first}"
-        for step in (1, 2) for first, last in (("manifest", "manifest"), ("rank/state.tmp", "rank/state"))
-    }  # fmt: skip
+        for step in (1, 2)
+        for first, last in (("manifest", "manifest"), ("rank/state.tmp", "rank/state"))
+    }
     assert {name: sizes[i] - 100_000 for name, i in zip(written["renamed_to"], written["file_id"], strict=True)} == {
         name: int(name.removeprefix(f"{tmp_path}/step-")[0]) for name in names
     }

@@ -32,8 +32,12 @@ def among_mounts(script: str, *words: str | Path) -> subprocess.CompletedProcess
     environment = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
     return subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "bash", "-euc", script, "bash", *words],
-        env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("backend", ["strace", "preload"])

@@ -211,8 +211,12 @@ def test_a_job_inside_which_records_are_written_is_unhurt_by_the_umask(open_path
     words = ["trace", "-o", str(open_path / "t"), "--backend", backend, "--", "cat", "/etc/hostname"]
     done = subprocess.run(
         ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-m", "iotwin.main", *words],
-        env=SUDO, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        env=SUDO,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0 and done.stdout == Path("/etc/hostname").read_text(), done.stderr
     assert "/etc/hostname" in set(Trace(open_path / "t").files()["path"])
     assert (open_path / "t").stat().st_mode & 0o777 == 0o700

@@ -84,9 +84,14 @@ def test_what_cannot_be(environment, arguments, says):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("option", "setup", "found"), [
-    (["--drop-caches"], "true", "3\n"), ([], "true", "untouched\n"), (["--drop-caches"], "mount -o remount,bind,ro $file", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "setup", "found"),
+    [
+        (["--drop-caches"], "true", "3\n"),
+        ([], "true", "untouched\n"),
+        (["--drop-caches"], "mount -o remount,bind,ro $file", None),
+    ],
+)
 def test_the_page_cache_is_dropped_before_the_jobs_start_and_only_when_asked(tmp_path, option, setup, found):
     """A file lies over the kernel's in a mount namespace of our own; the tracer here only notes what it finds in it."""
     (tmp_path / "bin").mkdir()

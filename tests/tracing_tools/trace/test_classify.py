@@ -91,10 +91,14 @@ def test_a_state_read_before_a_corpus_is_a_checkpoint():
 @pytest.mark.parametrize(
     "folder",
     [
-        "/usr/share/zoneinfo", "/usr/share/doc/python3", "/opt/conda/conda-meta", "/opt/conda/lib/python3.11/lib2to3",
-        "/job/.venv/lib/python3.11/site-packages/torch-2.dist-info", "/job/.venv/lib64/python3.11/site-packages/nltk/corpora",
+        "/usr/share/zoneinfo",
+        "/usr/share/doc/python3",
+        "/opt/conda/conda-meta",
+        "/opt/conda/lib/python3.11/lib2to3",
+        "/job/.venv/lib/python3.11/site-packages/torch-2.dist-info",
+        "/job/.venv/lib64/python3.11/site-packages/nltk/corpora",
     ],
-)  # fmt: skip
+)
 def test_texts_of_libraries_are_no_corpus(folder):
     paths = [f"{folder}/{i}.txt" for i in range(20)]
     files = [Reading(path, file_kind(path, TYPE_REGULAR, 1 << 19, 0, False), 1 << 19, 1 << 19, 1, 2) for path in paths]

@@ -50,7 +50,7 @@ WAYS = {
     "numbered, one stays": ("numbered fsync folder removed", True, []),
     "numbered, old goes first": ("numbered fsync folder removed-first", False, []),
     "numbered, unsynced, one stays": ("numbered removed folder", False, ["fsync of state-3.pt after its last write"]),
-}  # fmt: skip
+}
 LOST = {
     "in place": {"state.pt was overwritten in place before another was durable"},
     "in place, synced": {"state.pt was overwritten in place before another was durable"},

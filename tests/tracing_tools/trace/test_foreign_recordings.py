@@ -81,15 +81,18 @@ def test_a_small_file_takes_little_memory(tmp_path):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("line", [
-    '7 1700000000.000300 read(3</d/a>, "", 4096) = 99999999999999999999999999 <0.000001>',
-    "7 99999999999999999999.000300 close(3</d/a>) = 0 <0.000001>",
-    "99999999999999 1700000000.000300 close(3</d/a>) = 0 <0.000001>",
-    '7 1700000000.000300 read(3</d/a>, "", 4096) = 099 <0.000001>',
-    "7 1700000000.000300 +++ killed by SIGNONE +++",
-    "7 1700000000.000300 mmap(NULL, x, PROT_READ, MAP_PRIVATE, 3</d/a>, 0) = 0x7f <0.000100>",
-    "7 1700000000.000300 close(99999999999999999999</d/a>) = 0 <0.000001>",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        '7 1700000000.000300 read(3</d/a>, "", 4096) = 99999999999999999999999999 <0.000001>',
+        "7 99999999999999999999.000300 close(3</d/a>) = 0 <0.000001>",
+        "99999999999999 1700000000.000300 close(3</d/a>) = 0 <0.000001>",
+        '7 1700000000.000300 read(3</d/a>, "", 4096) = 099 <0.000001>',
+        "7 1700000000.000300 +++ killed by SIGNONE +++",
+        "7 1700000000.000300 mmap(NULL, x, PROT_READ, MAP_PRIVATE, 3</d/a>, 0) = 0x7f <0.000100>",
+        "7 1700000000.000300 close(99999999999999999999</d/a>) = 0 <0.000001>",
+    ],
+)
 def test_strace_text_with_numbers_that_no_call_has(tmp_path, line):
     (tmp_path / "s.out").write_text('7 1700000000.000100 read(3</d/a>, "", 4096) = 3 <0.000010>\n' + line + "\n")
     import_trace(tmp_path / "s.out", tmp_path / "t")

@@ -114,11 +114,14 @@ def test_a_recording_that_cannot_begin_leaves_nothing(tmp_path):
 
 _LINE = ':::MLLOG {"key": "epoch", "event_type": "INTERVAL_START", '
 _LINES = [
-    _LINE + '"time_ns": 1' + "0" * 30 + "}", _LINE + '"time_ns": 1e999}',
-    _LINE + '"time_ns": 5, "metadata": {"epoch_num": 99999999999}}', _LINE + '"time_ns": 5, "metadata": {"rank": 1e999}}',
-    "[99999999999] " + _LINE + '"time_ns": 5}', _LINE + '"time_ns": 5, "metadata": {"epoch_num": Infinity}}',
+    _LINE + '"time_ns": 1' + "0" * 30 + "}",
+    _LINE + '"time_ns": 1e999}',
+    _LINE + '"time_ns": 5, "metadata": {"epoch_num": 99999999999}}',
+    _LINE + '"time_ns": 5, "metadata": {"rank": 1e999}}',
+    "[99999999999] " + _LINE + '"time_ns": 5}',
+    _LINE + '"time_ns": 5, "metadata": {"epoch_num": Infinity}}',
     _LINE + '"a": ' + "[" * 200_000 + "]" * 200_000 + "}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(_LINES)))
@@ -263,7 +266,7 @@ _LIES = {
     "null pid": ("processes", _with("pid", None)),
     "unknown phase": ("phases", _with("phase", "lunch")),
     "null phase": ("phases", _with("start_ns", None)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", _LIES)

@@ -12,10 +12,15 @@ MOST = 1 << 62
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("0", 0), ("0x10", 16), ("-5", -5), (str((1 << 63) - 1), (1 << 63) - 1), (str(1 << 63), -(1 << 63)),
-        (str((1 << 64) - 2), -2), (str(-(1 << 63)), -(1 << 63)),
+        ("0", 0),
+        ("0x10", 16),
+        ("-5", -5),
+        (str((1 << 63) - 1), (1 << 63) - 1),
+        (str(1 << 63), -(1 << 63)),
+        (str((1 << 64) - 2), -2),
+        (str(-(1 << 63)), -(1 << 63)),
     ],
-)  # fmt: skip
+)
 def test_the_artifact_prints_errors_as_unsigned_numbers(text, value):
     assert _number(text) == value
 
@@ -77,10 +82,14 @@ def test_the_local_clock_is_that_of_the_nearest_change_of_a_second(tmp_path, lin
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"pid": (1 << 31) - 1, "exit_ns": MOST}, True), ({"pid": 1 << 31}, False), ({"pid": 1, "exit_ns": MOST + 1}, False),
-        ({"pid": 1, "start_ns": -MOST, "exit_status": None}, True), ({"pid": 1, "start_ns": -MOST - 1}, False),
-        ({"pid": 1, "exit_status": -(1 << 31)}, False), ({"pid": 1, "ppid": 1 << 31}, False),
+        ({"pid": (1 << 31) - 1, "exit_ns": MOST}, True),
+        ({"pid": 1 << 31}, False),
+        ({"pid": 1, "exit_ns": MOST + 1}, False),
+        ({"pid": 1, "start_ns": -MOST, "exit_status": None}, True),
+        ({"pid": 1, "start_ns": -MOST - 1}, False),
+        ({"pid": 1, "exit_status": -(1 << 31)}, False),
+        ({"pid": 1, "ppid": 1 << 31}, False),
     ],
-)  # fmt: skip
+)
 def test_a_process_of_strace_has_numbers_that_the_columns_hold(row, expected):
     assert strace._is_process(row) is expected

@@ -120,8 +120,11 @@ def test_calls_that_the_trace_has_already_are_not_doubled(trace, tmp_path):
     assert attach(trace, tmp_path / "p.json") == 0
     gpu = Trace(trace).gpu()
     assert gpu is not None and sorted(zip(gpu["source"], gpu["kind"], strict=True)) == [
-        ("kineto", "copy"), ("kineto", "kernel"), ("kineto", "set"), ("uprobe", "launch"),
-    ]  # fmt: skip
+        ("kineto", "copy"),
+        ("kineto", "kernel"),
+        ("kineto", "set"),
+        ("uprobe", "launch"),
+    ]
 
 
 @pytest.mark.torch

@@ -18,11 +18,15 @@ from tracing_tools.trace.reader import Trace
 
 _CALLS = st.lists(
     st.tuples(
-        st.sampled_from(("read", "pread64", "write", "openat", "strange")), st.integers(1, 3), st.none() | st.integers(0, 2),
-        st.integers(0, 10**12), st.integers(-40, 2**40),
+        st.sampled_from(("read", "pread64", "write", "openat", "strange")),
+        st.integers(1, 3),
+        st.none() | st.integers(0, 2),
+        st.integers(0, 10**12),
+        st.integers(-40, 2**40),
     ),
-    min_size=1, max_size=80,
-)  # fmt: skip
+    min_size=1,
+    max_size=80,
+)
 
 
 def _events(calls):
@@ -37,9 +41,12 @@ def _plain_sums(events, key):
     frame = events.to_pandas().assign(op=lambda f: f["op"].astype(str))
     moved = frame["result"].clip(lower=0)
     frame = frame.assign(
-        calls=1, errors=frame["result"] < 0, read_bytes=moved * frame["op"].isin(("read", "pread64")),
-        written_bytes=moved * (frame["op"] == "write"), total_ns=frame["duration_ns"],
-    )  # fmt: skip
+        calls=1,
+        errors=frame["result"] < 0,
+        read_bytes=moved * frame["op"].isin(("read", "pread64")),
+        written_bytes=moved * (frame["op"] == "write"),
+        total_ns=frame["duration_ns"],
+    )
     names = ["calls", "errors", "read_bytes", "written_bytes", "total_ns"]
     return {group: mine[names].sum().astype(int).tolist() for group, mine in frame.groupby(key)}, frame
 

@@ -108,8 +108,11 @@ def test_a_reused_inode_is_another_file(tmp_path):
     finish_trace(tmp_path / "t", record(tmp_path / "t", events, names))
     trace = Trace(tmp_path / "t")
     assert trace.files()["path"].to_numpy()[trace.events_frame()["file_id"].to_numpy(np.int64)].tolist() == [
-        "/data/old", "/data/old", "/data/new", "/data/new",
-    ]  # fmt: skip
+        "/data/old",
+        "/data/old",
+        "/data/new",
+        "/data/new",
+    ]
 
 
 def test_filters_are_pushed_down(trace_path):

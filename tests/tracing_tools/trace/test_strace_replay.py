@@ -24,7 +24,7 @@ CALLS_TEXT = """\
 7 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, 3</w/data>, 0x2000) = 0x7f0000000000
 7 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0000001000
 8 close(3</w/data>) = 0
-"""  # fmt: skip
+"""
 # (call, process, thread, descriptor, offset, bytes asked for); offset None where the call has none
 EXPECTED = [
     ("read", 7, 7, 3, 0, 100), ("ftruncate", 7, 7, 3, None, 5000), ("fallocate", 7, 7, 3, 4096, 8192),

@@ -23,10 +23,15 @@ GPU_LIMITS = [
     ("function", 0, 60_000), ("direction", 3, 60_000),
 ]  # fmt: skip
 BLOCK_LIMITS = [
-    ("queued_ns", LAST_NS, -(1 << 63)), ("issue_ns", 1, 0), ("duration_ns", LAST_NS, FAR), ("from_kernel", 1, 2),
-    ("pid", (1 << 31) - 1, 1 << 31), ("sector", LAST_NS, LAST_NS + 1), ("cgroup", (1 << 63) - 1, 1 << 63),
+    ("queued_ns", LAST_NS, -(1 << 63)),
+    ("issue_ns", 1, 0),
+    ("duration_ns", LAST_NS, FAR),
+    ("from_kernel", 1, 2),
+    ("pid", (1 << 31) - 1, 1 << 31),
+    ("sector", LAST_NS, LAST_NS + 1),
+    ("cgroup", (1 << 63) - 1, 1 << 63),
     ("inode", (1 << 63) - 1, 1 << 63),
-]  # fmt: skip
+]
 
 
 def finished(path, events, blocks=None, gpu=None) -> Trace:

@@ -183,9 +183,12 @@ def test_a_checkpoint_of_another_order_is_refused(tmp_path):
 
 
 @given(
-    samples=st.integers(1, 60), batch=st.integers(1, 5), world=st.integers(1, 4), seed=st.integers(0, 5),
+    samples=st.integers(1, 60),
+    batch=st.integers(1, 5),
+    world=st.integers(1, 4),
+    seed=st.integers(0, 5),
     stops=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), max_size=3),
-)  # fmt: skip
+)
 def test_each_sample_is_taken_once_whatever_the_stops_and_the_ranks(samples, batch, world, seed, stops):
     once(samples, batch, world, seed, stops)
 

@@ -54,8 +54,10 @@ milliseconds = st.integers(0, 5000)
 def test_the_interval_is_the_least_that_keeps_the_rules(step, update, host, device, write, bound, in_flight, used):
     found = plan(
         Profile(step / 1e3, update / 1e3, host / 1e3, None if device is None else device / 1e3, write / 1e3, 1, used, 2),
-        bound / 1e3, None, in_flight,
-    )  # fmt: skip
+        bound / 1e3,
+        None,
+        in_flight,
+    )
     waits = max(0, host - max(0, step - update))
     on_device = device is not None and used == 0 and device <= waits
     stall = device if on_device else waits

@@ -21,9 +21,11 @@ def step_of(position):
 
 @settings(max_examples=EXAMPLES)
 @given(
-    st.integers(1, 200), st.integers(1, 8), st.integers(1, 6),
+    st.integers(1, 200),
+    st.integers(1, 8),
+    st.integers(1, 6),
     st.lists(st.tuples(st.integers(0, 10), st.integers(1, 8), st.integers(1, 6)), max_size=5),
-)  # fmt: skip
+)
 def test_each_kept_sample_once_through_any_chain_of_stops(samples, batch, world, chain):
     """`chain`: after so many steps the job stops and goes on with another batch size and number of ranks."""
     position = begin(7, 3, samples, batch, world)

@@ -48,7 +48,7 @@ BAD = {
     "words": (constant(size="many"), r":2: memory 'many' is not a whole number"),
     "empty": (b"", r":1: the log holds no operation"),
     "mutation": (constant() + mutation(["x1"], [2]), r":3: mutated argument 2 is none of 1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

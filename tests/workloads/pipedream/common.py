@@ -29,10 +29,15 @@ def random_graph(seed: int, most: int = 9) -> Graph:
         sources = draw.sample(range(target), min(target, draw.choice((1, 1, 1, 2, 3))))
         edges += [(source, target) for source in sources]
     nodes = tuple(
-        Node(f"node{number}", "Layer", *(draw.choice((0, 1)) * draw.randint(1, 50) for _ in range(2)),
-             float(draw.randint(0, 40)) * 1e6, float(draw.choice((0, draw.randint(1, 90)))) * 1e6)
+        Node(
+            f"node{number}",
+            "Layer",
+            *(draw.choice((0, 1)) * draw.randint(1, 50) for _ in range(2)),
+            float(draw.randint(0, 40)) * 1e6,
+            float(draw.choice((0, draw.randint(1, 90)))) * 1e6,
+        )
         for number in range(count)
-    )  # fmt: skip
+    )
     return Graph(nodes, tuple(edges))
 
 

@@ -45,19 +45,28 @@ def test_tensors_of_stages_that_are_not_neighbours_are_handed_on():
     assert max(gaps) > 1
 
 
-@pytest.mark.parametrize(("ranks", "message"), [
-    ("0:3", "stage 1 is left out"), ("0:3,1:1,2:1", "stage 2 is not there"), ("0:3,0:1", "stage 0 is given twice"),
-    ("0:0,1:1", "'0:0' is not STAGE:RANKS"), ("three", "'three' is not STAGE:RANKS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ("0:3", "stage 1 is left out"),
+        ("0:3,1:1,2:1", "stage 2 is not there"),
+        ("0:3,0:1", "stage 0 is given twice"),
+        ("0:0,1:1", "'0:0' is not STAGE:RANKS"),
+        ("three", "'three' is not STAGE:RANKS"),
+    ],
+)
 def test_bad_maps_of_ranks_are_refused(ranks, message):
     with pytest.raises(UsageError, match=message):
         convert(optimize(profile("vgg16"), options([4], [1e9])).partition, ranks)
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("gnmt_12pipedream", "12 machines are listed, models/gnmt/gpus=12/mp_conf.json is for 10 ranks"),
-    ("gnmt_large_16pipedream", "16 machines are listed, models/gnmt_large/gpus=16/mp_conf.json is for 14 ranks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gnmt_12pipedream", "12 machines are listed, models/gnmt/gpus=12/mp_conf.json is for 10 ranks"),
+        ("gnmt_large_16pipedream", "16 machines are listed, models/gnmt_large/gpus=16/mp_conf.json is for 14 ranks"),
+    ],
+)
 def test_broken_driver_files_of_the_original_are_named(name, text):
     found = read_driver(DRIVERS / f"{name}.yml").document()
     assert not found["valid"] and [problem["text"] for problem in found["problems"]] == [text]
@@ -68,10 +77,15 @@ def test_good_driver_files_of_the_original_are_valid(name):
     assert read_driver(DRIVERS / f"{name}.yml").document()["problems"] == []
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("vgg16__gpus=4__mp_conf", "no JSON"), ("vgg16__gpus=4_straight__dp_conf", "6 ranks, its folder says gpus=4"),
-    ("vgg16__gpus=2__hybrid_conf", "3 ranks, its folder says gpus=2"), ("resnet50__gpus=2__hybrid_conf", "3 ranks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("vgg16__gpus=4__mp_conf", "no JSON"),
+        ("vgg16__gpus=4_straight__dp_conf", "6 ranks, its folder says gpus=4"),
+        ("vgg16__gpus=2__hybrid_conf", "3 ranks, its folder says gpus=2"),
+        ("resnet50__gpus=2__hybrid_conf", "3 ranks"),
+    ],
+)
 def test_broken_confs_of_the_original_are_named(name, text):
     found = conf_document(DATA / "confs" / f"{name}.json")
     assert not found["valid"] and text in found["problems"][0]["text"]
@@ -134,23 +148,26 @@ def test_commands_are_argument_lists_a_rank():
         commands(driver, Launch(DATA, mounts=("/a:b",)))
 
 
-@pytest.mark.parametrize(("words", "status", "message"), [
-    ("optimize G", 2, "-n is missing"),
-    ("optimize G -n 4 4", 2, "-n has 2 levels and -b has 1"),
-    ("optimize G -n 0", 2, "-n 0: a level has at least one worker"),
-    ("optimize G -n 4 -b 0", 2, "-b 0: it must be above 0"),
-    ("optimize G -n 4 --activation-compression-ratio 0", 2, "--activation-compression-ratio 0: it must be above 0"),
-    ("optimize G -n 4 -s 1e3 --use-memory-constraint", 1, "no plan on 4 workers fits 1000 bytes"),
-    ("optimize G -n 99 --straight-pipeline --exact-workers", 1, "no plan of 40 states uses exactly 99 workers"),
-    ("optimize G -n 4 --inputs-in-flight 0", 2, "--inputs-in-flight must be at least 1"),
-    ("optimize G -n 4 --objective latency", 2, "needs --interval"),
-    ("optimize none.txt -n 4", 2, "none.txt cannot be read"),
-    ("evaluate G G -n 4", 1, ""),
-    ("simulate none.json", 2, "none.json cannot be read"),
-    ("convert G -n A -a a -o OUT", 2, "has no stage_id"),
-    ("drive D", 2, "--dry-run"),
-    ("speedups G -n 4 4 -o OUT", 2, "one number of workers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ("optimize G", 2, "-n is missing"),
+        ("optimize G -n 4 4", 2, "-n has 2 levels and -b has 1"),
+        ("optimize G -n 0", 2, "-n 0: a level has at least one worker"),
+        ("optimize G -n 4 -b 0", 2, "-b 0: it must be above 0"),
+        ("optimize G -n 4 --activation-compression-ratio 0", 2, "--activation-compression-ratio 0: it must be above 0"),
+        ("optimize G -n 4 -s 1e3 --use-memory-constraint", 1, "no plan on 4 workers fits 1000 bytes"),
+        ("optimize G -n 99 --straight-pipeline --exact-workers", 1, "no plan of 40 states uses exactly 99 workers"),
+        ("optimize G -n 4 --inputs-in-flight 0", 2, "--inputs-in-flight must be at least 1"),
+        ("optimize G -n 4 --objective latency", 2, "needs --interval"),
+        ("optimize none.txt -n 4", 2, "none.txt cannot be read"),
+        ("evaluate G G -n 4", 1, ""),
+        ("simulate none.json", 2, "none.json cannot be read"),
+        ("convert G -n A -a a -o OUT", 2, "has no stage_id"),
+        ("drive D", 2, "--dry-run"),
+        ("speedups G -n 4 4 -o OUT", 2, "one number of workers"),
+    ],
+)
 def test_commands_refuse_in_one_line(tmp_path, capsys, words, status, message):
     names = {"G": DATA / "vgg16.graph.txt", "OUT": tmp_path / "out", "D": DRIVERS / "vgg16_4pipedream.yml"}
     assert main(["pipedream", *(str(names.get(word, word)) for word in words.split())]) == status

@@ -29,8 +29,13 @@ def test_a_file_is_written_as_it_was_read(path):
 finite = st.floats(0, 1e12).map(lambda value: round(value, 3))
 
 
-@given(st.lists(st.tuples(st.text("abc(),;=[]. ", max_size=12), finite, finite, finite, finite, st.none() | st.integers(0, 9)),
-                min_size=1, max_size=6))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.text("abc(),;=[]. ", max_size=12), finite, finite, finite, finite, st.none() | st.integers(0, 9)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_what_is_written_is_read_again(rows):
     nodes = tuple(
         Node(f"n{k}", text.replace(" -- ", " ").strip() + "x", *numbers, stage=stage)
@@ -104,9 +109,10 @@ def test_published_profiles_have_the_known_number_of_states(name, states, after_
 def test_states_are_all_sets_closed_under_ancestors_that_hold_the_source(seed):
     graph = random_graph(seed)
     closed = {
-        chosen for chosen in range(1, 1 << len(graph.nodes))
+        chosen
+        for chosen in range(1, 1 << len(graph.nodes))
         if chosen & 1 and all(graph.ancestors[node] & ~chosen == 0 for node in bits(chosen))
-    }  # fmt: skip
+    }
     states = states_of(graph)
     assert set(states.closures) == closed
     for state, closure in enumerate(states.closures):

@@ -25,10 +25,15 @@ OPTIMA = json.loads((DATA / "optima.json").read_text())
 def _asked(row):
     words = row["asked"]
     return options(
-        words["n"], words["b"], straight=words.get("straight", False), exact_workers=True,
-        fewest_workers=words.get("fewer", False), compression=words.get("compression"), memory_bytes=words.get("memory"),
+        words["n"],
+        words["b"],
+        straight=words.get("straight", False),
+        exact_workers=True,
+        fewest_workers=words.get("fewer", False),
+        compression=words.get("compression"),
+        memory_bytes=words.get("memory"),
         memory_model="original",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("row", OPTIMA, ids=lambda row: f"{row['graph']}-{row['name']}")
@@ -141,9 +146,10 @@ def test_among_equals_the_plan_has_the_fewest_stages(seed):
     except IotwinError:
         return
     equal = [
-        splits for splits in _splits(points.last, points.reach, 4, False, True)
+        splits
+        for splits in _splits(points.last, points.reach, 4, False, True)
         if plan_seconds(points, asked, (splits,)) <= found.seconds * (1 + 1e-13)
-    ]  # fmt: skip
+    ]
     assert len(found.levels[0]) == min(map(len, equal))
 
 
@@ -331,9 +337,15 @@ def test_searching_only_useful_states_changes_no_plan(monkeypatch):
             assert asked.cost_model == "paper"
 
 
-@pytest.mark.parametrize(("name", "asked"), [
-    ("resnet50", ([4], [1e9])), ("resnet50", ([16], [1.25e9])), ("resnet50.compressed", ([16], [1e8])), ("vgg16", ([16], [2e8])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("resnet50", ([4], [1e9])),
+        ("resnet50", ([16], [1.25e9])),
+        ("resnet50.compressed", ([16], [1e8])),
+        ("vgg16", ([16], [2e8])),
+    ],
+)
 def test_searching_only_useful_states_of_a_profile_gives_its_optimum(monkeypatch, name, asked):
     whole = _best(name, *asked).document
     monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", 10)

@@ -147,17 +147,20 @@ def test_a_plan_file_is_read_as_it_was_written():
     assert document["depth"] == {"0": 1, "1": 0} and document["graph_sha256"] == "ab"
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"version": 2}, "its version is 2"),
-    ({"schedule": "zigzag"}, "schedule is 'zigzag'"),
-    ({"extra": 1}, "unknown field `extra`"),
-    ({"depth": {"7": 1}}, "the depth 1 of stage 7"),
-    ({"stages": []}, "rank 0 is in no stage"),
-    ({"stages": [{"stage": 1, "ranks": [0], "forward_s": 1, "backward_s": 1}]}, "calls itself stage 1"),
-    ({"stages": [{"stage": 0, "ranks": [0], "forward_s": -1, "backward_s": 1}]}, "forward_s is -1"),
-    ({"stages": [{"stage": 0, "ranks": [], "forward_s": 1, "backward_s": 1}]}, "stage 0 has no ranks"),
-    ({"stages": [{"stage": 0, "ranks": [1], "forward_s": 1, "backward_s": 1}]}, "rank 0 is in no stage"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "its version is 2"),
+        ({"schedule": "zigzag"}, "schedule is 'zigzag'"),
+        ({"extra": 1}, "unknown field `extra`"),
+        ({"depth": {"7": 1}}, "the depth 1 of stage 7"),
+        ({"stages": []}, "rank 0 is in no stage"),
+        ({"stages": [{"stage": 1, "ranks": [0], "forward_s": 1, "backward_s": 1}]}, "calls itself stage 1"),
+        ({"stages": [{"stage": 0, "ranks": [0], "forward_s": -1, "backward_s": 1}]}, "forward_s is -1"),
+        ({"stages": [{"stage": 0, "ranks": [], "forward_s": 1, "backward_s": 1}]}, "stage 0 has no ranks"),
+        ({"stages": [{"stage": 0, "ranks": [1], "forward_s": 1, "backward_s": 1}]}, "rank 0 is in no stage"),
+    ],
+)
 def test_bad_plans_are_refused(change, message):
     document = {**plan_document(balanced(1, 1)), **change}
     with pytest.raises(UsageError, match=f"plan.json: .*{message}"):

@@ -15,9 +15,12 @@ NETWORK = {"base_channels": 4, "depth": 2}
 
 def _state(epoch=1):
     return {
-        "epoch": epoch, "best_score": 0.5, "network": NETWORK,
-        "model": {"weight": torch.arange(1000.0)}, "optimizer": {"state": {}, "param_groups": []},
-    }  # fmt: skip
+        "epoch": epoch,
+        "best_score": 0.5,
+        "network": NETWORK,
+        "model": {"weight": torch.arange(1000.0)},
+        "optimizer": {"state": {}, "param_groups": []},
+    }
 
 
 @pytest.mark.parametrize(("interval", "epochs"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (0, [])])

@@ -61,9 +61,12 @@ def test_the_image_s_files_are_enough(folders, data, tmp_path):
         "raise SystemExit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *options(data, tmp_path / "out", epochs=1)], cwd=image, capture_output=True, text=True,
+        [sys.executable, "-c", program, *options(data, tmp_path / "out", epochs=1)],
+        cwd=image,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(image)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "result.json").exists()
 
@@ -80,9 +83,12 @@ def launch(tmp_path):
         (tools / name).chmod(0o755)
 
     note = "import json,sys; open(sys.argv[1],'a').write(json.dumps(sys.argv[2:])+chr(10))"
-    tool("docker", f'[ "$1" = container ] && {{ [ "$3" = taken ]; exit $?; }}\n'
-                   f'[ "$1" = image ] && {{ [ "$3" != none ]; exit $?; }}\n'
-                   f'"{sys.executable}" -c "{note}" "{tmp_path}/calls" "$@"\necho log line')  # fmt: skip
+    tool(
+        "docker",
+        f'[ "$1" = container ] && {{ [ "$3" = taken ]; exit $?; }}\n'
+        f'[ "$1" = image ] && {{ [ "$3" != none ]; exit $?; }}\n'
+        f'"{sys.executable}" -c "{note}" "{tmp_path}/calls" "$@"\necho log line',
+    )
 
     tool("iotwin", f'mkdir -p "$4"; "{sys.executable}" -c "{note}" "{tmp_path}/calls" "$@"')
 
@@ -116,10 +122,11 @@ def test_more_gpus_than_there_are(launch, tmp_path):
 @pytest.mark.parametrize(
     ("workload", "gpus", "start"),
     [
-        ("bert", "2", ["workloads.launch", "2", "workloads.bert"]), ("bert", "1", ["workloads.bert"]),
+        ("bert", "2", ["workloads.launch", "2", "workloads.bert"]),
+        ("bert", "1", ["workloads.bert"]),
         ("dlrm", "4", ["workloads.dlrm"]),
     ],
-)  # fmt: skip
+)
 def test_the_other_workloads(launch, tmp_path, workload, gpus, start):
     script = ROOT / "workloads" / workload / "start_training.sh"
     done, [call] = launch(gpus, "c", str(tmp_path), "i", "6", "300", "--seed", "7", gpus=True, script=script)

@@ -71,8 +71,11 @@ def test_log_is_what_the_phases_are_read_from(job):
     assert all(set(e) == {"namespace", "time_ms", "time_ns", "event_type", "key", "value", "metadata"} for e in log)
     times = [e["time_ns"] for e in log]
     assert times == sorted(times) and all(e["time_ms"] == e["time_ns"] // 1_000_000 for e in log)
-    marks = [(e["key"], e["event_type"].removeprefix("INTERVAL_"), e["metadata"].get("epoch_num")) for e in log
-             if e["event_type"] != "POINT_IN_TIME"]  # fmt: skip
+    marks = [
+        (e["key"], e["event_type"].removeprefix("INTERVAL_"), e["metadata"].get("epoch_num"))
+        for e in log
+        if e["event_type"] != "POINT_IN_TIME"
+    ]
     assert marks == [
         ("init", "START", None), ("init", "END", None), ("run", "START", None),
         ("epoch", "START", 1), ("epoch", "END", 1), ("epoch", "START", 2), ("epoch", "END", 2),

@@ -41,8 +41,11 @@ def test_killed_at_a_step_and_resumed_it_ends_as_if_nothing_had_been(data, tmp_p
         assert result["resumed_from"] is None
     else:
         assert result["resumed_from"] == {
-            "name": f"step-{step}", "step": step, "epoch": 1 + (step - 1) // 8, "position": 2 * (1 + (step - 1) % 8),
-        }  # fmt: skip
+            "name": f"step-{step}",
+            "step": step,
+            "epoch": 1 + (step - 1) // 8,
+            "position": 2 * (1 + (step - 1) % 8),
+        }
     assert result["steps"] == STEPS - step
     assert result["train_loss"] == whole[0]["train_loss"][-len(result["train_loss"]) :]
     same(whole, result, until(before, step), rest)

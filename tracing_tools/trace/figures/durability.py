@@ -150,7 +150,8 @@ def _lost(each: list[Saved], exposed: list[tuple[int, int]]) -> list[str]:
     """How those before went, at an instant at which no other was durable."""
     lost = {
         f"{PurePosixPath(file.path).name} {file.gone_how} before another was durable"
-        for saved in each for file in saved.files
+        for saved in each
+        for file in saved.files
         if any(begin <= file.gone_ns < end for begin, end in exposed)
-    }  # fmt: skip
+    }
     return sorted(lost)

@@ -48,6 +48,8 @@ def summarise_page_cache(trace: Trace) -> dict[str, Any] | None:
     read_bytes, device_bytes = int(table["read_bytes"].sum()), int(table["device_bytes"].sum())
     rows = table.head(_BUSIEST).astype({"kind": str})
     return {
-        "read_bytes": read_bytes, "device_bytes": device_bytes,
-        "hit_ratio": 1 - min(device_bytes / read_bytes, 1) if read_bytes else None, "files": rows.to_dict("records"),
-    }  # fmt: skip
+        "read_bytes": read_bytes,
+        "device_bytes": device_bytes,
+        "hit_ratio": 1 - min(device_bytes / read_bytes, 1) if read_bytes else None,
+        "files": rows.to_dict("records"),
+    }

@@ -59,8 +59,11 @@ def _zone(timezone: str | None) -> zoneinfo.ZoneInfo:
 
 
 def _add_samples(imported: Imported, source: Path, clock: samples.LocalClock) -> None:
-    readers = {"cpu": ("cpu.out", samples.cpu_samples), "gpu_process": ("gpu.out", samples.gpu_samples),
-               "disk": ("iostat.json", samples.disk_samples)}  # fmt: skip
+    readers = {
+        "cpu": ("cpu.out", samples.cpu_samples),
+        "gpu_process": ("gpu.out", samples.gpu_samples),
+        "disk": ("iostat.json", samples.disk_samples),
+    }
     for kind, (name, reader) in readers.items():
         if (source / name).exists():
             imported.samples[kind] = reader(source / name, clock)

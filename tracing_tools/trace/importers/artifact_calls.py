@@ -16,10 +16,16 @@ from tracing_tools.trace.importers.runs import Runs, calls_of, calls_table, same
 from tracing_tools.trace.importers.text import Columns, column_blocks, read_lines
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
-_TRANSFER = pa.schema([
-    ("end_ns", pa.int64()), ("pid", pa.int32()), ("offset", pa.int64()), ("result", pa.uint64()),
-    ("duration_ns", pa.int64()), ("path", _NAME),
-])  # fmt: skip
+_TRANSFER = pa.schema(
+    [
+        ("end_ns", pa.int64()),
+        ("pid", pa.int32()),
+        ("offset", pa.int64()),
+        ("result", pa.uint64()),
+        ("duration_ns", pa.int64()),
+        ("path", _NAME),
+    ]
+)
 _OPEN = pa.schema([
     ("end_ns", pa.int64()), ("pid", pa.int32()), ("comm", _NAME), ("duration_ns", pa.int64()), ("path", _NAME), ("name", _NAME),
 ])  # fmt: skip
@@ -141,9 +147,11 @@ def _timed(table: pa.Table, op: str, path: Any, **more: Any) -> pa.Table:
     """Return the CALLS, in order of start, of rows that are stamped with their end."""
     end, duration = numbers(table["end_ns"]), numbers(table["duration_ns"])
     columns = {"result": np.zeros(len(end), np.int64), **more}
-    return sorted_by_start(calls_table(
-        start_ns=end - duration, duration_ns=duration, pid=table["pid"], path=path, op=same_label(op, len(end)), **columns
-    ))  # fmt: skip
+    return sorted_by_start(
+        calls_table(
+            start_ns=end - duration, duration_ns=duration, pid=table["pid"], path=path, op=same_label(op, len(end)), **columns
+        )
+    )
 
 
 def _creations(path: Path) -> Iterator[Columns]:
@@ -181,10 +189,16 @@ def _requests(table: pa.Table) -> pa.Table:
     flags = [sum(bit for letter, bit in bits.items() if letter in text[1:]) for text in rw]
     origins = ["kernel" if _KERNEL_THREAD.match(name) else "task" for name in comm]
     block = {
-        "issue_ns": end - duration, "duration_ns": duration, "op": _of_code(rw_code, [letters.get(t[:1], "other") for t in rw]),
-        "sector": table["SECTOR"], "size_bytes": table["BYTES"], "pid": table["PID"], "comm": table["COMM"].cast(pa.string()),
-        "flags": np.array(flags, np.int32)[rw_code], "origin": _of_code(comm_code, origins),
-    }  # fmt: skip
+        "issue_ns": end - duration,
+        "duration_ns": duration,
+        "op": _of_code(rw_code, [letters.get(t[:1], "other") for t in rw]),
+        "sector": table["SECTOR"],
+        "size_bytes": table["BYTES"],
+        "pid": table["PID"],
+        "comm": table["COMM"].cast(pa.string()),
+        "flags": np.array(flags, np.int32)[rw_code],
+        "origin": _of_code(comm_code, origins),
+    }
     arrays = [_as(block[f.name], f.type) if f.name in block else pa.nulls(len(end), f.type) for f in schema.BLOCK]
     return pa.table(arrays, schema=schema.BLOCK)
 

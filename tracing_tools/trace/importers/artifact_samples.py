@@ -114,10 +114,15 @@ def gpu_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
         names = ("sm_percent", "mem_percent", "enc_percent", "dec_percent")
         used = None if percents[4] is None else int(percents[4] * _MIB)
         seconds.append(second)
-        rows.append({
-            "device": int(fields[2]), "pid": int(fields[3]) if _NUMBER.fullmatch(fields[3]) else None, "memory_used_bytes": used,
-            "command": fields[10].strip() if len(fields) > 10 else "", **dict(zip(names, percents, strict=False)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "device": int(fields[2]),
+                "pid": int(fields[3]) if _NUMBER.fullmatch(fields[3]) else None,
+                "memory_used_bytes": used,
+                "command": fields[10].strip() if len(fields) > 10 else "",
+                **dict(zip(names, percents, strict=False)),
+            }
+        )
     return _placed(rows, seconds, clock)
 
 
@@ -128,10 +133,15 @@ def gpu_of_job(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in processes:
         if row["pid"] is not None and first.setdefault(row["device"], row["pid"]) != row["pid"]:
             continue
-        rows.append({
-            "time_ns": row["time_ns"], "device": row["device"], "sm_percent": row["sm_percent"] or 0.0,
-            "memory_percent": row["mem_percent"] or 0.0, "memory_used_bytes": row["memory_used_bytes"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "time_ns": row["time_ns"],
+                "device": row["device"],
+                "sm_percent": row["sm_percent"] or 0.0,
+                "memory_percent": row["mem_percent"] or 0.0,
+                "memory_used_bytes": row["memory_used_bytes"],
+            }
+        )
     return rows
 
 
@@ -146,12 +156,17 @@ def disk_samples(path: Path, clock: LocalClock) -> list[dict[str, Any]]:
                 continue
             reads, writes, read_mib, written_mib, util = (_rate(disk.get(k, 0)) for k in ("r/s", "w/s", "rMB/s", "wMB/s", "util"))
             seconds.append(second)
-            rows.append({
-                "interval_ns": _SECOND, "device": str(disk.get("disk_device", "")), "reads": round(reads),
-                "writes": round(writes), "read_bytes": round(read_mib * _MIB),
-                "written_bytes": round(written_mib * _MIB),
-                "busy": min(util / 100, 1.0),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "interval_ns": _SECOND,
+                    "device": str(disk.get("disk_device", "")),
+                    "reads": round(reads),
+                    "writes": round(writes),
+                    "read_bytes": round(read_mib * _MIB),
+                    "written_bytes": round(written_mib * _MIB),
+                    "busy": min(util / 100, 1.0),
+                }
+            )
     return _placed(rows, [second for second in seconds if second is not None], clock)
 
 

@@ -45,9 +45,13 @@ def write_imported(imported: Imported, directory: Path, source: Path, format_nam
     if not imported.calls.rows and imported.block is None and imported.gpu is None:
         raise IotwinError(f"{source} holds no call that {format_name} would have: choose another --format, or check the path")
     manifest = Manifest(
-        status="complete", backend=f"import {format_name}", host=imported.host, target=Target(command=imported.command),
-        notes=[*imported.notes, *_torn_notes(imported.torn), f"imported from {source.name}"], clock=imported.clock,
-    )  # fmt: skip
+        status="complete",
+        backend=f"import {format_name}",
+        host=imported.host,
+        target=Target(command=imported.command),
+        notes=[*imported.notes, *_torn_notes(imported.torn), f"imported from {source.name}"],
+        clock=imported.clock,
+    )
     if imported.calls.impossible:
         manifest.notes.append(f"{imported.calls.impossible} calls with impossible times or sizes were left out")
     phases = sorted(imported.phases, key=lambda row: (row["start_ns"], -row["end_ns"]))

@@ -194,13 +194,19 @@ def _request(node: Fields, attributes: dict[str, Any], detail: Fields) -> dict[s
     numbers = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
     device = numbers[1] & 0xFF | numbers[0] << 8 | (numbers[1] & ~0xFF) << 12
     return {
-        "queued_ns": attributes.get("queued_ns"), "issue_ns": issue_ns,
+        "queued_ns": attributes.get("queued_ns"),
+        "issue_ns": issue_ns,
         "duration_ns": None if "unfinished" in attributes else duration_ns,
-        "op": _NAME_OF_BLOCK_OP.get(_integer(detail, 1), "other"), "device": device, "sector": _integer(detail, 4),
+        "op": _NAME_OF_BLOCK_OP.get(_integer(detail, 1), "other"),
+        "device": device,
+        "sector": _integer(detail, 4),
         "size_bytes": attributes.get("size_bytes", _integer(detail, 5) * et.SECTOR_BYTES),
-        "flags": int(et.block_flags(np.array([_integer(detail, 6)]))[0]), "cgroup": attributes.get("cgroup"),
-        "origin": attributes.get("origin"), "pid": attributes.get("pid"), "comm": attributes.get("comm"),
-    }  # fmt: skip
+        "flags": int(et.block_flags(np.array([_integer(detail, 6)]))[0]),
+        "cgroup": attributes.get("cgroup"),
+        "origin": attributes.get("origin"),
+        "pid": attributes.get("pid"),
+        "comm": attributes.get("comm"),
+    }
 
 
 def _phase(node: Fields, attributes: dict[str, Any], name: str | None) -> dict[str, Any]:

@@ -148,8 +148,9 @@ def _paired(events: list[Event]) -> list[Event]:
 def _imported(events: list[Event], torn: dict[str, int]) -> Imported:
     names = {
         str(event.args.get("value")): str(event.args.get("name"))
-        for event in events if event.ph == "M" and event.name == "FH" and isinstance(event.args, dict)
-    }  # fmt: skip
+        for event in events
+        if event.ph == "M" and event.name == "FH" and isinstance(event.args, dict)
+    }
     calls, gpu, phases, others = [], [], [], 0
     for event in events:
         category = str(event.cat).lower()

@@ -51,10 +51,15 @@ def read(source: Path, timezone: str | None) -> Imported:
     start, end = (np.rint(pc.cast(table[name], pa.float64()).to_numpy() * 1e9).astype(np.int64) for name in ("start", "end"))
     rank = pc.cast(table["rank"], pa.int32()).to_numpy() + 1
     calls = calls_table(
-        start_ns=start, duration_ns=np.maximum(end - start, 0), pid=rank, op=table["op"].dictionary_encode(),
-        path=pa.array(paths[path], pa.string()).dictionary_encode(), offset=pc.cast(table["offset"], pa.int64()),
-        requested=pc.cast(table["length"], pa.int64()), result=pc.cast(table["length"], pa.int64()),
-    ).filter(pa.array(shown))  # fmt: skip
+        start_ns=start,
+        duration_ns=np.maximum(end - start, 0),
+        pid=rank,
+        op=table["op"].dictionary_encode(),
+        path=pa.array(paths[path], pa.string()).dictionary_encode(),
+        offset=pc.cast(table["offset"], pa.int64()),
+        requested=pc.cast(table["length"], pa.int64()),
+        result=pc.cast(table["length"], pa.int64()),
+    ).filter(pa.array(shown))
     notes = [f"{int((~shown).sum())} rows of MPI-IO repeat POSIX rows and were left out"] if not shown.all() else []
     processes = [{"pid": pid, "comm": f"rank {pid - 1}", "role": "rank"} for pid in np.unique(rank).tolist()]
     return Imported(Runs.of(calls), torn, notes, processes=processes, command=command)

@@ -53,7 +53,7 @@ def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> tuple[pa.Ta
     columns = {
         name: pa.array(values, pa.string() if CALLS.field(name).type == _LABEL else CALLS.field(name).type)
         for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }  # fmt: skip
+    }
     return calls_table(**columns), found - len(rows)
 
 
@@ -62,9 +62,7 @@ _LIMITS = {"int32": (1 << 31) - 1, "int64": 1 << 62}
 
 
 def _is_possible(row: tuple[Any, ...], limits: list[int | None]) -> bool:
-    return all(
-        limit is None or value is None or -limit <= value <= limit for value, limit in zip(row, limits, strict=True)
-    )  # fmt: skip
+    return all(limit is None or value is None or -limit <= value <= limit for value, limit in zip(row, limits, strict=True))
 
 
 def same_label(text: str, rows: int) -> pa.DictionaryArray:
@@ -207,8 +205,9 @@ class Runs:
             """What lies between two bounds of every run."""
             pieces = [
                 run.slice(cut[gap], cut[gap + 1] - cut[gap])
-                for run, cut in zip(runs, cuts, strict=True) if cut[gap + 1] > cut[gap]
-            ]  # fmt: skip
+                for run, cut in zip(runs, cuts, strict=True)
+                if cut[gap + 1] > cut[gap]
+            ]
             return sorted_by_start(pa.Table.from_batches(pieces, NUMBERED))
 
         gaps = range(len(bounds) + 1) if runs else range(0)

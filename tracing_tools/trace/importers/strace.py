@@ -140,9 +140,12 @@ class _Rows:
     def _add_child(self, child: int, pid: int, start_ns: int) -> None:
         parent = self.processes[pid]
         self.processes[child] = {
-            "pid": child, "ppid": pid, "start_ns": start_ns, "comm": parent.get("comm", ""),
+            "pid": child,
+            "ppid": pid,
+            "start_ns": start_ns,
+            "comm": parent.get("comm", ""),
             "command_line": parent.get("command_line"),
-        }  # fmt: skip
+        }
 
     def _add(self, call: text.Call, pid: int) -> None:
         kind = TRACED[call.name][1] if call.name in TRACED else Kind.NAME

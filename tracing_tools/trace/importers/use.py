@@ -39,9 +39,10 @@ class Use:
         op = numbers(chunk["op"])
         columns = {
             "op": labels(op.astype(np.int16), self._calls.ops, op < 0),
-            "file_id": column(file_id, pa.int32(), file_id < 0), "flags": column(numbers(chunk["flags"]), pa.int32()),
+            "file_id": column(file_id, pa.int32(), file_id < 0),
+            "flags": column(numbers(chunk["flags"]), pa.int32()),
             "cpu": pa.nulls(rows, pa.int16()),
-        }  # fmt: skip
+        }
         arrays = [columns[name] if name in columns else chunk[name] for name in schema.EVENTS.names]
         return pa.table(arrays, schema=schema.EVENTS)
 

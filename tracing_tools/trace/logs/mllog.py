@@ -187,9 +187,13 @@ def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] 
     if start_ns < 0:
         return None
     return {
-        "name": event["_key"], "start_ns": start_ns, "duration_ns": duration_ns, "rank": event["_rank"],
-        "epoch": event["_epoch"], "step": event["_step"],
-    }  # fmt: skip
+        "name": event["_key"],
+        "start_ns": start_ns,
+        "duration_ns": duration_ns,
+        "rank": event["_rank"],
+        "epoch": event["_epoch"],
+        "step": event["_step"],
+    }
 
 
 def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
@@ -217,9 +221,13 @@ def _apply(
     where = (phase, event["_rank"])
     if starts:
         open_phases[where] = {
-            "phase": phase, "start_ns": time_ns, "end_ns": time_ns, "rank": event["_rank"], "epoch": event["_epoch"],
+            "phase": phase,
+            "start_ns": time_ns,
+            "end_ns": time_ns,
+            "rank": event["_rank"],
+            "epoch": event["_epoch"],
             "step": event["_step"],
-        }  # fmt: skip
+        }
     elif where in open_phases:
         row = open_phases.pop(where)
         row["end_ns"] = max(time_ns, row["start_ns"])

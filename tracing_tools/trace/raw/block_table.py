@@ -36,10 +36,14 @@ def _is_whole(requests: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return which records a recorder can have written: zeros and chance bytes are none."""
     times = (np.abs(requests[name].astype(np.float64)) <= LAST_NS for name in ("queued_ns", "issue_ns", "duration_ns"))
     return np.asarray(
-        np.logical_and.reduce([*times]) & (requests["issue_ns"] > 0)
-        & (requests["from_kernel"] <= 1) & (requests["pid"] < 1 << 31)
-        & (requests["sector"] <= LAST_NS) & (requests["cgroup"] < 1 << 63) & (requests["inode"] < 1 << 63)
-    )  # fmt: skip
+        np.logical_and.reduce([*times])
+        & (requests["issue_ns"] > 0)
+        & (requests["from_kernel"] <= 1)
+        & (requests["pid"] < 1 << 31)
+        & (requests["sector"] <= LAST_NS)
+        & (requests["cgroup"] < 1 << 63)
+        & (requests["inode"] < 1 << 63)
+    )
 
 
 def _table(requests: NDArray[np.void], file_id: NDArray[np.int32]) -> pa.Table:

@@ -71,9 +71,13 @@ CUDA_CALLS = (
     CudaCall("cuLaunchCooperativeKernel", "launch", stream=9),
     CudaCall("cuLaunchKernelEx", "launch", stream=STREAM_IN_CONFIGURATION),
     CudaCall("cuGraphLaunch", "launch", stream=2),
-    *_copies("", "default"), *_copies("HtoD", "host_to_device"), *_copies("DtoH", "device_to_host"),
+    *_copies("", "default"),
+    *_copies("HtoD", "host_to_device"),
+    *_copies("DtoH", "device_to_host"),
     *_copies("DtoD", "device_to_device"),
-    *_sets(8), *_sets(16), *_sets(32),
+    *_sets(8),
+    *_sets(16),
+    *_sets(32),
     CudaCall("cuMemAlloc", "malloc", size=2),
     CudaCall("cuMemAllocAsync", "malloc", size=2, stream=3),
     CudaCall("cuMemAllocManaged", "malloc", size=2),
@@ -85,7 +89,7 @@ CUDA_CALLS = (
     CudaCall("cuCtxSynchronize", "sync"),
     CudaCall("cuStreamSynchronize", "sync", stream=1),
     CudaCall("cuEventSynchronize", "sync"),
-)  # fmt: skip
+)
 
 _SUFFIXES = ("", "_v2", "_ptds", "_ptsz", "_v2_ptds", "_v2_ptsz")
 FUNCTION_OF_SYMBOL = {call.name + suffix: index for index, call in enumerate(CUDA_CALLS) for suffix in _SUFFIXES}

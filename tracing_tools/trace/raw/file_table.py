@@ -22,7 +22,7 @@ from tracing_tools.trace.raw.records import (
     TYPE_PIPE,
     TYPE_REGULAR,
     NameRecord,
-)  # fmt: skip
+)
 from tracing_tools.trace.syscalls import NUMBER_OF_OP
 
 _IDENTITY = np.dtype([("inode", "<u8"), ("device", "<u4"), ("generation", "<u4")])
@@ -117,8 +117,10 @@ class FileTable:
                 self._in_folder.setdefault(path.rpartition(b"/")[0], set()).add(known)
             self._rows[known] |= {
                 "since_ns": record.time_ns if record else 0,
-                "device": os.makedev(device >> 20, device & 0xFFFFF), "inode": inode, "generation": int(identity["generation"]),
-            }  # fmt: skip
+                "device": os.makedev(device >> 20, device & 0xFFFFF),
+                "inode": inode,
+                "generation": int(identity["generation"]),
+            }
             self._ids[key] = known
         return known
 

@@ -31,7 +31,7 @@ from tracing_tools.trace.manifest import (
     Target,
     read_manifest,
     write_manifest,
-)  # fmt: skip
+)
 from tracing_tools.trace.raw.block_table import write_blocks
 from tracing_tools.trace.raw.file_table import FileTable
 from tracing_tools.trace.raw.gpu_table import gpu_table
@@ -235,11 +235,17 @@ def _is_whole(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.
     start, duration = records["start_ns"], records["duration_ns"]
     return np.asarray(
         ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
-        & (records["pid"] > 0) & (records["pid"] <= _MOST_PID) & (records["tid"] <= _MOST_PID)
-        & (start > bounds[0]) & (start <= bounds[1]) & (duration >= 0) & (duration <= LAST_NS - start)
+        & (records["pid"] > 0)
+        & (records["pid"] <= _MOST_PID)
+        & (records["tid"] <= _MOST_PID)
+        & (start > bounds[0])
+        & (start <= bounds[1])
+        & (duration >= 0)
+        & (duration <= LAST_NS - start)
         & (records["inode"] < 1 << 63)
-        & (np.abs(records["offset"].astype(np.float64)) <= LAST_NS) & (np.abs(records["result"].astype(np.float64)) <= LAST_NS)
-    )  # fmt: skip
+        & (np.abs(records["offset"].astype(np.float64)) <= LAST_NS)
+        & (np.abs(records["result"].astype(np.float64)) <= LAST_NS)
+    )
 
 
 def _event_table(

@@ -47,8 +47,12 @@ def _is_whole(calls: NDArray[np.void]) -> NDArray[np.bool_]:
     return np.asarray(
         (calls["function"] < len(_NAMES))
         & ((calls["direction"] < len(schema.COPY_DIRECTIONS)) | (calls["direction"] == NO_DIRECTION))
-        & (calls["pid"] > 0) & (calls["pid"] < 1 << 31) & (calls["tid"] < 1 << 31)
-        & (calls["start_ns"] > 0) & (calls["start_ns"] <= LAST_NS)
-        & (calls["duration_ns"] >= 0) & (calls["duration_ns"] <= LAST_NS)
+        & (calls["pid"] > 0)
+        & (calls["pid"] < 1 << 31)
+        & (calls["tid"] < 1 << 31)
+        & (calls["start_ns"] > 0)
+        & (calls["start_ns"] <= LAST_NS)
+        & (calls["duration_ns"] >= 0)
+        & (calls["duration_ns"] <= LAST_NS)
         & (np.abs(calls["size_bytes"].astype(np.float64)) <= LAST_NS)
-    )  # fmt: skip
+    )

@@ -67,9 +67,12 @@ def _ended(row: dict[str, Any], record: NameRecord) -> None:
 
 def _started(record: NameRecord, parent: dict[str, Any] | None) -> dict[str, Any]:
     return _unseen(record.pid) | {
-        "ppid": record.parent, "namespace_pid": record.result or None, "comm": readable(record.text.split(b"\0")[0]),
-        "command_line": parent["command_line"] if parent else None, "start_ns": record.time_ns or None,
-    }  # fmt: skip
+        "ppid": record.parent,
+        "namespace_pid": record.result or None,
+        "comm": readable(record.text.split(b"\0")[0]),
+        "command_line": parent["command_line"] if parent else None,
+        "start_ns": record.time_ns or None,
+    }
 
 
 def _unseen(pid: int) -> dict[str, Any]:

@@ -137,9 +137,12 @@ def solve(dag: Dag, budget: int, time_limit: float, relaxed: bool = False) -> So
     if not relaxed:
         integral[: program.memory_start] = 1
     found = milp(
-        cost, constraints=LinearConstraint(matrix, np.array(program.low), np.array(program.high)), integrality=integral,
-        bounds=Bounds(np.zeros(program.variables), high), options={"time_limit": time_limit, "mip_rel_gap": 0.0},
-    )  # fmt: skip
+        cost,
+        constraints=LinearConstraint(matrix, np.array(program.low), np.array(program.high)),
+        integrality=integral,
+        bounds=Bounds(np.zeros(program.variables), high),
+        options={"time_limit": time_limit, "mip_rel_gap": 0.0},
+    )
     return _solution(dag, program, found, time.perf_counter() - begin)
 
 

@@ -33,11 +33,16 @@ class Plan:
     def document(self, base_cost: int, fixed_bytes: int) -> dict[str, Any]:
         """Return the result as a document; budgets and peaks include what is always resident."""
         return {
-            "solver": self.solver, "budget": self.budget + fixed_bytes, "status": self.status, "cost": self.cost,
+            "solver": self.solver,
+            "budget": self.budget + fixed_bytes,
+            "status": self.status,
+            "cost": self.cost,
             "peak_bytes": None if self.peak is None else self.peak + fixed_bytes,
             "cost_over_checkpoint_all": None if self.cost is None else self.cost / max(base_cost, 1),
-            "bound": self.bound, "seconds": round(self.seconds, 3), "verified": self.verified,
-        }  # fmt: skip
+            "bound": self.bound,
+            "seconds": round(self.seconds, 3),
+            "verified": self.verified,
+        }
 
 
 def _plan(dag: Dag, solver: str, budget: int, kept: Stages) -> Plan:
@@ -128,10 +133,13 @@ RULES: dict[str, Callable[[Dag], Iterable[Stages]]] = {
     "checkpoint-all": _one(baselines.keep_all),
     "checkpoint-all-ap": _one(lambda dag: baselines.keep_checkpoints(dag, dag.separators())),
     "checkpoint-last": _one(baselines.keep_last),
-}  # fmt: skip
+}
 SOLVERS: dict[str, Callable[[Dag, int, float, int], Plan]] = {
-    "ilp": _integer, "lp-bound": _bound, "lp-round": _rounded, **{name: _rule(name, stages) for name, stages in RULES.items()},
-}  # fmt: skip
+    "ilp": _integer,
+    "lp-bound": _bound,
+    "lp-round": _rounded,
+    **{name: _rule(name, stages) for name, stages in RULES.items()},
+}
 ALL = (*SOLVERS, "dtr:DTR", "dtr:DTREqClass", "dtr:DTRLocal", "dtr:LRU")
 
 

@@ -33,8 +33,9 @@ def test_replicas_write_where_states_are_sharded() -> None:
     assert states_written(model(0), 2, 4) == []
     assert states_read(model(0), 3, 4) == states_written(model(0), 1, 4)
     assert [state.name for state in states_written(model(1), 2, 4)] == [
-        "model_states-2.pt", "zero_pp_rank_1_mp_rank_0_optim_states.pt",
-    ]  # fmt: skip
+        "model_states-2.pt",
+        "zero_pp_rank_1_mp_rank_0_optim_states.pt",
+    ]
 
 
 def test_tensorflow_has_data_and_index_and_one_list() -> None:

@@ -92,8 +92,9 @@ def test_a_model_that_does_not_fit_the_ranks_is_a_usage_error() -> None:
 def test_without_a_shape_the_size_given_counts() -> None:
     config = Config(model=Model(model_size_bytes=499_153_191, optimization_groups=[1000, 20]))
     assert [(state.name, state.size_bytes) for state in states_written(config, 0, 4)] == [
-        ("model_states-0.pt", 499_153_191), ("zero_pp_rank_0_mp_rank_0_optim_states.pt", 4 * 1020 * 4),
-    ]  # fmt: skip
+        ("model_states-0.pt", 499_153_191),
+        ("zero_pp_rank_0_mp_rank_0_optim_states.pt", 4 * 1020 * 4),
+    ]
     assert states_written(config, 1, 4) == []
     assert states_read(config, 1, 4) == states_written(config, 0, 4)
     config.checkpoint.type = "all_ranks"

@@ -211,5 +211,5 @@ def test_files_of_any_content_are_streamed_whole(tmp_path: Path, record_bytes: i
         reader=Reader(transfer_size=buffer_bytes, read_threads=threads),
         train=Train(total_training_steps=sum(max(1, round((40_000 + number) / record_bytes)) for number in range(4))),
         twin=Twin(train_files=[f"{number}.part" for number in range(4)], reader=TwinReader(interleave_files=2, streamed=True)),
-    )  # fmt: skip
+    )
     assert sum(batch.size_bytes for batch in epoch(config)) == 4 * 40_000 + 6

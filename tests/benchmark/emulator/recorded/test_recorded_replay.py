@@ -57,26 +57,40 @@ def test_the_kernel_sees_the_calls_in_the_order_of_the_recording(tmp_path: Path)
     path = write_twin(tmp_path, recording(one_thread(), FILES))
     command = [sys.executable, "-m", "iotwin.main", "emulate", str(path), "--quiet"]
     processes = strace(command, "preadv,preadv2,pread64,pwritev,pwritev2,fsync,close", tmp_path)
-    own = [(call.name, name, call.result) for call in processes[0] for name in ("in.bin", "out.tmp", "out.pt")
-           if any(path.endswith(name) for path in call.paths)]  # fmt: skip
+    own = [
+        (call.name, name, call.result)
+        for call in processes[0]
+        for name in ("in.bin", "out.tmp", "out.pt")
+        if any(path.endswith(name) for path in call.paths)
+    ]
     kinds = {"p": "move", "f": "fsync", "c": "close"}
     assert [(kinds[call[0]], name, result) for call, name, result in own] == [
-        ("move", "in.bin", 6000), ("move", "in.bin", 3000), ("close", "in.bin", 0),
-        ("move", "out.tmp", 5_000_000), ("move", "out.tmp", 17), ("fsync", "out.tmp", 0), ("close", "out.tmp", 0),
-        ("move", "out.pt", 300_000), ("close", "out.pt", 0),
-    ]  # fmt: skip
+        ("move", "in.bin", 6000),
+        ("move", "in.bin", 3000),
+        ("close", "in.bin", 0),
+        ("move", "out.tmp", 5_000_000),
+        ("move", "out.tmp", 17),
+        ("fsync", "out.tmp", 0),
+        ("close", "out.tmp", 0),
+        ("move", "out.pt", 300_000),
+        ("close", "out.pt", 0),
+    ]
 
 
 @needs_strace
 def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
     """Whether the file was opened so or switched by fcntl(2), for each write; one that fills no block goes through the cache."""
     rows = [
-        each for file, opened in ((0, CREATE), (1, CREATE | FLAG_DIRECT)) for each in (
-            row(0, Op.OPEN, file, fd=4, flags=opened), row(0, Op.WRITE, file, fd=4, offset=0, size=8192, flags=FLAG_DIRECT),
+        each
+        for file, opened in ((0, CREATE), (1, CREATE | FLAG_DIRECT))
+        for each in (
+            row(0, Op.OPEN, file, fd=4, flags=opened),
+            row(0, Op.WRITE, file, fd=4, offset=0, size=8192, flags=FLAG_DIRECT),
             row(0, Op.WRITE, file, fd=4, offset=8192, size=5 << 20, flags=FLAG_DIRECT),
-            row(0, Op.WRITE, file, fd=4, offset=8192 + (5 << 20), size=17), row(0, Op.CLOSE, file, fd=4),
+            row(0, Op.WRITE, file, fd=4, offset=8192 + (5 << 20), size=17),
+            row(0, Op.CLOSE, file, fd=4),
         )
-    ]  # fmt: skip
+    ]
     files = [File(name, written=True, made=True) for name in ("a.pt", "b.pt")]
     path = write_twin(tmp_path, recording([*rows, row(0, Op.END)], files))
     told = ["strace", "-f", "-y", "-s", "0", "-e", "trace=openat,fcntl,pwritev,pwritev2", "-o", str(tmp_path / "calls")]
@@ -144,9 +158,14 @@ def test_a_slow_read_delays_what_waited_for_it(tmp_path: Path, monkeypatch: pyte
 def test_threads_hand_over_within_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that waits for a post comes after what was posted for, however slow that was."""
     rows = [
-        row(0, Op.THREAD, 1), row(0, Op.OPEN), row(0, Op.READ, offset=0, size=1), row(0, Op.POST), row(0, Op.END),
-        row(1, Op.WAIT), row(1, Op.OPEN, 1),
-    ]  # fmt: skip
+        row(0, Op.THREAD, 1),
+        row(0, Op.OPEN),
+        row(0, Op.READ, offset=0, size=1),
+        row(0, Op.POST),
+        row(0, Op.END),
+        row(1, Op.WAIT),
+        row(1, Op.OPEN, 1),
+    ]
     files = [File("slow", size_bytes=10), File("after", size_bytes=10)]
     path = write_twin(tmp_path, recording(rows, files, threads=[0, 0], channels=1))
     reader, writer = os.pipe()
@@ -164,8 +183,11 @@ def test_threads_that_wait_for_one_another_are_let_go_and_counted(tmp_path: Path
 
 
 def test_cut_loop_scale_and_ranks(tmp_path: Path) -> None:
-    rows = [row(0, Op.OPEN), row(0, Op.READ, offset=0, size=9, at_ns=SECOND), row(0, Op.READ, offset=0, size=9, at_ns=3 * SECOND,
-                think_ns=3600 * SECOND)]  # fmt: skip
+    rows = [
+        row(0, Op.OPEN),
+        row(0, Op.READ, offset=0, size=9, at_ns=SECOND),
+        row(0, Op.READ, offset=0, size=9, at_ns=3 * SECOND, think_ns=3600 * SECOND),
+    ]
     made = recording(rows, [File("a", size_bytes=9)])
     path = write_twin(tmp_path, made, think_scale=0)
     assert run_workload(load(path), Options(ranks=2))["iotwin"]["bytes_read"] == 36
@@ -194,8 +216,9 @@ def test_phases_are_logged_where_they_were(tmp_path: Path) -> None:
     done = run_iotwin("emulate", path)
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in done.stdout.splitlines() if line.startswith(":::MLLOG")]
     assert [(line["event_type"], line["metadata"]) for line in lines] == [
-        ("INTERVAL_START", {"epoch_num": 2}), ("INTERVAL_END", {"epoch_num": 2}),
-    ]  # fmt: skip
+        ("INTERVAL_START", {"epoch_num": 2}),
+        ("INTERVAL_END", {"epoch_num": 2}),
+    ]
 
 
 def test_a_missing_file_and_a_failing_child_end_in_one_line(tmp_path: Path) -> None:

@@ -62,9 +62,13 @@ def test_checkpoints_alone_have_pauses_and_files(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DFTRACER_ENABLE", "1")
     words = [
-        "++workload.workflow.train=False", "++workload.workflow.evaluation=False", "++workload.workflow.checkpoint=True",
-        "++workload.checkpoint.num_checkpoints_write=3", "++workload.checkpoint.num_checkpoints_read=2", "++hydra.run.dir=o",
-    ]  # fmt: skip
+        "++workload.workflow.train=False",
+        "++workload.workflow.evaluation=False",
+        "++workload.workflow.checkpoint=True",
+        "++workload.checkpoint.num_checkpoints_write=3",
+        "++workload.checkpoint.num_checkpoints_read=2",
+        "++hydra.run.dir=o",
+    ]
     assert main(["emulate", "--dlio", *words, "--quiet"]) == 0
     counts = Counter(event["name"] for event in events(tmp_path / "o" / "trace-0-of-1.pfw"))
     assert counts == Counter({"ai_root": 1, "compute": 5, "capture": 3, "restart": 2})

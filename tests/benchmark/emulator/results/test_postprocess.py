@@ -37,10 +37,15 @@ def test_statistics_have_dlios_definitions() -> None:
 
 
 def test_the_command_reports_a_run(tmp_path: Path) -> None:
-    words = ["++workload.dataset.format=synthetic", "++workload.dataset.num_files_train=24",
-             "++workload.reader.data_loader=native",
-             "++workload.train.computation_time=0.001", "++workload.evaluation.eval_time=0.001", "++workload.train.epochs=2",
-             f"++hydra.run.dir={tmp_path}/o"]  # fmt: skip
+    words = [
+        "++workload.dataset.format=synthetic",
+        "++workload.dataset.num_files_train=24",
+        "++workload.reader.data_loader=native",
+        "++workload.train.computation_time=0.001",
+        "++workload.evaluation.eval_time=0.001",
+        "++workload.train.epochs=2",
+        f"++hydra.run.dir={tmp_path}/o",
+    ]
     assert main(["emulate", "--dlio", *words, "--quiet"]) == 0
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     command = [str(ROOT / "benchmark" / "bin" / "dlio_postprocessor"), f"--output-folder={tmp_path}/o"]
@@ -90,7 +95,11 @@ def test_disks_and_cpus_are_in_the_report_where_iostat_ran(tmp_path: Path) -> No
     )
     (tmp_path / "0_output.json").write_text(json.dumps({"1": {"load": {"block1": [1]}, "proc": {"block1": [2]}}}))
     (tmp_path / "per_epoch_stats.json").write_text(json.dumps({"1": {"start": "a", "block1": {"start": "a"}}}))
-    workload = {"model": {"name": "m"}, "dataset": {"record_length": 1}, "reader": {"batch_size": 1, "batch_size_eval": 1},
-                "train": {"epochs": 1}}  # fmt: skip
+    workload = {
+        "model": {"name": "m"},
+        "dataset": {"record_length": 1},
+        "reader": {"batch_size": 1, "batch_size_eval": 1},
+        "train": {"epochs": 1},
+    }
     text = report(tmp_path, workload)
     assert "Device: vda" in text and "40.00" in text and "IO Wait (%)" in text

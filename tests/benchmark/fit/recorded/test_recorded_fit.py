@@ -43,9 +43,15 @@ def traced(path: Path, calls: list[tuple], renamed_to: str | None = None) -> Tra
     }  # fmt: skip
     tables = [pa.table(given, schema=kind) for given, kind in ((files, schema.FILES), (processes, schema.PROCESSES))]
     manifest = Manifest(
-        status="complete", backend="synthetic", tool_version="test", host=Host("h", "6", 2, 1 << 30, "x86_64", "ext4"),
-        target=Target(command=["python"], root_pid=MAIN), start_ns=0, end_ns=100 * MS, exit_status=0,
-    )  # fmt: skip
+        status="complete",
+        backend="synthetic",
+        tool_version="test",
+        host=Host("h", "6", 2, 1 << 30, "x86_64", "ext4"),
+        target=Target(command=["python"], root_pid=MAIN),
+        start_ns=0,
+        end_ns=100 * MS,
+        exit_status=0,
+    )
     manifest.events = write_events(path / "events.parquet", [events])
     write_tables(path, manifest, *tables, schema.PHASES.empty_table(), {}, None, None)
     return Trace(path)
@@ -67,12 +73,16 @@ def rows_of(recording: Recording, thread: int) -> list[tuple[str, int, float]]:
 
 
 LOADED = [
-    opened(12, LOADER, DATA, 5), moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
-    moved(24, 1, "write", LOADER, PIPE, 8), (3, 30, "poll", MAIN, MAIN, None, -1, None, None, 1, 0),
-    moved(34, 1, "read", MAIN, PIPE, 4), moved(36, 1, "read", MAIN, PIPE, 4),
+    opened(12, LOADER, DATA, 5),
+    moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
+    moved(24, 1, "write", LOADER, PIPE, 8),
+    (3, 30, "poll", MAIN, MAIN, None, -1, None, None, 1, 0),
+    moved(34, 1, "read", MAIN, PIPE, 4),
+    moved(36, 1, "read", MAIN, PIPE, 4),
     opened(40, MAIN, MADE, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
-    moved(45, 2, "write", MAIN, MADE, 70_000, fd=7, offset=0), (60, 3, "fsync", MAIN, MAIN, MADE, 7, None, None, 0, 16),
-]  # fmt: skip
+    moved(45, 2, "write", MAIN, MADE, 70_000, fd=7, offset=0),
+    (60, 3, "fsync", MAIN, MAIN, MADE, 7, None, None, 0, 16),
+]
 
 
 def test_think_times_run_from_end_to_start_and_a_poll_before_a_read_is_its_wait(tmp_path: Path) -> None:
@@ -83,11 +93,15 @@ def test_think_times_run_from_end_to_start_and_a_poll_before_a_read_is_its_wait(
         ("SYNC", 1, 13), ("JOIN", 1, 0), ("END", 0, 20),
     ]  # fmt: skip
     assert rows_of(recording, 1) == [
-        ("OPEN", 0, 2), ("READ", 0, 2), ("PIPE_WRITE", 0, 4), ("END", 0, 55),
-    ]  # fmt: skip
+        ("OPEN", 0, 2),
+        ("READ", 0, 2),
+        ("PIPE_WRITE", 0, 4),
+        ("END", 0, 55),
+    ]
     assert [(file.name, file.written, file.size_bytes) for file in recording.header.files] == [
-        ("in.bin", False, 1000), ("m.tmp", True, 0),
-    ]  # fmt: skip
+        ("in.bin", False, 1000),
+        ("m.tmp", True, 0),
+    ]
 
 
 def test_a_pipe_that_others_write_to_is_left_out(tmp_path: Path) -> None:
@@ -98,9 +112,14 @@ def test_a_pipe_that_others_write_to_is_left_out(tmp_path: Path) -> None:
 
 
 def test_with_several_writers_reads_take_messages(tmp_path: Path) -> None:
-    calls = [opened(1, MAIN, DATA, 5), moved(12, 1, "write", LOADER, PIPE, 10), moved(13, 1, "write", MAIN, PIPE, 30),
-             moved(20, 1, "read", MAIN, PIPE, 4), moved(22, 1, "read", MAIN, PIPE, 6),
-             moved(24, 1, "read", MAIN, PIPE, 30)]  # fmt: skip
+    calls = [
+        opened(1, MAIN, DATA, 5),
+        moved(12, 1, "write", LOADER, PIPE, 10),
+        moved(13, 1, "write", MAIN, PIPE, 30),
+        moved(20, 1, "read", MAIN, PIPE, 4),
+        moved(22, 1, "read", MAIN, PIPE, 6),
+        moved(24, 1, "read", MAIN, PIPE, 30),
+    ]
     recording = fit(traced(tmp_path / "t", calls), "recorded").recording
     assert recording is not None and recording.header.pipes == [Pipe(True)]
     reads = recording.columns["op"] == Op.PIPE_READ
@@ -108,8 +127,12 @@ def test_with_several_writers_reads_take_messages(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_only_writes_to_pipes_waits_for_its_process(tmp_path: Path) -> None:
-    calls = [opened(12, LOADER, DATA, 5), moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
-             moved(22, 1, "write", LOADER, PIPE, 8, tid=FEEDER), moved(24, 1, "read", MAIN, PIPE, 8)]  # fmt: skip
+    calls = [
+        opened(12, LOADER, DATA, 5),
+        moved(15, 5, "read", LOADER, DATA, 1000, fd=5, offset=0),
+        moved(22, 1, "write", LOADER, PIPE, 8, tid=FEEDER),
+        moved(24, 1, "read", MAIN, PIPE, 8),
+    ]
     recording = fit(traced(tmp_path / "t", calls), "recorded").recording
     assert recording is not None and recording.header.threads == [0, 1, 1]
     assert ("POST", 0, 0) in rows_of(recording, 1)
@@ -118,9 +141,13 @@ def test_a_thread_that_only_writes_to_pipes_waits_for_its_process(tmp_path: Path
 
 def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
     made = schema.FLAG_CREATE | schema.FLAG_WRITABLE
-    calls = [opened(1, MAIN, MADE, 7, made), moved(3, 1, "write", MAIN, MADE, 70_000, fd=9, offset=0),
-             (5, 1, "close", MAIN, MAIN, MADE, 7, None, None, 0, 16), (7, 1, "rename", MAIN, MAIN, MADE, -1, None, None, 0, 0),
-             opened(9, MAIN, MADE, 7)]  # fmt: skip
+    calls = [
+        opened(1, MAIN, MADE, 7, made),
+        moved(3, 1, "write", MAIN, MADE, 70_000, fd=9, offset=0),
+        (5, 1, "close", MAIN, MAIN, MADE, 7, None, None, 0, 16),
+        (7, 1, "rename", MAIN, MAIN, MADE, -1, None, None, 0, 0),
+        opened(9, MAIN, MADE, 7),
+    ]
     recording = fit(traced(tmp_path / "t", calls, renamed_to="/out/sub/m.pt"), "recorded").recording
     assert recording is not None
     (file,), flags = recording.header.files, recording.columns["flags"]
@@ -153,8 +180,10 @@ def test_a_replay_makes_every_call_of_a_training_job(tmp_path: Path, files: int)
 def test_auto_says_which_kind_it_took_and_why(tmp_path: Path) -> None:
     training = fit(Trace(write_job(tmp_path / "training")))
     assert training.recording is None and training.evidence["kind"].startswith("structured")
-    calls = [opened(5, MAIN, MADE, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
-             moved(7, 1, "write", MAIN, MADE, 1000, fd=7, offset=0)]  # fmt: skip
+    calls = [
+        opened(5, MAIN, MADE, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE),
+        moved(7, 1, "write", MAIN, MADE, 1000, fd=7, offset=0),
+    ]
     writer = traced(tmp_path / "writer", calls)
     fitted = fit(writer)
     assert fitted.recording is not None

@@ -44,9 +44,11 @@ _module("utils.config", ConfigArguments=ConfigArguments)
 _module("utils.utility", DLIOMPI=DLIOMPI, DFTRACER_ENABLE=True)
 _module("common.enumerations", DatasetType=SimpleNamespace(TRAIN="train", VALID="valid"))
 for _name in (
-    "checkpointing.pytorch_checkpointing.PyTorchCheckpointing", "checkpointing.tf_checkpointing.TFCheckpointing",
-    "checkpointing.pytorch_obj_store_checkpointing.PyTorchObjStoreCheckpointing", "framework.torch_framework.TorchFramework",
+    "checkpointing.pytorch_checkpointing.PyTorchCheckpointing",
+    "checkpointing.tf_checkpointing.TFCheckpointing",
+    "checkpointing.pytorch_obj_store_checkpointing.PyTorchObjStoreCheckpointing",
+    "framework.torch_framework.TorchFramework",
     "framework.tf_framework.TFFramework",
-):  # fmt: skip
+):
     _place, _, _class = _name.rpartition(".")
     _module(_place, **{_class: type(_class, (), {})})

@@ -27,10 +27,13 @@ class DLIOBenchmark:
         ksm = workload["checkpoint"].get("ksm")
         names = {"madv_mergeable_id": 12, "high_ram_trigger": 30.0, "low_ram_exit": 15.0, "await_time": 200}
         self.args = ConfigArguments.newest = SimpleNamespace(
-            num_subfolders_train=workload["dataset"]["num_subfolders_train"], format=workload["dataset"]["format"],
-            data_loader=workload["reader"]["data_loader"], reconfigure=lambda epoch: None, ksm_init=ksm is not None,
+            num_subfolders_train=workload["dataset"]["num_subfolders_train"],
+            format=workload["dataset"]["format"],
+            data_loader=workload["reader"]["data_loader"],
+            reconfigure=lambda epoch: None,
+            ksm_init=ksm is not None,
             **{f"ksm_{name}": (ksm or {}).get(name, usual) for name, usual in names.items()},
-        )  # fmt: skip
+        )
         self.framework = _Framework(self)
 
     def initialize(self):
