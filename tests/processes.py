@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -58,6 +59,17 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 100) -
     while not condition():
         assert time.monotonic() < deadline, f"never saw {what}"
         time.sleep(0.005)
+
+
+def root_pid(trace: Path) -> int:
+    """Return the pid of a traced command; the manifest has it a moment after the command has begun."""
+
+    def known() -> int | None:
+        pid: int | None = json.loads((trace / "manifest.json").read_text())["target"]["root_pid"]
+        return pid
+
+    wait_for(known, "the traced command's pid")
+    return known() or 0
 
 
 def press_ctrl_c(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:

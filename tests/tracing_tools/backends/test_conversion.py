@@ -1,6 +1,5 @@
 """What backends leave in a form of their own becomes records at the end: once, also after a kill, and wherever the trace lies."""
 
-import json
 import os
 import resource
 import shutil
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, run_iotwin, small_disk
-from tests.processes import start, wait_for
+from tests.processes import root_pid, start, wait_for
 from tracing_tools.backends import preload, strace
 from tracing_tools.trace.manifest import Host, Manifest, Target
 from tracing_tools.trace.raw.converted import ConvertedRecords
@@ -80,7 +79,7 @@ def test_a_killed_tracer_loses_nothing_that_was_written_by_then(tmp_path, backen
     tracer = start("trace", "-o", tmp_path / "t", "--backend", backend, "--", "sh", "-c", "cat /etc/hostname; exec sleep 600")
     log = tmp_path / "t" / "logs" / "stdout"
     wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
-    job = json.loads((tmp_path / "t" / "manifest.json").read_text())["target"]["root_pid"]
+    job = root_pid(tmp_path / "t")
     wait_for(lambda: "sleep" in Path(f"/proc/{job}/comm").read_text(), "cat's end")
     tracer.kill()
     tracer.communicate(timeout=60)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, run_iotwin
-from tests.processes import call, left_behind, one_line, start, wait_for
+from tests.processes import call, left_behind, one_line, root_pid, start, wait_for
 from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.reader import Trace
@@ -133,7 +133,7 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     data, enough = tmp_path / "data", tmp_path / "enough"
     tracer = start("trace", "-o", tmp_path / "t", "--", sys.executable, "-c", _WRITER, data, enough)
     wait_for(lambda: data.exists() and data.stat().st_size >= 16 * 300, "300 writes")
-    root_pid = json.loads((tmp_path / "t" / "manifest.json").read_text())["target"]["root_pid"]
+    job = root_pid(tmp_path / "t")
     killed_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     tracer.kill()
     tracer.communicate()
@@ -143,7 +143,7 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     seen = data.stat().st_size
     wait_for(lambda: data.stat().st_size >= seen + 16 * 100, "100 writes more")
     enough.touch()
-    wait_for(lambda: not Path(f"/proc/{root_pid}").exists(), "the end of the job")
+    wait_for(lambda: not Path(f"/proc/{job}").exists(), "the end of the job")
     last_line = (tmp_path / "t" / "logs" / "stdout").read_text().splitlines()[-1]
     assert last_line == f"{data.stat().st_size // 16} done"
 

@@ -1,7 +1,6 @@
 """The live display is a process of the caller's, which reads what the job made, and the trace needs nothing of it."""
 
 import io
-import json
 import os
 import pty
 import signal
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.processes import children, name_of, start, wait_for
+from tests.processes import children, name_of, root_pid, start, wait_for
 from tests.tracing_tools.recorder.test_live import mllog
 from tests.tracing_tools.recorder.test_live import name_of as name_record
 from tests.tracing_tools.recorder.test_privileges import NOBODY, SUDO, UNREADABLE
@@ -149,7 +148,7 @@ def test_a_display_that_is_killed_or_held_costs_the_trace_nothing(open_path, num
 def test_a_display_ends_with_a_recorder_that_is_killed(open_path):
     live = Live(open_path, SUDO)
     pid = live.display()
-    job = json.loads((live.trace / "manifest.json").read_text())["target"]["root_pid"]
+    job = root_pid(live.trace)
     live.tracer.kill()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the display's end")
     os.kill(job, signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import IotwinError
 from tests.conftest import ROOT, run_iotwin
-from tests.processes import one_line, start, wait_for
+from tests.processes import one_line, root_pid, start, wait_for
 from tracing_tools import backends
 from tracing_tools.recorder.finishing import finish_as, give, hold
 from tracing_tools.recorder.session import Options, trace_command
@@ -166,7 +166,7 @@ def test_a_trace_that_was_cut_off_is_recovered_by_its_user(open_path, unreadable
     tracer = start("trace", "-o", open_path / "t", "--", "sh", "-c", "cat /etc/hostname; exec sleep 600", env=SUDO)
     log = open_path / "t" / "logs" / "stdout"
     wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
-    pid = json.loads((open_path / "t" / "manifest.json").read_text())["target"]["root_pid"]
+    pid = root_pid(open_path / "t")
     tracer.kill()
     tracer.communicate(timeout=60)
     os.kill(pid, signal.SIGKILL)
