@@ -1,12 +1,10 @@
 """Tensors of one rank as one raw file and an index in JSON: written once, forwards, checksummed on the way."""
 
-import errno
-import fcntl
 import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from common.direct_io import DirectWriter
 from common.errors import IotwinError
 
 ITEM_BYTES = {
@@ -23,7 +22,6 @@ ITEM_BYTES = {
 }  # fmt: skip
 _CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its copy and its checksum
 _BUFFER_BYTES = 4 << 20  # of one write
-_BLOCK_BYTES = 512  # the smallest that O_DIRECT aligns to; a disk of larger ones refuses what does not fill them
 _ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
 _MOST_INDEX_BYTES = 256 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -116,51 +114,6 @@ class _Appender:
         left, self._filled = self._buffer[: self._filled], 0
         while left.size:
             left = left[self._file.write([left.data]) :]
-
-
-class DirectWriter:
-    """Writes an open, empty file past the page cache; through it what fills no block of a disk, and all where that is refused."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._at_bytes = 0
-        self._possible = True
-
-    def write(self, parts: Sequence[memoryview]) -> int:
-        """Write `parts` by one system call and return how many bytes of them are written.
-
-        They lie at whole blocks in memory, and all but the last fill some.
-        """
-        size_bytes = sum(len(part) for part in parts)
-        # A short write, as on a full disk, may leave what no longer begins at a block.
-        aligned = not (self._at_bytes | size_bytes) % _BLOCK_BYTES
-        direct = set_direct(self._descriptor, self._possible and aligned)
-        try:
-            written = write_once(self._descriptor, parts)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not direct:
-                raise
-            self._possible = set_direct(self._descriptor, False)
-            written = write_once(self._descriptor, parts)
-        self._at_bytes += written
-        return written
-
-
-def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
-    """Write `parts` by one system call; return how many bytes of them are written."""
-    return os.writev(descriptor, parts) if len(parts) > 1 else os.write(descriptor, parts[0] if parts else b"")
-
-
-def set_direct(descriptor: int, wanted: bool) -> bool:
-    """Have a file written past the page cache or through it; return whether it is past: not all file systems know how."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if bool(flags & os.O_DIRECT) == wanted:
-        return wanted
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags ^ os.O_DIRECT)
-    except OSError:
-        return not wanted
-    return wanted
 
 
 def write_durably(path: Path, content: bytes) -> tuple[int, int]:

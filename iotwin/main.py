@@ -14,6 +14,7 @@ from typing import Any
 
 from common.errors import IotwinError, nearest
 from common.progress import set_quiet
+from common.signals import interrupted_status
 from common.terminal import cleaned_streams
 from iotwin import __version__
 from iotwin.command import Command, Group, Outcome
@@ -209,7 +210,7 @@ def _run(command: Command, args: argparse.Namespace) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         print(f"iotwin {args.called}: interrupted", file=sys.stderr)
-        return 130
+        return interrupted_status()
     except MemoryError:
         if args.debug:
             raise

@@ -163,6 +163,15 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)  # what was started may still write
 
 
+def knows_direct(directory: Path) -> bool:
+    """Whether the file system has O_DIRECT."""
+    try:
+        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
 def compile_c(program: Path, *sources: Path, options: Sequence[str] = ()) -> Path:
     """Compile C files to a program, or with `-shared` to a library; without a compiler the test is skipped."""
     if shutil.which("cc") is None:

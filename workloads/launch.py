@@ -11,6 +11,7 @@ import time
 
 from common.children import end_programs
 from common.ranks import free_ports
+from common.signals import interrupted_status
 
 _POLL_S = 0.05
 _GRACE_S = 10.0
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
             ranks.append(subprocess.Popen(command, env=shared | own))
         return _wait(ranks)
     except KeyboardInterrupt:
-        return 130
+        return interrupted_status()
     finally:
         end_programs(ranks, _GRACE_S)
 

@@ -72,9 +72,8 @@ class Storage(Section):
 
     storage_type: Literal["local_fs", "parallel_fs", "direct_fs", "s3", "aistore", "s3dlio"] = "local_fs"
     storage_root: str = "./"
-    storage_options: dict[
-        str, str | int | float | bool | list[str] | None
-    ] = {}  # of the object store: endpoint_url, region, keys
+    # Of the object store: endpoint_url, region, keys.
+    storage_options: dict[str, str | int | float | bool | list[str] | None] = {}
     storage_library: str | None = None  # of no effect: fsspec speaks to every store
 
 
@@ -278,9 +277,8 @@ class TwinReader(Section):
     # until train.total_training_steps are done.
     streamed: bool = False
     random_batches: bool = False  # shuffles batches, not samples: one read each out of one big file
-    read_sizes: list[
-        Positive
-    ] = []  # bytes asked for by each read of a file, the last one again until its end; none: the format's own
+    # Bytes asked for by each read of a file, the last one again until its end; none: the format's own.
+    read_sizes: list[Positive] = []
     read_past_end: bool = False  # with read_sizes: the read that finds nothing more is made too
     keep_open: bool = False  # files stay open from their first read on
     pinned_copies: bool = False  # each batch is copied to the main process, as pinned memory is

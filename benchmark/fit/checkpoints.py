@@ -132,7 +132,7 @@ def _point_of(
     return None if not each or _is_new(each[-1], file, ended, before, taken) else each[-1]
 
 
-def _in(file: SeenFile) -> PurePosixPath:
+def _folder(file: SeenFile) -> PurePosixPath:
     return PurePosixPath(file.name).parent
 
 
@@ -149,7 +149,7 @@ def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, take
     the same rank began a file that has another number; and unless another thread writes it within a step, if training went on or
     an epoch ended since the last file was whole.
     """
-    if file.folder_renamed and any(other.folder_renamed and _in(other) != _in(file) for other in point.files):
+    if file.folder_renamed and any(other.folder_renamed and _folder(other) != _folder(file) for other in point.files):
         return True
     whole_ns, shape = point.files[-1].whole_ns, _NUMBER.sub("#", file.name)
     alike = [other for other in point.files if other.rank == file.rank and _NUMBER.sub("#", other.name) == shape]
@@ -204,9 +204,9 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
             for field in counting:
                 parts[field] = number
             file.name = "".join(parts)
-    committed = [file for point in each for file in point.files if file.folder_renamed and _in(file) != PurePosixPath()]
+    committed = [file for point in each for file in point.files if file.folder_renamed and _folder(file) != PurePosixPath()]
     if committed:
-        [(usual, _)] = Counter(map(_in, committed)).most_common(1)
+        [(usual, _)] = Counter(map(_folder, committed)).most_common(1)
         for file in committed:
             file.name = str(usual / PurePosixPath(file.name).name)
 

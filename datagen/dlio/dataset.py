@@ -9,9 +9,8 @@ from common.numbers.durations import Seconds
 # A trillion of anything is a typing error; the bound keeps products of two such numbers within what numpy and len() count.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-Size = (
-    Annotated[int, msgspec.Meta(ge=0, le=10**18)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-)  # bytes; DLIO has means such as 114660.07
+# Bytes; DLIO has means such as 114660.07.
+Size = Annotated[int, msgspec.Meta(ge=0, le=10**18)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 DEFAULT_FILES_TRAIN = 8  # DLIO's
 DEFAULT_RECORD_BYTES = 65536

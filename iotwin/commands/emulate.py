@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import IotwinError, UsageError
+from common.signals import interrupted_status
 from iotwin.command import Command, Outcome
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Emulate(Command):
                 raise
         except KeyboardInterrupt:
             if under_mpi() and started_as() > 0:
-                raise SystemExit(130) from None  # the first rank says why
+                raise SystemExit(interrupted_status()) from None  # the first rank says why
             raise
         if document is None:
             raise SystemExit(0)  # rank 0 has the results of all

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import commit, tensor_file
+from common import commit, direct_io, tensor_file
 from common.checkpoints import (
     LATEST,
     MANIFEST,
@@ -27,7 +27,7 @@ from common.checkpoints import (
 from common.commit import Retention, Store
 from common.errors import IotwinError, UsageError
 from tests.common.stores import fill, manifest, step_of, tensors
-from tests.conftest import ROOT
+from tests.conftest import ROOT, knows_direct
 
 NOBODY = pytest.fail  # where nothing may be refused
 
@@ -59,39 +59,30 @@ def test_large_states_are_written_past_the_page_cache_where_that_is_possible(tmp
     rng, total = tensor_file.np.random.default_rng(1), 2 * tensor_file._BUFFER_BYTES + extra
     data = rng.integers(0, 256, total, "uint8")
     first = 1_000_000 // tensor_file._ALIGNMENT * tensor_file._ALIGNMENT
-    written, write, fcntl = [], os.write, tensor_file.fcntl.fcntl
+    written, write, fcntl = [], os.write, direct_io.fcntl.fcntl
 
     def watched(descriptor, content):
-        direct = bool(fcntl(descriptor, tensor_file.fcntl.F_GETFL) & os.O_DIRECT)
+        direct = bool(fcntl(descriptor, direct_io.fcntl.F_GETFL) & os.O_DIRECT)
         if direct and refused == "writes":
             raise OSError(errno.EINVAL, "Invalid argument")
         written.append((len(content), direct))
         return write(descriptor, content)
 
     def mode(descriptor, command, *flags):
-        if refused == "the mode" and command == tensor_file.fcntl.F_SETFL:
+        if refused == "the mode" and command == direct_io.fcntl.F_SETFL:
             raise OSError(errno.EINVAL, "Invalid argument")
         return fcntl(descriptor, command, *flags)
 
-    monkeypatch.setattr(tensor_file.os, "write", watched)
-    monkeypatch.setattr(tensor_file.fcntl, "fcntl", mode)
+    monkeypatch.setattr(direct_io.os, "write", watched)
+    monkeypatch.setattr(direct_io.fcntl, "fcntl", mode)
     parts = [tensor_file.Tensor(name, "uint8", (part.size,), part) for name, part in (("a", data[:first]), ("b", data[first:]))]
     entries, size_bytes, checksum = tensor_file.write_tensors(tmp_path / "raw", parts)
     assert (tmp_path / "raw").read_bytes() == data.tobytes()
     assert size_bytes == total and checksum == tensor_file.crc32c(data) == tensor_file.checksum_of(tmp_path / "raw")
     assert [(entry.offset, entry.size_bytes) for entry in entries] == [(0, first), (first, total - first)]
     whole, rest = divmod(total, tensor_file._BUFFER_BYTES)
-    there = refused == "nothing" and _knows_direct(tmp_path)
+    there = refused == "nothing" and knows_direct(tmp_path)
     assert written == [(tensor_file._BUFFER_BYTES, there)] * whole + [(rest, False)] * bool(rest)
-
-
-def _knows_direct(directory):
-    """Whether the file system has O_DIRECT."""
-    try:
-        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
-    except OSError:
-        return False
-    return True
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(tensor_file.ITEM_BYTES)), st.lists(st.integers(0, 5), max_size=3)), max_size=6))

@@ -1,5 +1,6 @@
 """Ctrl-C at any step: exit status 130, one line, nothing half-written under a final name, no process left."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,17 @@ def test_generate(tmp_path):
     assert not (data / "manifest.json").exists()
     for image in data.glob("case_*.npy"):
         assert image.stat().st_size > 0
+
+
+def test_one_that_comes_while_python_runs_a_text(tmp_path):
+    """As at every import of a dataclass: Python 3.11 then kills itself at the end, unless it is made to forget."""
+    (tmp_path / "begun.py").write_text(
+        "import sys\nfrom iotwin import main\nfrom iotwin.commands.info import Info\n"
+        "Info.run = lambda self, args: exec('raise KeyboardInterrupt')\nsys.exit(main.main(['info', 'x.trace']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = subprocess.run([sys.executable, "-m", "begun"], capture_output=True, text=True, env=environment)
+    assert result.returncode == 130 and one_line(result) == "iotwin info: interrupted"
 
 
 @pytest.mark.parametrize("command", ["compare", "report", "plot", "fit", "info"])

@@ -8,10 +8,7 @@ from tracesim.profile import Profile
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.schema import GROUP_OF_OP
 
-_LEAST_IDLE, _LEAST_OTHER = (
-    0.1,
-    0.25,
-)  # shares of a machine's CPUs, for it to count as crowded
+_LEAST_IDLE, _LEAST_OTHER = 0.1, 0.25  # shares of a machine's CPUs, for it to count as crowded
 MOST_LOST = 0.01  # share of a trace's events; with more than that lost there is no score
 
 

@@ -22,9 +22,8 @@ from contextlib import suppress
 from itertools import pairwise
 
 SHOW, DRAIN, END = b"s", b"d", b"e"  # what the tracer asks for; DRAIN and END are answered, the latter when all has been shown
-REPLY = struct.Struct(
-    "<cQQ"
-)  # what was asked, and the bytes of stdout and of stderr that the logs lack; END also at the very end
+# What was asked, and the bytes of stdout and of stderr that the logs lack; END also at the very end.
+REPLY = struct.Struct("<cQQ")
 
 FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # how lines begin that common.mllog.FOR_TRACERS marks
 

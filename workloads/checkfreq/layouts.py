@@ -169,7 +169,9 @@ class TheirLayout:
                 file.flush()
                 os.fsync(file.fileno())
             if manifest.reason == "epoch" and self._keep_epoch_ends:
-                (self._epochs / f"{self._prefix}{number}_{manifest.epoch}{suffix}.chk").hardlink_to(unfinished)
+                kept = self._epochs / f"{self._prefix}{number}_{manifest.epoch}{suffix}.chk"
+                kept.unlink(missing_ok=True)  # of a job that ended between this and the next line but one
+                kept.hardlink_to(unfinished)
             unfinished.rename(final)
             fsync_directory(self._epochs)
             fsync_directory(self.directory)

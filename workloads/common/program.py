@@ -11,6 +11,7 @@ from typing import Any
 
 from common.errors import IotwinError, UsageError
 from common.files import write_json
+from common.signals import interrupted_status
 
 # How torch words, in a plain RuntimeError, what the machine did, not the code: no memory or a killed loader.
 _MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
@@ -55,7 +56,7 @@ def run_program(
         return 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
-        return 130
+        return interrupted_status()
     except RuntimeError as error:
         if not any(sign in str(error) for sign in _MACHINE_FAILURES):
             raise

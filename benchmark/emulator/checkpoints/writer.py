@@ -23,12 +23,12 @@ from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, ch
 from benchmark.emulator.checkpoints.snapshot import Snapshot
 from benchmark.emulator.readers.access import Buffered
 from common.beneath import folder_of, normal, unlink_beneath
+from common.direct_io import DirectWriter, write_once
 from common.errors import IotwinError, UsageError
 from common.files import fsync_directory
 from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose, generator
 from common.numbers.sleeper import Sleeper
-from common.tensor_file import DirectWriter, write_once
 
 _WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
 

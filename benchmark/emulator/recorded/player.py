@@ -4,13 +4,13 @@ In closed loop: a call takes what it takes, and what the job computed in between
 that another thread writes, as in the job.
 """
 
-import errno
 import mmap
 import os
 import queue
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from benchmark.config.recording import CALLS, DUPLICATED, RENAMED, Op, Recording
@@ -31,14 +31,13 @@ from benchmark.emulator.recorded.shared import (
     Board,
     Shared,
 )
-from common.tensor_file import set_direct
+from common.direct_io import write_direct
 from tracing_tools.trace.schema import FLAG_DIRECT
 
 _CHUNK = 4096  # rows that are Python objects at a time
 _BLOCK_BYTES = 1 << 22
-_FRESH_BYTES = (
-    1 << 17
-)  # from here on malloc maps fresh memory, and so do the frameworks' readers; see mallopt(3), M_MMAP_THRESHOLD
+# From here on malloc maps fresh memory, and so do the frameworks' readers; see mallopt(3), M_MMAP_THRESHOLD.
+_FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
 _LONGEST_DELAY_NS = 50_000_000  # forking a process takes Python some milliseconds
 _INSTANT = frozenset({Op.POST, Op.START, Op.THREAD, Op.MARK, Op.END})
@@ -169,18 +168,8 @@ class Player:
             buffers = [self._noise[:size]]
         else:
             buffers = [self._noise] * (size // _BLOCK_BYTES) + [self._noise[: size % _BLOCK_BYTES]]
-        direct = set_direct(actual, bool(flags & FLAG_DIRECT))
-        try:
-            return self._write_once(actual, buffers, offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not direct:
-                raise
-        set_direct(actual, False)  # this file system, or its disk, does not know how
-        return self._write_once(actual, buffers, offset)
-
-    @staticmethod
-    def _write_once(actual: int, buffers: list[memoryview], offset: int) -> int:
-        return os.pwritev(actual, buffers, offset) if offset >= 0 else os.writev(actual, buffers)
+        written, _ = write_direct(actual, bool(flags & FLAG_DIRECT), partial(_write_once, actual, buffers, offset))
+        return written
 
     def _sync(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
         os.fsync(self._process.fds.of(fd, file, flags))
@@ -270,3 +259,7 @@ class Player:
 
     def _end(self, subject: int, fd: int, offset: int, size: int, flags: int) -> int:
         return 0
+
+
+def _write_once(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+    return os.pwritev(descriptor, parts, offset) if offset >= 0 else os.writev(descriptor, parts)

@@ -25,7 +25,7 @@ class Probe(Command):
         from dataclasses import asdict
 
         from common.units import parse_size
-        from common.write_probe import probe
+        from workloads.checkfreq.write_probe import probe
 
         return Outcome(asdict(probe(args.directory, parse_size(args.size), args.fresh)))
 

@@ -39,13 +39,11 @@ class Jobs(msgspec.Struct, forbid_unknown_fields=True):
     variant: Annotated[list[str], msgspec.Meta(min_length=1)]
     ranks: Annotated[list[Positive], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
     batch: Annotated[list[Positive], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
-    workers: Annotated[list[Count], msgspec.Meta(min_length=1)] = msgspec.field(
-        default_factory=lambda: [1]
-    )  # loader processes a rank
+    # Loader processes of a rank.
+    workers: Annotated[list[Count], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
     options: dict[str, str | int | float | bool] = {}  # of the workload's program; a boolean true is a bare --name
-    sweep: dict[
-        str, Annotated[list[str | int | float], msgspec.Meta(min_length=1)]
-    ] = {}  # options whose values are cells of their own
+    # Options whose values are cells of their own.
+    sweep: dict[str, Annotated[list[str | int | float], msgspec.Meta(min_length=1)]] = {}
     sleep: str | None = None  # of the variant sleep: measured or regression (the paper's V100s), or what --sleep takes
     emulate: list[str] = []  # of the variant emulated: a YAML or workload=NAME, then overrides
 

@@ -105,6 +105,15 @@ def test_the_end_of_an_epoch_comes_back_by_its_number(tmp_path):
     job.close()
 
 
+def test_a_job_that_ended_between_the_two_names_of_a_file_is_no_obstacle(tmp_path):
+    (tmp_path / "store" / "epoch").mkdir(parents=True)
+    (tmp_path / "store" / "epoch" / "model_v_0_0_sync.chk").write_bytes(b"of the job before")
+    theirs(tmp_path / "store", mode=CFMode.MANUAL).train(1).close()
+    job = theirs(tmp_path / "store")
+    assert job.manager.restore(latest=False, epoch=0)["steps_so_far"] == 6
+    job.close()
+
+
 def test_a_directory_has_one_job_and_a_layout_is_one_of_two(tmp_path):
     job = theirs(tmp_path / "store")
     chk = CFCheckpoint(model=job.model)

@@ -40,9 +40,10 @@ from benchmark.emulator.checkpoints.plan import files_written
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.results.write import write_results
 from benchmark.emulator.run import emulate
-from common import tensor_file
+from common import direct_io
 from common.errors import IotwinError, UsageError
 from tests.benchmark.strace import calls_of, needs_strace, strace
+from tests.conftest import knows_direct
 
 MARKER = "iotwin-emulated.txt"
 WRITE_ONE = """
@@ -151,25 +152,25 @@ def test_files_are_written_past_the_page_cache_where_that_is_possible(
         ),
         CheckpointFile(name="b", write_sizes=[(4 << 20, 1)]),
     ]
-    write, writev, fcntl = os.write, os.writev, tensor_file.fcntl.fcntl
+    write, writev, fcntl = os.write, os.writev, direct_io.fcntl.fcntl
 
     def watched(call: Callable[[int, Any], int], descriptor: int, content: Any) -> int:
-        direct = bool(fcntl(descriptor, tensor_file.fcntl.F_GETFL) & os.O_DIRECT)
+        direct = bool(fcntl(descriptor, direct_io.fcntl.F_GETFL) & os.O_DIRECT)
         if direct and refused == "writes":
             raise OSError(errno.EINVAL, "Invalid argument")
         seen.append((call(descriptor, content), direct))
         return seen[-1][0]
 
     def mode(descriptor: int, command: int, *flags: int) -> int:
-        if refused == "the mode" and command == tensor_file.fcntl.F_SETFL:
+        if refused == "the mode" and command == direct_io.fcntl.F_SETFL:
             raise OSError(errno.EINVAL, "Invalid argument")
         return fcntl(descriptor, command, *flags)
 
     writer = CheckpointWriter(twin)
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_file.os, "write", partial(watched, write))
-        patch.setattr(tensor_file.os, "writev", partial(watched, writev))
-        patch.setattr(tensor_file.fcntl, "fcntl", mode)
+        patch.setattr(direct_io.os, "write", partial(watched, write))
+        patch.setattr(direct_io.os, "writev", partial(watched, writev))
+        patch.setattr(direct_io.fcntl, "fcntl", mode)
         writer.save(1)
     there = refused == "nothing" and knows_direct(tmp_path)
     sizes = [(size, there and direct) for size, direct in (
@@ -177,15 +178,6 @@ def test_files_are_written_past_the_page_cache_where_that_is_possible(
     )]  # fmt: skip
     assert seen == [*sizes, (4 << 20, False)]
     assert saved(tmp_path / "saved") == {"a": sum(size for size, _ in sizes), "b": 4 << 20}
-
-
-def knows_direct(directory: Path) -> bool:
-    """Whether the file system has O_DIRECT."""
-    try:
-        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
-    except OSError:
-        return False
-    return True
 
 
 @needs_strace

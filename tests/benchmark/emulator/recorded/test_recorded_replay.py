@@ -18,7 +18,7 @@ from common.errors import IotwinError
 from iotwin.loops.emulation import Options, run_workload
 from tests.benchmark.recordings import CREATE, recording, row, write_twin
 from tests.benchmark.strace import needs_strace, strace
-from tests.conftest import run_iotwin
+from tests.conftest import knows_direct, run_iotwin
 from tracing_tools.trace.schema import FLAG_DIRECT
 
 SECOND = 1_000_000_000
@@ -106,15 +106,6 @@ def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
             elif "pwritev" in line:
                 seen.append((int(line.rpartition("= ")[2].split()[0]), direct))
         assert seen == [(8192, there), (5 << 20, there), (17, False)]
-
-
-def knows_direct(directory: Path) -> bool:
-    """Whether the file system has O_DIRECT."""
-    try:
-        os.close(os.open(directory / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
-    except OSError:
-        return False
-    return True
 
 
 def two_processes() -> list[dict[str, int]]:
