@@ -2,10 +2,11 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from common.errors import UsageError
+from common.errors import IotwinError, UsageError
 
 # Variables of each launcher that starts one process beside others: rank, number of processes.
 MPI_VARIABLES = (
@@ -47,17 +48,25 @@ def from_environment(name: str, default: int) -> int:
     return int(text)
 
 
-def free_ports(count: int) -> int:
-    """Return the first of `count` consecutive ports of this machine that are free now."""
+@contextmanager
+def claimed_ports(count: int) -> Iterator[int]:
+    """Yield the first of `count` consecutive ports of this machine that are free; IotwinError when there are none.
+
+    Until the block ends no other caller of this gets them, though nobody may have bound them yet: each is claimed by an abstract
+    Unix socket of its name, which the kernel gives once, and takes back when we die.
+    """
     for first in range(_FIRST_PORT, _PORTS_END - count, count):
-        if _are_free(range(first, first + count)):
-            return first
-    return _FIRST_PORT
+        with ExitStack() as claims:
+            if _claim(range(first, first + count), claims):
+                yield first
+                return
+    raise IotwinError(f"no {count} consecutive ports of this machine are free for the ranks")
 
 
-def _are_free(ports: Sequence[int]) -> bool:
+def _claim(ports: Sequence[int], claims: ExitStack) -> bool:
     try:
         for port in ports:
+            claims.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0iotwin-port-{port}")
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
     except OSError:

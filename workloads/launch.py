@@ -1,53 +1,195 @@
 """``python -m workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine, and end all when one fails.
 
-For workloads whose framework brings no launcher; PyTorch's is torch.distributed.run, which sets the same environment.
+For workloads whose framework brings no launcher; PyTorch's is torch.distributed.run, which sets the same environment. Jobs whose
+ranks run different programs, or on several machines, make a `Plan` of their own.
 """
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import time
+from argparse import REMAINDER, ArgumentParser
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from common.children import end_programs
-from common.ranks import free_ports
+from common.children import dying_with_us, end_programs
+from common.errors import IotwinError, UsageError
+from common.files import write_json
+from common.ranks import claimed_ports
 from common.signals import interrupted_status
 
-_POLL_S = 0.05
 _GRACE_S = 10.0
+_RECORD = "launch.json"
+_Program = subprocess.Popen[bytes]
 
 
-def main(arguments: list[str]) -> int:
-    """Run the ranks and return the first exit status that is not 0, or 0."""
-    if len(arguments) < 2 or not arguments[0].isdecimal() or not int(arguments[0]):
-        print("usage: python -m workloads.launch RANKS MODULE [OPTION...]", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # The ranks leave the current directory out of their modules if this process does; in an image the workloads are in it.
-    python = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m"]
-    count, command = int(arguments[0]), [*python, *arguments[1:]]
-    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(count))}
-    ranks: list[subprocess.Popen[bytes]] = []
+@dataclass(frozen=True)
+class Process:
+    """One rank's process. `environment` is added to this process's own; without a `log` it writes where this process does.
+
+    `host` is told in messages and in the record: the command for another machine begins with what reaches it, such as ssh.
+    """
+
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    log: Path | None = None  # of stdout and stderr
+    host: str = "localhost"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a plan ended: each rank's exit status (-N when signal N killed it) and, if it failed, which rank was first and how."""
+
+    exit_statuses: list[int]
+    stopped_by: int | None = None
+    reason: str | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """Return the first failed rank's, as a shell says it; 0 when none failed, 1 when all were ended at the limit."""
+        if self.stopped_by is None:
+            return 0 if self.reason is None else 1
+        status = self.exit_statuses[self.stopped_by]
+        return status if status > 0 else 128 - status
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Processes that run together, rank after rank. When one fails, or after `limit_s`, all are ended; killed, after `grace_s`.
+
+    `record` is a JSON file of what runs, with the pids (of ssh, for another host) from the start on, and how it ended.
+    """
+
+    processes: list[Process]
+    limit_s: float | None = None
+    grace_s: float = _GRACE_S
+    record: Path | None = None
+
+    def run(self) -> Ending:
+        """Start all, wait for their end and return it; IotwinError when one cannot be started or a log not be written."""
+        programs: list[_Program] = []
+        ending: Ending | None = None
+        try:
+            for rank, process in enumerate(self.processes):
+                programs.append(_start(rank, process))
+            self._write(programs, None)
+            stopped_by, reason = self._supervise(programs)
+            end_programs(programs, self.grace_s)
+            ending = Ending([program.returncode for program in programs], stopped_by, reason)
+            return ending
+        finally:
+            end_programs(programs, self.grace_s)
+            self._write(programs, ending)
+
+    def _supervise(self, programs: Sequence[_Program]) -> tuple[int | None, str | None]:
+        """Wait until all have ended or one has failed; return the first that failed, if any, and what is to be said of it."""
+        deadline = None if self.limit_s is None else time.monotonic() + self.limit_s
+        with selectors.DefaultSelector() as running, ExitStack() as descriptors:
+            for rank, program in enumerate(programs):
+                descriptor = os.pidfd_open(program.pid)
+                descriptors.callback(os.close, descriptor)
+                running.register(descriptor, selectors.EVENT_READ, rank)
+            while running.get_map():
+                ended = running.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                if not ended:
+                    still = ", ".join(str(key.data) for key in running.get_map().values())
+                    return None, f"ranks still running after the limit of {self.limit_s:g} s: {still}"
+                for key, _ in ended:
+                    running.unregister(key.fd)
+                    if status := programs[key.data].wait():
+                        return key.data, self._explain(key.data, status)
+        return None, None
+
+    def _explain(self, rank: int, status: int) -> str:
+        process = self.processes[rank]
+        killed = f"was killed by signal {-status} ({signal.strsignal(-status)})"
+        how = f"ended with exit status {status}" if status > 0 else killed
+        said = _last_line(process.log) if process.log else ""
+        return f"rank {rank} on {process.host} {how}{': ' if said else ''}{said}"
+
+    def _write(self, programs: Sequence[_Program], ending: Ending | None) -> None:
+        if self.record is None or len(programs) < len(self.processes):
+            return
+        ranks: list[dict[str, Any]] = [
+            {"rank": rank, **asdict(process), "log": process.log and str(process.log), "pid": program.pid}
+            | {"exit_status": program.returncode}
+            for rank, (process, program) in enumerate(zip(self.processes, programs, strict=True))
+        ]
+        stopped = {"stopped_by": ending and ending.stopped_by, "reason": ending and ending.reason}
+        write_json(self.record, {"ranks": ranks, **stopped})
+
+
+def _start(rank: int, process: Process) -> _Program:
+    environment, dying = os.environ | process.environment, dying_with_us(signal.SIGKILL)
     try:
-        for rank in range(count):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(subprocess.Popen(command, env=shared | own))
-        return _wait(ranks)
+        if process.log is None:
+            return subprocess.Popen(process.command, env=environment, preexec_fn=dying)
+        with process.log.open("wb") as log:
+            return subprocess.Popen(process.command, env=environment, preexec_fn=dying, stdout=log, stderr=subprocess.STDOUT)
+    except OSError as error:
+        what = error.filename or process.command[0]
+        raise IotwinError(f"rank {rank} on {process.host} cannot be started: {what}: {error.strerror}") from None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def local_plan(module: Sequence[str], ranks: int, port: int, logs: Path | None = None, limit_s: float | None = None) -> Plan:
+    """Return the plan of `ranks` times the same module with its options on this machine, with ports from `port` on for them.
+
+    `logs` takes the output of rank R as rank-R.log and the plan's record.
+    """
+    # The ranks leave the current directory out of their modules if this process does; in an image the workloads are in it.
+    command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        Process(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, logs and logs / f"rank-{rank}.log")
+        for rank in range(ranks)
+    ]
+    return Plan(processes, limit_s, record=logs and logs / _RECORD)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ranks and return the exit status of the first that failed, or 0."""
+    parser = ArgumentParser(prog="python -m workloads.launch", description="Start a job's ranks on this machine.")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help=f"write each rank's output to DIR/rank-N.log, and DIR/{_RECORD}")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the job when it takes longer")
+    parser.add_argument("ranks", type=int, metavar="RANKS")
+    parser.add_argument("module", nargs=REMAINDER, metavar="MODULE [OPTION...]")
+    args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _run(args.module, args.ranks, args.logs, args.limit)
+    except IotwinError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return error.exit_status
     except KeyboardInterrupt:
         return interrupted_status()
-    finally:
-        end_programs(ranks, _GRACE_S)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    while True:
-        statuses = [rank.poll() for rank in ranks]
-        if failed := [status for status in statuses if status]:
-            return failed[0] if failed[0] > 0 else 128 - failed[0]
-        if all(status == 0 for status in statuses):
-            return 0
-        time.sleep(_POLL_S)
+def _run(module: list[str], ranks: int, logs: Path | None, limit_s: float | None) -> int:
+    if ranks < 1 or not module:
+        raise UsageError(f"RANKS {ranks} must be at least 1" if module else "name the MODULE to run, such as workloads.bert")
+    if limit_s is not None and not limit_s > 0:
+        raise UsageError(f"--limit {limit_s} must be more than 0")
+    if logs is not None:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise IotwinError(f"--logs {logs}: {error.strerror}") from None
+    with claimed_ports(ranks) as port:
+        ending = local_plan(module, ranks, port, logs, limit_s).run()
+    if ending.reason:
+        print(f"launch: {ending.reason}", file=sys.stderr, flush=True)
+    return ending.exit_status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -212,10 +212,16 @@ def _explain(status: int, directory: Path) -> str:
     """Return why a cell failed: the tracer's own last line, or the job's, and how it ended."""
     own = _last_line((directory / "iotwin.log").read_text(errors="replace"))
     job = directory / "trace" / "logs" / "stderr"
-    said = own or (_last_line(job.read_text(errors="replace")) if job.exists() else "")
+    said = own or (_job_said(job.read_text(errors="replace")) if job.exists() else "")
     if status in (137, -signal.SIGKILL):
         return f"it was killed, as the kernel does when memory runs out{': ' if said else ''}{said}"
     return said or f"it ended with exit status {status} and said nothing"
+
+
+def _job_said(text: str) -> str:
+    """Return the job's last line; what the launcher of its ranks says of the same failure counts only where they said nothing."""
+    lines = text.strip().splitlines(keepends=True)
+    return _last_line("".join(line for line in lines if not line.startswith("launch: "))) or _last_line(text)
 
 
 def _last_line(text: str) -> str:

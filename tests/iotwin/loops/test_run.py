@@ -216,6 +216,8 @@ def test_the_artifact_s_scripts_run_the_shipped_experiments(tmp_path, name, smok
         (137, "", "", "it was killed, as the kernel does when memory runs out"),
         (1, "iotwin trace: no Docker Engine answers at /x; start it", "ignored", "no Docker Engine answers at /x; start it"),
         (1, "", "warning\nunet3d: out of memory", "unet3d: out of memory"),
+        (1, "", "bert: a shard is damaged\nlaunch: rank 1 ended", "bert: a shard is damaged"),
+        (137, "", "launch: rank 1 ended", "it was killed, as the kernel does when memory runs out: launch: rank 1 ended"),
         (3, "", "", "it ended with exit status 3 and said nothing"),
     ],
 )
