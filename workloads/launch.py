@@ -107,8 +107,9 @@ class Plan:
 
     def _explain(self, rank: int, status: int) -> str:
         process = self.processes[rank]
-        killed = f"was killed by signal {-status} ({signal.strsignal(-status)})"
-        how = f"ended with exit status {status}" if status > 0 else killed
+        how = f"ended with exit status {status}"
+        if status < 0:
+            how = f"was killed by signal {-status} ({signal.strsignal(-status)})"
         said = _last_line(process.log) if process.log else ""
         return f"rank {rank} on {process.host} {how}{': ' if said else ''}{said}"
 
