@@ -5,18 +5,18 @@ python -m tests.perf.perf_held_out [unet3d|bert|dlrm|images ...]
 `images` is a PyTorch ImageFolder job on JPEGs, which nothing here was made for.
 """
 
-import copy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import Config, Quantiles, dump, load
+from benchmark.config import Config
 from datagen.generate import generate
 from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import make_twin
+from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
 from tests.perf.made_up import make_images
 from tracesim import compare
@@ -47,25 +47,12 @@ _ASKED = {"images": 0.90}  # overall; 0.95 of the others
 # What is changed in the job, and the same in the twin's YAML. On a CPU a step of twice the samples computes twice as long.
 _EDITS: dict[str, list[tuple[str, _Options, Callable[[Config], None]]]] = {
     "unet3d": [
-        ("batch doubled", {"batch-size": 4}, lambda config: _scale_batch(config, 2)),
-        ("loader processes halved", {"workers": 1}, lambda config: _set_workers(config, 1)),
+        ("batch doubled", {"batch-size": 4}, lambda config: scale_batch(config, 2)),
+        ("loader processes halved", {"workers": 1}, lambda config: set_workers(config, 1)),
         ("epochs doubled", {"epochs": 8}, lambda config: setattr(config.train, "epochs", 8)),
     ],
-    "dlrm": [("batch doubled", {"batch-size": 4096}, lambda config: _scale_batch(config, 2))],
+    "dlrm": [("batch doubled", {"batch-size": 4096}, lambda config: scale_batch(config, 2))],
 }
-
-
-def _scale_batch(config: Config, factor: int) -> None:
-    time = config.train.computation_time
-    config.reader.batch_size *= factor
-    assert isinstance(time, Quantiles | float)
-    config.train.computation_time = (
-        Quantiles([value * factor for value in time.values]) if isinstance(time, Quantiles) else time * factor
-    )
-
-
-def _set_workers(config: Config, workers: int) -> None:
-    config.reader.read_threads, config.reader.prefetch_size, config.twin.evaluation.read_threads = workers, None, None
 
 
 def _generate(directory: Path, job: str) -> None:
@@ -100,7 +87,7 @@ def measure(jobs: Sequence[str] = tuple(_JOBS)) -> Iterator[Figure]:
             yield from _held_out(job, made, compare(runs[0], runs[1], repeats=runs[1:]).to_document())
             for what, options, edit in _EDITS.get(job, []):
                 real = _run(folder, job, what.replace(" ", "_"), **options)
-                yield _edited(folder, job, what, real, edit)
+                yield edited_figure(job, what, real, folder / "twin" / "twin.yaml", edit)
 
 
 def _held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any]) -> Iterator[Figure]:
@@ -123,25 +110,6 @@ def _held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any]) -> Ite
         0.85,
         False,
         f"{lowest}; reruns {floors.get(lowest, 1.0):.3f}",
-    )
-
-
-def _edited(folder: Path, job: str, what: str, real: Trace, edit: Callable[[Config], None]) -> Figure:
-    config = copy.deepcopy(load(folder / "twin" / "twin.yaml"))
-    edit(config)
-    path, trace = folder / "edited.yaml", folder / f"{what.replace(' ', '_')}_twin.trace"
-    config.checkpoint.checkpoint_folder = config.output.folder = str(folder / f"{trace.stem}_out")
-    dump(config, path)
-    run_traced([sys.executable, "-m", "iotwin.main", "emulate", str(path)], trace, job)
-    similarity = compare(real, Trace(trace))
-    dimensions = {dimension.name: dimension.score for dimension in similarity.dimensions}
-    lowest = min(dimensions, key=lambda name: dimensions[name])
-    return Figure(
-        f"{job}, {what}: edited twin against the job so edited",
-        similarity.overall or 0.0,
-        0.90,
-        False,
-        f"lowest {lowest} {dimensions[lowest]:.3f}",
     )
 
 

@@ -1,21 +1,28 @@
 """Jobs that nothing here was written for: four shapes of fio and training jobs of public data paths, fitted and twinned.
 
-    python -m tests.perf.perf_unseen [NAME ...]
+    python -m tests.perf.perf_unseen [NAME ...] [--part twin|recorded|edited ...]
 
 The shapes are the job files of tests/perf/fio, the training jobs the programs of tests/perf/unseen, which log nothing. Each is
-traced twice: the twin is fitted to the first run and held against the second, which the fit has not seen.
+traced twice: the twin is fitted to the first run and held against the second, which the fit has not seen. Of a training job
+there are three parts: `twin`, as `iotwin twin` makes it; `recorded`, by `--kind recorded`; and `edited`, the twin by `--kind
+structured` with the batch doubled, and with the loaders halved, against the job so run.
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmark.config import Config
 from iotwin.loops.twin import make_twin
+from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
 from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.trace.reader import Trace
 
 _JOBS = Path(__file__).parent / "fio"
 _PROGRAMS = Path(__file__).parent / "unseen"
@@ -30,37 +37,83 @@ _TRAINING = {
 _MAPPED = ("arrow", "tokens")
 
 
-def measure(shapes: Sequence[str] = ()) -> Iterator[Figure]:
-    """Yield the figure of each shape and the figures of each training job, by default of all."""
-    for job in sorted(_JOBS.glob("*.fio")):
-        if not shapes or job.stem in shapes:
+PARTS = ("twin", "recorded", "edited")
+# What is changed in the job, and the same in the twin's YAML.
+_EDITS: dict[str, tuple[str, Callable[[Config], None]]] = {
+    "batch doubled": ("--scale=2", lambda config: scale_batch(config, 2)),
+    "loaders halved": ("--workers=1", lambda config: set_workers(config, 1)),
+}
+
+
+def measure(names: Sequence[str] = (), parts: Sequence[str] = PARTS) -> Iterator[Figure]:
+    """Yield the figure of each shape and the figures of the `parts` of each training job, by default of all."""
+    for shape in sorted(_JOBS.glob("*.fio")):
+        if not names or shape.stem in names:
             with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
-                yield _figure(job, Path(name))
+                yield _figure(shape, Path(name))
     for name, program in _TRAINING.items():
-        if not shapes or name in shapes:
+        if not names or name in names:
             with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
-                yield from _of_training(name, program, Path(folder))
+                job = _Job(program, Path(folder))
+                if set(parts) & {"twin", "recorded"}:
+                    yield from _held_out(name, job, parts)
+                if "edited" in parts:
+                    yield from _edited(name, job)
 
 
-def _of_training(name: str, program: tuple[str, ...], folder: Path) -> Iterator[Figure]:
-    (data := folder / "data").mkdir()
-    groups = ("data", "mmap") if program[0] in _MAPPED else ("data",)
-    traces = []
-    for seed in ("1", "2"):
-        command = [sys.executable, str(_PROGRAMS / f"{program[0]}.py"), str(data), seed, *program[1:]]
-        if seed == "1":
-            subprocess.run(command, check=True, capture_output=True)  # which makes its data
-            shutil.rmtree(data / "out1")
-        options = Options(forward_output=False, detail=groups)
-        assert trace_command(command, folder / f"{seed}.trace", options).exit_status == 0
-        traces.append(folder / f"{seed}.trace")
-    made = make_twin(traces, folder / "twin", _ROUNDS, force=False)
-    held_out, floor = made["held_out"][0], made["noise_floor"]
+class _Job:
+    """A training job and its runs, below `folder`; of what is mapped the page faults are traced."""
+
+    def __init__(self, program: tuple[str, ...], folder: Path) -> None:
+        self._program, self.folder = program, folder
+        self._groups = ("data", "mmap") if program[0] in _MAPPED else ("data",)
+        (folder / "data").mkdir()
+        subprocess.run(self._command(0), check=True, capture_output=True)  # which makes its data
+        shutil.rmtree(folder / "data" / "out0")
+
+    def _command(self, seed: int, *changed: str) -> list[str]:
+        program, *options = self._program
+        return [sys.executable, str(_PROGRAMS / f"{program}.py"), str(self.folder / "data"), str(seed), *options, *changed]
+
+    def run(self, seed: int, *changed: str) -> Path:
+        """Run it, with its options `changed`, and return the trace; of the first run always the same."""
+        trace = self.folder / f"{seed}{''.join(changed)}.trace"
+        if not trace.exists():
+            manifest = trace_command(self._command(seed, *changed), trace, Options(forward_output=False, detail=self._groups))
+            assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
+        return trace
+
+
+def _held_out(name: str, job: _Job, parts: Sequence[str]) -> Iterator[Figure]:
+    traces = [job.run(1), job.run(2)]
+    if "twin" in parts:
+        made = make_twin(traces, job.folder / "twin", _ROUNDS, force=False)
+        score, floor, kind = made["held_out"][0]["overall"], made["noise_floor"], _kind(made)
+        asked = min(0.95, floor - 0.01)
+        yield Figure(f"{name}, unseen: twin against a rerun, overall", score, asked, False, f"{kind}; {_told(made)}")
+        yield Figure(f"{name}: bytes read that its twin accounts for", made["coverage"]["read_share"], 0.98, False, kind)
+    if "recorded" in parts:
+        made = make_twin(traces, job.folder / "recorded", 1, force=False, kind="recorded")
+        score, floor = made["held_out"][0]["overall"], made["noise_floor"]
+        yield Figure(f"{name}, a recorded twin: against a rerun, overall", score, min(0.97, floor), False, _told(made))
+
+
+def _edited(name: str, job: _Job) -> Iterator[Figure]:
+    made = make_twin([job.run(1)], job.folder / "structured", _ROUNDS, force=False, kind="structured")
+    for what, (option, edit) in _EDITS.items():
+        yield edited_figure(name, what, Trace(job.run(3, option)), Path(made["twin"]), edit)
+
+
+def _kind(made: dict[str, Any]) -> str:
+    return str(made["kind"]).partition(":")[0].partition(",")[0]
+
+
+def _told(made: dict[str, Any]) -> str:
+    """What else there is to say of a twin held out: its lowest part, the reruns, the rounds and the verdict."""
+    held_out = made["held_out"][0]
     lowest = min(held_out["dimensions"].items(), key=lambda item: item[1])
-    kind = made["kind"].partition(":")[0].partition(",")[0]
-    told = f"{kind}; lowest part {lowest[0]} {lowest[1]:.3f}; a rerun {floor:.3f}; {len(made['rounds'])} rounds"
-    yield Figure(f"{name}, unseen: twin against a rerun, overall", held_out["overall"], min(0.95, floor - 0.01), False, told)
-    yield Figure(f"{name}: bytes read that its twin accounts for", made["coverage"]["read_share"], 0.98, False, kind)
+    verdict = held_out["verdict"].partition(":")[0]
+    return f"lowest part {lowest[0]} {lowest[1]:.3f}; a rerun {made['noise_floor']:.3f}; {len(made['rounds'])} rounds; {verdict}"
 
 
 def _figure(job: Path, folder: Path) -> Figure:
@@ -78,11 +131,15 @@ def _figure(job: Path, folder: Path) -> Figure:
     shutil.rmtree(data)
     made = make_twin(traces, folder / "twin", _ROUNDS, force=False)
     score = made["held_out"][0]["overall"]
-    lowest = min(made["held_out"][0]["dimensions"].items(), key=lambda item: item[1])
-    told = f"lowest part {lowest[0]} {lowest[1]:.3f}; a rerun {made['noise_floor']:.3f}; {len(made['rounds'])} rounds"
-    return Figure(f"fio's {job.stem}, unseen: twin against a rerun, overall", score, 0.90, False, told)
+    return Figure(f"fio's {job.stem}, unseen: twin against a rerun, overall", score, 0.90, False, _told(made))
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:]):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--part", dest="parts", nargs="+", choices=PARTS, default=PARTS)
+    given = parser.parse_args()
+    if unknown := set(given.names) - {*_TRAINING, *(shape.stem for shape in _JOBS.glob("*.fio"))}:
+        parser.error(f"nothing is called {unknown.pop()}; known: {', '.join(_TRAINING)}")
+    for figure in measure(given.names, given.parts):
         print(figure.line(), flush=True)

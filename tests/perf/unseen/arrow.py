@@ -1,11 +1,12 @@
 """Mapped Arrow tables, random rows of varying size, as the datasets library reads them; validation in a table of its own."""
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
+from command_line import command_line
 from torch.utils.data import DataLoader, Dataset
 from torch_parts import save, train
 
@@ -35,17 +36,19 @@ def _made(folder: Path, names: list[str], rows: int) -> list[Path]:
     return paths
 
 
-def main(folder: Path, seed: int) -> None:
+def main(job: Namespace) -> None:
+    folder = job.folder
     training = Rows(_made(folder / "arrow", ["train-0.arrow", "train-1.arrow"], 160))
     validation = Rows(_made(folder / "arrow", ["validation.arrow"], 80))
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
-    torch.manual_seed(seed)
+    (out := folder / f"out{job.seed}").mkdir(exist_ok=True)
+    torch.manual_seed(job.seed)
     for epoch in range(4):
-        for rows, shuffle, compute_s in ((training, True, 0.06), (validation, False, 0.03)):
-            for _ in train(DataLoader(rows, batch_size=8, shuffle=shuffle, num_workers=2), compute_s):
+        for rows, shuffle, scale, compute_s in ((training, True, job.scale, 0.06), (validation, False, 1, 0.03)):
+            loader = DataLoader(rows, batch_size=8 * scale, shuffle=shuffle, num_workers=job.workers)
+            for _ in train(loader, compute_s * scale):
                 pass
         save(out / f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

@@ -1,10 +1,11 @@
 """A .pt file a sample, start from a model of another file, checkpoints renamed; --resume goes on from the last of them."""
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
+from command_line import command_line
 from torch.utils.data import DataLoader, Dataset
 from torch_parts import save, train
 
@@ -28,20 +29,22 @@ def _made(folder: Path, files: int) -> list[Path]:
     return paths
 
 
-def main(folder: Path, seed: int, resume: bool) -> None:
+def main(job: Namespace) -> None:
+    folder = job.folder
     training, validation = _made(folder / "features", 200), _made(folder / "held", 64)
-    start = folder / ("checkpoint.pt" if resume else "pretrained.bin")
+    start = folder / ("checkpoint.pt" if job.resume else "pretrained.bin")
     if not start.exists():
         save(start, 24_000_000)
     torch.load(start)
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
-    torch.manual_seed(seed)
+    (out := folder / f"out{job.seed}").mkdir(exist_ok=True)
+    torch.manual_seed(job.seed)
     for epoch in range(4):
-        for paths, shuffle, compute_s in ((training, True, 0.06), (validation, False, 0.03)):
-            for _ in train(DataLoader(Features(paths), batch_size=8, shuffle=shuffle, num_workers=2), compute_s):
+        for paths, shuffle, scale, compute_s in ((training, True, job.scale, 0.06), (validation, False, 1, 0.03)):
+            loader = DataLoader(Features(paths), batch_size=8 * scale, shuffle=shuffle, num_workers=job.workers)
+            for _ in train(loader, compute_s * scale):
                 pass
         save(out / f"epoch_{epoch}.pt", 12_000_000, renamed=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), "--resume" in sys.argv)
+    main(command_line("resume"))

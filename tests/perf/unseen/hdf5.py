@@ -1,11 +1,12 @@
 """One HDF5 file through h5py, a chunk and a label a sample; validation is a range of the same file."""
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
+from command_line import command_line
 from torch.utils.data import DataLoader, Dataset
 from torch_parts import save, train
 
@@ -38,13 +39,15 @@ def _made(path: Path) -> Path:
     return path
 
 
-def main(folder: Path, seed: int) -> None:
+def main(job: Namespace) -> None:
+    folder = job.folder
     path = _made(folder / "hdf5" / "data.h5")
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
-    torch.manual_seed(seed)
+    (out := folder / f"out{job.seed}").mkdir(exist_ok=True)
+    torch.manual_seed(job.seed)
+    training, validation = Chunks(path, 0, _TRAINING), Chunks(path, _TRAINING, _SAMPLES)
     loaders = [
-        (DataLoader(Chunks(path, 0, _TRAINING), batch_size=8, shuffle=True, num_workers=2), 0.06),
-        (DataLoader(Chunks(path, _TRAINING, _SAMPLES), batch_size=8, num_workers=2), 0.03),
+        (DataLoader(training, batch_size=8 * job.scale, shuffle=True, num_workers=job.workers), 0.06 * job.scale),
+        (DataLoader(validation, batch_size=8, num_workers=job.workers), 0.03),
     ]
     for epoch in range(4):
         for loader, compute_s in loaders:
@@ -54,4 +57,4 @@ def main(folder: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

@@ -1,6 +1,6 @@
 """Parquet through pyarrow: row groups by Arrow's I/O threads in each loader, many batches of one file."""
 
-import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from command_line import command_line
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch_parts import save, train
 
@@ -38,14 +39,15 @@ def _made(folder: Path) -> list[Path]:
     return paths
 
 
-def main(folder: Path, seed: int) -> None:
-    paths = _made(folder / "parquet")
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
+def main(job: Namespace) -> None:
+    paths = _made(job.folder / "parquet")
+    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
     for epoch in range(2):
-        for _ in train(DataLoader(Groups(paths, seed + 100 * epoch), batch_size=64, num_workers=2), 0.06):
+        groups = Groups(paths, job.seed + 100 * epoch)
+        for _ in train(DataLoader(groups, batch_size=64 * job.scale, num_workers=job.workers), 0.06 * job.scale):
             pass
         save(out / f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

@@ -1,13 +1,14 @@
 """Tar shards read as a stream by an IterableDataset, shuffled by a buffer in the worker, as WebDataset does."""
 
 import io
-import sys
 import tarfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from command_line import command_line
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch_parts import save, train
 
@@ -52,14 +53,15 @@ def _made(folder: Path) -> list[Path]:
     return paths
 
 
-def main(folder: Path, seed: int) -> None:
-    paths = _made(folder / "tar")
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
+def main(job: Namespace) -> None:
+    paths = _made(job.folder / "tar")
+    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
     for epoch in range(3):
-        for _ in train(DataLoader(Shards(paths, seed + 100 * epoch), batch_size=16, num_workers=2), 0.08):
+        shards = Shards(paths, job.seed + 100 * epoch)
+        for _ in train(DataLoader(shards, batch_size=16 * job.scale, num_workers=job.workers), 0.08 * job.scale):
             pass
         save(out / f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

@@ -1,11 +1,12 @@
 """TFRecords through tf.data: interleaved files, a shuffle buffer, a batch a step."""
 
-import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from command_line import command_line
 
 tf.config.threading.set_inter_op_parallelism_threads(2)
 
@@ -20,16 +21,17 @@ def _made(folder: Path) -> list[str]:
     return paths
 
 
-def main(folder: Path, seed: int) -> None:
+def main(job: Namespace) -> None:
+    folder, seed = job.folder, job.seed
     (out := folder / f"out{seed}").mkdir(exist_ok=True)
     files = tf.data.Dataset.from_tensor_slices(_made(folder / "tfrecords")).shuffle(12, seed=seed)
-    records = files.interleave(tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=2)
-    batches = records.shuffle(200, seed=seed).batch(8).prefetch(2)
+    records = files.interleave(tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=job.workers)
+    batches = records.shuffle(200, seed=seed).batch(8 * job.scale).prefetch(2)
     for step, _ in enumerate(batches, 1):
-        time.sleep(0.04)
+        time.sleep(0.04 * job.scale)
         if step % 60 == 0:
             (out / f"model_{step}.ckpt").write_bytes(bytes(6_000_000))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

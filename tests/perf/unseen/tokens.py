@@ -1,10 +1,11 @@
 """A language model on one mapped token file: random crops, with replacement, by two loaders; checkpoints beside it."""
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
+from command_line import command_line
 from job_parts import make_files
 from torch.utils.data import DataLoader, Dataset
 from torch_parts import save, train
@@ -25,13 +26,14 @@ class Crops(Dataset):
         return torch.from_numpy(tokens[start : start + _BLOCK].astype(np.int64))
 
 
-def main(folder: Path, seed: int) -> None:
-    path = make_files(folder / "tokens", ["train.bin"], [2 * _TOKENS])[0]
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
-    for step in train(DataLoader(Crops(path, seed), batch_size=8, num_workers=2), 0.06):
+def main(job: Namespace) -> None:
+    path = make_files(job.folder / "tokens", ["train.bin"], [2 * _TOKENS])[0]
+    (out := job.folder / f"out{job.seed}").mkdir(exist_ok=True)
+    loader = DataLoader(Crops(path, job.seed), batch_size=8 * job.scale, num_workers=job.workers)
+    for step in train(loader, 0.06 * job.scale):
         if step % 50 == 0:
             save(out / f"ckpt_{step}.pt", 24_000_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

@@ -2,8 +2,8 @@
 
 import os
 import shutil
-import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from command_line import command_line
 from job_parts import make_files, read_file
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torch_parts import save
@@ -28,17 +29,19 @@ class Images(Dataset):
         return torch.zeros(1000)
 
 
-def _rank(rank: int, folder: Path, seed: int, sharded: bool, training: list[Path], validation: list[Path]) -> None:
+def _rank(rank: int, job: Namespace, training: list[Path], validation: list[Path]) -> None:
+    folder, seed, sharded = job.folder, job.seed, job.sharded
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store{seed}{sharded}", rank=rank, world_size=2)
     gradient = torch.zeros(10_000)
     out, kept = folder / f"out{seed}", []
     for epoch in range(4):
-        for paths, shuffle, compute_s in ((training, True, 0.06), (validation, False, 0.03)):
+        for paths, shuffle, scale, compute_s in ((training, True, job.scale, 0.06), (validation, False, 1, 0.03)):
             sampler = DistributedSampler(Images(paths), shuffle=shuffle, seed=seed)
             sampler.set_epoch(epoch)
-            for step, _ in enumerate(DataLoader(Images(paths), batch_size=4, sampler=sampler, num_workers=2), 1):
-                time.sleep(compute_s)
+            loader = DataLoader(Images(paths), batch_size=4 * scale, sampler=sampler, num_workers=job.workers)
+            for step, _ in enumerate(loader, 1):
+                time.sleep(compute_s * scale)
                 dist.all_reduce(gradient)
                 if sharded and shuffle and step % 12 == 0:
                     state = {"model": torch.zeros(1_000_000 + rank), f"own{rank}": torch.zeros(1_500_000)}
@@ -51,15 +54,16 @@ def _rank(rank: int, folder: Path, seed: int, sharded: bool, training: list[Path
     dist.destroy_process_group()
 
 
-def main(folder: Path, seed: int, sharded: bool) -> None:
+def main(job: Namespace) -> None:
+    folder = job.folder
     sizes = np.random.default_rng(1)
     training = make_files(folder / "train2", [f"s{i:03}.jpg" for i in range(192)], sizes.integers(60_000, 140_000, 192).tolist())
     validation = make_files(folder / "val2", [f"v{i:03}.jpg" for i in range(64)], sizes.integers(60_000, 140_000, 64).tolist())
-    (folder / f"out{seed}").mkdir(exist_ok=True)
-    (folder / f"store{seed}{sharded}").unlink(missing_ok=True)
+    (folder / f"out{job.seed}").mkdir(exist_ok=True)
+    (folder / f"store{job.seed}{job.sharded}").unlink(missing_ok=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    mp.start_processes(_rank, (folder, seed, sharded, training, validation), nprocs=2, start_method="fork")
+    mp.start_processes(_rank, (job, training, validation), nprocs=2, start_method="fork")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), "--sharded" in sys.argv)
+    main(command_line("sharded"))

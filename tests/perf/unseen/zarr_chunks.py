@@ -1,10 +1,11 @@
 """A folder of chunk files as zarr keeps an array, a patch is four neighbouring ones; persistent loaders, two sizes of chunk."""
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
+from command_line import command_line
 from job_parts import make_files
 from torch.utils.data import DataLoader, Dataset
 from torch_parts import save, train
@@ -26,16 +27,18 @@ class Patches(Dataset):
         return torch.frombuffer(bytearray(b"".join(parts)[:30_000]), dtype=torch.uint8)
 
 
-def main(folder: Path, seed: int) -> None:
+def main(job: Namespace) -> None:
+    folder = job.folder
     names = [f"{row}.{column}" for row in range(_ROWS) for column in range(_COLUMNS)]
     make_files(folder / "zarr", names, [32_768] * len(names))
-    (out := folder / f"out{seed}").mkdir(exist_ok=True)
-    loader = DataLoader(Patches(folder / "zarr", seed), batch_size=8, num_workers=2, persistent_workers=True)
+    (out := folder / f"out{job.seed}").mkdir(exist_ok=True)
+    patches = Patches(folder / "zarr", job.seed)
+    loader = DataLoader(patches, batch_size=8 * job.scale, num_workers=job.workers, persistent_workers=True)
     for epoch in range(3):
-        for _ in train(loader, 0.06):
+        for _ in train(loader, 0.06 * job.scale):
             pass
         save(out / f"epoch_{epoch}.pt", 6_000_000)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(command_line())

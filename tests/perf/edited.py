@@ -1,0 +1,49 @@
+"""Edits of a twin, and how alike the twin so edited is to a run of the job so edited."""
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmark.config import Config, Quantiles, dump, load
+from iotwin.loops.traced import run_traced
+from tests.perf.figures import Figure
+from tracesim import compare
+from tracing_tools.trace.reader import Trace
+
+
+def scale_batch(config: Config, factor: int) -> None:
+    """Make training batches `factor` times as large, and their steps as long: as on a CPU, or on an accelerator that is full."""
+    time = config.train.computation_time
+    config.reader.batch_size *= factor
+    assert isinstance(time, Quantiles | float)
+    config.train.computation_time = (
+        Quantiles([value * factor for value in time.values]) if isinstance(time, Quantiles) else time * factor
+    )
+
+
+def set_workers(config: Config, workers: int) -> None:
+    """Give training and evaluation so many loader processes."""
+    config.reader.read_threads, config.reader.prefetch_size, config.twin.evaluation.read_threads = workers, None, None
+
+
+def edited_figure(job: str, what: str, real: Trace, twin: Path, edit: Callable[[Config], None]) -> Figure:
+    """Return the figure of the `twin` (its YAML) with the `edit`, run and held against the `real` run of the job so edited."""
+    config = copy.deepcopy(load(twin))
+    edit(config)
+    name = what.replace(" ", "_")
+    path, trace = twin.parent / f"{name}.yaml", twin.parent / f"{name}.trace"
+    config.checkpoint.checkpoint_folder = config.output.folder = str(twin.parent / f"{name}_out")
+    dump(config, path)
+    page_faults = "page_fault" in real.manifest.counts
+    run_traced([sys.executable, "-m", "iotwin.main", "emulate", str(path)], trace, "edited", page_faults=page_faults)
+    similarity = compare(real, Trace(trace))
+    dimensions = {dimension.name: dimension.score for dimension in similarity.dimensions}
+    lowest = min(dimensions, key=lambda name: dimensions[name])
+    return Figure(
+        f"{job}, {what}: edited twin against the job so edited",
+        similarity.overall or 0.0,
+        0.90,
+        False,
+        f"lowest {lowest} {dimensions[lowest]:.3f}",
+    )
