@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -55,12 +56,18 @@ class Descriptors:
 
 
 class Maps:
-    """Maps of files; a page is read by touching it, without Python's lock."""
+    """Maps of files that one thread made; a page is read by touching it, without Python's lock.
 
-    def __init__(self, fds: Descriptors) -> None:
-        self._fds = fds
-        self._maps: dict[int, tuple[int, int, int]] = {}  # file: address, offset, length
+    `of_process` are those of all threads of the process, and of the process that it was forked from as they were then: what they
+    mapped is not mapped again. No lock is held that a fork could copy: a map that another thread touches just now stays.
+    """
+
+    def __init__(self, fds: Descriptors, of_process: "list[Maps]") -> None:
+        self._fds, self._of_process = fds, of_process
+        self._maps: dict[int, _Map] = {}
+        self._touching = -1  # the file
         self._byte = ctypes.create_string_buffer(1)
+        of_process.append(self)
 
     def map(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
         """Map `size` bytes of the file from `offset` on, as far as it reaches."""
@@ -72,27 +79,45 @@ class Maps:
         address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, ours, begin)
         if address == _FAILED:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.unmap(file, fd, offset, size, flags)
-        self._maps[file] = address, begin, length
+        before, self._maps[file] = self._maps.get(file), _Map(address, begin, length)
+        if before is not None:
+            self._take_away(before, file)
         return 0
 
     def touch(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
         """Read a byte at `offset`."""
-        at = self._maps.get(file)
-        if at is None or not at[1] <= offset < at[1] + at[2]:
+        self._touching = file  # before it is looked for: who takes it away looks here after it cannot be found any more
+        found = self._covering(file, offset)
+        if found is None:
             self.map(file, fd, 0, _LARGEST_MAP, flags)
-            at = self._maps.get(file)
-        if at is not None and at[1] <= offset < at[1] + at[2]:
-            _libc.memcpy(self._byte, at[0] + offset - at[1], 1)
+            found = self._covering(file, offset)
+        if found is not None:
+            _libc.memcpy(self._byte, found.address + offset - found.begin, 1)
+        self._touching = -1
         return 0
 
     def unmap(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        """Take the file's map away."""
-        at = self._maps.pop(file, None)
-        if at is not None:
-            _libc.munmap(at[0], at[2])
+        """Take the file's map away: the thread's own, else another's."""
+        for each in (self, *self._of_process):
+            if (found := each._maps.pop(file, None)) is not None:
+                self._take_away(found, file)
+                break
         return 0
 
-    def close(self) -> None:
-        """Forget all maps: they go with the process, as most of the job's did."""
-        self._maps.clear()
+    def _covering(self, file: int, offset: int) -> "_Map | None":
+        """Return the thread's own map of the file if it reaches `offset`, else another's."""
+        for each in (self, *self._of_process):
+            found = each._maps.get(file)
+            if found is not None and found.begin <= offset < found.begin + found.length:
+                return found
+        return None
+
+    def _take_away(self, found: "_Map", file: int) -> None:
+        if not any(each._touching == file for each in self._of_process if each is not self):
+            _libc.munmap(found.address, found.length)
+
+
+class _Map(NamedTuple):
+    address: int
+    begin: int  # offset in the file
+    length: int

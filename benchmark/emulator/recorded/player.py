@@ -50,6 +50,7 @@ class Home(Protocol):
     shared: Shared
     files: JobFiles
     fds: Descriptors
+    maps: list[Maps]
     channels: list[queue.SimpleQueue[int]]
 
     def start(self, number: int, begin_ns: int) -> None:
@@ -72,7 +73,7 @@ class Player:
         self._process, self._thread = process, thread
         self._board = process.shared.board.of(thread)
         self._begin_ns = self._due_ns = begin_ns
-        self._maps = Maps(process.fds)
+        self._maps = Maps(process.fds, process.maps)
         self._noise = memoryview(process.shared.noise)
         self._scratch = memoryview(mmap.mmap(-1, _FRESH_BYTES))
         self._from: tuple[int, int] = -1, -1  # descriptor and offset of a copy
@@ -123,7 +124,6 @@ class Player:
                 moved_bytes[op] += moved
                 late[min((begun - due).bit_length(), BUCKETS - 1)] += 1
             logical = self._after(op, due, begun, now_ns(), moved)
-        self._maps.close()
         Board.tell(board, counts[:CALLS], late)
         board[READ_BYTES] = moved_bytes[Op.READ] + moved_bytes[Op.COPY_TO]
         board[WRITTEN_BYTES] = moved_bytes[Op.WRITE] + moved_bytes[Op.COPY_TO]

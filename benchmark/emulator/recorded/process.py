@@ -8,7 +8,7 @@ import threading
 import time
 
 from benchmark.config.recording import RENAMED
-from benchmark.emulator.recorded.memory import Descriptors
+from benchmark.emulator.recorded.memory import Descriptors, Maps
 from benchmark.emulator.recorded.player import Player
 from benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, RUNNING, STOPPED, WAITING, Shared
 from common.children import become_loader
@@ -21,10 +21,11 @@ _STUCK_TICKS = 10  # without anything done, from which those that wait are let g
 class Process:
     """Process `number` of the recording, which is this process."""
 
-    def __init__(self, shared: Shared, number: int, descriptors: Descriptors | None = None) -> None:
+    def __init__(self, shared: Shared, number: int, parent: "Process | None" = None) -> None:
         self.shared, self.number, self.files = shared, number, shared.files
-        # A forked process has its parent's descriptors.
-        self.fds = descriptors or Descriptors(lambda file, flags: shared.files.open(file, bool(flags & RENAMED), flags & ~_MAKES))
+        # A forked process has its parent's descriptors and maps.
+        self.fds: Descriptors = parent.fds if parent else Descriptors(self._open_again)
+        self.maps: list[Maps] = list(parent.maps) if parent else []
         self.channels: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(shared.recording.header.channels)]
         self._children: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
@@ -36,6 +37,9 @@ class Process:
             thread.join()
         for number in list(self._children):
             self.join(number)
+
+    def _open_again(self, file: int, flags: int) -> int:
+        return self.files.open(file, bool(flags & RENAMED), flags & ~_MAKES)
 
     def _play(self, thread: int, begin_ns: int) -> None:
         try:
@@ -60,7 +64,7 @@ class Process:
         status = 1
         try:
             become_loader(number, parent)
-            Process(self.shared, number, self.fds).run(begin_ns)
+            Process(self.shared, number, self).run(begin_ns)
             status = 0
         except BaseException as error:
             self.shared.fail(error)

@@ -1,7 +1,6 @@
 """From calls to rows of a recording: threads and processes numbered, their starts, ends and hand-overs put in between."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,28 +9,13 @@ from numpy.typing import NDArray
 
 from benchmark.config.recording import COLUMNS, Mark, Op
 from benchmark.fit.recorded.calls import Seen
+from benchmark.fit.recorded.hand_overs import hand_overs
+from benchmark.fit.recorded.tree import Tree
 
 _LONGEST_WAKE_NS = 50_000_000  # from a child's end to what its parent does next, if it waited for it
 _KEYS = {"init": "init", "epoch": "epoch", "block": "block", "evaluation": "eval", "checkpoint": "checkpoint", "step": "step"}
 _ZERO_THINK = (Op.JOIN, Op.WAIT)  # asked for at once; the time until it came was waiting
 _ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
-
-
-@dataclass(frozen=True)
-class Tree:
-    """The processes, those that do something and their parents, by number: `parents` of each and `begin_ns`, `end_ns`; and the
-    threads: `process` and `tid` of each."""
-
-    pids: list[int]
-    parents: list[int]
-    begin_ns: list[int]
-    end_ns: list[int]
-    process: list[int]
-    tid: list[int]
-
-    def main(self, process: int) -> int:
-        """Return the number of a process's main thread."""
-        return int(np.searchsorted(self.process, process))
 
 
 def grow(seen: Seen, calls: pd.DataFrame) -> Tree:
@@ -87,9 +71,10 @@ def marks_of(seen: Seen) -> tuple[list[Mark], NDArray[np.int64]]:
 def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the columns of the recording's rows and the number of channels; `calls` have `subject` and `thread`."""
     rows = calls.assign(order=1)
-    added = [*_hand_overs(tree, rows)]
-    channels = len({entry[3] for entry in added})
-    added += _threads(tree, rows)
+    threads = _threads(tree, rows)
+    begins = {thread: at for _, at, _, thread in threads}
+    added, channels = hand_overs(tree, rows, begins)
+    added += threads
     added += _starts(tree, rows)
     added += [(tree.main(rank), int(time_ns), Op.MARK, mark) for mark, time_ns in enumerate(marks_ns)]
     rows = _with(rows, added)
@@ -108,30 +93,6 @@ def _with(rows: pd.DataFrame, added: Sequence[tuple[int, int, int, int]]) -> pd.
         more = more.assign(fd=-1, offset=-1, size=0, flags=0, order=np.where(op == Op.END, 2, 0))
         rows = pd.concat([rows, more], ignore_index=True)
     return rows.sort_values(["thread", "at", "order"], kind="stable").reset_index(drop=True)
-
-
-def _hand_overs(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Posts and waits of threads that do nothing but write to pipes (as multiprocessing's queues have them): what such a thread
-    writes, another thread of its process has just handed it, by no system call; the one whose call ended last, it is taken."""
-    added: list[tuple[int, int, int, int]] = []
-    channels: dict[tuple[int, int], int] = {}
-    only_writes = (rows["op"] == Op.PIPE_WRITE).groupby(rows["thread"]).all()
-    for thread in only_writes.index[only_writes].tolist():
-        process = tree.process[thread]
-        mains = tree.main(process)
-        if thread == mains:
-            continue
-        own = rows[rows["thread"] == thread]
-        mates = [t for t in range(mains, len(tree.process)) if tree.process[t] == process and not only_writes.get(t, False)]
-        others = rows[rows["thread"].isin(mates)].sort_values("end", kind="stable")
-        ends, threads = others["end"].to_numpy(np.int64), others["thread"].to_numpy(np.int64)
-        last = np.searchsorted(ends, own["at"].to_numpy(np.int64), side="right") - 1
-        before = np.append(np.iinfo(np.int64).min, own["end"].to_numpy(np.int64)[:-1])
-        for index in last[(last >= 0) & (ends[np.maximum(last, 0)] > before)].tolist() if len(ends) else []:
-            source = int(threads[index])
-            channel = channels.setdefault((source, thread), len(channels))
-            added += [(source, int(ends[index]), Op.POST, channel), (thread, int(ends[index]), Op.WAIT, channel)]
-    return added
 
 
 def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:

@@ -200,6 +200,24 @@ def test_pages_of_mapped_files_are_touched(tmp_path: Path) -> None:
     assert replay(load(path), None).counts["touch"] == 3  # one of them behind the end, which must not be a SIGBUS
 
 
+@needs_strace
+def test_what_a_process_inherits_it_neither_opens_nor_maps_again(tmp_path: Path) -> None:
+    """A thread maps a file; another and a forked process touch its pages, the process once more after taking the map away."""
+    rows = [
+        row(0, Op.OPEN), row(0, Op.MAP, offset=0, size=3 * PAGE), row(0, Op.CLOSE), row(0, Op.POST), row(0, Op.THREAD, 1),
+        row(0, Op.WAIT, 1), row(0, Op.START, 1), row(0, Op.JOIN, 1), row(0, Op.TOUCH, offset=PAGE),
+        row(1, Op.WAIT), row(1, Op.TOUCH, offset=2 * PAGE), row(1, Op.POST, 1),
+        row(2, Op.TOUCH, offset=0), row(2, Op.UNMAP), row(2, Op.TOUCH, offset=0),
+    ]  # fmt: skip
+    made = recording(rows, [File("m", size_bytes=3 * PAGE)], [-1, 0], [0, 0, 1], channels=2)
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(write_twin(tmp_path, made)), "--quiet"]
+    calls = [
+        [call.name for call in process if any(path.endswith("/m") for path in call.paths)]
+        for process in strace(command, "mmap,close", tmp_path)
+    ]
+    assert [each for each in calls if each] == [["mmap", "close"], ["mmap"]]  # the child's own, once it took the other away
+
+
 def test_phases_are_logged_where_they_were(tmp_path: Path) -> None:
     rows = [row(0, Op.MARK, 0), row(0, Op.OPEN), row(0, Op.CLOSE), row(0, Op.MARK, 1)]
     marks = [Mark("epoch", True, epoch=2), Mark("epoch", False, epoch=2)]

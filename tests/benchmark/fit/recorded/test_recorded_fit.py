@@ -139,6 +139,41 @@ def test_a_thread_that_only_writes_to_pipes_waits_for_its_process(tmp_path: Path
     assert rows_of(recording, 2) == [("WAIT", 0, 0), ("PIPE_WRITE", 0, 2)]
 
 
+def test_a_descriptor_is_used_after_another_thread_opened_it_and_closed_after_its_last_use(tmp_path: Path) -> None:
+    calls = [
+        opened(12, LOADER, DATA, 5),
+        opened(15, LOADER, DATA, 6),
+        moved(18, 2, "read", LOADER, DATA, 10, tid=FEEDER, fd=6, offset=0),
+        moved(22, 2, "read", LOADER, DATA, 20, tid=FEEDER, fd=5, offset=0),
+        moved(25, 2, "read", LOADER, DATA, 30, tid=FEEDER, fd=6, offset=0),
+        (30, 1, "close", LOADER, LOADER, DATA, 6, None, None, 0, 0),
+        (33, 1, "close", LOADER, LOADER, DATA, 5, None, None, 0, 0),
+    ]
+    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    assert recording is not None and recording.header.channels == 2
+    # The first read wants the second open, which is posted second: it takes both posts. The later read has nothing to wait for.
+    assert rows_of(recording, 1) == [
+        ("WAIT", 0, 0), ("WAIT", 0, 0), ("READ", 0, 2), ("READ", 0, 2), ("POST", 1, 0), ("READ", 0, 1), ("POST", 1, 0),
+    ]  # fmt: skip
+    # The first close wants the read that ended at 27, and comes 3 ms after it as in the job; the other has been read by then.
+    assert rows_of(recording, 0) == [
+        ("OPEN", 0, 12), ("POST", 0, 0), ("OPEN", 0, 2), ("POST", 0, 0), ("THREAD", 1, 0), ("WAIT", 1, 0), ("WAIT", 1, 0),
+        ("CLOSE", 0, 3), ("CLOSE", 0, 2), ("END", 0, 46),
+    ]  # fmt: skip
+
+
+def test_threads_that_share_a_descriptor_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    calls = [
+        opened(12, LOADER, DATA, 5),
+        moved(15, 2, "read", LOADER, DATA, 10, tid=FEEDER, fd=5, offset=0),
+        moved(18, 2, "read", LOADER, DATA, 10, tid=FEEDER + 1, fd=5, offset=0),
+    ]
+    recording = fit(traced(tmp_path / "t", calls), "recorded").recording
+    assert recording is not None
+    assert rows_of(recording, 1) == [("WAIT", 0, 0), ("READ", 0, 2)]
+    assert rows_of(recording, 2) == [("WAIT", 1, 0), ("READ", 0, 5)]
+
+
 def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
     made = schema.FLAG_CREATE | schema.FLAG_WRITABLE
     calls = [

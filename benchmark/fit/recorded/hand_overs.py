@@ -1,0 +1,91 @@
+"""Hand-overs between threads of a process that make no system call: what one had done before another could make its call."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmark.config.recording import Op
+from benchmark.fit.recorded.tree import Tree
+
+_BY_DESCRIPTOR = (Op.OPEN, Op.READ, Op.WRITE, Op.SYNC, Op.DATASYNC, Op.CLOSE, Op.MAP, Op.COPY, Op.COPY_TO, Op.TRUNCATE)
+_COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at `done` with what `target` wanted at `wanted` (ns)
+
+
+def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tuple[list[tuple[int, int, int, int]], int]:
+    """Return posts and waits as (thread, time, Op, channel), and the number of channels.
+
+    `begins` has when the threads beside the main ones began. A wait comes when the thread had nothing else to do, so that what
+    it computed from then to its call stays what it was.
+    """
+    found = pd.concat([_of_feeders(tree, rows), _of_descriptors(tree, rows)], ignore_index=True)
+    idle = np.minimum(_idle_since(tree, rows, found, begins), found["wanted"])
+    found = found.assign(at=np.maximum(found["done"], idle)).sort_values("wanted", kind="stable")
+    added: list[tuple[int, int, int, int]] = []
+    pairs = found.groupby(["source", "target"], sort=True)
+    for channel, (_, own) in enumerate(pairs):
+        source, target = own[["source", "target"]].iloc[0].tolist()
+        posts = np.sort(own["done"].to_numpy(np.int64))
+        added += [(source, done, int(Op.POST), channel) for done in posts.tolist()]
+        # Posts are taken in the order in which they were made: a wait for a later one takes those before it, too.
+        needed = np.maximum.accumulate(np.searchsorted(posts, own["done"].to_numpy(np.int64), side="right"))
+        waits = np.repeat(own["at"].to_numpy(np.int64), np.diff(needed, prepend=0))
+        added += [(target, at, int(Op.WAIT), channel) for at in waits.tolist()]
+    return added, len(pairs)
+
+
+def _idle_since(tree: Tree, rows: pd.DataFrame, found: pd.DataFrame, begins: Mapping[int, int]) -> NDArray[np.int64]:
+    """Return when the target of each hand-over had ended its last call before it wanted this one, or had begun."""
+    idle = np.zeros(len(found), np.int64)
+    for target in found["target"].unique().tolist():
+        own, part = found[found["target"] == target], rows[rows["thread"] == target].sort_values("at", kind="stable")
+        begun = begins.get(target, tree.begin_ns[tree.process[target]])
+        ends = np.append(begun, np.maximum.accumulate(part["end"].to_numpy(np.int64)))
+        idle[own.index] = ends[np.searchsorted(part["at"].to_numpy(np.int64), own["wanted"].to_numpy(np.int64))]
+    return idle
+
+
+def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
+    """What threads that do nothing but write to pipes (as multiprocessing's queues have them) were handed before each write, by
+    another thread of the process; the one whose call ended last, it is taken."""
+    found: list[tuple[int, int, int, int]] = []
+    only_writes = (rows["op"] == Op.PIPE_WRITE).groupby(rows["thread"]).all()
+    for thread in only_writes.index[only_writes].tolist():
+        process = tree.process[thread]
+        mains = tree.main(process)
+        if thread == mains:
+            continue
+        own = rows[rows["thread"] == thread]
+        mates = [t for t in range(mains, len(tree.process)) if tree.process[t] == process and not only_writes.get(t, False)]
+        others = rows[rows["thread"].isin(mates)].sort_values("end", kind="stable")
+        ends, threads = others["end"].to_numpy(np.int64), others["thread"].to_numpy(np.int64)
+        wanted = own["at"].to_numpy(np.int64)
+        last = np.searchsorted(ends, wanted, side="right") - 1
+        before = np.append(np.iinfo(np.int64).min, own["end"].to_numpy(np.int64)[:-1])
+        kept = (last >= 0) & (ends[np.maximum(last, 0)] > before) if len(ends) else np.zeros(len(own), np.bool_)
+        handed = zip(last[kept].tolist(), wanted[kept].tolist(), strict=True)
+        found += [(int(threads[index]), thread, int(ends[index]), at) for index, at in handed]
+    return pd.DataFrame(found, columns=_COLUMNS, dtype=np.int64)
+
+
+def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
+    """Descriptors that one thread opened before another used them, or used before another closed them."""
+    used = rows[rows["op"].isin(_BY_DESCRIPTOR) & (rows["fd"] >= 0)]
+    used = used.assign(process=np.array(tree.process, np.int64)[used["thread"]])
+    used = used.sort_values(["process", "subject", "fd", "at"], kind="stable")
+    key = used[["process", "subject", "fd"]].to_numpy(np.int64)
+    changes = np.append(True, (key[1:] != key[:-1]).any(axis=1)) if len(used) else np.zeros(0, np.bool_)
+    used["opening"] = np.cumsum(changes | (used["op"] == Op.OPEN).to_numpy(np.bool_))
+    own = used.groupby(["opening", "thread"], as_index=False).agg(wanted=("at", "min"), done=("end", "max"))
+    opens = used[used["op"] == Op.OPEN].set_index("opening")
+    closes = used[used["op"] == Op.CLOSE].drop_duplicates("opening").set_index("opening")
+    after_open = own.join(opens[["thread", "end"]].rename(columns={"thread": "other", "end": "opened"}), "opening", "inner")
+    after_open = after_open[(after_open["thread"] != after_open["other"]) & (after_open["opened"] <= after_open["wanted"])]
+    to_close = own.join(closes[["thread", "at"]].rename(columns={"thread": "other", "at": "closed"}), "opening", "inner")
+    to_close = to_close[(to_close["thread"] != to_close["other"]) & (to_close["done"] <= to_close["closed"])]
+    handed: pd.DataFrame = pd.concat([
+        after_open[["other", "thread", "opened", "wanted"]].set_axis(_COLUMNS, axis=1),
+        to_close[["thread", "other", "done", "closed"]].set_axis(_COLUMNS, axis=1),
+    ]).astype(np.int64)  # fmt: skip
+    return handed
