@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from common.progress import set_quiet
 
 ROOT = Path(__file__).parent.parent
+PATIENCE_S = 300  # for what takes moments where nothing else runs: only a test that fails waits so long
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # No machine is too slow for an example, and every run draws the same ones; --hypothesis-profile default draws others each time.
@@ -135,7 +136,7 @@ def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.Complete
     """Run the command line in a process of its own, as a user would."""
     command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    defaults: dict = {"capture_output": True, "text": True, "timeout": 240, "env": environment, "check": False}
+    defaults: dict = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "env": environment, "check": False}
     return subprocess.run(command, **{**defaults, **options})
 
 

@@ -8,15 +8,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, compile_c
+from tests.conftest import PATIENCE_S, ROOT, compile_c
 from tracing_tools.targets.mounts import cgroup2_mount
 
 IMAGE = "iotwin-test:latest"
-_START_S = 60
-_STOP_S = 60
+
+
+def client() -> Any:
+    """Return a client of the engine that DOCKER_HOST names, which waits for its answers longer than any takes."""
+    import docker
+
+    return docker.from_env(timeout=PATIENCE_S)
+
+
+def containers() -> set[str]:
+    """Return the names of all containers; an engine removes one made with --rm a moment after `docker run` has ended."""
+    return {container.name for container in client().containers.list(all=True, ignore_removed=True)}
 
 
 @contextmanager
@@ -40,7 +51,7 @@ def docker_engine() -> Iterator[str]:
         with _own_engine(base) as address:
             os.environ["DOCKER_HOST"] = address
             yield address
-            _remove_containers(docker.from_env())
+            _remove_containers(client())
     finally:
         os.environ.pop("DOCKER_HOST", None)
         if before is not None:
@@ -71,7 +82,7 @@ def _own_engine(base: Path) -> Iterator[str]:
         finally:
             engine.terminate()
             try:
-                engine.wait(_STOP_S)
+                engine.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 engine.kill()
 
@@ -79,7 +90,7 @@ def _own_engine(base: Path) -> Iterator[str]:
 def _wait_until_ready(engine: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
     import docker
 
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and engine.poll() is None:
         try:
             docker.DockerClient(base_url=address).ping()
@@ -103,8 +114,8 @@ def _storage_driver(base: Path) -> str:
     return "overlay2" if mounted.returncode == 0 else "vfs"
 
 
-def _remove_containers(client: object) -> None:
-    for container in client.containers.list(all=True):  # type: ignore[attr-defined]
+def _remove_containers(engine: Any) -> None:
+    for container in engine.containers.list(all=True, ignore_removed=True):
         container.remove(force=True)
 
 
@@ -135,8 +146,6 @@ def start_when_watched(create: str) -> str:
 
 def build_from_scratch(tag: str, folder: Path) -> None:
     """Build the image `tag` of the files in `folder` and busybox, without any registry; skip where busybox is not static."""
-    import docker
-
     busybox = shutil.which("busybox")
     # A dynamic program names its loader right after the headers.
     if busybox is None or b"/ld-linux" in Path(busybox).read_bytes()[:4096]:
@@ -149,7 +158,7 @@ def build_from_scratch(tag: str, folder: Path) -> None:
         (programs / name).symlink_to("busybox")
     (folder / "tmp").mkdir(exist_ok=True)
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY . /\nENV PATH=/bin\n")
-    docker.from_env().images.build(path=str(folder), tag=tag, rm=True)
+    client().images.build(path=str(folder), tag=tag, rm=True)
 
 
 def build_test_image(folder: Path) -> str:

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
 from common.progress import set_quiet
 from iotwin.main import main
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
@@ -40,9 +40,12 @@ def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
 
 
-def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
-    """Start the command line in a session of its own, so that a Ctrl-C can reach it and its children and nobody else."""
-    command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+def start(*arguments: str | Path, program: Sequence[str] = ("-m", "iotwin.main"), **options: object) -> subprocess.Popen[str]:
+    """Start the command line in a session of its own, so that a Ctrl-C can reach it and its children and nobody else.
+
+    `program` are the words by which Python finds it.
+    """
+    command = [sys.executable, *program, *map(str, arguments)]
     defaults: dict = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
@@ -53,9 +56,9 @@ def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, **{**defaults, **options})
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 100) -> None:
+def wait_for(condition: Callable[[], object], what: str) -> None:
     """Wait until `condition()`; fail naming `what` after a time that no machine needs."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"never saw {what}"
         time.sleep(0.005)
@@ -73,9 +76,13 @@ def root_pid(trace: Path) -> int:
 
 
 def press_ctrl_c(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Send SIGINT to the whole foreground group, as a terminal does, and wait for its end and that of its children."""
-    os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=100)
+    """Send SIGINT to the whole foreground group, as a terminal does, and wait for its end and that of its children.
+
+    Should the test have stopped it, it goes on with that.
+    """
+    for number in (signal.SIGINT, signal.SIGCONT):
+        os.killpg(process.pid, number)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     # Python's own resource tracker ends a moment after the process that it serves.
     wait_for(lambda: not members(process.pid), f"the end of the processes {members(process.pid)}")
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

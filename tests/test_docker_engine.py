@@ -2,13 +2,13 @@
 
 import subprocess
 
+from tests.docker_engine import client
+
 
 def test_a_container_runs_and_tells_its_status(test_image):
-    import docker
-
-    client = docker.from_env()
-    assert client.containers.run(test_image, ["echo", "hello"], network_mode="none", remove=True) == b"hello\n"
-    container = client.containers.run(test_image, ["sh", "-c", "exit 7"], network_mode="none", detach=True)
+    engine = client().containers
+    assert engine.run(test_image, ["echo", "hello"], network_mode="none", remove=True) == b"hello\n"
+    container = engine.run(test_image, ["sh", "-c", "exit 7"], network_mode="none", detach=True)
     try:
         assert container.wait()["StatusCode"] == 7
     finally:

@@ -12,6 +12,7 @@ import yaml
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout
 from tests.conftest import ROOT, run_iotwin
+from tests.docker_engine import client, containers
 from tests.workloads.mllog import entries, parts
 from tracing_tools.trace.reader import Trace
 
@@ -150,8 +151,6 @@ IN_NO_TIME = (
 @pytest.mark.root
 def test_cells_are_traced_inside_their_containers(image, emulator, data, tmp_path):
     """The real job's and its emulation's; the first after an attempt whose tracer was killed, and whose container runs on."""
-    import docker
-
     document = {
         "name": "contained", "images": {"dlrm": image, "emulated": emulator}, "plot": "timeline",
         "data": {"clicks": {"workload": "dlrm", "folder": str(data)}},
@@ -161,13 +160,11 @@ def test_cells_are_traced_inside_their_containers(image, emulator, data, tmp_pat
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(document))
     cell = tmp_path / "out" / "cells" / "dlrm-sleep-clicks-r1-b100-w1-1"
     cell.mkdir(parents=True)
-    left = docker.from_env().containers.create(
-        image, entrypoint=["sleep", "600"], labels={"iotwin.cell": str(cell)}, network="none"
-    )
+    left = client().containers.create(image, entrypoint=["sleep", "600"], labels={"iotwin.cell": str(cell)}, network="none")
     left.start()
     done = run_iotwin("run", tmp_path / "e.yaml", "-o", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert left.id not in {container.id for container in docker.from_env().containers.list(all=True)}
+    assert left.name not in containers()
     for variant, made_of, wrote in (("sleep", image, "result.json"), ("emulated", emulator, "summary.json")):
         cell = cell.with_name(f"dlrm-{variant}-clicks-r1-b100-w1-1")
         trace = Trace(cell / "trace")

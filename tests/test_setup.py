@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 
 _TOOLS = ("bash", "cat", "chmod", "dirname", "echo", "env", "grep", "head", "id", "mkdir", "rm", "sha256sum", "tee")
 _THERE = ("clang", "strace", "dockerd", "docker", "debootstrap", "busybox", "bpftrace", "bpftool", "chromedriver", "chromium")
@@ -58,7 +58,12 @@ class Checkout:
         """Call setup.sh and return what it says."""
         environment = {"PATH": str(self.bin), "LOG": str(self.log), "BIN": str(self.bin), "REFUSED": refused}
         done = subprocess.run(
-            ["bash", self.folder / "setup.sh", mode], env=environment, capture_output=True, text=True, check=False, timeout=60
+            ["bash", self.folder / "setup.sh", mode],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stderr

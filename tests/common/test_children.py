@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from common import children
+from tests.conftest import PATIENCE_S
 
 _fork = multiprocessing.get_context("fork")
 _STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
@@ -67,7 +68,7 @@ def test_a_program_gets_its_signal_when_its_parent_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -80,7 +81,7 @@ def test_a_program_whose_parent_is_gone_already_does_not_begin():
         "if os.fork() == 0:\n    middle = os.getpid()\n    if os.fork() == 0:\n        begin(); print('began', flush=True)\n"
         "    os._exit(0)"
     )
-    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout == ""  # its parent is the process between, not the one that meant it
 
 

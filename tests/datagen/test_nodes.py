@@ -14,6 +14,7 @@ from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
 from datagen.nodes import Node, parse_node
 from datagen.nodes import generate as generate_on
+from tests.conftest import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SMALL = Unet3dLayout(scale=0.1)
@@ -39,7 +40,7 @@ def alone(workload, directory):
 def test_three_processes_make_the_same_bytes(workload, tmp_path):
     calls = [command(*REQUESTS[workload], "-o", tmp_path / "shared", "--nodes", f"{index}/3") for index in range(3)]
     started = [subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for call in calls]
-    outcomes = [process.communicate(timeout=60) for process in started]
+    outcomes = [process.communicate(timeout=PATIENCE_S) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], outcomes
     assert content(tmp_path / "shared") == alone(workload, tmp_path / "alone")
 
@@ -84,6 +85,6 @@ def test_mpirun(tmp_path):
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     for force in ([], ["--force"]):
         call = ["mpirun", "-np", "3", "--oversubscribe", *command(*REQUESTS["dlrm"], "-o", tmp_path / "shared", *force)]
-        done = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
     assert content(tmp_path / "shared") == alone("dlrm", tmp_path / "alone")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT, nothing_can_trace
+from tests.conftest import PATIENCE_S, ROOT, nothing_can_trace
 from tests.docs.pages import PAGES, Block, blocks, prose
 
 _LANGUAGES = ("sh", "console", "python", "yaml", "sql", "text")
@@ -18,7 +18,7 @@ WITH_EXAMPLES = [page for page in PAGES if blocks(page)]
 
 def _run(command: list[str], block: Block, directory: Path, environment: dict[str, str], status: int) -> str:
     done = subprocess.run(
-        command, cwd=directory, env=environment, text=True, timeout=200, check=False,
+        command, cwd=directory, env=environment, text=True, timeout=PATIENCE_S, check=False,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == status, f"{block.where}: {shlex.join(command)} ends with {done.returncode}:\n{done.stdout}"

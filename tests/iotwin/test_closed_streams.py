@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 from tests.synthetic import Job, write_job
 from tracing_tools.trace.reader import Trace
 
@@ -26,7 +26,7 @@ def _run(redirected: str, *words: str | Path) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 

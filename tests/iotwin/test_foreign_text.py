@@ -11,7 +11,7 @@ import pytest
 from common.errors import UsageError
 from iotwin.loops import jobs
 from iotwin.loops.experiments import run as experiment_run
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
 from tests.tracing_tools.trace.test_store import raw_events, record
@@ -107,7 +107,7 @@ def test_a_job_s_result_that_is_none_holds_nothing_up(tmp_path, monkeypatch, kin
     found = []
     reading = threading.Thread(target=lambda: found.append(experiment_run._read_json(path)), daemon=True)
     reading.start()
-    reading.join(60)
+    reading.join(PATIENCE_S)
     assert found == [None]
 
 

@@ -1,13 +1,15 @@
 """Ctrl-C at any step: exit status 130, one line, nothing half-written under a final name, no process left."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 from tests.processes import one_line, press_ctrl_c, start, wait_for
 from tests.synthetic import MILLISECOND, Job, write_job
 
@@ -59,14 +61,28 @@ def test_readers(command, long_trace, tmp_path):
 
 
 def _interrupted_at_work(arguments: list[str | Path], events: str) -> subprocess.CompletedProcess[str]:
-    """Press Ctrl-C while the command has the events open: past its imports, and at work."""
-    for _ in range(5):
+    """Press Ctrl-C while the command has the events open: past its imports, and at work.
+
+    It is stopped for that, as it may have gone on by the time that a busy machine comes back to the test.
+    """
+    for _ in range(20):
         running = start(*arguments)
         wait_for(lambda: running.poll() is not None or _has_open(running.pid, events), "the command at work")  # noqa: B023
-        if running.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGSTOP)
+        wait_for(lambda: running.poll() is not None or _is_stopped(running.pid), "the command stopped")  # noqa: B023
+        if _has_open(running.pid, events):
             return press_ctrl_c(running)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
         running.communicate()
-    raise AssertionError("the command always ended before it could be interrupted; make the trace longer")
+    raise AssertionError("the command had always read the trace before it could be interrupted; make the trace longer")
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # a thread ended meanwhile
+        return all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return False
 
 
 def _has_open(pid: int, prefix: str) -> bool:
@@ -91,5 +107,5 @@ except KeyboardInterrupt:
     except ChildProcessError:
         print("interrupted, no child left")
 """
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == "interrupted, no child left\n", done.stderr

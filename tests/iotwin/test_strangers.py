@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datagen.datasets.recorded import write_recipe
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import call, one_line
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('code of a stranger ran')\n"
@@ -100,7 +100,7 @@ def test_a_large_data_set_is_written_only_when_asked_for(tmp_path: Path) -> None
 
 
 def test_an_archive_whose_yaml_is_a_bomb_is_refused(tmp_path: Path) -> None:
-    done = run_iotwin("twin", "run", twin(tmp_path, "#" * (255 << 20)), "-o", tmp_path / "here", timeout=60)
+    done = run_iotwin("twin", "run", twin(tmp_path, "#" * (255 << 20)), "-o", tmp_path / "here", timeout=PATIENCE_S)
     assert done.returncode == 1 and "too large" in one_line(done)
 
 
@@ -122,7 +122,7 @@ def as_installed(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProce
     program = cwd.parent / "iotwin-program"
     program.write_text("import sys\nfrom iotwin.main import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n")
     command = [sys.executable, str(program), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_no_process_of_ours_imports_from_the_current_directory(shadowed: Path) -> None:
@@ -176,7 +176,7 @@ def test_names_of_ours_never_meet_a_jobs(tmp_path: Path) -> None:
 
     def iotwin(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(program), *arguments]
-        return subprocess.run(command, cwd=job, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run(command, cwd=job, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     done = iotwin("trace", "-o", "t", "--", sys.executable, "train.py", str(job))
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tracing_tools.backends import strace
 
 
@@ -23,5 +23,5 @@ def test_a_trace_without_a_data_set_ends_without_the_import_of_pandas(tmp_path):
     if reason := strace.unavailable_reason():
         pytest.skip(reason)
     words = ["-X", "importtime", "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--backend", "strace", "--", "true"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0 and "pyarrow" in done.stderr and "pandas" not in done.stderr.replace("pandas_shim", "")

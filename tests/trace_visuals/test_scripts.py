@@ -7,7 +7,7 @@ import sys
 import matplotlib.image
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 from tests.synthetic import Job, write_job
 from tests.tracing_tools.trace.test_import import write_artifact
 from trace_visuals.timeline import Form, plot_timeline
@@ -19,7 +19,7 @@ HERE = ROOT / "trace_visuals"
 def _run(*command, cwd):
     environment = {**os.environ, "PYTHON": sys.executable}
     return subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

@@ -22,9 +22,10 @@ from tracing_tools.targets.processes import cgroup_of
 from tracing_tools.targets.running import RunningTarget
 from tracing_tools.trace.manifest import Target
 
-_LOG_END_S = 5.0
-_STATUS_S = 2.0
+# How long an engine that lives has, on a machine however busy, for what it will say in any case.
+_LOG_END_S = _STATUS_S = 60.0
 _OOM_S = 1.0  # for the engine to learn why a container was killed
+_LIMITED_OOM_S = 20.0  # the same where a limit on its memory is the likely reason
 
 
 @dataclass
@@ -96,6 +97,7 @@ class Watch:
     def __init__(self, identity: str, logs: Path, from_start: bool = False) -> None:
         """`from_start`: copy what it wrote before, too."""
         self.exit_status: int | None = None
+        self._waiting: threading.Thread | None = None
         stream = connect().containers.get(identity).attach(stream=True, logs=from_start, demux=True)
         files = [
             os.open(logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644) for name in ("stdout", "stderr")
@@ -107,7 +109,12 @@ class Watch:
     def begin(self) -> None:
         """Wait for the end of the container, which has been started."""
         container = connect().containers.get(self._identity)
-        threading.Thread(target=self._wait, args=(container,), daemon=True).start()
+        self._waiting = threading.Thread(target=self._wait, args=(container,), daemon=True)
+        self._waiting.start()
+
+    def may_tell_status(self) -> bool:
+        """Whether the engine still may say how the container ended."""
+        return self._waiting is not None and self._waiting.is_alive()
 
     def _copy(self, stream: Any, files: list[int]) -> None:
         with contextlib.suppress(Exception):  # the engine went away: the job's end is seen in its cgroup
@@ -173,11 +180,12 @@ class ContainerTarget(RunningTarget):
 
     def has_ended(self) -> bool:
         """Whether the container has ended: its cgroup goes a moment before the engine tells its status, if it still does."""
+        may_tell = self._watch is not None and self._watch.may_tell_status()  # asked first: what it says last is seen below
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():
             self._gone_since = self._gone_since or time.monotonic()
-            return time.monotonic() - self._gone_since > _STATUS_S
+            return not may_tell or time.monotonic() - self._gone_since > _STATUS_S
         return self.exit_status is not None
 
     def _set_status(self, status: int) -> None:
@@ -225,7 +233,8 @@ class ContainerTarget(RunningTarget):
 
     def _was_out_of_memory(self) -> bool:
         """Whether the engine says so, which it may learn a moment after the end of a container that was killed."""
-        until = time.monotonic() + (_OOM_S if self.exit_status == -signal.SIGKILL else 0)
+        longest_s = _LIMITED_OOM_S if self._container.attrs["HostConfig"]["Memory"] else _OOM_S
+        until = time.monotonic() + (longest_s if self.exit_status == -signal.SIGKILL else 0)
         while not self._container.attrs["State"]["OOMKilled"] and time.monotonic() < until:
             time.sleep(_OOM_S / 20)
             self._container.reload()

@@ -16,14 +16,14 @@ import pandas as pd
 import pytest
 
 from benchmark.config import Config, dump, load
+from tests.conftest import PATIENCE_S
 from tests.processes import children, name_of, wait_for
 
 COMMAND = [sys.executable, "-m", "iotwin.main", "emulate"]
-PATIENCE_S = 100  # only a failing test waits this long
 
 
 def emulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def mllog(output: str) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def test_a_damaged_case_is_named_and_leaves_no_results(twin: Config, cases: Path
 def test_a_full_disk_in_a_checkpoint_ends_in_one_line(twin_path: Path, tmp_path: Path) -> None:
     dump(load(twin_path, ["twin.checkpoint.files=[{name: a.pt, write_sizes: [[1000, 1000]], rename: true}]"]), twin_path)
     limited = ["prlimit", "--fsize=100000", *COMMAND, str(twin_path), "--quiet"]
-    done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert "checkpoints/a.pt: the checkpoint cannot be written" in done.stderr and done.stderr.count("\n") == 1
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iotwin-emulated.txt"]

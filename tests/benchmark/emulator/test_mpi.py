@@ -14,7 +14,7 @@ import pytest
 
 from benchmark.emulator.mpi import started_as, under_mpi
 from common.ranks import MPI_VARIABLES
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun (Open MPI) is not installed")
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
@@ -29,7 +29,6 @@ SMALL = [
     "++workload.train.epochs=2",
     "++workload.train.computation_time=0.001",
 ]
-PATIENCE_S = 100  # only a failing test waits this long
 
 
 def command(ranks: int, *words: str, launch: Sequence[str] = ()) -> list[str]:
@@ -49,7 +48,7 @@ def run(ranks: int, *words: str, folder: Path, launch: Sequence[str] = ()) -> su
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 
@@ -107,7 +106,7 @@ def test_processes_that_mpi_does_not_know_of_one_another_are_refused(tmp_path: P
     """As srun starts them for an MPI that does not speak its PMI: all would be rank 0 and write the same files."""
     words = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL]
     known = {**environment(), "PMI_SIZE": "2"}
-    done = subprocess.run(words, cwd=tmp_path, env=known, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, cwd=tmp_path, env=known, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (1, "iotwin emulate")
     assert "each is alone to MPI" in done.stderr and not (tmp_path / "output" / "summary.json").exists()
 

@@ -9,9 +9,8 @@ import pytest
 
 from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
 from common.errors import IotwinError, UsageError
+from tests.conftest import PATIENCE_S
 from tests.processes import children
-
-PATIENCE_S = 100  # only a failing test waits this long
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import children, name_of, wait_for
 
-PATIENCE_S = 100  # only a failing test waits this long
 SMALL = [
     "workload=default",
     "++workload.workflow.generate_data=true",

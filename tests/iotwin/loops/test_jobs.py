@@ -7,16 +7,17 @@ import time
 
 import pytest
 
-from tests.conftest import run_iotwin
+from tests.conftest import PATIENCE_S, run_iotwin
 from tests.processes import start, wait_for
 from tracing_tools.trace.reader import Trace
 
 
 @pytest.mark.root
 def test_each_job_has_its_own_trace(tmp_path):
+    a, b = (f"touch {tmp_path}/{own}; until [ -e {tmp_path}/{other} ]; do sleep 0.05; done" for own, other in ("ab", "ba"))
     jobs = {
-        "a": {"command": ["sh", "-c", "cat /etc/hostname; sleep 0.5; exit $CODE"], "environment": {"CODE": 3}, "workload": "x"},
-        "b": {"command": ["sh", "-c", "cat /etc/passwd; sleep 0.5"]},
+        "a": {"command": ["sh", "-c", f"cat /etc/hostname; {a}; exit $CODE"], "environment": {"CODE": 3}, "workload": "x"},
+        "b": {"command": ["sh", "-c", f"cat /etc/passwd; {b}"]},
     }
     (tmp_path / "jobs.yaml").write_text(json.dumps(jobs))
     result = run_iotwin("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml", "--json")
@@ -31,13 +32,13 @@ def test_each_job_has_its_own_trace(tmp_path):
 
 @pytest.mark.root
 def test_an_interrupt_ends_all(tmp_path):
-    (tmp_path / "jobs.yaml").write_text("a: {command: [sleep, '60']}\nb: {command: [sleep, '60']}\n")
+    (tmp_path / "jobs.yaml").write_text("a: {command: [sleep, '600']}\nb: {command: [sleep, '600']}\n")
     tracer = start("trace", "-o", tmp_path / "out", "--jobs", tmp_path / "jobs.yaml")
     manifests = [tmp_path / "out" / f"{name}.trace" / "manifest.json" for name in "ab"]
     wait_for(lambda: all(path.exists() and '"start_ns": 0' not in path.read_text() for path in manifests), "both jobs")
     time.sleep(0.2)
     os.kill(tracer.pid, signal.SIGTERM)
-    _, errors = tracer.communicate(timeout=60)
+    _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode not in (0, None), errors
     assert {Trace(path.parent).manifest.status for path in manifests} == {"complete"}
 

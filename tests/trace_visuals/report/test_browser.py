@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.conftest import PATIENCE_S
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.common import stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
@@ -50,7 +51,7 @@ def _open(browser, page):
 
 
 def _until(browser, script, *arguments):
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not browser.execute_script(script, *arguments):
         assert time.monotonic() < end, f"never true: {script}; {browser.get_log('browser')}"
         time.sleep(0.02)
@@ -203,7 +204,7 @@ def test_rows_can_be_shown_and_filtered_by_file(browser, pages):
     assert browser.execute_script(height) > before + 100
     ink = _ink(browser)
     browser.find_element("id", "timeline-filter").send_keys("case_00003_x")
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not 0 < _ink(browser) < ink / 2:
         assert time.monotonic() < end
     _no_complaints(browser)

@@ -6,6 +6,7 @@ import socket
 import pyarrow.parquet as pq
 import pytest
 
+from tests.conftest import PATIENCE_S
 from tests.processes import call
 from tests.synthetic import Job, write_job
 from trace_visuals.report import view
@@ -38,7 +39,7 @@ def server(tmp_path):
 
 def _ask(server, line: bytes) -> bytes:
     port = int(re.search(r":(\d+)/", server.url)[1])
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(line)
         answer = b""
         while piece := client.recv(4096):
@@ -57,8 +58,8 @@ def test_clients_that_say_nothing_take_few_threads_and_are_left(server, monkeypa
 
     port = int(re.search(r":(\d+)/", server.url)[1])
     before = threading.active_count()
-    clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(100)]
-    deadline = time.monotonic() + 60
+    clients = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(100)]
+    deadline = time.monotonic() + PATIENCE_S
     while threading.active_count() < before + view._MOST_CONNECTIONS and time.monotonic() < deadline:
         time.sleep(0.01)
     for client in clients[:50]:

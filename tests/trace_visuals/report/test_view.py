@@ -9,6 +9,7 @@ import socket
 import numpy as np
 import pytest
 
+from tests.conftest import PATIENCE_S
 from tests.processes import call, one_line, start
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.report.test_browser import _change, _ink, _point, _until
@@ -38,7 +39,7 @@ def server(trace, monkeypatch):
 
 def _get(server, path, host=None, method="GET"):
     port = int(re.search(r":(\d+)/", server.url)[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{port}")
     connection.endheaders()
@@ -127,13 +128,13 @@ def test_the_command_serves_until_ctrl_c(trace):
     lines = iter(process.stderr.readline, "")
     line = next(line for line in lines if line.startswith("open http://"))
     port, token = re.search(r"http://127\.0\.0\.1:(\d+)/([\w-]+)/", line).groups()
-    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_S)
     connection.request("GET", f"/{token}/")
     answer = connection.getresponse()
     assert answer.status == 200
     connection.close()  # before the page is read, as by a closed tab
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=100)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0 and "has ended" in output and "Traceback" not in errors
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, run_iotwin, small_disk
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin, small_disk
 from tests.processes import root_pid, start, wait_for
 from tracing_tools.backends import preload, strace
 from tracing_tools.trace.manifest import Host, Manifest, Target
@@ -82,7 +82,7 @@ def test_a_killed_tracer_loses_nothing_that_was_written_by_then(tmp_path, backen
     job = root_pid(tmp_path / "t")
     wait_for(lambda: "sleep" in Path(f"/proc/{job}/comm").read_text(), "cat's end")
     tracer.kill()
-    tracer.communicate(timeout=60)
+    tracer.communicate(timeout=PATIENCE_S)
     os.kill(job, signal.SIGKILL)
     result = run_iotwin("recover", tmp_path / "t")
     assert result.returncode == 0, result.stderr
@@ -152,7 +152,7 @@ def test_stracess_end_at_a_limit_on_file_sizes_is_not_the_jobs(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=PATIENCE_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     assert done.returncode == 7, done.stderr

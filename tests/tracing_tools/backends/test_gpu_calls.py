@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, compile_c
+from tests.conftest import PATIENCE_S, ROOT, compile_c
 from tests.processes import call
 from tracing_tools.backends.elf_symbols import function_offsets
 from tracing_tools.backends.gpu_calls import WithGpuCalls
@@ -171,7 +171,9 @@ def test_of_a_container_s_cgroup_only_what_executed_a_program_there(tmp_path, pr
             backend.wrap([str(part) for part in job], tmp_path / "t" / RAW)
             backend.start()
             procs = group.path / "cgroup.procs"
-            subprocess.run([sys.executable, "-c", RUNTIME, programs / "libcudart.so.12", procs, *job], check=True, timeout=60)
+            subprocess.run(
+                [sys.executable, "-c", RUNTIME, programs / "libcudart.so.12", procs, *job], check=True, timeout=PATIENCE_S
+            )
             backend.stop(recording)
             calls = np.fromfile(tmp_path / "t" / RAW / GPU_FILE, GPU_CALL)
     finally:

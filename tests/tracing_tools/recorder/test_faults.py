@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import call, left_behind, one_line, root_pid, start, wait_for
+from tests.tracing_tools.targets.test_targets import calls_recorded
 from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
 from tracing_tools.trace.manifest import Manifest
 from tracing_tools.trace.reader import Trace
@@ -79,7 +80,7 @@ def test_an_earlier_trace_is_kept_unless_forced(tmp_path):
 
 @root
 def test_second_tracer_on_the_same_trace_is_refused_and_another_works(tmp_path):
-    first = start("trace", "-o", tmp_path / "t", "--", "sleep", "30")
+    first = start("trace", "-o", tmp_path / "t", "--", "sleep", "600")
     try:
         wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").exists(), "the first recording")
         second = run_iotwin("trace", "-o", tmp_path / "t", "--force", "--", "true")
@@ -91,7 +92,7 @@ def test_second_tracer_on_the_same_trace_is_refused_and_another_works(tmp_path):
         assert "/etc/hostname" in set(Trace(tmp_path / "u").files()["path"])
     finally:
         first.send_signal(signal.SIGINT)
-        first.communicate(timeout=60)
+        first.communicate(timeout=PATIENCE_S)
     assert "/etc/hostname" not in set(Trace(tmp_path / "t").files()["path"])
     assert not left_behind()
 
@@ -99,11 +100,11 @@ def test_second_tracer_on_the_same_trace_is_refused_and_another_works(tmp_path):
 @root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_finishes_the_trace(tmp_path, number):
-    tracer = start("trace", "-o", tmp_path / "t", "--", "sh", "-c", "cat /etc/hostname; sleep 60")
+    tracer = start("trace", "-o", tmp_path / "t", "--", "sh", "-c", "cat /etc/hostname; sleep 600")
     log = tmp_path / "t" / "logs" / "stdout"
     wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
     tracer.send_signal(number)
-    _, errors = tracer.communicate(timeout=60)
+    _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode != 0, errors
     assert "Traceback" not in errors
     trace = Trace(tmp_path / "t")
@@ -129,12 +130,15 @@ print(number, "done", flush=True)
 
 
 @root
-def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path):
+def test_killed_tracer_keeps_what_it_had_and_leaves_the_job_alone(tmp_path):
     data, enough = tmp_path / "data", tmp_path / "enough"
     tracer = start("trace", "-o", tmp_path / "t", "--", sys.executable, "-c", _WRITER, data, enough)
     wait_for(lambda: data.exists() and data.stat().st_size >= 16 * 300, "300 writes")
     job = root_pid(tmp_path / "t")
-    killed_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    # However late the recorder is, it takes calls over while the job makes more, and what it has is kept.
+    seen = calls_recorded(tmp_path / "t")[job]
+    wait_for(lambda: calls_recorded(tmp_path / "t")[job] > max(seen, 300), "further calls taken over")
+    killed_ns, kept = time.monotonic_ns(), calls_recorded(tmp_path / "t")[job]
     tracer.kill()
     tracer.communicate()
     refused = call("info", tmp_path / "t")
@@ -153,10 +157,9 @@ def test_killed_tracer_loses_at_most_a_second_and_leaves_the_job_alone(tmp_path)
     assert trace.manifest.status == "recovered"
     files, events = trace.files(), trace.events_frame()
     writes = events[(events["op"] == "write") & events["file_id"].isin(files.loc[files["path"] == str(data), "file_id"])]
-    # Every write from the first on, without a gap, up to a second before the kill.
+    # Every write from the first on, without a gap, up to what had been taken over when it was killed.
     assert writes["offset"].tolist() == [16 * number for number in range(len(writes))]
-    assert len(writes) >= 300 - 200
-    assert writes["start_ns"].max() >= killed_ns - 1_000_000_000
+    assert len(events[events["pid"] == job]) >= kept
     # The job wrote its log itself: its phases are whole, up to the end that no tracer saw.
     phase = trace.phases().iloc[0]
     assert phase["start_ns"] <= writes["start_ns"].min() and phase["end_ns"] > killed_ns

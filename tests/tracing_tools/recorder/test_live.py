@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import run_iotwin
+from tests.conftest import PATIENCE_S
 from tests.processes import start
 from tracing_tools.recorder import live
 from tracing_tools.recorder.live import LiveView
@@ -104,11 +104,14 @@ def test_phases_are_those_last_printed_however_the_log_arrives(sizes):
 @pytest.mark.root
 def test_lines_in_a_log(tmp_path):
     (tmp_path / "line").write_text(mllog("START", "epoch", epoch_num=3))
-    script = "cat line; for i in 1 2 3 4 5 6; do head -c 100000 /dev/zero > zeros; sleep 0.4; done; echo said"
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--live", "--", "sh", "-c", script, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "calls/s" in result.stderr and "0 lost" in result.stderr and result.stdout == ""
-    assert " s, epoch 3: read" in result.stderr
+    script = "cat line; until grep -q 'epoch 3: read' shown; do head -c 100000 /dev/zero > zeros; sleep 0.4; done; echo said"
+    with (tmp_path / "shown").open("w") as shown:
+        tracer = start("trace", "-o", "t", "--live", "--", "sh", "-c", script, cwd=tmp_path, stderr=shown)
+        output, _ = tracer.communicate(timeout=PATIENCE_S)
+    said = (tmp_path / "shown").read_text()
+    assert tracer.returncode == 0, said
+    assert "calls/s" in said and "0 lost" in said and output == ""
+    assert " s, epoch 3: read" in said
     assert (tmp_path / "t" / "logs" / "stdout").read_text().endswith("said\n")
 
 
@@ -116,15 +119,17 @@ def test_lines_in_a_log(tmp_path):
 def test_a_terminal_is_drawn_on_and_the_trace_is_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     master, slave = pty.openpty()
-    script = f"for i in 1 2 3 4 5; do head -c 100000 /dev/zero > {tmp_path}/zeros; sleep 0.4; done"
+    script = f"until [ -e {tmp_path}/shown ]; do head -c 100000 /dev/zero > {tmp_path}/zeros; sleep 0.4; done"
     tracer = start("trace", "-o", tmp_path / "t", "--live", "--", "sh", "-c", script, stderr=slave)
     os.close(slave)
     shown = b""
     try:
         while part := os.read(master, 65536):
             shown += part
+            if b"zeros" in shown and b"per second" in shown:
+                (tmp_path / "shown").touch()
     except OSError:
         pass  # the terminal's other end is closed
-    assert tracer.wait(60) == 0
-    assert b"per second" in shown and b"zeros" in shown
+    assert tracer.wait(PATIENCE_S) == 0
+    assert (tmp_path / "shown").exists()
     assert Trace(tmp_path / "t").manifest.lost_events == 0

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import PATIENCE_S
 from tests.processes import children, name_of, root_pid, start, wait_for
 from tests.tracing_tools.recorder.test_live import mllog
 from tests.tracing_tools.recorder.test_live import name_of as name_record
@@ -56,7 +57,7 @@ class Terminal:
 
     def all(self) -> str:
         """Everything, once the other end is closed."""
-        self._reader.join(60)
+        self._reader.join(PATIENCE_S)
         os.close(self._master)
         return self.shown.decode()
 
@@ -84,7 +85,7 @@ class Live:
     def end(self) -> str:
         """Let the job end; return all that was shown."""
         self._go.touch()
-        assert self.tracer.wait(100) == 0
+        assert self.tracer.wait(PATIENCE_S) == 0
         return self.terminal.all()
 
     def is_whole(self) -> bool:
@@ -152,7 +153,7 @@ def test_a_display_ends_with_a_recorder_that_is_killed(open_path):
     live.tracer.kill()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the display's end")
     os.kill(job, signal.SIGKILL)
-    live.tracer.wait(60)
+    live.tracer.wait(PATIENCE_S)
     live.terminal.all()
 
 
@@ -162,7 +163,7 @@ def test_a_note_of_the_recorder_stands_above_the_tables(open_path):
     live.display()
     subprocess.run(["kill", "-INT", str(live.tracer.pid)], check=True)
     wait_for(lambda: b"asked the job to end" in live.terminal.shown, "the note")
-    assert live.tracer.wait(100) == 128 + signal.SIGINT
+    assert live.tracer.wait(PATIENCE_S) == 128 + signal.SIGINT
     shown = live.terminal.all()
     assert shown.index("asked the job to end") < shown.rindex("per second")  # drawn anew below it
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import one_line
 from tracing_tools import backends
 from tracing_tools.trace.reader import Trace
@@ -35,7 +35,7 @@ def among_mounts(script: str, *words: str | Path) -> subprocess.CompletedProcess
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import IotwinError
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import one_line, root_pid, start, wait_for
 from tracing_tools import backends
 from tracing_tools.recorder.finishing import finish_as, give, hold
@@ -136,7 +136,7 @@ def test_nothing_of_the_job_is_read_by_root(open_path):
 
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    done = subprocess.run(command, env=SUDO, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=SUDO, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     became: set[str] = set()
     readers = []
@@ -168,7 +168,7 @@ def test_a_trace_that_was_cut_off_is_recovered_by_its_user(open_path, unreadable
     wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
     pid = root_pid(open_path / "t")
     tracer.kill()
-    tracer.communicate(timeout=60)
+    tracer.communicate(timeout=PATIENCE_S)
     os.kill(pid, signal.SIGKILL)
     assert owners(open_path / "t") == {0}
     result = run_iotwin("recover", open_path / "t", env=unreadable)
@@ -214,7 +214,7 @@ def test_a_job_inside_which_records_are_written_is_unhurt_by_the_umask(open_path
         env=SUDO,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0 and done.stdout == Path("/etc/hostname").read_text(), done.stderr

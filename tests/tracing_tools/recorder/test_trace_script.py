@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
+from tests.docker_engine import containers
 from tests.processes import wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 from tests.tracing_tools.targets.test_launched_container import has_events
@@ -28,7 +29,7 @@ def environment(tmp_path):
 
 def trace_sh(environment, *arguments, script=SCRIPT):
     command = ["bash", script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.root
@@ -61,10 +62,8 @@ def test_a_signal_ends_the_jobs_and_their_containers(tmp_path, test_image, envir
     traces = [tmp_path / "out" / "x" / name for name in ("dlio.trace", "dlio_1.trace")]
     wait_for(lambda: all(has_events(trace) for trace in traces), "events of both jobs")
     script.send_signal(number)
-    assert script.wait(100) > 128
-    import docker
-
-    assert not [made.name for made in docker.from_env().containers.list(all=True) if made.name.startswith("iotwin-ended")]
+    assert script.wait(PATIENCE_S) > 128
+    wait_for(lambda: not [name for name in containers() if name.startswith("iotwin-ended")], "the end of the containers")
     assert [Trace(trace).manifest.status for trace in traces] == ["complete", "complete"]
 
 
@@ -103,7 +102,7 @@ def test_the_page_cache_is_dropped_before_the_jobs_start_and_only_when_asked(tmp
     inside = f'file=/proc/sys/vm/drop_caches; mount --bind {tmp_path}/drop $file && {setup} && exec bash "$@"'
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     command = ["unshare", "--mount", "sh", "-c", inside, "sh", SCRIPT, *map(str, arguments)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if found is None:
         assert result.returncode == 1 and "cannot be dropped here" in result.stderr and not (tmp_path / "found").exists()
     else:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.conftest import PATIENCE_S
+from tests.docker_engine import client
 from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.backends.test_block import device_of
 from tests.tracing_tools.recorder.test_capture import on_path
@@ -71,11 +73,9 @@ def within(requests: pd.DataFrame, extents: list[tuple[int, int]]) -> pd.DataFra
 
 def start_child(tmp_path: Path, image: str, script: str, volume: str) -> object:
     """Start a container below the job's cgroup, as an engine within the job would, and wait until the tracer knows of it."""
-    import docker
-
     wait_for(lambda: (tmp_path / "data" / "started").exists(), "the container")
     parent = Path(read_manifest(tmp_path / "t").target.cgroup).relative_to(cgroup2_mount())
-    child = docker.from_env().containers.run(
+    child = client().containers.run(
         image, ["sh", "-c", script], cgroup_parent=f"/{parent}", network_mode="none", volumes=[volume], detach=True
     )
     wait_for(lambda: child.id[:12] in (tmp_path / "t" / "raw" / "journal.jsonl").read_text(), "the child in the journal")
@@ -114,7 +114,7 @@ def traced(tmp_path_factory, test_image):
         finally:
             for gate in ("go", "done"):
                 (data / gate).touch()
-            _, errors = tracer.communicate(timeout=120)
+            _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 0, errors
     assert not left_behind()
     trace, counted = Trace(tmp_path / "t"), Counter()

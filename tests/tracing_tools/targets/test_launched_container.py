@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
-from tests.docker_engine import start_when_watched
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
+from tests.docker_engine import client, containers, start_when_watched
 from tests.processes import wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
-# The shell's parent is the tracer, which now is held as if the machine were too busy for it.
-BUSY = "(sleep 2; kill -CONT $PPID) & kill -STOP $PPID; "
+# The shell's parent is the tracer, which now is held, as if the machine were too busy for it, until `{}` is done.
+BUSY = "({}; kill -CONT $PPID) & kill -STOP $PPID; "
 READ = "sh -c 'cat /bin/calls | wc -c; exit 3'"
 FOREVER = "sh -c 'while true; do cat /bin/calls >/dev/null; sleep 0.05; done'"
 
@@ -25,14 +25,9 @@ def launched(tmp_path, name: str, script: str) -> subprocess.CompletedProcess[st
     return run_iotwin("trace", "-o", tmp_path / "t", "--container", name, "--", "sh", "-c", script)
 
 
-def containers() -> list[str]:
-    import docker
-
-    return [container.name for container in docker.from_env().containers.list(all=True)]
-
-
 def test_a_tracer_that_is_late_holds_the_container(tmp_path, test_image):
-    result = launched(tmp_path, "iotwin-late", f"{BUSY} docker run --rm --network=none --name=iotwin-late {test_image} {READ}")
+    run = f"docker run --rm --network=none --name=iotwin-late {test_image} {READ}"
+    result = launched(tmp_path, "iotwin-late", BUSY.format("sleep 2") + run)
     assert result.returncode == 3, result.stderr
     trace = Trace(tmp_path / "t")
     shell = trace.processes().iloc[0]
@@ -43,15 +38,15 @@ def test_a_tracer_that_is_late_holds_the_container(tmp_path, test_image):
 
 def test_a_container_that_cannot_be_held_fails_the_trace(tmp_path, test_image, docker_host):
     """Its launcher has the engine's own address."""
-    script = f"{BUSY} docker -H {docker_host} run --network=none --name=iotwin-past {test_image} {FOREVER}"
+    runs = f"docker -H {docker_host} top iotwin-past >/dev/null 2>&1"
+    script = BUSY.format(f"until {runs}; do sleep 0.1; done")
+    script += f"docker -H {docker_host} run --network=none --name=iotwin-past {test_image} {FOREVER}"
     try:
         result = launched(tmp_path, "iotwin-past", script)
         assert result.returncode == 1
         assert "iotwin-past ran before it could be watched" in result.stderr.splitlines()[-1]
         assert not (tmp_path / "t").exists()
-        import docker
-
-        assert docker.from_env().containers.get("iotwin-past").status == "exited"
+        wait_for(lambda: client().containers.get("iotwin-past").status == "exited", "the container's end")
     finally:
         subprocess.run(["docker", "rm", "-f", "iotwin-past"], check=False, capture_output=True)
 
@@ -82,8 +77,8 @@ def test_a_signal_ends_container_and_launcher_too(tmp_path, test_image, number):
     tracer = in_background("trace", "-o", tmp_path / "t", "--container", "iotwin-endless", "--", "sh", "-c", script)
     wait_for(lambda: has_events(tmp_path / "t"), "events")
     tracer.send_signal(number)
-    _, errors = tracer.communicate(timeout=100)
-    assert "iotwin-endless" not in containers(), errors
+    _, errors = tracer.communicate(timeout=PATIENCE_S)
+    wait_for(lambda: "iotwin-endless" not in containers(), f"the end of the container: {errors}")
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
     trace = Trace(tmp_path / "t")
     assert trace.manifest.status == "complete" and any("interrupted" in note for note in trace.manifest.notes)
@@ -97,7 +92,7 @@ def test_a_signal_before_the_container_is_there_ends_the_launcher(tmp_path, dock
     )
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the launcher")
     tracer.send_signal(number)
-    tracer.communicate(timeout=60)
+    tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 130
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists() and not (tmp_path / "t").exists()
 
@@ -115,5 +110,5 @@ def test_a_signal_ends_a_trace_of_everything(tmp_path, number):
     tracer = in_background("trace", "-o", tmp_path / "t", "--all")
     wait_for(lambda: has_events(tmp_path / "t"), "events")
     tracer.send_signal(number)
-    _, errors = tracer.communicate(timeout=60)
+    _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 0 and Trace(tmp_path / "t").manifest.status == "complete", errors

@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import IotwinError
 from tests.conftest import small_disk
+from tests.processes import wait_for
 from tracing_tools.targets import limits as module
 from tracing_tools.targets.cgroup import remove_stale_cgroups
 from tracing_tools.targets.limits import MEMORY, READS, LimitedCgroups, Limits, device_below, reason_against
@@ -82,11 +83,15 @@ def test_a_limit_that_the_kernel_refuses_is_one_line_and_leaves_nothing(tmp_path
 def test_the_memory_of_a_job_is_what_it_has_beside_the_page_cache(tmp_path):
     _device(tmp_path)
     (tmp_path / "read").write_bytes(bytes(64 << 20))
-    code = f"import time; kept = bytearray(48 << 20); open('{tmp_path}/read', 'rb').read(); time.sleep(0.5)"
+    code = f"kept = bytearray(48 << 20); open('{tmp_path}/read', 'rb').read(); input()"
     with LimitedCgroups(Limits(), []) as cgroups:
         job = subprocess.Popen(["sh", "-c", 'read go; exec "$0" -c "$1"', sys.executable, code], stdin=subprocess.PIPE)
+        assert job.stdin is not None
         cgroups.add(job.pid)
-        job.communicate(b"go\n")
+        job.stdin.write(b"go\n")
+        job.stdin.flush()
+        wait_for(lambda: cgroups.most_memory_bytes >= 48 << 20, "the job's memory")
+        job.communicate(b"end\n")
     assert 48 << 20 <= cgroups.most_memory_bytes < 48 << 22
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import run_iotwin
+from tests.conftest import PATIENCE_S, run_iotwin
 from tests.processes import start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, python
 from tracing_tools.backends import unavailable_reason
@@ -119,7 +119,7 @@ os.wait()
     log = tmp_path / "t" / "logs" / "stdout"
     wait_for(lambda: log.exists() and "ready" in log.read_text(), "the child")
     tracer.send_signal(signal.SIGINT)
-    tracer.communicate(timeout=60)
+    tracer.communicate(timeout=PATIENCE_S)
     assert Trace(tmp_path / "t").manifest.status == "complete"
 
 

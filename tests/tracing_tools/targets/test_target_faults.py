@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, run_iotwin
+from tests.conftest import PATIENCE_S, ROOT, run_iotwin
+from tests.docker_engine import client
 from tests.processes import call, left_behind, one_line, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 from tests.tracing_tools.targets.test_targets import NO_NETWORK, container
@@ -74,7 +75,7 @@ def test_a_container_that_is_renamed(tmp_path, test_image):
         wait_for(lambda: raw.exists() and raw.stat().st_size > 300_000, "several passes")
         made.rename("iotwin-after")
         made.kill()
-        _, errors = tracer.communicate(timeout=60)
+        _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 128 + 9, errors
     trace = Trace(tmp_path / "t")
     assert any("renamed from iotwin-before to iotwin-after" in note for note in trace.manifest.notes)
@@ -92,8 +93,6 @@ def test_a_container_out_of_memory(tmp_path, test_image):
 
 
 def test_a_killed_tracer_leaves_the_container_running(tmp_path, test_image):
-    import docker
-
     (tmp_path / "gate").mkdir()
     script = "while [ ! -e /gate/go ]; do cat /bin/calls >/dev/null; sleep 0.1; done; exit 6"
     options = ("--container-option", "name=iotwin-survivor", "--volume", f"{tmp_path}/gate:/gate")
@@ -101,8 +100,8 @@ def test_a_killed_tracer_leaves_the_container_running(tmp_path, test_image):
     raw = tmp_path / "t" / "raw" / "events.bin"
     wait_for(lambda: raw.exists() and raw.stat().st_size > 10_000, "events")
     tracer.send_signal(signal.SIGKILL)
-    tracer.communicate(timeout=60)
-    survivor = docker.from_env().containers.get("iotwin-survivor")
+    tracer.communicate(timeout=PATIENCE_S)
+    survivor = client().containers.get("iotwin-survivor")
     try:
         assert survivor.status == "running"
         (tmp_path / "gate" / "go").touch()
@@ -145,7 +144,9 @@ def test_a_machine_short_of_memory_at_the_start(tmp_path):
     """The kernel refuses the tracer memory at one point or another: the job has run whole or not at all, nothing is left."""
     script = f"ulimit -v 250000; exec {sys.executable} -m iotwin.main trace -o {tmp_path}/t -- touch {tmp_path}/ran"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=100)
+    result = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_S
+    )
     assert result.returncode == 0 or not (tmp_path / "t" / "manifest.json").exists(), result.stderr
     assert (tmp_path / "ran").exists() == (result.returncode == 0)
     assert not left_behind()
@@ -160,7 +161,7 @@ def test_a_machine_short_of_memory_at_the_end(tmp_path):
     wait_for(lambda: log.exists() and log.stat().st_size, "the job's output")
     resource.prlimit(tracer.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
     gate.touch()
-    _, errors = tracer.communicate(timeout=60)
+    _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 3 and "Traceback" not in errors  # the job's own comes first
     assert "cannot be finished" in errors.splitlines()[-1] and f"iotwin recover {tmp_path}/t" in errors.splitlines()[-1]
     refused = call("info", tmp_path / "t")

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import run_iotwin
+from tests.conftest import PATIENCE_S, run_iotwin
+from tests.docker_engine import client, containers
 from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, own_counts
 from tracing_tools.backends import unavailable_reason
@@ -53,7 +54,7 @@ def tracing_meanwhile(directory: Path, *target: str | Path) -> Iterator[None]:
         yield
     finally:
         tracer.send_signal(signal.SIGINT)
-        _, errors = tracer.communicate(timeout=100)
+        _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 0, errors
 
 
@@ -70,16 +71,14 @@ def calls_recorded(directory: Path) -> Counter[int]:
 
 
 def test_the_containers_status_and_output_are_ours(tmp_path, test_image):
-    result = run_iotwin(
-        "trace", "-o", tmp_path / "t", "--image", test_image, *NO_NETWORK, "--", "sh", "-c", "echo out; echo err >&2; exit 7"
-    )
+    options = (*NO_NETWORK, "--container-option", "name=iotwin-ours")
+    script = "echo out; echo err >&2; exit 7"
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--image", test_image, *options, "--", "sh", "-c", script)
     assert result.returncode == 7
     assert result.stdout == "out\n" and "err\n" in result.stderr
     assert (tmp_path / "t" / "logs" / "stdout").read_text() == "out\n"
     assert (tmp_path / "t" / "logs" / "stderr").read_text() == "err\n"
-    import docker
-
-    assert not docker.from_env().containers.list(all=True)
+    assert "iotwin-ours" not in containers()
 
 
 def test_bcc_sees_a_container_and_not_its_runtime(tmp_path, test_image):
@@ -94,9 +93,7 @@ def test_bcc_sees_a_container_and_not_its_runtime(tmp_path, test_image):
 
 @contextmanager
 def container(image: str, script: str, **options: object) -> Iterator[object]:
-    import docker
-
-    made = docker.from_env().containers.run(image, ["sh", "-c", script], network_mode="none", detach=True, **options)
+    made = client().containers.run(image, ["sh", "-c", script], network_mode="none", detach=True, **options)
     try:
         yield made
     finally:
@@ -133,9 +130,7 @@ def np_isna(value: object) -> bool:
 def test_a_container_that_a_command_starts(tmp_path, test_image):
     script = f'docker run --network=none --name=iotwin-launched {test_image} sh -c "cat /bin/calls | wc -c; exit 3"'
     result = run_iotwin("trace", "-o", tmp_path / "t", "--container", "iotwin-launched", "--", "sh", "-c", script)
-    import docker
-
-    docker.from_env().containers.get("iotwin-launched").remove()
+    client().containers.get("iotwin-launched").remove()
     assert result.returncode == 3, result.stderr
     trace = Trace(tmp_path / "t")
     assert len(on_path(trace, "/bin/calls")) or len(on_path(trace, "/bin/busybox"))
@@ -231,7 +226,7 @@ def test_an_interrupt_ends_the_trace_and_not_what_runs(tmp_path, number):
         wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").exists(), "the recording")
         wait_for(lambda: (tmp_path / "t" / "raw" / "events.bin").stat().st_size > 80_000, "a thousand events")
         tracer.send_signal(number)
-        _, errors = tracer.communicate(timeout=60)
+        _, errors = tracer.communicate(timeout=PATIENCE_S)
         assert tracer.returncode == 0, errors
         assert job.poll() is None
     assert "/etc/hostname" in set(Trace(tmp_path / "t").files()["path"])
@@ -261,7 +256,7 @@ def test_own_counts_of_a_process_tree_to_its_end(tmp_path, calls_program):
     wait_for(lambda: manifest.exists() and '"start_ns": 0' not in manifest.read_text(), "the start")
     gate.write_text("go\n")
     job.wait()
-    _, errors = tracer.communicate(timeout=60)
+    _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 0, errors
     trace = Trace(tmp_path / "t")
     seen = on_path(trace, str(target))["op"].astype(str).replace({"openat": "open"}).value_counts().to_dict()

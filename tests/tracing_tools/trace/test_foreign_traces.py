@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from common.errors import IotwinError, UsageError
-from tests.conftest import run_iotwin
+from tests.conftest import PATIENCE_S, run_iotwin
 from tests.synthetic import Job, write_job
 from tests.tracing_tools.trace.test_store import manifest, raw_events, record
 from tracing_tools.trace.figures.summary import summarise
@@ -321,5 +321,5 @@ def test_what_is_no_file_holds_nobody_up(tmp_path):
     path = write_job(tmp_path / "t", _SMALL)
     (path / "manifest.json").unlink()
     os.mkfifo(path / "manifest.json")
-    result = run_iotwin("info", path, timeout=60)
+    result = run_iotwin("info", path, timeout=PATIENCE_S)
     assert result.returncode == 1 and "not a regular file" in result.stderr

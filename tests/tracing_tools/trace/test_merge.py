@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import IotwinError, UsageError
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 from tests.processes import call
 from tests.synthetic import SECOND, Job, write_job
 from tracing_tools.trace.clocks import between_hosts
@@ -117,7 +117,7 @@ def test_two_hosts_as_namespaces_of_one_machine(tmp_path):
         command = ["unshare", "--uts", "--net", "--pid", "--fork", "--mount-proc", "sh", "-c", inner, "sh"]
         trace = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / name, "--quiet", "--", sys.executable, "-c", code]
         hosts.append(subprocess.Popen([*command, *map(str, trace)], env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}))
-    assert [host.wait(timeout=120) for host in hosts] == [0, 0]
+    assert [host.wait(timeout=PATIENCE_S) for host in hosts] == [0, 0]
     result = call("merge", tmp_path / "node0", tmp_path / "node1", "-o", tmp_path / "set")
     assert result.returncode == 0, result.stderr
     merged = Trace(tmp_path / "set")

@@ -10,7 +10,7 @@ import pytest
 
 from datagen.generate import generate
 from datagen.layouts import ImagenetLayout
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE_S, ROOT
 
 FOLDER = ROOT / "workloads" / "checkfreq"
 
@@ -19,7 +19,7 @@ def call(script, *words, cwd, **environment):
     path = f"{Path(sys.executable).parent}:{environment.pop('PATH', os.environ['PATH'])}"
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment, "PATH": path}
     command = [FOLDER / script, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.torch
@@ -57,7 +57,7 @@ def test_monitors_begin_and_end_by_their_process_id_and_leave_their_files_where_
 
     def run(script, *words):
         command = [FOLDER / script, *words]
-        return subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     assert run("start_monitor.sh").returncode == 0
     pid = int((tmp_path / "monitor.pid").read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import run_iotwin
+from tests.conftest import PATIENCE_S, run_iotwin
 from tests.workloads.mllog import entries, parts
 from tests.workloads.unet3d.conftest import CASES, names, options
 from tracing_tools.trace.reader import Trace
@@ -193,7 +193,7 @@ def test_a_polite_kill_leaves_nothing_half_written(data, tmp_path, how):
             if '"checkpoint"' in line:
                 break
         process.send_signal(how)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert error == "unet3d: interrupted\n"
     assert not [name for name in names(out) if name.endswith(".partial") or name == "result.json"]
@@ -209,7 +209,7 @@ def test_two_ranks_share_the_work(data, tmp_path):
         subprocess.Popen(arguments, cwd=ROOT, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    first, second = (rank.communicate(timeout=120)[0] for rank in ranks)
+    first, second = (rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert second == ""  # only rank 0 speaks
     result = json.loads(first.splitlines()[-1])

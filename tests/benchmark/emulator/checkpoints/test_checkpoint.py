@@ -43,7 +43,7 @@ from benchmark.emulator.run import emulate
 from common import direct_io
 from common.errors import IotwinError, UsageError
 from tests.benchmark.strace import calls_of, needs_strace, strace
-from tests.conftest import knows_direct
+from tests.conftest import PATIENCE_S, knows_direct
 
 MARKER = "iotwin-emulated.txt"
 WRITE_ONE = """
@@ -414,7 +414,7 @@ def test_a_run_that_ends_early_leaves_no_unfinished_checkpoint(tmp_path: Path) -
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE_S)
     process.stdout.close()
     assert not list((tmp_path / "c").glob("*/*.partial"))
 

@@ -18,10 +18,10 @@ from benchmark.emulator.loaders.base import Fetched, Fetcher
 from common.errors import IotwinError
 from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose
+from tests.conftest import PATIENCE_S
 from tests.processes import children
 
 NO_TIME = DrawnTime(0.0, 1, Purpose.TRAIN_SAMPLE)
-PATIENCE_S = 100  # only a failing test waits this long
 
 
 class Recorder(Fetcher):
