@@ -31,6 +31,10 @@ class Job:
     read_from_end: bool = False  # of each file, last request first
     checkpoint_every: int = 1  # epochs
     checkpoint_writes: tuple[int, ...] = (4096, 1 << 20, 1 << 20, 128)
+    checkpoint_leads_ns: tuple[int, ...] = (0,)  # before the file of each, the last of them before that of every further one
+    checkpoint_ahead_ns: int = 0  # between the file's opening and what is before every write
+    checkpoint_between_ns: int = 100_000  # before every write, from the beginning of the one before
+    checkpoint_tail_ns: int = 0  # after what is behind every file
     shuffle: bool = True
     evaluation_files: int = 4
     log_phases: bool = True
@@ -137,16 +141,17 @@ def _read_file(rows, job, file_id, pid, t, rng):
 
 
 def _checkpoint(rows, job, file_id, t):
-    pid = job.pid
+    pid, leads_ns = job.pid, job.checkpoint_leads_ns
+    t += leads_ns[min(file_id - job.files - job.evaluation_files, len(leads_ns) - 1)]
     rows.append((t, 9000, "openat", pid, pid, file_id, 7, None, None, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE, 0))
-    offset = 0
+    t, offset = t + job.checkpoint_ahead_ns, 0
     for size in job.checkpoint_writes:
-        t += 100_000
+        t += job.checkpoint_between_ns
         rows.append((t, 50_000, "write", pid, pid, file_id, 7, offset, size, size, schema.FLAG_WRITABLE, 0))
         offset += size
     rows.append((t + 200_000, 5 * MILLISECOND, "fsync", pid, pid, file_id, 7, None, None, 0, schema.FLAG_WRITABLE, 0))
     rows.append((t + 6 * MILLISECOND, 2000, "close", pid, pid, file_id, 7, None, None, 0, 0, 0))
-    return t + 10 * MILLISECOND
+    return t + 10 * MILLISECOND + job.checkpoint_tail_ns
 
 
 def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):

@@ -10,9 +10,8 @@ import pytest
 from benchmark.config import Config, dump, load
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
-from common.numbers.draws import inverse_cdf
 from tests.conftest import run_iotwin
-from tests.synthetic import Job, write_job
+from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
@@ -100,33 +99,17 @@ twin: {{checkpoint: {{lead_time: 0.01, files: [{{name: "step_{{step}}/m.pt", wri
     assert refused.returncode == 2 and "no emulator wrote it" in refused.stderr
 
 
-@pytest.mark.root
 def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
-    make_small_files(tmp_path / "data")
-    (tmp_path / "job.yaml").write_text(f"""
-workflow: {{checkpoint: true}}
-dataset: {{data_folder: {tmp_path / "data"}, format: bin}}
-reader: {{read_threads: 1}}
-train: {{epochs: 3, computation_time: 0.01}}
-checkpoint: {{checkpoint_folder: {tmp_path / "saved"}}}
-output: {{folder: {tmp_path / "out"}}}
-twin:
-  checkpoint:
-    files: [{{name: "m.pt", write_sizes: [[100, 4]]}}]
-    serialization_time: 0.08
-    serialization_ahead: 0.75
-    lead_time: 0.04
-    first_lead_time: 0.2
-    tail_time: 0.03
-""")
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml")]
-    assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
-    found = fit(Trace(tmp_path / "t")).config.twin.checkpoint
-    assert found.serialization_ahead == pytest.approx(0.75, abs=0.15)
-    caught_up = 0.01  # what earlier sleeps took too long comes off later ones: see common/numbers/sleeper.py
-    assert isinstance(found.first_lead_time, float) and found.first_lead_time >= 0.2
-    assert 0.2 > inverse_cdf(found.lead_time, 1.0) >= 0.04 - caught_up
-    assert inverse_cdf(found.tail_time, 0.0) >= 0.03 - caught_up
+    """In ms: 200 before the first and 40 before each other file, 65 of 80 before its first write, 30 behind the file."""
+    times = {"checkpoint_ahead_ns": 60 * MILLISECOND, "checkpoint_between_ns": 5 * MILLISECOND}
+    leads_ns = (200 * MILLISECOND, 40 * MILLISECOND)
+    made = Job(epochs=4, checkpoint_leads_ns=leads_ns, checkpoint_tail_ns=25 * MILLISECOND, **times)
+    found = fit(Trace(write_job(tmp_path / "t", made))).config.twin.checkpoint
+    assert found.serialization_ahead == pytest.approx(65 / 80, abs=0.002)
+    assert (found.first_lead_time, found.lead_time) == (pytest.approx(0.2, abs=1e-6), pytest.approx(0.04, abs=1e-6))
+    assert isinstance(found.tail_time, float) and found.tail_time == pytest.approx(0.03, abs=1e-4)
+    (file,) = found.files
+    assert isinstance(file.serialization_time, float) and file.serialization_time == pytest.approx(0.08, abs=2e-4)
 
 
 def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is_not():

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from benchmark.emulator.results.write import write_results
 from benchmark.emulator.run import emulate
 from common import direct_io
 from common.errors import IotwinError, UsageError
+from common.numbers.sleeper import Sleeper
 from tests.benchmark.strace import calls_of, needs_strace, strace
 from tests.conftest import PATIENCE_S, knows_direct
 
@@ -78,6 +79,31 @@ def test_a_file_is_as_long_as_its_writes(
     expected = sum(size * count for size, count in sizes)
     (written,) = CheckpointWriter(config).save(1)
     assert saved(folder) == {"a.pt": expected} and written.size_bytes == expected
+
+
+def test_the_seconds_of_a_checkpoint_are_spent_where_they_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[float] = []  # seconds slept, bytes written
+
+    def write(descriptor: int, parts: Sequence[memoryview]) -> int:
+        done.append(sum(map(len, parts)))
+        return int(done[-1])
+
+    monkeypatch.setattr(Sleeper, "sleep", lambda self, seconds: done.append(round(seconds, 9)))
+    monkeypatch.setattr("benchmark.emulator.checkpoints.writer.write_once", write)
+    section = TwinCheckpoint(
+        files=[CheckpointFile(name="m.pt", write_sizes=[(100, 4)])],
+        serialization_time=0.08,
+        serialization_ahead=0.75,
+        lead_time=0.04,
+        first_lead_time=0.2,
+        tail_time=0.03,
+    )
+    folder = Checkpoint(checkpoint_folder=str(tmp_path))
+    checkpoints = CheckpointWriter(Config(dataset=Dataset(data_folder="d"), checkpoint=folder, twin=Twin(checkpoint=section)))
+    for epoch in (1, 2):
+        checkpoints.save(epoch)
+    at_file = [0.06, 100, *[0.005, 100] * 3, 0.005]
+    assert done == [0.2, *at_file, 0.03, 0.04, *at_file, 0.03]
 
 
 def test_names_are_kept_or_overwritten_and_cadences_honoured(twin: Config, tmp_path: Path) -> None:
