@@ -176,9 +176,7 @@ def _reader(
         sample_shuffle="seed" if shuffled and samples.layout != "dlrm" and not ordered else "off",
         file_shuffle="seed" if shuffled and samples.buffer_bytes is not None and not lists else "off",
         # Records that follow one another are read one by one all the same.
-        transfer_size=None
-        if record_bytes is None or (lists and not samples.buffer_bytes)
-        else samples.buffer_bytes or int(record_bytes.max()),
+        transfer_size=None if record_bytes is None or lists else samples.buffer_bytes or int(record_bytes.max()),
         preprocess_time=quantiles(times.preprocess_s),
     )
 

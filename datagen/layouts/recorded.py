@@ -25,7 +25,7 @@ class RecordedLayout(msgspec.Struct, frozen=True):
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse names that lead out of the directory or stand twice, and empty files."""
+        """Refuse names that lead out of the directory or stand twice, and sizes that no file has."""
         names: set[str] = set()
         folders: set[str] = set()
         for name, size_bytes in self.files:
@@ -34,8 +34,8 @@ class RecordedLayout(msgspec.Struct, frozen=True):
             name = normal(name)
             if name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS):
                 raise UsageError(f"a recorded file is called {name!r}, as a list of the data set's own is; leave it out")
-            if not 1 <= size_bytes <= LARGEST_FILE_BYTES:
-                raise UsageError(f"file {name!r} has {size_bytes} bytes; give 1 to {LARGEST_FILE_BYTES} (8 PiB)")
+            if not 0 <= size_bytes <= LARGEST_FILE_BYTES:
+                raise UsageError(f"file {name!r} has {size_bytes} bytes; give 0 to {LARGEST_FILE_BYTES} (8 PiB)")
             if name in names:
                 raise UsageError(f"the file name {name!r} stands twice in the recorded data set; each must be its own")
             names.add(name)

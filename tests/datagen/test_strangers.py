@@ -124,7 +124,7 @@ def test_what_others_put_into_the_temporary_directory_is_not_gone_on_from(
 def test_sizes_that_overflow_are_refused_before_anything_is_written(tmp_path: Path, rows: str) -> None:
     (tmp_path / "recipe.csv").write_text("name,size_bytes\n" + rows)
     done = call("generate", "--recipe", tmp_path / "recipe.csv", "-o", tmp_path / "ds", "--dry-run")
-    assert done.returncode == 2 and "bytes; give 1 to" in one_line(done)
+    assert done.returncode == 2 and "bytes; give 0 to" in one_line(done)
 
 
 def test_totals_that_overflow_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
 # A file without a suffix (3.11 is none) in one is a program: its interpreter reads it like any other file.
 _PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
 _LOG_SUFFIXES = {".log", ".out", ".err"}
-_CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
+_CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".keras", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
 _CHECKPOINT_NAMES = {".metadata"}  # what torch's distributed checkpoints call their index
 # What common.commit writes: a rank's part of a checkpoint, and what tells of it.
 _STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")

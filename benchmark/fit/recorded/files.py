@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from benchmark.config.recording import File, Op
 from benchmark.fit.samples.samples import common_folder
 from common.beneath import normal, stays_within
-from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE
+from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
 
 _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
 
@@ -28,6 +28,9 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     """Return the files that `calls` (on files alone) name."""
     ids = np.unique(calls["file"].to_numpy(np.int64))
     changed = calls["op"].isin(_CHANGES) | (calls["op"] == Op.OPEN) & (calls["flags"] & (FLAG_CREATE | FLAG_TRUNCATE) > 0)
+    # Open for writing and empty: one without a name (O_TMPFILE), say, to which nothing was written after all.
+    empty = table["size_bytes"].reindex(calls["file"]).eq(0).to_numpy()
+    changed |= (calls["op"] == Op.OPEN) & (calls["flags"] & FLAG_WRITABLE > 0) & empty
     first = calls.sort_values("at", kind="stable").drop_duplicates("file")
     made = set(first.loc[(first["op"] == Op.OPEN) & (first["flags"] & FLAG_CREATE > 0), "file"].tolist())
     written = np.isin(ids, calls.loc[changed, "file"].to_numpy())

@@ -37,7 +37,9 @@ def test_an_interpreter_and_its_scripts_are_no_data(path):
     assert file_kind(path, TYPE_REGULAR, read_bytes=59, written_bytes=0, is_log=False) == "library"
 
 
-@pytest.mark.parametrize("path", ["/out/unet_1.pth", "/out/__0_0.distcp", "/out/.metadata", "/out/step-3/rank-0.json"])
+@pytest.mark.parametrize(
+    "path", ["/out/unet_1.pth", "/out/k_2.keras", "/out/__0_0.distcp", "/out/.metadata", "/out/step-3/rank-0.json"]
+)
 def test_a_small_state_that_is_written_is_a_checkpoint(path):
     assert file_kind(path, TYPE_REGULAR, read_bytes=0, written_bytes=52_000, is_log=False) == "checkpoint"
 

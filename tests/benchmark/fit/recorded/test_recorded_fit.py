@@ -12,6 +12,7 @@ from benchmark.config.recording import DUPLICATED, RENAMED, Op, Pipe, Recording
 from benchmark.emulator.recorded.run import replay
 from benchmark.fit import fit
 from common.errors import IotwinError
+from datagen.datasets.recorded import write_recipe
 from tests.benchmark.recordings import write_twin
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, event_table, write_job
@@ -26,7 +27,7 @@ MAIN, LOADER, FEEDER = 100, 101, 102
 KINDS = ("dataset", "checkpoint", "pipe", "pipe", "pipe")
 
 
-def traced(path: Path, calls: list[tuple], renamed_to: str | None = None) -> Trace:
+def traced(path: Path, calls: list[tuple], renamed_to: str | None = None, data_bytes: int = 1000) -> Trace:
     """Write a trace of rows (start and duration in ms, op, pid, tid, file, fd, offset, requested, result, flags) and open it."""
     rows = [(int(start * MS), int(took * MS), *rest, 0) for start, took, *rest in calls]
     events = event_table(rows)
@@ -34,7 +35,7 @@ def traced(path: Path, calls: list[tuple], renamed_to: str | None = None) -> Tra
     files = {
         "file_id": range(5), "device": [1] * 5, "inode": range(5), "generation": [1] * 5, "path": names,
         "renamed_to": [None, renamed_to, None, None, None], "container": [None] * 5, "kind": KINDS,
-        "size_bytes": [1000, 0, None, None, None], "host": [None] * 5,
+        "size_bytes": [data_bytes, 0, None, None, None], "host": [None] * 5,
     }  # fmt: skip
     processes = {
         "pid": [MAIN, LOADER], "ppid": [1, MAIN], "namespace_pid": [MAIN, LOADER], "comm": ["python", "python"],
@@ -189,6 +190,18 @@ def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
     assert (file.name, file.renamed_to) == ("m.tmp", "sub/m.pt")
     assert [bool(flag & RENAMED) for flag in flags[:5].tolist()] == [False, False, False, False, True]
     assert flags[0] & DUPLICATED
+
+
+def test_empty_files_are_kept_and_one_opened_for_writing_is_no_data(tmp_path: Path) -> None:
+    """As a lock that is read, and a file without a name (O_TMPFILE) to which nothing was written after all."""
+    calls = [opened(1, MAIN, DATA, 3), opened(3, MAIN, MADE, 4, schema.FLAG_WRITABLE), moved(5, 1, "read", MAIN, DATA, 0)]
+    fitted = fit(traced(tmp_path / "t", calls, data_bytes=0), "recorded")
+    assert fitted.recording is not None
+    assert [(file.name, file.written) for file in fitted.recording.header.files] == [("in.bin", False), ("m.tmp", True)]
+    write_recipe(tmp_path / "data.csv", fitted.files)
+    made = run_iotwin("generate", "--recipe", tmp_path / "data.csv", "-o", tmp_path / "data")
+    assert made.returncode == 0 and (tmp_path / "data" / "in.bin").stat().st_size == 0
+    assert run_iotwin("generate", "-o", tmp_path / "data", "--verify").returncode == 0
 
 
 def test_a_trace_without_storage_has_nothing_to_replay(tmp_path: Path) -> None:
