@@ -85,6 +85,27 @@ def test_large_states_are_written_past_the_page_cache_where_that_is_possible(tmp
     assert written == [(tensor_file._BUFFER_BYTES, there)] * whole + [(rest, False)] * bool(rest)
 
 
+def test_the_buffer_is_kept_from_one_file_to_the_next_and_is_a_forked_process_own(tmp_path):
+    def write(name, number):
+        data = tensor_file.np.full(5000, number, "uint8")
+        tensor_file.write_tensors(tmp_path / name, [tensor_file.Tensor("a", "uint8", data.shape, data)])
+        return data.tobytes()
+
+    written = write("first", 1)
+    [buffer] = tensor_file._kept_buffers
+    if not (pid := os.fork()):
+        try:
+            write("of the other", 2)
+        finally:
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert buffer[:5000].tobytes() == written and (tmp_path / "of the other").read_bytes() == bytes([2]) * 5000
+    with pytest.raises(FileExistsError):
+        write("first", 3)
+    write("second", 4)
+    assert [id(each) for each in tensor_file._kept_buffers] == [id(buffer)]
+
+
 @given(st.lists(st.tuples(st.sampled_from(sorted(tensor_file.ITEM_BYTES)), st.lists(st.integers(0, 5), max_size=3)), max_size=6))
 def test_tensors_of_every_type_and_shape_come_back_aligned(tmp_path_factory, drawn):
     directory = tmp_path_factory.mktemp("tensors")

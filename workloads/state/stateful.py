@@ -15,6 +15,7 @@ from common.tensor_file import ITEM_BYTES, Tensor
 _TENSOR, _ARRAY, _TUPLE, _ITEMS = "$tensor", "$array", "$tuple", "$items"
 _MARKS = (_TENSOR, _ARRAY, _TUPLE, _ITEMS)
 _NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
+_PLAIN = frozenset((bool, int, float, str, type(None)))
 _Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -38,6 +39,8 @@ def _flatten(value: Any, path: str, tensors: list[Tensor], copy: _Copy) -> Any:
     if isinstance(value, np.ndarray):
         tensors.append(_as_tensor(path, copy(torch.from_numpy(value))))
         return {_ARRAY: path}
+    if isinstance(value, (tuple, list)) and all(type(each) in _PLAIN for each in value):  # Python's generator has 625 numbers
+        return {_TUPLE: list(value)} if isinstance(value, tuple) else list(value)
     if isinstance(value, tuple):
         return {_TUPLE: [inner(index, each) for index, each in enumerate(value)]}
     if isinstance(value, list):
