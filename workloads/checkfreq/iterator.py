@@ -294,7 +294,9 @@ class CFIterator:
         self.plan = plan(measured.profile, self._bound, self._mtbf_s, manager.in_flight)
         manager.worker, manager.snapshot = measured.worker, DEVICE if self.plan.snapshot == DEVICE else HOST
         least = max(self.plan.interval_no_overlap, self.plan.interval_mtbf or 1)
-        self._controller = None if self._synchronous else Controller(self._bound, self.plan.interval, least)
+        self._controller = (
+            None if self._synchronous else Controller(self._bound, self.plan.interval, least, measured.profile.interference_s)
+        )
         self._set_interval(self.plan.interval)
 
     def _set_interval(self, interval: int) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ import torch
 from common.files import file_system_of, write_json
 from workloads.checkfreq.checkpoint import CFCheckpoint, State
 from workloads.checkfreq.manager import CFManager
-from workloads.checkfreq.persist import PROCESS, THREAD
+from workloads.checkfreq.persist import PROCESS, THREAD, Persisted
 from workloads.policies.frequency import Plan, Profile
 
 WARM_UP, DECIDED = 5, 100  # calls before the measured window, and the call after it
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 
 
 class MeasuredCosts:
-    """A profile, who wrote faster, and the fingerprint it is remembered by."""
+    """A profile, who wrote at less expense of training, and the fingerprint it is remembered by."""
 
     def __init__(self, profile: Profile, worker: str, from_cache: bool = False) -> None:
         self.profile, self.worker, self.from_cache = profile, worker, from_cache
@@ -35,6 +36,7 @@ class MeasuredCosts:
             "Tg_s": own.device_copy_s,
             "Ts_s": own.write_s,
             "besides_s": own.besides_s,
+            "interference_s": own.interference_s,
             "m_bytes": own.size_bytes,
             "M_bytes": own.memory_used_bytes,
             "Mmax_bytes": own.memory_total_bytes,
@@ -51,23 +53,25 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
     for _ in range(2):
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
-    seconds, cpu_s = {}, {}
+    beside_s: dict[str, float] = {}  # processor time of this process beside the call: training would have had it
+    written: dict[str, Persisted] = {}
     for worker in (THREAD, PROCESS):
-        for _ in range(2 if worker == PROCESS else 1):  # the process starts with the first
+        for _ in range(2):  # the process starts with the first
+            begin_s = time.process_time() - time.thread_time()
             manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)
+            beside_s[worker] = time.process_time() - time.thread_time() - begin_s
         if manager.persisted:
-            seconds[worker], cpu_s[worker] = manager.persisted[-1].write_s, manager.persisted[-1].cpu_s
+            written[worker] = manager.persisted[-1]
     if manager.rank:
         return None
-    used, total = memory()
-    besides_s = max(host.call_s, at_once.call_s - at_once.snapshot_s)
-    worker = min(seconds, key=lambda each: seconds[each])
-    size_bytes = manager.persisted[-1].size_bytes
-    if not torch.cuda.is_available():  # the writing takes its time from the processors that train
-        besides_s += cpu_s[worker]
+    worker = min(beside_s, key=lambda each: beside_s[each])
+    taken_s = beside_s[worker]
+    if worker == PROCESS and not torch.cuda.is_available():  # the processors that it writes on are those that train
+        taken_s += written[worker].cpu_s
     profile = Profile(
-        iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, seconds[worker], size_bytes, used, total, besides_s
-    )
+        iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, written[worker].write_s, written[worker].size_bytes,
+        *memory(), besides_s=max(host.call_s, at_once.call_s - at_once.snapshot_s), interference_s=taken_s,
+    )  # fmt: skip
     return MeasuredCosts(profile, worker)
 
 

@@ -22,9 +22,9 @@ class Profile:
     `iteration_s` is a whole step without checkpoints (the paper's Ti), `update_s` the weight update at its end (Tw),
     `host_copy_s` and `device_copy_s` a copy of the state into host memory (Tc) or beside itself on the device (Tg), `write_s` the
     way from host memory to durable storage (Ts), `size_bytes` the state (m). `memory_used_bytes` (M) is the peak of device memory
-    in use, of `memory_total_bytes` (Mmax). Without a device `device_copy_s` is None. `besides_s`, which the paper does
-    not know, is what a checkpoint takes of training wherever the snapshot goes: the call itself, and writing on the processors
-    that train. Raises ValueError for impossible times.
+    in use, of `memory_total_bytes` (Mmax). Without a device `device_copy_s` is None. The paper does not know the last two:
+    what the call itself takes of training wherever the snapshot goes (`besides_s`), and what the writing takes of the
+    processors that train (`interference_s`). Raises ValueError for impossible times.
     """
 
     iteration_s: float
@@ -36,9 +36,12 @@ class Profile:
     memory_used_bytes: int = 0
     memory_total_bytes: int = 0
     besides_s: float = 0.0
+    interference_s: float = 0.0
 
     def __post_init__(self) -> None:
-        times = (self.update_s, self.host_copy_s, self.device_copy_s or 0.0, self.write_s, self.besides_s)
+        times = (
+            self.update_s, self.host_copy_s, self.device_copy_s or 0.0, self.write_s, self.besides_s, self.interference_s
+        )  # fmt: skip
         if not (0 < self.iteration_s < math.inf and all(0 <= time < math.inf for time in times)):
             raise ValueError("a step takes more than 0 s, and every other time is 0 s or more")
 
@@ -76,7 +79,7 @@ def plan(profile: Profile, overhead: float, mtbf_s: float | None = None, in_flig
     if not (0 < overhead < math.inf and in_flight >= 1 and (mtbf_s is None or 0 < mtbf_s < math.inf)):
         raise ValueError("overhead and MTBF are above 0, and in_flight is at least 1")
     snapshot, waits_s = _snapshot(profile)
-    step_s, stall_s = profile.iteration_s, waits_s + profile.besides_s
+    step_s, stall_s = profile.iteration_s, waits_s + profile.besides_s + profile.interference_s
     no_overlap = _whole((profile.host_copy_s + profile.write_s - waits_s) / (in_flight * step_s))
     bounded = _whole(stall_s / (overhead * step_s))
     by_mtbf = None if mtbf_s is None else _whole(math.sqrt(2 * stall_s * mtbf_s) / step_s)
@@ -156,20 +159,20 @@ class Controller:
     The overhead is measured as wall time above that of the steps in between, which no checkpoint touches: what slows all steps
     alike is not the checkpoints' doing. The cost of a checkpoint is its stall, which is measured, and the interference of its
     writing with steps, which counts as far as it is more than noise (three standard errors in two windows in a row, or two in the
-    median of the last 16). The interval that holds the bound is that cost over the bound. One window that asks for 1.3 times the
-    interval moves it at once, to twice at most, and the next one raises it again if stalls alone ask for more, which are measured
-    and not told from noise; else three windows must agree, and to shrink it they must ask for less than 0.9 of it. So noise of
-    20 % moves the interval at most once in three windows.
+    median of the last 16), and as far as it was foreseen and may be so for all the noise. The interval that holds the bound is
+    that cost over the bound. One window that asks for 1.3 times the interval moves it at once, to twice at most, and the next one
+    raises it again if stalls alone ask for more, which are measured and not told from noise; else three windows must agree, and
+    to shrink it they must ask for less than 0.9 of it. So noise of 20 % moves the interval at most once in three windows.
 
     `overhead` is the bound (0.05 is 5 %), `interval` where to begin, `least` below which it never falls (a plan's
-    `interval_no_overlap`); both may be set between steps, as when a slower disk is seen. Raises ValueError for numbers that are
-    not above 0.
+    `interval_no_overlap`); both may be set between steps, as when a slower disk is seen. `foreseen_s` is a profile's
+    `interference_s`. Raises ValueError for numbers that are not above 0, or a foreseen time below.
     """
 
-    def __init__(self, overhead: float, interval: int, least: int = 1) -> None:
-        if not (0 < overhead < math.inf and interval >= 1 and least >= 1):
-            raise ValueError("overhead is above 0; interval and least are at least 1")
-        self.overhead, self.least = overhead, least
+    def __init__(self, overhead: float, interval: int, least: int = 1, foreseen_s: float = 0.0) -> None:
+        if not (0 < overhead < math.inf and interval >= 1 and least >= 1 and 0 <= foreseen_s < math.inf):
+            raise ValueError("overhead is above 0; interval and least are at least 1, and foreseen_s is 0 or more")
+        self.overhead, self.least, self._foreseen_s = overhead, least, foreseen_s
         self._interval = interval
         self.changes = 0
         self._window: list[Step] = []
@@ -247,7 +250,7 @@ class Controller:
         sample = np.array(self._free or [step.seconds - step.stall_s for step in steps])
         base_s = max(float(np.median(sample)), 1e-9)
         if self._free:
-            self._decide(_cost(steps, sample, base_s, self._knows_writing))
+            self._decide(_cost(steps, sample, base_s, self._knows_writing), self._foreseen_s / base_s)
         total = base_s * len(steps)
         overhead = sum(step.seconds for step in steps) / total - 1
         stalled = sum(step.stall_s for step in steps) / total
@@ -263,10 +266,10 @@ class Controller:
                 self._free.clear()
         self._free.extend(free)
 
-    def _decide(self, cost: _Cost) -> None:
-        """Move the interval by what a window has shown."""
+    def _decide(self, cost: _Cost, foreseen: float) -> None:
+        """Move the interval by what a window has shown, and the interference in steps that was foreseen."""
         self._costs.append(cost)
-        need = (cost.stall + self._sure_interference()) / self.overhead
+        need = (cost.stall + self._interference(foreseen)) / self.overhead
         self._needs = [*self._needs, need][-_AGREE:]
         now = self.interval
         self._windows_since += 1
@@ -288,17 +291,18 @@ class Controller:
         self.changes += self.interval != before
         self._needs, self._windows_since = [], 0
 
-    def _sure_interference(self) -> float:
-        """Return the steps that a checkpoint's writing has cost the others, as far as noise does not explain it."""
+    def _interference(self, foreseen: float) -> float:
+        """Return the steps that a checkpoint's writing costs the others: what was foreseen, as far as noise allows."""
         latest = self._costs[-1]
-        sure = 0.0
+        sure, most = 0.0, latest.interference + 2 * latest.error
         if len(self._costs) > 1:
             sure = min(cost.interference - 3 * cost.error for cost in list(self._costs)[-2:])
         if len(self._costs) >= _AGREE:
             seen = np.array([cost.interference for cost in self._costs])
             error = 1.25 * float(seen.std(ddof=1)) / math.sqrt(len(seen))  # of a median, by the spread between windows
             sure = max(sure, float(np.median(seen)) - 2 * error)
-        return max(0.0, min(sure, latest.interference + 2 * latest.error))
+            foreseen = min(foreseen, float(np.median(seen)) + 2 * error)
+        return max(0.0, min(max(sure, foreseen), most))
 
 
 def _cost(steps: list[Step], sample: np.ndarray, base_s: float, knows_writing: bool) -> _Cost:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -21,6 +22,8 @@ from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job
 from workloads.checkfreq import profile
 from workloads.checkfreq.batches import CFBatches
 from workloads.checkfreq.iterator import CFIterator
+from workloads.checkfreq.layouts import OurLayout
+from workloads.checkfreq.writer import WriterProcess
 from workloads.policies.frequency import Profile
 from workloads.state.position import after, go_on, steps_left
 
@@ -48,13 +51,14 @@ def test_calls_are_timed_over_ends_of_epochs_and_then_the_interval_is_planned(tm
     iterator = job.iterator
     assert iterator.measured is not None and not iterator.measured.from_cache
     measured, planned = iterator.measured.profile, iterator.plan
-    assert measured.besides_s > 0 and iterator.plan.stall_s >= measured.besides_s
+    assert measured.besides_s > 0 and measured.interference_s > 0
+    assert iterator.plan.stall_s >= measured.besides_s + measured.interference_s
     assert measured.size_bytes > 0 and measured.iteration_s > 0 and measured.write_s > 0 and measured.update_s > 0
     # Six steps an epoch: two ends of epochs come before the ninth call has been made in the second.
     step, interval = iterator.intervals[0]
     assert (step, interval) == (7, planned.interval) and iterator.measured.worker in ("thread", "process")
     by_profile = [step for step, reason in reasons(tmp_path / "store") if reason == "profile"]
-    assert by_profile == [7, 7, 7]
+    assert by_profile == [7] * 4  # two by each worker
     assert all(verify(found).reason is None for found in checkpoints(tmp_path / "store"))
     # The next job like it plans by what was remembered.
     again = Job(tmp_path / "other", cache=tmp_path / "cache")
@@ -66,6 +70,32 @@ def test_calls_are_timed_over_ends_of_epochs_and_then_the_interval_is_planned(tm
     third = Job(tmp_path / "third", cache=tmp_path / "cache")
     assert third.iterator.measured is None and third.iterator.interval == 0
     third.close()
+
+
+@pytest.mark.parametrize("expensive", ["thread", "process"])
+def test_who_takes_less_of_the_training_process_writes_however_long_that_takes(tmp_path, monkeypatch, expensive):
+    def burning(write):
+        def burn(*arguments, **options):
+            end_s = time.thread_time() + 0.5
+            while time.thread_time() < end_s:
+                pass
+            return write(*arguments, **options)
+
+        return burn
+
+    def waiting(write):
+        return lambda *arguments, **options: (time.sleep(0.8), write(*arguments, **options))[1]
+
+    thread, process = (burning, waiting) if expensive == "thread" else (waiting, burning)
+    monkeypatch.setattr(OurLayout, "commit", thread(OurLayout.commit))
+    monkeypatch.setattr(WriterProcess, "write", process(WriterProcess.write))
+    job = Job(tmp_path / "store")
+    job.iterator._durations_s = [0.01]
+    job.iterator.profile_all()
+    measured = job.iterator.measured
+    assert measured.worker == {"thread": "process", "process": "thread"}[expensive] == job.manager.worker
+    assert measured.profile.write_s > 0.8 > 0.5 > measured.profile.interference_s > 0
+    job.close()
 
 
 def test_a_job_shorter_than_its_profile_keeps_ends_of_epochs(tmp_path):

@@ -35,7 +35,7 @@ def test_the_device_holds_a_snapshot_only_where_there_is_room_and_it_stalls_no_l
 
 
 def test_what_a_checkpoint_takes_besides_the_wait_counts_against_the_bound_only():
-    found = plan(profile(besides_s=0.4), 0.05)
+    found = plan(profile(besides_s=0.3, interference_s=0.1), 0.05)
     assert (found.interval, found.interval_no_overlap, found.snapshot) == (42, 13, "device")
     assert found.stall_s == pytest.approx(0.42) and found.overhead == pytest.approx(0.05)
 
@@ -76,9 +76,12 @@ def test_an_impossible_profile_is_refused(bad):
         profile(**bad)
 
 
-def drive(steps, stall=lambda step: 0.7, base=lambda step: 1.0, slowed=lambda step: 0.0, noise=0.0, seed=0, writing=True, k=14):
+def drive(
+    steps, stall=lambda step: 0.7, base=lambda step: 1.0, slowed=lambda step: 0.0, noise=0.0, seed=0, writing=True, k=14,
+    foreseen_s=0.0,
+):  # fmt: skip
     """Return the windows of a job whose checkpoints come when the controller says, and write for 6 steps."""
-    draw, controller, windows, since = random.Random(seed), Controller(0.05, k), [], 99
+    draw, controller, windows, since = random.Random(seed), Controller(0.05, k, foreseen_s=foreseen_s), [], 99
     for step in range(steps):
         begins = controller.due
         since = 0 if begins else since + 1
@@ -140,6 +143,17 @@ def test_noise_moves_the_interval_at_most_once_in_three_windows():
         assert all(10 <= interval <= 28 for interval in intervals), intervals
 
 
+def test_foreseen_interference_counts_until_it_is_measured_to_be_less():
+    stall = lambda step: 0.2  # noqa: E731  alone, it asks for 4 steps
+    intervals = [window.interval for window in drive(400, stall, k=14, foreseen_s=0.5)]
+    assert intervals[-1] == 4  # without noise it is soon refuted
+    for seed in range(10):
+        slowed = {"slowed": lambda step: 0.5 / 6, "noise": 0.1, "seed": seed, "k": 14}
+        middle = sorted(window.interval for window in drive(900, stall, foreseen_s=0.5, **slowed))
+        assert 12 <= middle[len(middle) // 2] <= 16  # steps differ by more than what each is slower by
+        assert [window.interval for window in drive(400, stall, foreseen_s=0.5, noise=0.1, seed=seed)][-1] <= 14
+
+
 def test_writing_that_leaves_no_steps_to_compare_with_lengthens_some_intervals():
     controller, lengths, since = Controller(0.05, 10), [], 0
     for _ in range(400):
@@ -182,7 +196,7 @@ def test_a_recorded_series_is_cut_at_its_checkpoints():
     assert len(tune(made[:-1], 0.05, 14)[0]) == 4  # the last one is cut short
 
 
-@pytest.mark.parametrize("bad", [(0, 1, 1), (0.05, 0, 1), (0.05, 1, 0)])
+@pytest.mark.parametrize("bad", [(0, 1, 1), (0.05, 0, 1), (0.05, 1, 0), (0.05, 1, 1, -0.1)])
 def test_a_controller_of_nothing_is_refused(bad):
     with pytest.raises(ValueError, match="above 0"):
         Controller(*bad)
