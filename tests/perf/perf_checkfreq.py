@@ -1,8 +1,7 @@
-"""CheckFreq's library: what its checkpoints cost a training loop, beside waiting and beside torch's own, and what kills lose."""
+"""CheckFreq's library: what one checkpoint costs a training loop, beside waiting and beside torch's own."""
 
 import logging
 import os
-import random
 import shutil
 import statistics
 import tempfile
@@ -15,16 +14,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from tests.perf.figures import Figure, interleaved, median_ratio
-from tests.workloads.checkfreq.test_deciding import once
 from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.crash import crash
 from workloads.checkfreq.iterator import CFIterator
 from workloads.checkfreq.manager import CFManager, CFMode
 from workloads.checkfreq.snapshot import Buffer, take
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 64
 _INTERVAL, _STEPS, _ROUNDS = 8, 32, 5
-_ORDERS, _KILLS = 100_000, 1000
 _GIB = 1 << 30
 
 
@@ -34,7 +30,7 @@ def measure() -> list[Figure]:
     torch.set_num_threads(1)  # two of them wait for one another where processors are shared, more than they work
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
         base = Path(name)
-        return [*_copying(), *_loops(base), *_overhead(base), _orders(), *_kills(base)]
+        return [*_copying(), *_loops(base)]
 
 
 def _network(width: int = _WIDTH) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -175,86 +171,3 @@ def _processor(base: Path) -> Figure:
     own, rivals = interleaved(_ROUNDS, ours, torchs)
     detail = f"{statistics.median(own):.2f} s a GiB against {statistics.median(rivals):.2f} s"
     return Figure("processor time of the writing over torch.save and fsync", median_ratio(own, rivals), 0.5, detail=detail)
-
-
-def _overhead(base: Path) -> list[Figure]:
-    """All time that checkpoints take at the interval that the program chose itself, over runs in between without any."""
-    from workloads.models import build_network
-
-    figures = []
-    for name in ("resnet18", "vgg16", "densenet121"):
-        intervals = []
-
-        def run(policy: str, name: str = name, intervals: list[int] = intervals) -> float:
-            torch.manual_seed(1)
-            network = build_network(name, "tiny", 10)
-            optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
-            data = [torch.randn(8, 3, 32, 32) for _ in range(4)] * 100
-
-            def step(batch: torch.Tensor) -> None:
-                optimizer.zero_grad()
-                network(batch).pow(2).mean().backward()
-                optimizer.step()
-
-            if policy == "none":
-                for batch in data[:100]:
-                    step(batch)
-                begin = time.perf_counter()
-                for batch in data[100:]:
-                    step(batch)
-                return time.perf_counter() - begin
-            shutil.rmtree(base / name, ignore_errors=True)
-            with CFManager(base / name, CFCheckpoint(model=network, optimizer=optimizer)) as manager:
-                iterator = CFIterator(data, bs=8, cf_manager=manager, dynamic=True)
-                begin = 0.0
-                for number, batch in enumerate(iterator):
-                    if number == 100:  # the profile has been taken
-                        begin = time.perf_counter()
-                    step(batch)
-                seconds = time.perf_counter() - begin
-            intervals.append(iterator.interval)
-            return seconds
-
-        auto, none = interleaved(_ROUNDS, lambda: run("auto"), lambda: run("none"))
-        figures.append(
-            Figure(
-                f"tiny {name}: all time that checkpoints take at their own interval",
-                median_ratio(auto, none) - 1,
-                0.05,
-                detail=f"bound 5 %; intervals at the end {', '.join(map(str, intervals))}; 300 steps",
-            )
-        )
-    return figures
-
-
-def _orders() -> Figure:
-    rng = random.Random(1)
-    failed = 0
-    for _ in range(_ORDERS):
-        stops = [(rng.randrange(20), rng.randint(1, 4)) for _ in range(rng.randrange(3))]
-        try:
-            once(rng.randint(1, 60), rng.randint(1, 5), rng.randint(1, 4), rng.randrange(1000), stops)
-        except AssertionError:
-            failed += 1
-    return Figure(
-        "epochs with stops and changes of ranks in which a sample is not taken exactly once", failed, 0, detail=f"of {_ORDERS}"
-    )
-
-
-def _kills(base: Path) -> list[Figure]:
-    found = crash(base / "crash", _KILLS, 1, ("overwrite", "no-fsync"))
-    points = ", ".join(f"{name} {count}" for name, count in found["points"].items())
-    return [
-        Figure("jobs killed in a checkpoint: checkpoints lost", found["lost"], 0, detail=f"{_KILLS} kills at {points}"),
-        Figure("... most steps to be done again", found["most_steps_lost"], found["bound_steps"], detail="interval 3"),
-        *[
-            Figure(
-                f"... states of {name} in which nothing loads",
-                judged["unloadable"],
-                1,
-                at_most=False,
-                detail=f"of {judged['states']}; a control, which must find some",
-            )
-            for name, judged in found["unsafe"].items()
-        ],
-    ]
