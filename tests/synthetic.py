@@ -26,6 +26,9 @@ class Job:
     prefetch: int = 2  # batches each loader may have read ahead, as in a PyTorch DataLoader
     epochs: int = 3
     compute_ns: int = 60 * MILLISECOND
+    compute_spread: float = 0.05  # share of it by which steps take more or less
+    computed_ns: list[int] = field(default_factory=list)  # what each training step took, once the trace is written
+    preprocess_ns: int = 10_000  # of each sample, after it is read
     evaluation_ns: int | None = None  # compute per evaluation sample, if other than compute_ns
     read_ns: int = MILLISECOND
     read_from_end: bool = False  # of each file, last request first
@@ -39,6 +42,7 @@ class Job:
     evaluation_files: int = 4
     log_phases: bool = True
     log_waits: bool = False  # the rank's poll for each batch
+    pipes: bool = False  # the messages by which the rank asks each loader for a batch, and gets it
     seed: int = 1
     pid: int = 1000
     root: str = "/data"
@@ -67,6 +71,7 @@ def write_job(path: Path, job: Job | None = None) -> Path:
     phases: list[tuple] = []
     total = job.files + job.evaluation_files
     paths = [f"{job.root}/case_{i:05d}_x.npy" for i in range(total)]
+    paths += [f"pipe:[{number}]" for number in range(2 * job.loaders if job.pipes else 0)]
     now = job.start_ns + SECOND
     phases.append(("init", job.start_ns, now, 0, None, None))
     processes = [(job.pid, 1, "python", f"python train.py --data {job.root}", "rank", job.start_ns, None)]
@@ -74,7 +79,7 @@ def write_job(path: Path, job: Job | None = None) -> Path:
     done, skipped = divmod(job.resumed_steps, max(job.files // job.batch, 1))
     if job.resumed_steps:
         checkpoints.append(f"{job.root}/out/step-{job.resumed_steps}/rank-0.raw")
-        rows += _recovery(job, total)
+        rows += _recovery(job, len(paths))
     for epoch in range(done, done + job.epochs):
         workers = (
             [job.pid + 1 + (epoch - done) * job.loaders + w for w in range(max(job.loaders, 1))] if job.loaders else [job.pid]
@@ -82,18 +87,20 @@ def write_job(path: Path, job: Job | None = None) -> Path:
         processes += [(p, job.pid, "pt_data_worker", "python train.py", "loader", now, None) for p in workers if p != job.pid]
         order = rng.permutation(job.files) if job.shuffle else np.arange(job.files)
         order = order[skipped * job.batch :] if epoch == done else order
-        end = _read_pass(rows, job, order, workers, now, rng, job.batch, job.compute_ns)
+        end, computed_ns = _read_pass(rows, job, order, workers, now, rng, job.batch, job.compute_ns)
+        job.computed_ns += computed_ns
         phases.append(("epoch", now, end, 0, epoch + 1, None))
         now = end
         if job.evaluation_files:
             evaluation_ns = job.compute_ns if job.evaluation_ns is None else job.evaluation_ns
-            end = _read_pass(rows, job, np.arange(job.files, total), workers, now, rng, 1, evaluation_ns)
+            end, _ = _read_pass(rows, job, np.arange(job.files, total), workers, now, rng, 1, evaluation_ns)
             phases.append(("evaluation", now, end, 0, epoch + 1, None))
             now = end
         if job.checkpoint_every and (epoch + 1) % job.checkpoint_every == 0:
-            file_id = total + len(checkpoints)
+            leads_ns = job.checkpoint_leads_ns
+            lead_ns, file_id = leads_ns[min(len(checkpoints), len(leads_ns) - 1)], len(paths) + len(checkpoints)
             checkpoints.append(f"{job.root}/out/epoch_{epoch + 1}.pt")
-            end = _checkpoint(rows, job, file_id, now)
+            end = _checkpoint(rows, job, file_id, now + lead_ns)
             phases.append(("checkpoint", now, end, 0, epoch + 1, None))
             now = end
     _write(path, job, rows, phases if job.log_phases else [], processes, paths, checkpoints, now)
@@ -111,19 +118,34 @@ def _recovery(job, file_id):
 def _read_pass(rows, job, order, workers, now, rng, batch, compute_ns):
     busy = dict.fromkeys(workers, now)
     step_end = now
+    computed_ns = []
     taken = []  # when the rank took each batch, which lets its loader begin another
     ahead = job.prefetch * len(workers) if job.loaders else 1
     for number, begin in enumerate(range(0, len(order), batch)):
         pid = workers[number % len(workers)]
         t = busy[pid] if number < ahead else max(busy[pid], taken[number - ahead] if job.loaders else step_end)
+        if job.pipes and job.loaders:
+            asked = now if number < ahead else taken[number - ahead] + 2000
+            t = _message(rows, asked, job.pid, max(t, asked + 1000), pid, job.files + job.evaluation_files + workers.index(pid))
         for file_id in order[begin : begin + batch]:
             t = _read_file(rows, job, int(file_id), pid, t, rng)
         busy[pid] = t
         taken.append(max(step_end, t))
+        if job.pipes and job.loaders:
+            pipe = job.files + job.evaluation_files + len(workers) + workers.index(pid)
+            _message(rows, t - 1000, pid, taken[-1] + 1000, job.pid, pipe)
         if job.log_waits and job.loaders:
             rows.append((step_end, taken[-1] - step_end + 1000, "poll", job.pid, job.pid, None, -1, None, None, 1, 0, 0))
-        step_end = taken[-1] + int(compute_ns * rng.uniform(0.95, 1.05))
-    return step_end
+        computed_ns.append(int(compute_ns * rng.uniform(1 - job.compute_spread, 1 + job.compute_spread)))
+        step_end = taken[-1] + computed_ns[-1]
+    return step_end, computed_ns
+
+
+def _message(rows, sent, sender, read, receiver, pipe):
+    """A message through a pipe; returns when it is there."""
+    rows.append((sent, 1000, "write", sender, sender, pipe, 6, None, 96, 96, 0, 0))
+    rows.append((read, 1000, "read", receiver, receiver, pipe, 6, None, 96, 96, 0, 0))
+    return read + 1000
 
 
 def _read_file(rows, job, file_id, pid, t, rng):
@@ -137,12 +159,11 @@ def _read_file(rows, job, file_id, pid, t, rng):
         rows.append((t, duration, "read", pid, pid, file_id, 5, offset, job.read_bytes, size, 0, cpu))
         t += duration + 10_000
     rows.append((t, 2000, "close", pid, pid, file_id, 5, None, None, 0, 0, cpu))
-    return t + 10_000
+    return t + job.preprocess_ns
 
 
 def _checkpoint(rows, job, file_id, t):
-    pid, leads_ns = job.pid, job.checkpoint_leads_ns
-    t += leads_ns[min(file_id - job.files - job.evaluation_files, len(leads_ns) - 1)]
+    pid = job.pid
     rows.append((t, 9000, "openat", pid, pid, file_id, 7, None, None, 7, schema.FLAG_CREATE | schema.FLAG_WRITABLE, 0))
     t, offset = t + job.checkpoint_ahead_ns, 0
     for size in job.checkpoint_writes:
@@ -156,7 +177,7 @@ def _checkpoint(rows, job, file_id, t):
 
 def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
     names = paths + checkpoints
-    kinds = ["dataset"] * len(paths) + ["checkpoint"] * len(checkpoints)
+    kinds = ["pipe" if path.startswith("pipe:") else "dataset" for path in paths] + ["checkpoint"] * len(checkpoints)
     events = event_table(rows)
     ops, numbers = np.unique(np.asarray(events["op"].to_pylist(), dtype=str), return_counts=True)
     manifest = Manifest(

@@ -67,7 +67,7 @@ class OwnFiles:
     def _read(self, note: str) -> None:
         with os.fdopen(open_beneath(self._folder, note, os.O_RDONLY), "rb") as file:
             content = file.read(_LARGEST_BYTES + 1).rstrip(b"\0")
-        if not content:  # another rank is about to write it
+        if len(content) < len(_TEXT) and _TEXT.startswith(content):  # another rank is at its first line
             return
         if not content.startswith(_TEXT):
             # Also the note of an emulator of before, which listed nothing.

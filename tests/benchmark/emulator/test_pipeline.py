@@ -93,11 +93,11 @@ def test_a_slow_read_of_stage_0_holds_up_the_last_stage(data, tmp_path):
     config.reader.read_threads, config.reader.preprocess_time = 0, 0.05
     measured = run(config)
     forward = [np.array([begin for backward, _, begin, _ in one.passes if not backward]) for one in measured]
-    assert np.diff(forward[3]).min() >= 0 and forward[3][-1] - forward[3][0] >= 11 * 0.05e9 * 0.9
+    # The last stage has a minibatch once stage 0 has read it, and all before it.
+    assert np.diff(forward[3]).min() >= 0 and forward[3][-1] - forward[0][0] >= 11 * 0.05e9 * 0.9
     found = pipeline_summary(config, measured)
-    assert found["seconds_per_minibatch"] >= 0.045
+    assert found["seconds"] >= 11 * 0.05 * 0.9
     assert found["stages"][0]["data_wait_s"] >= 12 * 0.05
-    assert all(stage["bubble_share"] > 0.5 for stage in found["stages"])
 
 
 def test_a_link_delays_what_crosses_it(data, tmp_path):

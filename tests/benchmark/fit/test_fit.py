@@ -19,7 +19,7 @@ from datagen.generate import generate
 from datagen.layouts import Unet3dLayout
 from tests.conftest import run_iotwin
 from tests.processes import call
-from tests.synthetic import Job, write_job
+from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.writer import write_table
@@ -142,26 +142,38 @@ twin: {{layout: unet3d}}
 
 @pytest.mark.root
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_fitted_times_are_the_jobs_own(data, tmp_path, workers):
-    """The emulator as the job: it records each step's computation itself, in the same run that is traced."""
+def test_an_emulated_job_is_found_again(data, tmp_path, workers):
     emulate = [sys.executable, "-m", "iotwin.main", "emulate", twin_yaml(tmp_path, data, workers)]
     result = call("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *emulate)
     assert result.returncode == 0, (tmp_path / "t.trace" / "logs" / "stderr").read_text()
     config = fit(Trace(tmp_path / "t.trace")).config
-    own = pq.read_table(tmp_path / "output" / "metrics.parquet").to_pandas()
-    own_s = own.loc[own["phase"] == "train", "compute_ns"].to_numpy() / 1e9
-    fitted = config.train.computation_time
-    assert isinstance(fitted, Quantiles)
-    assert np.mean(fitted.values) == pytest.approx(np.mean(own_s), rel=0.075)
-    if workers < 2:
-        # Of several loaders one can be early: its batch is taken while another is waited for, and later has no wait of its own.
-        # Steps without a wait between them share their time equally, which is right in the mean only.
-        assert np.median(fitted.values) == pytest.approx(np.median(own_s), rel=0.075)
-        assert np.std(fitted.values) == pytest.approx(np.std(own_s), rel=0.3)
+    assert isinstance(config.train.computation_time, Quantiles)
+    assert config.reader.read_threads == workers and config.reader.batch_size == 2 and config.train.epochs == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_fitted_times_are_the_jobs_own(tmp_path, workers):
+    """Of a made-up job, whose times no machine decides: steps of 0.08 to 0.32 s, 10 ms for each sample."""
+    times = {"compute_ns": 200 * MILLISECOND, "compute_spread": 0.6, "preprocess_ns": 10 * MILLISECOND}
+    job = Job(files=64, evaluation_files=0, epochs=2, loaders=workers, log_waits=True, pipes=True, **times)
+    config = fit(Trace(write_job(tmp_path / "t.trace", job))).config
+    own_s, fitted = np.array(job.computed_ns) / 1e9, config.train.computation_time
+    assert isinstance(fitted, Quantiles) and config.reader.read_threads == workers
+    print(
+        np.mean(fitted.values),
+        np.mean(own_s),
+        np.median(fitted.values),
+        np.median(own_s),
+        np.std(fitted.values),
+        np.std(own_s),
+        config.reader.preprocess_time,
+    )
+    assert np.mean(fitted.values) == pytest.approx(np.mean(own_s), rel=0.01)
+    assert np.median(fitted.values) == pytest.approx(np.median(own_s), rel=0.01)
+    assert np.std(fitted.values) == pytest.approx(np.std(own_s), rel=0.05)
     preprocess = config.reader.preprocess_time
     median = preprocess.values[len(preprocess.values) // 2] if isinstance(preprocess, Quantiles) else preprocess
-    assert 0.0099 < median < 0.03  # a busy machine wakes nobody in time; computation takes 0.09 at least
-    assert config.reader.read_threads == workers and config.reader.batch_size == 2 and config.train.epochs == 2
+    assert median == pytest.approx(0.01, rel=0.01)
 
 
 def test_the_yaml_is_read_back_by_the_emulator(tmp_path):

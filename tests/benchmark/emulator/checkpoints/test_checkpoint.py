@@ -36,6 +36,7 @@ from benchmark.config import (
     dump,
     load,
 )  # fmt: skip
+from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import files_written
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.results.write import write_results
@@ -131,6 +132,22 @@ def test_a_checkpoint_of_the_real_job_is_spared(twin: Config, tmp_path: Path) ->
     CheckpointWriter(twin).save(2)
     CheckpointWriter(twin).save(2)  # what an emulator wrote may be written again
     assert saved(model.parent) == {"epoch_2.pt": 2 * 1280 + 70_000}
+
+
+@pytest.mark.parametrize("written", [0, 1, 60, 107])
+def test_a_note_that_another_rank_is_about_to_write_is_no_stranger(tmp_path: Path, written: int) -> None:
+    OwnFiles(tmp_path, 1).begin()
+    note = tmp_path / "iotwin-emulated-1.txt"
+    whole = note.read_bytes().rstrip(b"\0")
+    assert len(whole) > written
+    note.write_bytes(whole[:written] + bytes(100))
+    OwnFiles(tmp_path, 0).begin()
+    own = OwnFiles(tmp_path, 1)
+    own.begin()
+    assert note.read_bytes().rstrip(b"\0") == whole
+    note.write_bytes(b"strange")
+    with pytest.raises(UsageError, match="no list of files"):
+        OwnFiles(tmp_path, 0)
 
 
 def test_content_cannot_be_compressed(twin: Config, tmp_path: Path) -> None:
