@@ -57,6 +57,16 @@ def look(trace: Trace) -> Job:
     calls = trace.events_frame(_COLUMNS, pc.field("file_id").isin(ids) | pc.field("pid").isin(pids))
     calls["file_id"] = calls["file_id"].fillna(-1).astype(np.int64)
     calls.insert(1, "end_ns", calls["start_ns"] + calls["duration_ns"])
+    _end_with_the_file(calls, files)
     logs = trace.path / "logs"
     logged = read_values(sorted(logs.iterdir())) if logs.is_dir() else {}
     return Job(trace.path, trace.manifest, files, processes, trace.phases(), logged, calls)
+
+
+def _end_with_the_file(calls: pd.DataFrame, files: pd.DataFrame) -> None:
+    """Have page faults bring no more than their file holds: its last page goes beyond its end, where no call could read."""
+    faults = calls.index[(calls["op"] == "page_fault") & (calls["file_id"] >= 0)]
+    sizes = files["size_bytes"].to_numpy(np.float64)[calls.loc[faults, "file_id"].to_numpy(np.int64)]
+    left = sizes - calls.loc[faults, "offset"].to_numpy(np.float64)
+    within = left > 0  # NaN, of a file whose size was not seen, is not
+    calls.loc[faults[within], "result"] = np.minimum(calls.loc[faults[within], "result"], left[within].astype(np.int64))

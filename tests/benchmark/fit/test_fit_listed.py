@@ -108,6 +108,18 @@ def test_mapped_data_have_a_recorded_twin(tmp_path):
     assert foretell(trace).startswith("recorded, as that is nearer: the data are mapped")
 
 
+def test_a_mapped_file_is_read_to_its_end_and_no_farther(tmp_path):
+    """The last page that is mapped is whole, and what the file has of it is not."""
+    made, now, size = Made(), 10.0, 200 * 65_536 - 1_000
+    made.process(1000, 1, "rank")
+    data = made.file("/d/tokens.bin", size=size)
+    for page in [*np.random.default_rng(1).integers(0, 200, 400).tolist(), 199]:
+        now = 20 + made.call(now, 1000, "page_fault", data, page * 65_536, 65_536)
+    fitted = fit(made.trace(tmp_path / "t"), "structured")
+    reads = [int(begin) + int(size) for reads in fitted.config.twin.train_reads for begin, size in [reads[2:].split("+")]]
+    assert max(reads) == size and fitted.files == [("tokens.bin", size)]
+
+
 def test_what_twin_a_trace_has_is_foretold(tmp_path):
     assert foretell(chunks_and_labels(tmp_path)).startswith("structured: the twin accounts for 100% of what is read (")
     made, now = Made(), 0.0
