@@ -73,6 +73,8 @@ def fit_samples(job: Job) -> Fitted:
     )
     of_checkpoints, before = list[str](), len(assumptions)
     config.twin = _twin(job, samples, typical, evaluations, checkpoints, assumptions)
+    first_ns = min(part.start_ns for part in training)
+    config.twin.startup_time, config.twin.init_time = start_times(job, start_up, first_ns, assumptions)
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, typical[0].rank_pids, snapshots_s)
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
     steps = sum(len(part.batch_sizes) for part in training)
@@ -310,7 +312,6 @@ def _twin(
         by_sample = _is_shuffled(training) and samples.buffer_bytes is None and not drawn_at_random(training)
         twin.train_reads = listed(samples, training, _in_order_read(samples, training), by_sample)
         twin.eval_reads = listed(samples, evaluations, _files_of(samples, evaluations), by_sample=False) or None
-    twin.startup_time, twin.init_time = start_times(job, min(part.start_ns for part in training), assumptions)
     if evaluations:
         times = pass_times(job, evaluations)
         workers = most_common([part.workers for part in evaluations])

@@ -24,6 +24,7 @@ class StartUp:
     ranks: list[int] = field(default_factory=list)  # that make each of them
     read_bytes: dict[str, int] = field(default_factory=dict)  # by kind of file
     opens: dict[str, int] = field(default_factory=dict)
+    begin_ns: int | None = None  # of the first read
 
 
 def find_start_up(job: Job, folder: str, training: Sequence[Pass]) -> StartUp:
@@ -36,9 +37,9 @@ def find_start_up(job: Job, folder: str, training: Sequence[Pass]) -> StartUp:
     reads = calls[~calls["opened"] & (calls["result"] > 0)]
     of_state = reads["file_id"].map(kinds) == "checkpoint"
     reads = reads[of_state | (reads.groupby("file_id")["result"].transform("sum") >= _LEAST_BYTES)]
-    if len(reads) > _MOST_READS:
+    if not 0 < len(reads) <= _MOST_READS:
         return StartUp()
-    found, files, numbers = StartUp(), job.files.set_index("file_id"), dict[int, int]()
+    found, files, numbers = StartUp(begin_ns=int(reads["start_ns"].min())), job.files.set_index("file_id"), dict[int, int]()
     seen_bytes = files["size_bytes"].fillna(0).astype(np.int64)
     ends = (reads["offset"].fillna(0) + reads["result"]).groupby(reads["file_id"]).max().astype(np.int64)
     whole = reads.groupby("file_id")["result"].sum()

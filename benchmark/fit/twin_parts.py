@@ -180,12 +180,18 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, ranks: Sequence[int], assump
     return found
 
 
-def start_times(job: Job, first_epoch_ns: int, assumptions: list[str]) -> tuple[float, float]:
-    """Seconds from the job's start to the start of init, and from there to the first epoch."""
+def start_times(job: Job, start_up: StartUp, first_epoch_ns: int, assumptions: list[str]) -> tuple[float, float]:
+    """Seconds from the job's start to the start of init, and from there to the first epoch.
+
+    The emulator reads what it starts from when init begins; where no log tells of init, it begins with these reads.
+    """
     phases = job.phases
     init = phases[phases["phase"] == "init"]
     if len(init):
         begin, end = int(init["start_ns"].iloc[0]), int(init["end_ns"].iloc[0])
+    elif start_up.begin_ns is not None:
+        assumptions.append("the job logged no init phase: init is taken to begin with the first read of what it starts from")
+        begin, end = start_up.begin_ns, first_epoch_ns
     else:
         assumptions.append("the job logged no init phase: all before the first read of the data set counts as init")
         begin, end = job.manifest.start_ns, first_epoch_ns

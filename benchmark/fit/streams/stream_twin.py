@@ -9,6 +9,7 @@ from benchmark import config as c
 from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, unnumbered
 from benchmark.fit.look import Job
+from benchmark.fit.startup import StartUp
 from benchmark.fit.streams.stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
 from benchmark.fit.times import quantiles
 from benchmark.fit.twin_parts import (
@@ -55,7 +56,7 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
         ),
         evaluation=_stream_evaluation(stream, steps) if eval_files else c.Evaluation(),
     )
-    startup_s, init_s = start_times(job, stream.training[0].start_ns, assumptions)
+    startup_s, init_s = start_times(job, StartUp(), stream.training[0].start_ns, assumptions)
     config.twin = c.Twin(
         source=job.path.name,
         host=job.manifest.host.hostname,

@@ -51,6 +51,8 @@ def test_a_sample_of_several_reads_is_listed_and_counted(tmp_path):
 def test_what_the_job_starts_from_is_read_by_its_twin(tmp_path):
     config = fit(chunks_and_labels(tmp_path)).config
     assert (config.twin.startup_files, config.twin.startup_reads) == (["/models/start.pt"], ["0:0+300000"])
+    # Nothing was logged: what came before these reads (imports) comes before them in the twin, too.
+    assert (config.twin.startup_time, config.twin.init_time) == (0.005, 0.0)
 
 
 def test_listed_samples_read_these_bytes_and_no_others(tmp_path):
