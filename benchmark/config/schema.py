@@ -200,7 +200,10 @@ class CheckpointFile(Section):
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
     direct: bool = False  # past the page cache, O_DIRECT, as far as writes fill blocks and the file system knows how
-    read_back: list[tuple[Count, Positive]] = []  # [offset, bytes] of each read once it is written, as TensorFlow merges indices
+    # [offset, bytes] of each read once it is written, as TensorFlow merges indices; each at 0 opens it anew, no bytes: its end.
+    read_back: list[tuple[Count, Count]] = []
+    # At each later checkpoint while this one is there, as a store does that looks which are whole; None: it is left alone.
+    looked_at: Literal["opened", "read"] | None = None
     rank: Count = 0  # that writes it; of fewer ranks the last
     epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
     # Seconds besides writing; None: its share, by bytes, of those that the section says.
@@ -231,7 +234,7 @@ class TwinCheckpoint(Section):
     rename: bool = True  # files that are not recorded are written under a temporary name, then renamed
     # folder: the files of a folder are written below a temporary name of it (+ .tmp), which is renamed when all ranks are done.
     commit: Literal["file", "folder"] = "file"
-    directory_sync: bool = False  # fsync of the folder after the renames, and of one that is renamed before
+    directory_sync: bool = False  # fsync of the folder after each kind of rename, and of one that is renamed before
     asynchronous: bool = False  # a snapshot in memory, persisted beside training
     in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
     snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here

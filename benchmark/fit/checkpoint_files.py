@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,10 +33,17 @@ class SeenFile:
     renamed: bool
     direct: bool  # written past the page cache, or some of it: a descriptor's flags may change
     folder_renamed: bool  # the folder that it is in was renamed, rather than it
-    read_back: list[tuple[int, int]]  # (offset, bytes) of each read once it was written and closed
+    visits: list[tuple[int, list[tuple[int, int]]]]  # begin, (offset, bytes) of each read; once it was written and closed
     serialization_s: float  # from the first open to the end of the last write, less the writes
     ahead_s: float  # of that, what passed before the first write
     calls_s: float  # in system calls on it
+    next_ns: int | None = None  # when the next checkpoint begins
+    looked_at: Literal["opened", "read"] | None = None  # what was done to it in later checkpoints
+
+    @property
+    def read_back(self) -> list[tuple[int, int]]:
+        """Return (offset, bytes) of each read until the next checkpoint."""
+        return [read for begin_ns, reads in self.visits if self.next_ns is None or begin_ns < self.next_ns for read in reads]
 
 
 def find_files(job: Job) -> list[SeenFile]:
@@ -57,8 +64,9 @@ def find_files(job: Job) -> list[SeenFile]:
             )
             last[file_id] = seen[-1]
         elif file_id in last:
-            reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] > 0)].dropna(subset=["offset"])
-            last[file_id].read_back += zip(reads["offset"].astype(int).tolist(), reads["result"].tolist(), strict=True)
+            reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] >= 0)].dropna(subset=["offset"])
+            own_reads = list(zip(reads["offset"].astype(int).tolist(), reads["result"].tolist(), strict=True))
+            last[file_id].visits.append((int(own["start_ns"].iloc[0]), own_reads))
     folder = folder_of(seen) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))
@@ -104,7 +112,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank:
         renamed=renamed and not in_folder,
         direct=bool((events["flags"] & schema.FLAG_DIRECT).any()),
         folder_renamed=in_folder,
-        read_back=[],
+        visits=[],
         serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
         ahead_s=max(first_write_ns - opened_ns, 0) / 1e9,
         calls_s=int(events["duration_ns"].sum()) / 1e9,

@@ -88,6 +88,7 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
             each.append(point)
         point.beside |= elsewhere and (after > before or _reads_between(training, file))
         point.files.append(file)
+    _note_looks(each)
     whole = np.cumsum([0, *(len(own) for own in times)])
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
@@ -95,6 +96,19 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     return SeenCheckpoints(
         folder_of(files), each, between, leads_s, tails_s, _folders_synced(job, folder_of(files)), _kept(job, each)
     )
+
+
+def _note_looks(each: Sequence[SeenCheckpoint]) -> None:
+    """Tell of each file when the next checkpoint begins, and what is done to it while later ones are written."""
+    begins = np.array([min(file.start_ns for file in point.files) for point in each], np.int64)
+    ends = np.array([max(file.end_ns for file in point.files) for point in each], np.int64)
+    for number, point in enumerate(each[:-1]):
+        for file in point.files:
+            file.next_ns = int(begins[number + 1])
+            during = [int(np.searchsorted(begins, begin_ns, side="right")) - 1 for begin_ns, _ in file.visits]
+            own = zip(during, file.visits, strict=True)
+            looks = [reads for later, (begin_ns, reads) in own if later > number and begin_ns <= ends[later]]
+            file.looked_at = None if not looks else "read" if any(looks) else "opened"
 
 
 def _folders_synced(job: Job, folder: str) -> bool:

@@ -96,7 +96,7 @@ def _done_before(config: c.Config, steps: int) -> tuple[int, int, int]:
 
 
 def _start_up_reads(config: c.Config) -> int:
-    return sum(len(listed_reads.parse(reads)) for reads in config.twin.startup_reads)
+    return sum(size > 0 for reads in config.twin.startup_reads for _, _, size in listed_reads.parse(reads))
 
 
 def _pass(
@@ -187,9 +187,15 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
     amounts = dict.fromkeys((("write", "checkpoint"), ("open", "checkpoint"), ("read", "checkpoint")), 0.0)
     for file in config.twin.checkpoint.files:
         times = checkpoints if file.epochs is None else len(file.epochs)
-        amounts["write", "checkpoint"] += times * sum(size * count for size, count in file.write_sizes)
-        amounts["open", "checkpoint"] += times * (1 + bool(file.read_back))
+        written = sum(size * count for size, count in file.write_sizes)
+        amounts["write", "checkpoint"] += times * written
+        read_anew = sum(offset == 0 or not number for number, (offset, _) in enumerate(file.read_back))
+        amounts["open", "checkpoint"] += times * (1 + read_anew)
         amounts["read", "checkpoint"] += times * sum(size for _, size in file.read_back)
+        if file.looked_at is not None:
+            looks = sum(min(before, config.twin.checkpoint.keep or before) for before in range(times))
+            amounts["open", "checkpoint"] += looks
+            amounts["read", "checkpoint"] += looks * written if file.looked_at == "read" else 0
     return amounts
 
 

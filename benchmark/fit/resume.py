@@ -1,9 +1,11 @@
 """Where a job went on that had been stopped: told by the checkpoint that it read first, and by a short first epoch."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from benchmark import config as c
+from benchmark.config import listed_reads
 from benchmark.fit.checkpoints import SeenCheckpoints
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
@@ -46,8 +48,13 @@ def go_on(resume: c.TwinResume, passes: Sequence[Pass], checkpoints: SeenCheckpo
 
 
 def _named_step(start_up: StartUp) -> int | None:
-    found = [match for name, _ in start_up.files if (match := _STEP.search(name))]
-    return int(found[0][1]) if found else None
+    """The step in the name of the file that most was read of: of older checkpoints no more than the manifests are."""
+    read_bytes = Counter[int]()
+    for reads in start_up.reads:
+        for number, _, size_bytes in listed_reads.parse(reads):
+            read_bytes[number] += size_bytes
+    steps = {number: int(match[1]) for number, (name, _) in enumerate(start_up.files) if (match := _STEP.search(name))}
+    return steps[max(steps, key=lambda number: read_bytes[number])] if steps else None
 
 
 def _logged_epoch(job: Job) -> int:

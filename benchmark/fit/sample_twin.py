@@ -61,7 +61,8 @@ def fit_samples(job: Job) -> Fitted:
         # The rest of a resumed epoch shows least of how the job reads.
         typical = [*training[1:], training[0]]
         since = go_on(resume, passes, checkpoints, len(typical[0].batch_sizes))
-    unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs else "{step}")
+    in_blocks = _steps_of_blocks(training)
+    unnumbered(checkpoints.each, "{epoch}" if checkpoints.between_epochs and in_blocks is None else "{step}")
     lists = are_listed(samples, training, evaluations)
     config = c.Config(
         model=c.Model(name=job.manifest.workload or PurePosixPath(samples.folder).name),
@@ -79,7 +80,7 @@ def fit_samples(job: Job) -> Fitted:
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
     steps = sum(len(part.batch_sizes) for part in training)
     ends = since[0] + len(training), since[1] + steps
-    set_checkpoints(config, checkpoints, *ends, _steps_of_blocks(training), of_checkpoints, since)
+    set_checkpoints(config, checkpoints, *ends, in_blocks, of_checkpoints, since)
     assumptions[before:before] = of_checkpoints
     confidence = _confidence(times, training, evaluations, checkpoints)
     files = _files(job, samples, training, evaluations)

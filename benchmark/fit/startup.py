@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import numpy as np
+import pandas as pd
 
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
@@ -20,7 +21,7 @@ class StartUp:
     """Files read before the training, and what of each, in order; each of `reads` from opening a file to closing it."""
 
     files: list[tuple[str, int]] = field(default_factory=list)  # name within the data folder, or else absolute path; bytes
-    reads: list[str] = field(default_factory=list)  # as benchmark.config.listed_reads
+    reads: list[str] = field(default_factory=list)  # as benchmark.config.listed_reads; of a state only opened, no bytes of it
     ranks: list[int] = field(default_factory=list)  # that make each of them
     read_bytes: dict[str, int] = field(default_factory=dict)  # by kind of file
     opens: dict[str, int] = field(default_factory=dict)
@@ -34,9 +35,12 @@ def find_start_up(job: Job, folder: str, training: Sequence[Pass]) -> StartUp:
     calls = calls[(calls["start_ns"] < training[0].start_ns) & (calls["result"] >= 0) & (calls["pid"].map(roles) != "loader")]
     calls = calls.assign(opened=calls["op"].isin(schema.OPEN_OPS))
     calls["visit"] = calls.groupby(["pid", "file_id"])["opened"].cumsum()
-    reads = calls[~calls["opened"] & (calls["result"] > 0)]
-    of_state = reads["file_id"].map(kinds) == "checkpoint"
-    reads = reads[of_state | (reads.groupby("file_id")["result"].transform("sum") >= _LEAST_BYTES)]
+    of_state = calls["file_id"].map(kinds) == "checkpoint"
+    reads = calls[~calls["opened"] & (of_state | (calls["result"] > 0))]
+    reads = reads[of_state[reads.index] | (reads.groupby("file_id")["result"].transform("sum") >= _LEAST_BYTES)]
+    alone = calls.groupby(["pid", "file_id", "visit"])["opened"].transform("size") == 1
+    looks = calls[of_state & calls["opened"] & alone & ((calls["flags"] & schema.FLAG_WRITABLE) == 0)]
+    reads = pd.concat([reads, looks.assign(offset=0, result=0)]).sort_index()
     if not 0 < len(reads) <= _MOST_READS:
         return StartUp()
     found, files, numbers = StartUp(begin_ns=int(reads["start_ns"].min())), job.files.set_index("file_id"), dict[int, int]()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,11 +173,21 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, ranks: Sequence[int], assump
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
-            read_back=last.read_back, rank=ranks.index(last.rank) if last.rank in ranks else 0,
+            read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
+            rank=ranks.index(last.rank) if last.rank in ranks else 0,
             epochs=epochs if some and checkpoints.between_epochs else None,
             serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip
     return found
+
+
+def _looked_at(files: Sequence[SeenFile]) -> Literal["opened", "read"] | None:
+    """What is done to a file at later checkpoints, if most that have a later one show it."""
+    found = [file.looked_at for file in files if file.next_ns is not None]
+    shown = [look for look in found if look is not None]
+    if 2 * len(shown) <= len(found):
+        return None
+    return "read" if 2 * shown.count("read") > len(shown) else "opened"
 
 
 def start_times(job: Job, start_up: StartUp, first_epoch_ns: int, assumptions: list[str]) -> tuple[float, float]:

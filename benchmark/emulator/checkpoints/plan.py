@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class PlannedFile(NamedTuple):
     read_back: Sequence[tuple[int, int]] = ()  # [offset, bytes] of each read once it is written
     serialization_time: Duration | None = None  # None: a share of all files'
     direct: bool = False  # past the page cache
+    looked_at: Literal["opened", "read"] | None = None  # at each later checkpoint while this one is there
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +57,9 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
     due = [file for file in recorded if rank == min(file.rank, ranks - 1) and (file.epochs is None or epoch in file.epochs)]
     names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
     return [
-        PlannedFile(name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time, file.direct)
+        PlannedFile(
+            name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time, file.direct, file.looked_at
+        )
         for name, file in zip(names, due, strict=True)
     ]
 

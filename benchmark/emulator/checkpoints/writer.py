@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmark.config import Config
-from benchmark.emulator.checkpoints import folders
+from benchmark.emulator.checkpoints import folders, recovery
 from benchmark.emulator.checkpoints.background import Background, Written
 from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
 from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
 from benchmark.emulator.checkpoints.snapshot import Snapshot
-from benchmark.emulator.readers.access import Buffered
 from common.beneath import folder_of, normal, unlink_beneath
 from common.direct_io import DirectWriter, write_once
 from common.errors import IotwinError, UsageError
@@ -75,7 +74,8 @@ class CheckpointWriter:
         self._snapshot = Snapshot(config, rank)
         self._content = self._make_content()
         self._sleeper = Sleeper()
-        self._saved: list[tuple[int, int]] = []  # (epoch, step), in the order in which they were finished
+        # (epoch, step) in the order in which they were finished; those before a run that goes on are as its own.
+        self._saved = self._there() if config.twin.resume is not None and config.twin.checkpoint.files else []
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
         self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
@@ -194,8 +194,9 @@ class CheckpointWriter:
             written += [self._save_file(file, epoch, time_s) for file, time_s, is_first in own if is_first == in_folder]
             if in_folder and self._in_folders:
                 self._commit(epoch, step)
-        if self._config.twin.checkpoint.directory_sync and not self._in_folders:
-            for folder in sorted({(self._folder / file.name).parent for file in planned}):
+        if self._config.twin.checkpoint.directory_sync:
+            loose = [file for file, is_first in zip(planned, first, strict=True) if not is_first]
+            for folder in sorted({(self._folder / file.name).parent for file in loose}):
                 self._sync_folder(folder)
         self._sleeper.sleep(self._tail.seconds(self._rank, epoch, step))
         self._saved.append((epoch, step))
@@ -207,6 +208,7 @@ class CheckpointWriter:
         """Give the folders of a checkpoint their names, as rank 0, once every rank has written its files."""
         self._meet()
         if self._rank == 0:
+            self._look_at_all()
             for file in self._of_all(epoch, step):
                 self._own.add(file.name)
             for folder in dict.fromkeys(folders.folder_name(file.name) for file in self._of_all(epoch, step)):
@@ -246,10 +248,7 @@ class CheckpointWriter:
         try:
             with self._target(name) as target:
                 self._write_whole(target, file, serialization_s)
-            if file.read_back:
-                with Buffered(str(final)) as source:
-                    for offset, size_bytes in file.read_back:
-                        source.read(offset, size_bytes)
+            recovery.read_back(final, file.read_back)
         except OSError as error:
             raise IotwinError(
                 f"{final}: the checkpoint cannot be written: {error.strerror}; free space or change its folder"
@@ -307,14 +306,21 @@ class CheckpointWriter:
                 f"{folder}: cannot be synced: {error.strerror}; set twin.checkpoint.directory_sync to false"
             ) from None
 
+    def _staying(self) -> set[tuple[int, int]]:
+        every = self._config.twin.checkpoint.keep_every
+        return set(self._saved[every - 1 :: every]) if every else set()
+
+    def _kept(self) -> set[tuple[int, int]]:
+        """The (epoch, step) of the saved ones that stay: the newest, and one in so many."""
+        return self._staying().union(self._saved[-(self._config.twin.checkpoint.keep or 0) :])
+
     def _remove_old(self, epoch: int, step: int, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints, once the one after `epoch` and `step` is whole on every rank."""
         if not self._whole(epoch, step):
             return
-        every = self._config.twin.checkpoint.keep_every
-        stay = set(self._saved[every - 1 :: every]) if every else set()
+        stay = self._staying()
         if self._config.twin.checkpoint.files:
-            kept = {file.name for saved in (*stay, *self._saved[-keep:]) for file in self._planned(*saved)}
+            kept = {file.name for saved in self._kept() for file in self._planned(*saved)}
             for saved in self._saved[:-keep]:
                 self._remove_own([file.name for file in self._planned(*saved) if file.name not in kept])
             return
@@ -347,21 +353,30 @@ class CheckpointWriter:
         files = self._of_all(epoch, step)
         return bool(files) and all(size_bytes(self._folder / file.name) == file.size_bytes for file in files)
 
+    def _look_at_all(self) -> None:
+        """Look at this run's checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
+        for number in sorted(self._kept(), reverse=True):
+            recovery.look_at(self._folder, self._of_all(*number))
+
+    def _there(self) -> list[tuple[int, int]]:
+        """The (epoch, step) of all that are in the folder, whole or not, oldest first."""
+        if recorded := [file.name for file in self._config.twin.checkpoint.files]:
+            return sorted({number for _, number in names_there(self._folder, recorded)})
+        return self._on_disk()
+
     def newest(self) -> tuple[int, int] | None:
         """Return (epoch, step) of the checkpoint to recover from; None when none is whole.
 
         This is the last one that this writer has saved, or else the latest on disk that is whole.
         """
-        on_disk = self._on_disk()
-        if recorded := [file.name for file in self._config.twin.checkpoint.files]:
-            on_disk = sorted({number for _, number in names_there(self._folder, recorded)})
-        candidates = [*on_disk, *self._saved]
+        candidates = [*self._there(), *self._saved]
         return next((number for number in reversed(candidates) if self._whole(*number)), None)
 
     def load(self) -> list[Written]:
         """Read what this rank needs of the newest whole checkpoint, as the files were written, or another rank's if shifted.
 
-        Returns the files as they were read; IotwinError, naming the folder or the file, when there is none or it cannot be read.
+        Checkpoints that are folders are looked at, and the newest is verified before: all of it is read. Returns the files as
+        they were read; IotwinError, naming the folder or the file, when there is none or it cannot be read.
         """
         number = self.newest()
         if number is None:
@@ -370,14 +385,13 @@ class CheckpointWriter:
             )
         shift = (self._ranks_per_node % self._ranks or 1) if self._config.checkpoint.recovery_rank_shift else 0
         rank = (self._rank + shift) % self._ranks
-        return [self._load_file(file, number[0]) for file in files_read(self._config, *number, rank, self._ranks)]
-
-    def _load_file(self, file: PlannedFile, epoch: int) -> Written:
-        start_ns = time.monotonic_ns()
-        with Buffered(str(self._folder / file.name)) as source:
-            for offset in range(0, file.size_bytes, LARGEST_BYTES):
-                source.read(offset, min(LARGEST_BYTES, file.size_bytes - offset))
-        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+        own = files_read(self._config, *number, rank, self._ranks)
+        if not self._in_folders:
+            return [recovery.read_whole(self._folder, file, number[0], LARGEST_BYTES) for file in own]
+        self._look_at_all()
+        shared = files_read(self._config, *number, 0, self._ranks)
+        read = recovery.of_state([*self._of_all(*number), *shared, *own])
+        return [recovery.read_whole(self._folder, file, number[0], recovery.CHECKED_BYTES) for file in read]
 
 
 def _remove(path: str, folder: int | None) -> None:

@@ -15,7 +15,7 @@ from benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFol
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.readers import file_format, make_reader
 from benchmark.emulator.readers.access import Buffered, Opener
-from benchmark.emulator.readers.listed import ListedReads
+from benchmark.emulator.readers.listed import ListedReads, ToItsEnd
 from benchmark.emulator.readers.numpy_files import NumpyLoad
 from benchmark.emulator.readers.records import Raw
 from benchmark.emulator.readers.sample import Reader
@@ -292,7 +292,7 @@ def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
     Raises IotwinError, naming the file, when that is not there.
     """
     twin, folder = config.twin, Path(config.dataset.data_folder)
-    reader = ListedReads(Buffered, [str(folder / name) for name in twin.startup_files], twin.startup_reads)
+    reader = ListedReads(ToItsEnd, [str(folder / name) for name in twin.startup_files], twin.startup_reads)
     readers = twin.startup_ranks or [0] * len(twin.startup_reads)
     own = [index for index, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
     return sum(reader.read(str(number), 0, 1).read_bytes for number in own)

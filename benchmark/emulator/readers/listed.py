@@ -1,12 +1,23 @@
 """Samples that are listed reads: stretches of files, as a traced job read them for each (an index, a chunk, a label)."""
 
+import os
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
 from benchmark.config.listed_reads import parse
-from benchmark.emulator.readers.access import Opener, scratch
+from benchmark.emulator.readers.access import Buffered, Opener, scratch
 from benchmark.emulator.readers.sample import Sample
+
+
+class ToItsEnd(Buffered):
+    """As Buffered, but no bytes behind the first are a read that finds nothing: so a program learns that a file has ended."""
+
+    def read(self, offset: int, size_bytes: int) -> memoryview:
+        """Return these bytes; IotwinError when the file ends before."""
+        if offset and not size_bytes:
+            os.preadv(self._descriptor, [scratch(1)], offset)
+        return super().read(offset, size_bytes)
 
 
 class ListedReads:

@@ -1,18 +1,22 @@
 """When and how a job writes checkpoints: between epochs or after steps, beside training or not, under which names."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from benchmark.config import Config, dump, load
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
-from tests.conftest import run_iotwin
+from tests.conftest import ROOT, run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
+from tracing_tools.trace import schema
 from tracing_tools.trace.reader import Trace
 
 # A job that reads a file twice by itself, and writes a checkpoint every ten reads: in place or in numbered folders.
@@ -167,3 +171,55 @@ def test_files_written_past_the_page_cache_are_so_in_the_twin(tmp_path):
     assert config.twin.checkpoint.files[0].write_sizes == [(1 << 20, 3), (100, 1)]
     dump(config, tmp_path / "twin.yaml")
     assert load(tmp_path / "twin.yaml").twin.checkpoint.files == config.twin.checkpoint.files
+
+
+# A job that goes four times through a file, and after each time commits its state to a store that keeps two.
+STORE = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from common.commit import Retention, Store
+from tests.common.stores import manifest, tensors
+source = os.open(sys.argv[1], os.O_RDONLY)
+with Store(Path(sys.argv[2]), Retention(2)) as store:
+    for step in range(1, 81):
+        os.pread(source, 4096, (step - 1) % 20 * 4096)
+        if step % 20 == 0:
+            store.commit(manifest(step), tensors(step), {"step": step})
+"""
+
+
+def calls_on_checkpoints(trace: Trace) -> Counter[tuple[str, bool]]:
+    """How many opens, reads and syncs there were of files of checkpoints; and of these, how many found nothing."""
+    checkpoints = trace.files().query("kind == 'checkpoint'")["file_id"]
+    calls = trace.events_frame(("op", "file_id", "result"))
+    calls = calls[calls["file_id"].isin(checkpoints)]
+    groups = {"open": ("open", "openat"), "read": ("read", "pread64", "preadv", "preadv2"), "sync": ("fsync",)}
+    named = calls.assign(op=calls["op"].map({op: group for group, ops in groups.items() for op in ops})).dropna(subset="op")
+    return Counter(zip(named["op"], named["result"] == 0, strict=True))
+
+
+def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_does(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.bin").write_bytes(bytes(20 * 4096))
+    command = [sys.executable, "-c", STORE, str(tmp_path / "data" / "data.bin"), str(tmp_path / "saved"), str(ROOT)]
+    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    job = Trace(tmp_path / "job.trace")
+    config = fit(job).config
+    looks = {file.name.rpartition("/")[2]: file.looked_at for file in config.twin.checkpoint.files}
+    assert looks == {"rank-0.raw": "opened", "rank-0.json": "opened", "manifest.json": "read", "LATEST": None}
+    config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "twin_saved"), str(tmp_path / "twin_out")
+    dump(config, tmp_path / "twin.yaml")
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "twin.yaml")]
+    assert trace_command(command, tmp_path / "twin.trace", Options(forward_output=False)).exit_status == 0
+    assert calls_on_checkpoints(Trace(tmp_path / "twin.trace")) == calls_on_checkpoints(job)
+
+
+def test_checkpoints_of_a_job_that_counts_no_epochs_are_numbered_by_its_steps(tmp_path):
+    path = write_job(tmp_path / "t", Job(loaders=0, evaluation_files=0))
+    phases = pq.read_table(path / "phases.parquet").to_pandas()
+    phases["phase"], phases["epoch"] = phases["phase"].astype(str).replace("epoch", "block"), None
+    pq.write_table(pa.Table.from_pandas(phases, schema.PHASES, preserve_index=False), path / "phases.parquet")
+    config = fit(Trace(path)).config
+    assert config.checkpoint.steps_between_checkpoints == 12
+    assert [file.name for file in config.twin.checkpoint.files] == ["epoch_{step}.pt"]

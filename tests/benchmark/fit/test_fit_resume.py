@@ -1,5 +1,7 @@
 """Traces of jobs that were resumed: where they went on, what they read to do so, and how the whole job counts."""
 
+import sys
+
 import pytest
 
 from benchmark.config import TwinResume
@@ -10,7 +12,10 @@ from benchmark.fit.plan import plan
 from benchmark.fit.resume import find_resume
 from benchmark.fit.samples.find_samples import find_samples
 from benchmark.fit.startup import find_start_up
+from tests.common.stores import fill
+from tests.conftest import ROOT
 from tests.synthetic import Job, write_job
+from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 STEPS = 12  # of an epoch of the synthetic job
@@ -60,3 +65,37 @@ def test_steps_that_no_epochs_count_go_on_after_those_that_the_checkpoint_names(
     passes[0].phase = "block"
     assert find_resume(job, start_up, passes, STEPS) == TwinResume(epoch=1, step=7)
     assert find_resume(job, start_up, passes, STEPS - 3) is None  # that would be more than the data has
+
+
+# A job that goes on from the newest state of a store, and then twice through a file.
+RECOVERY = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from common.checkpoints import newest, read_rank
+read_rank(newest(Path(sys.argv[2]), print), 0)
+source = os.open(sys.argv[1], os.O_RDONLY)
+for step in range(40):
+    os.pread(source, 4096, step % 20 * 4096)
+"""
+
+
+def test_of_a_store_the_state_that_is_read_tells_the_step_and_the_others_are_looked_at(tmp_path):
+    (tmp_path / "data.bin").write_bytes(bytes(20 * 4096))
+    folders = fill(tmp_path / "saved", 7, 9, 8)  # the last one is of a run that went back
+    sizes = {name: (folders[-1] / name).stat().st_size for name in ("rank-0.json", "rank-0.raw")}
+    command = [sys.executable, "-c", RECOVERY, str(tmp_path / "data.bin"), str(tmp_path / "saved"), str(ROOT)]
+    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    job = look(Trace(tmp_path / "job.trace"))
+    passes = find_passes(job, find_samples(job))
+    start_up = find_start_up(job, str(tmp_path), passes)
+    names = {name.split("saved/")[1]: str(number) for number, (name, _) in enumerate(start_up.files)}
+    raw, index = (f"{names[f'step-8/{name}']}:" for name in ("rank-0.raw", "rank-0.json"))
+    read = {name: [reads for reads in start_up.reads if reads.startswith(f"{names[name]}:")] for name in names}
+    assert read["step-9/rank-0.raw"] == [f"{names['step-9/rank-0.raw']}:0+0"]  # opened, to learn its size
+    size = sizes["rank-0.raw"]
+    assert read["step-8/rank-0.raw"] == [f"{raw}0+0", f"{raw}0+{size} {raw}{size}+0", f"{raw}0+0", f"{raw}0+{size}"]
+    size = sizes["rank-0.json"]
+    assert f"{index}0+{size} {index}{size}+0" in read["step-8/rank-0.json"]
+    passes[0].phase = "block"
+    assert find_resume(job, start_up, passes, 100) == TwinResume(epoch=1, step=8)

@@ -99,6 +99,18 @@ def test_files_of_checkpoints_are_written_opened_and_read_back():
     assert amounts["read", "checkpoint"] == 3 * 11
 
 
+@pytest.mark.parametrize(("keep", "looks"), [(None, 0 + 1 + 2), (1, 0 + 1 + 1)])
+def test_checkpoints_that_are_there_are_looked_at_before_each_other_one(keep, looks):
+    files = [
+        c.CheckpointFile(name="{epoch}/state", write_sizes=[(100, 1)], read_back=[(0, 60), (60, 0), (0, 60)], looked_at="opened"),
+        c.CheckpointFile(name="{epoch}/manifest", write_sizes=[(7, 1)], looked_at="read"),
+    ]
+    section = c.Twin(train_files=TRAINING, eval_files=EVALUATION, checkpoint=c.TwinCheckpoint(files=files, keep=keep))
+    amounts = plan(twin(twin=section, workflow=c.Workflow(checkpoint=True))).bytes_or_opens
+    assert amounts["open", "checkpoint"] == 3 * (1 + 2) + 3 + 2 * looks
+    assert amounts["read", "checkpoint"] == 3 * 120 + 7 * looks
+
+
 @pytest.mark.parametrize(
     ("changes", "threads", "epochs", "opens"),
     [

@@ -86,3 +86,66 @@ def test_a_folder_of_somebody_else_s_is_spared(tmp_path):
 def test_ranks_do_not_meet_beside_training(tmp_path):
     with pytest.raises(UsageError, match="use file"):
         CheckpointWriter(workload(tmp_path, asynchronous=True), 0, 2)
+
+
+def test_a_run_that_goes_on_looks_at_what_is_there_verifies_it_and_reads_it(tmp_path, monkeypatch):
+    names = {"step-{step}/rank-0.raw": "opened", "step-{step}/manifest.json": "read", "LATEST": None}
+    files = [c.CheckpointFile(name=name, write_sizes=[(3 << 19, 1)], looked_at=look) for name, look in names.items()]
+    twin = c.TwinCheckpoint(files=files, commit="folder", keep=2)
+    config = c.Config(checkpoint=c.Checkpoint(checkpoint_folder=str(tmp_path)), twin=c.Twin(checkpoint=twin))
+    seen: list[str] = []
+    open_file, read = os.open, os.preadv
+
+    def opened(path, flags, *mode, **at):
+        if not flags & os.O_WRONLY and str(path).startswith(f"{tmp_path}/step-"):
+            seen.append(str(path).removeprefix(f"{tmp_path}/step-"))
+        return open_file(path, flags, *mode, **at)
+
+    def bytes_read(descriptor, views, offset):
+        count = read(descriptor, views, offset)
+        seen[-1] += f" {offset}+{count}"
+        return count
+
+    writer = CheckpointWriter(config)
+    writer.save(1, 1)
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "preadv", bytes_read)
+    size, half, mib = 3 << 19, 1 << 19, 1 << 20
+    looks = [f"{{}}/manifest.json 0+{size} {size}+0", "{}/rank-0.raw"]
+    writer.save(1, 2)
+    assert seen == [look.format(1) for look in looks]
+    seen.clear()
+    writer.save(1, 3)
+    assert seen == [look.format(step) for step in (2, 1) for look in looks]
+    seen.clear()
+    assert sum(file.size_bytes for file in writer.load()) == 3 * size
+    assert seen == [look.format(step) for step in (3, 2) for look in looks] + 3 * [f"3/rank-0.raw 0+{mib} {mib}+{half}"]
+
+
+def test_what_names_a_folder_is_synced_after_it(tmp_path, monkeypatch):
+    from benchmark.emulator.checkpoints import folders, writer
+
+    synced: list[tuple[str, bool]] = []
+    for module in (folders, writer):
+        monkeypatch.setattr(module, "fsync_directory", lambda path: synced.append((path.name, (tmp_path / "LATEST").exists())))
+    CheckpointWriter(workload(tmp_path)).save(1, 7)
+    assert synced == [("step-7.tmp", False), (tmp_path.name, False), (tmp_path.name, True)]
+
+
+def test_a_run_that_goes_on_removes_and_looks_at_what_was_there(tmp_path):
+    config = workload(tmp_path, keep=2)
+    for file in config.twin.checkpoint.files:
+        file.looked_at = "opened"
+    first = CheckpointWriter(config)
+    first.save(1, 1)
+    first.save(1, 2)
+    anew = CheckpointWriter(config)
+    anew.save(1, 3)
+    assert {name.partition("/")[0] for name in there(tmp_path)} == {"LATEST", "step-1", "step-2", "step-3"}
+    (tmp_path / "step-3" / "manifest.json").unlink()  # which it would look at
+    config.twin.resume = c.TwinResume(epoch=1, step=3)
+    with pytest.raises(IotwinError, match=r"step-3/manifest.json: cannot be read"):
+        CheckpointWriter(config).save(1, 4)
+    (tmp_path / "step-3" / "manifest.json").touch()
+    CheckpointWriter(config).save(1, 4)
+    assert {name.partition("/")[0] for name in there(tmp_path)} == {"LATEST", "step-3", "step-4"}
