@@ -1,4 +1,7 @@
-"""Checkpoints: whether any loss of power, any kill and any step of a job loses one, and what writing them costs."""
+"""Checkpoints: whether any loss of power, any kill and any step of a job loses one, and what writing them costs.
+
+python -m tests.perf.perf_checkpoints [crash|kills|steps|positions|costs ...]
+"""
 
 import collections
 import json
@@ -14,19 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from common.checkpoints import newest
-from common.commit import Store
+from common.commit import Retention, Store
 from common.tensor_file import Tensor
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout, Unet3dLayout
 from tests.common.committing import SIZES, run
 from tests.common.crash_states import Judged, judge, record
 from tests.common.saving import in_place, load_dcp, load_torch, renamed
-from tests.common.stores import manifest, step_of
+from tests.common.stores import manifest, step_of, tensors
 from tests.conftest import ROOT
 from tests.perf.figures import Figure, interleaved, median_ratio
 from tests.workloads import killed
@@ -35,14 +39,15 @@ from tests.workloads.unet3d import test_resume as of_unet3d
 
 _KILLS, _GIB = 1000, 1 << 30
 _COPIES, _MOST_A_CUT = 12, 2400  # copies of the tensors, so that many writes are not yet on disk at once
-_KILLING = ("write", "fsync", "openat", "mkdir", "rename", "unlinkat", "rmdir", "close", "lseek", "fstat", "newfstatat")
+_KILLED_SIZES = (1_300_000, 0, 7)  # of tensors: more bytes than one write past the page cache takes
+_KILLING = ("write", "fcntl", "fsync", "openat", "mkdir", "rename", "unlinkat", "rmdir", "close", "lseek", "fstat", "newfstatat")
 
 
-def measure() -> list[Figure]:
-    """Return the figures."""
+def measure(parts: Sequence[str] = ()) -> Iterator[Figure]:
+    """Yield the figures of the `parts`, by default of all."""
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
-        base = Path(name)
-        return [*_crash_states(base), *_kills(base), *_every_step(base), _positions(), *_costs(base)]
+        for part in parts or _PARTS:
+            yield from _PARTS[part](Path(name))
 
 
 def _say_nothing(line: str) -> None:
@@ -98,7 +103,7 @@ def _control(name: str, judged: Judged) -> Figure:
 def _kills(base: Path) -> list[Figure]:
     """Kill committing processes at random system calls, one kill each; the next goes on in the store that is left."""
     store = base / "kills"
-    run(store, 1, 1)
+    _commit(store, 1)
     calls = _calls_of_a_commit(base)
     rng = random.Random(1)
     lost = wrong = missed = 0
@@ -108,7 +113,7 @@ def _kills(base: Path) -> list[Figure]:
         returned, died = _killed_at(store, last + 1, call, number)
         missed += not died
         try:
-            step = step_of(newest(store, _say_nothing), 0, SIZES)
+            step = step_of(newest(store, _say_nothing), 0, _KILLED_SIZES)
             lost += step < max(last, returned)
             last = step
         except (AssertionError, AttributeError):
@@ -118,7 +123,8 @@ def _kills(base: Path) -> list[Figure]:
             "kill -9 at a random system call of a commit: checkpoints lost",
             lost + wrong,
             0,
-            detail=f"{_KILLS - missed} of {_KILLS} killed, at {len({call for call, _ in calls})} kinds of call",
+            detail=f"{_KILLS - missed} of {_KILLS} killed, at {len({call for call, _ in calls})} kinds of call; "
+            f"states of {sum(_KILLED_SIZES) * 4 / 2**20:.1f} MiB",
         ),
     ]
 
@@ -137,6 +143,13 @@ def _calls_of_a_commit(base: Path) -> list[tuple[str, int]]:
     return [(name, number) for name, count in counts.items() for number in range(1, count + 1)]
 
 
+def _commit(store: Path, first: int, last: int = 0, then: Callable[[int], object] = lambda step: None) -> None:
+    with Store(store, Retention(2)) as writer:
+        for step in range(first, max(first, last) + 1):
+            writer.commit(manifest(step), tensors(step, sizes=_KILLED_SIZES), {"step": step})
+            then(step)
+
+
 def _start(store: Path, first: int) -> tuple[int, int, int]:
     """Fork a process that waits for a byte, then commits three steps and tells of each; return it and the pipes' ends."""
     wait_for, begin = os.pipe()
@@ -145,12 +158,7 @@ def _start(store: Path, first: int) -> tuple[int, int, int]:
     if child == 0:
         os.close(begin)
         os.read(wait_for, 1)
-        with Store(store) as writer:
-            from tests.common.stores import tensors
-
-            for step in range(first, first + 2):
-                writer.commit(manifest(step), tensors(step, sizes=SIZES), {"step": step})
-                os.write(tell, bytes([step - first + 1]))
+        _commit(store, first, first + 1, lambda step: os.write(tell, bytes([step - first + 1])))
         os._exit(0)
     os.close(wait_for)
     os.close(tell)
@@ -217,12 +225,12 @@ def _same(run_job, data: Path, folder: Path, ranks: int, step: int) -> bool:
     return True
 
 
-def _positions() -> Figure:
+def _positions(base: Path) -> list[Figure]:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/workloads/common/test_position.py", "-k", "any_chain"]
     environment = {**os.environ, "POSITION_EXAMPLES": "10000"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     name = "chains of stops, batches and ranks: one that takes a kept sample twice or never"
-    return Figure(name, done.returncode, 0, detail="of 10000; 1 where there is one")
+    return [Figure(name, done.returncode, 0, detail="of 10000; 1 where there is one")]
 
 
 # Costs
@@ -230,7 +238,7 @@ def _positions() -> Figure:
 
 def _costs(base: Path) -> list[Figure]:
     state = {f"layer{number}": torch.rand(_GIB // 4 // 16) for number in range(16)}
-    tensors = [Tensor(name, "float32", tuple(value.shape), value.view(torch.uint8).numpy()) for name, value in state.items()]
+    written = [Tensor(name, "float32", tuple(value.shape), value.view(torch.uint8).numpy()) for name, value in state.items()]
     cpu: dict[str, list[float]] = {"ours": [], "torch": []}
     target = base / "cost"
 
@@ -238,7 +246,7 @@ def _costs(base: Path) -> list[Figure]:
         shutil.rmtree(target, ignore_errors=True)
         with Store(target) as store:
             begin, used = time.perf_counter(), time.process_time()
-            store.commit(manifest(1), tensors, {})
+            store.commit(manifest(1), written, {})
             cpu["ours"].append(time.process_time() - used)
             return time.perf_counter() - begin
 
@@ -271,3 +279,16 @@ def _costs(base: Path) -> list[Figure]:
         Figure("processor time of it over torch.save and fsync", median_ratio(cpu["ours"], cpu["torch"]), 0.5,
                detail=f"{statistics.median(cpu['ours']):.2f} s against {statistics.median(cpu['torch']):.2f} s"),
     ]  # fmt: skip
+
+
+_PARTS: dict[str, Callable[[Path], list[Figure]]] = {
+    "crash": _crash_states,
+    "kills": _kills,
+    "steps": _every_step,
+    "positions": _positions,
+    "costs": _costs,
+}
+
+if __name__ == "__main__":
+    for figure in measure(sys.argv[1:]):
+        print(figure.line(), flush=True)

@@ -1,0 +1,202 @@
+"""How alike are the twins of jobs that were killed and resumed, and do wrong ones score lower?
+
+python -m tests.perf.perf_resume [unet3d|dlrm] [resumed|edited|wrong]
+
+A job is killed once in the middle; each of its resumed runs goes on in a copy of what that left.
+"""
+
+import copy
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmark.config import Config, TwinResume, dump, load
+from datagen.generate import generate
+from datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.loops.traced import run_traced
+from iotwin.loops.twin import make_twin
+from tests.perf.figures import Figure
+from tests.workloads import killed
+from tracesim import compare
+from tracing_tools.trace.reader import Trace
+from workloads.dlrm.__main__ import main as dlrm
+from workloads.unet3d.__main__ import main as unet3d
+
+_FITTING_ROUNDS, _TIMES = 3, 5
+_MAINS = {"unet3d": unet3d, "dlrm": dlrm}
+# Each job by its options: states as large as what a few steps read, kept in the middle of epochs too.
+_OPTIONS: dict[str, dict[str, object]] = {
+    "unet3d": {
+        "epochs": 4, "batch-size": 2, "workers": 2, "eval-every": 4, "checkpoint-every": 0, "base-channels": 4, "depth": 3,
+        "crop": 32, "overlap": 0, "threads": 1, "seed": 1, "checkpoint-steps": 10, "keep": 2, "resume": "auto",
+    },
+    "dlrm": {
+        "batch-size": 2048, "steps": 200, "eval-every": 0, "embedding-size": 32, "most-categories": 10_000, "bottom": "32,32",
+        "top": "32", "learning-rate": 0.1, "threads": 1, "seed": 1, "checkpoint-steps": 25, "keep": 2, "resume": "auto",
+    },
+}  # fmt: skip
+_KILLED_AT = {"unet3d": 25, "dlrm": 60}
+# Steps of the last checkpoint before that, and where in the epochs it is.
+_CHECKPOINTS = {"unet3d": (20, TwinResume(epoch=2, step=4)), "dlrm": (50, TwinResume(epoch=1, step=50))}
+
+
+def _replay(config: Config) -> None:
+    _resume(config).mode = "replay_data"
+
+
+def _early(config: Config) -> None:
+    resume = _resume(config)
+    if resume.epoch > 1:
+        resume.epoch -= 1
+    else:  # steps that no epochs count begin again
+        resume.step = 0
+
+
+def _no_state(config: Config) -> None:
+    """Leave out what the state's own files were read by, but not the manifests."""
+    twin = config.twin
+    small = [number for number, name in enumerate(twin.startup_files) if not name.endswith(".raw")]
+    twin.startup_reads = [reads for reads in twin.startup_reads if int(reads.split(":")[0]) in small]
+
+
+def _read_twice(config: Config) -> None:
+    config.twin.startup_reads *= 2
+
+
+def _skip(config: Config) -> None:
+    _resume(config).mode = "skip_reads"
+
+
+_WRONG: dict[str, Callable[[Config], None]] = {
+    "data read again": _replay,
+    "an epoch early": _early,
+    "state not read": _no_state,
+    "state read twice": _read_twice,
+    "reads skipped": _skip,
+}
+
+
+def _resume(config: Config) -> TwinResume:
+    assert config.twin.resume is not None
+    return config.twin.resume
+
+
+class _Case:
+    """A job, its runs and its twins, each made when it is first asked for."""
+
+    def __init__(self, folder: Path, job: str) -> None:
+        self.folder, self.job = folder, job
+        layout, samples = (Unet3dLayout(0.2), 40) if job == "unet3d" else (DlrmLayout(), 900_000)
+        generate(layout, folder / "data", samples=samples, seed=1)
+        words = {**_OPTIONS[job], "data": folder / "data"}
+        self._words = [str(word) for key, value in words.items() for word in (f"--{key}", value)]
+        (folder / "killed").mkdir()
+        killed.run(_MAINS[job], self._words, folder / "killed", "out", killed_at=_KILLED_AT[job])
+
+    def resumed(self, name: str) -> Trace:
+        """Trace the job as it goes on."""
+        shutil.copytree(self.folder / "killed" / "out", self.folder / f"{name}_out")
+        os.sync()  # what was copied must not be written back beside the run
+        return self.traced(name)
+
+    def traced(self, name: str) -> Trace:
+        """Trace the job in the folder of that name."""
+        output = self.folder / f"{name}_out"
+        command = [sys.executable, "-m", f"workloads.{self.job}", *self._words, "--output", str(output)]
+        run_traced(command, self.folder / f"{name}.trace", self.job)
+        return Trace(self.folder / f"{name}.trace")
+
+    def twin(self, name: str, config: Config) -> Trace:
+        """Trace a twin."""
+        path = self.folder / f"{name}.yaml"
+        config.output.folder = str(self.folder / f"{name}_out")
+        dump(config, path)
+        run_traced([sys.executable, "-m", "iotwin.main", "emulate", str(path)], self.folder / f"{name}.trace", self.job)
+        return Trace(self.folder / f"{name}.trace")
+
+    @cached_property
+    def first(self) -> Trace:
+        """The resumed run that is fitted."""
+        return self.resumed("run0")
+
+    def make(self, real: Sequence[Trace], name: str) -> tuple[Config, dict[str, Any]]:
+        """Make the twin of the first of `real` in the folder of that name; return it and its record."""
+        record = make_twin([run.path for run in real], self.folder / name, rounds=_FITTING_ROUNDS, force=False)
+        config = load(self.folder / name / "twin.yaml")
+        config.checkpoint.checkpoint_folder = str(self.folder / f"{name}_checkpoints")
+        return config, record
+
+
+def _resumed(case: _Case) -> Iterator[Figure]:
+    """The twin, corrected on one resumed run, beside the worse of two others; it need not be more alike than these are."""
+    runs = [case.first, case.resumed("run1"), case.resumed("run2")]
+    floor = compare(runs[0], runs[1], repeats=runs[1:]).to_document()["noise_floor"]
+    _, record = case.make(runs, "twin")
+    worst = min(record["held_out"], key=lambda each: float(each["overall"]))
+    yield Figure(
+        f"{case.job}, killed and resumed: twin against a resumed run not fitted",
+        worst["overall"],
+        min(0.95, floor),
+        False,
+        f"asked 0.95 or the noise floor; reruns {floor:.4f}; {_lowest(worst['dimensions'])}; {worst['verdict']}",
+    )
+
+
+def _lowest(dimensions: Mapping[str, float]) -> str:
+    lowest = min(dimensions, key=lambda name: dimensions[name])
+    return f"lowest {lowest} {dimensions[lowest]:.3f}"
+
+
+def _edited(case: _Case) -> Iterator[Figure]:
+    """The twin of a job that nothing interrupted, told where to go on, beside the job that was killed there and resumed.
+
+    It runs until then before, so that it has checkpoints to go on from.
+    """
+    config, _ = case.make([case.traced("whole")], "whole_twin")
+    before, (steps, config.twin.resume) = copy.deepcopy(config), _CHECKPOINTS[case.job]
+    before.train.epochs = config.twin.resume.epoch
+    before.train.total_training_steps = steps // before.train.epochs
+    case.twin("before", before)
+    similarity = compare(case.first, case.twin("edited", config)).to_document()
+    name = f"{case.job}, killed and resumed: edited twin of the job that was not, against it"
+    yield Figure(name, similarity["overall"], 0.90, False, _lowest(similarity["dimensions"]))
+
+
+def _wrong(case: _Case) -> Iterator[Figure]:
+    config, _ = case.make([case.first], "right")
+    scores: dict[str, list[float]] = {name: [] for name in ("fitted", *_WRONG)}
+    for time, name in itertools.product(range(_TIMES), scores):
+        twin = copy.deepcopy(config)
+        if name in _WRONG:
+            _WRONG[name](twin)
+        run = case.twin(f"{name.replace(' ', '_')}{time}", twin)
+        scores[name].append(compare(case.first, run).overall or 0.0)
+        shutil.rmtree(twin.checkpoint.checkpoint_folder)  # what it does not go on from
+    told = {name: ", ".join(f"{score:.3f}" for score in own) for name, own in scores.items()}
+    for name in _WRONG:
+        times = sum(score < good for score, good in zip(scores[name], scores["fitted"], strict=True))
+        what = f"{case.job}, killed and resumed, {name}: times of {_TIMES} that it scores lower than the fitted twin"
+        yield Figure(what, times, _TIMES, False, f"{told[name]}; fitted {told['fitted']}")
+
+
+_PARTS = {"resumed": _resumed, "edited": _edited, "wrong": _wrong}
+
+
+def measure(words: Sequence[str] = ()) -> Iterator[Figure]:
+    """Yield the figures of the jobs and parts among `words`, by default all."""
+    for job in [word for word in words if word in _MAINS] or _MAINS:
+        with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
+            case = _Case(Path(name), job)
+            for part in [word for word in words if word in _PARTS] or _PARTS:
+                yield from _PARTS[part](case)
+
+
+if __name__ == "__main__":
+    for figure in measure(sys.argv[1:]):
+        print(figure.line(), flush=True)
