@@ -26,7 +26,7 @@ from common.checkpoints import newest
 from common.commit import Retention, Store
 from common.tensor_file import Tensor
 from datagen.generate import generate
-from datagen.layouts import DlrmLayout, Unet3dLayout
+from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 from tests.common.committing import SIZES, run
 from tests.common.crash_states import Judged, judge, record
 from tests.common.saving import in_place, load_dcp, load_torch, renamed
@@ -34,6 +34,7 @@ from tests.common.stores import manifest, step_of, tensors
 from tests.conftest import ROOT
 from tests.perf.figures import Figure, interleaved, median_ratio
 from tests.workloads import killed
+from tests.workloads.bert import test_resume as of_bert
 from tests.workloads.dlrm import test_resume as of_dlrm
 from tests.workloads.unet3d import test_resume as of_unet3d
 
@@ -192,10 +193,16 @@ def _every_step(base: Path) -> list[Figure]:
     cases, criteo = base / "cases", base / "criteo"
     generate(Unet3dLayout(scale=0.1), cases, samples=20, seed=3, workers=1)
     generate(DlrmLayout(), criteo, samples=7 * of_dlrm.BATCH + 30, seed=3, workers=1)
+    generate(BertLayout(), base / "shards", samples=of_bert.SAMPLES, seed=3, workers=1)
     figures = []
-    for name, job, data, steps in (("unet3d", of_unet3d, cases, of_unet3d.STEPS), ("dlrm", of_dlrm, criteo, of_dlrm.STEPS)):
+    jobs = (
+        ("unet3d", of_unet3d, cases, of_unet3d.STEPS),
+        ("dlrm", of_dlrm, criteo, of_dlrm.STEPS),
+        ("bert, deterministic", of_bert, base / "shards", of_bert.STEPS),
+    )
+    for name, job, data, steps in jobs:
         for ranks in (1, 2):
-            of_all = steps if name == "dlrm" else steps // ranks
+            of_all = steps // ranks if name == "unet3d" else steps
             folder = base / f"{name}{ranks}"
             folder.mkdir()
             unequal = [step for step in range(1, of_all + 1) if not _same(job.run, data, folder, ranks, step)]

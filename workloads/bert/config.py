@@ -8,6 +8,7 @@ from common.errors import UsageError
 from datagen.layouts import BertLayout
 from workloads.common.program import require_at_least
 from workloads.common.variant import INSTRUMENTED, ORIGINAL, PROFILER, SLEEP, add_variant_options, check_variant
+from workloads.state.options import StateOptions, add_state_options, take_state_options
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,15 @@ class Config:
     profile_every: int  # the variant profiler writes a timeline of every Nth step
     threads: int  # of the computation; 0 leaves TensorFlow's choice
     seed: int
+    deterministic: bool
     variant: str
     sleep: str | None  # model of the variant sleep
+    state: StateOptions
+
+    @property
+    def network(self) -> dict[str, int]:
+        """What a checkpoint must agree on."""
+        return {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "sequence": self.sequence}
 
 
 def prepare_parser(parser: ArgumentParser) -> None:
@@ -53,12 +61,19 @@ def prepare_parser(parser: ArgumentParser) -> None:
     )
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: TensorFlow's choice (default %(default)s)")
     add("--seed", type=int, default=1, help="of weights and order (default %(default)s)")
+    add(
+        "--deterministic",
+        action="store_true",
+        help="take records from the shards in a fixed turn and compute the same at each run: a resumed job then goes on exactly",
+    )
+    add_state_options(parser)
     add_variant_options(parser, (ORIGINAL, INSTRUMENTED, SLEEP, PROFILER))
 
 
 def parse_config(args: Namespace) -> Config:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
     values = dict(vars(args))
+    values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
     config = Config(**values)
     require_at_least(1, batch_size=config.batch_size, steps=config.steps, layers=config.layers, hidden=config.hidden,
@@ -71,4 +86,6 @@ def parse_config(args: Namespace) -> Config:
         raise UsageError(f"--hidden {config.hidden} must be a multiple of --heads {config.heads}")
     if config.sequence > BertLayout.SEQUENCE:
         raise UsageError(f"--sequence {config.sequence} is more than the {BertLayout.SEQUENCE} tokens that a record has")
+    if config.sleep is not None and config.state.used:
+        raise UsageError("--variant sleep of bert only reads: it cannot be resumed, stopped or asked for its indices")
     return config

@@ -1,10 +1,15 @@
 """The shards as a tf.data pipeline, in the published order of its stages."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from datagen.layouts import BertLayout
+from workloads.bert.model import Features
 
 _FILES_AT_ONCE = 8
 _SHUFFLED_RECORDS = 1000
@@ -13,29 +18,79 @@ _FEATURES = {
     name: tf.io.FixedLenFeature([length], tf.float32 if kind == "float" else tf.int64)
     for name, kind, length in BertLayout.FEATURES
 }
+INDEX = "index"
+_MOST_RECORDS = 1 << 32  # of a shard
+_STATE = "pipeline"
 
 
-def training_batches(shards: list[Path], batch_size: int, rank: int, world_size: int, seed: int) -> tf.data.Dataset:
+def training_batches(
+    shards: list[Path],
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+    deterministic: bool = False,
+    indexed: bool = False,
+) -> tf.data.Dataset:
     """Return the endless batches of `rank`: its share of the shards, shuffled, eight read at once, records shuffled, parsed.
 
-    Which of the eight files is read next is left to the threads, as published. A batch maps the names of BertLayout.FEATURES to
-    tensors of (batch_size, values).
+    Which of the eight files is read next is left to the threads, as published, unless `deterministic`. A batch maps the names of
+    BertLayout.FEATURES to tensors of (batch_size, values); `indexed` adds INDEX, (batch_size,): the number of the record's shard
+    times 2**32, plus its own in the shard.
     """
-    names = [str(path) for path in shards]
-    files = tf.data.Dataset.from_tensor_slices(names).shard(world_size, rank).repeat()
-    files = files.shuffle(-(-len(names) // world_size), seed=seed)
+    files = tf.data.Dataset.from_tensor_slices([str(path) for path in shards]).enumerate().shard(world_size, rank).repeat()
+    files = files.shuffle(-(-len(shards) // world_size), seed=seed)
     records = files.interleave(
-        tf.data.TFRecordDataset, cycle_length=_FILES_AT_ONCE, num_parallel_calls=_FILES_AT_ONCE, deterministic=False
+        _indexed_records if indexed else _records,
+        cycle_length=_FILES_AT_ONCE,
+        num_parallel_calls=_FILES_AT_ONCE,
+        deterministic=deterministic,
     )
     records = records.shuffle(_SHUFFLED_RECORDS, seed=seed)
-    return _parsed(records, batch_size)
+    return _batches(records.map(_parse_indexed if indexed else _parse, num_parallel_calls=_PARSERS), batch_size)
 
 
 def evaluation_batches(path: Path, batch_size: int) -> tf.data.Dataset:
     """Return the batches of the evaluation file in its order, over and over."""
-    return _parsed(tf.data.TFRecordDataset(str(path)).repeat(), batch_size)
+    return parsed_batches(tf.data.TFRecordDataset(str(path)).repeat(), batch_size)
 
 
-def _parsed(records: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
-    parsed = records.map(lambda record: tf.io.parse_single_example(record, _FEATURES), num_parallel_calls=_PARSERS)
+def parsed_batches(records: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    """Return `records` parsed, in batches."""
+    return _batches(records.map(_parse, num_parallel_calls=_PARSERS), batch_size)
+
+
+def _batches(parsed: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
     return parsed.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _records(shard: tf.Tensor, name: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.TFRecordDataset(name)
+
+
+def _indexed_records(shard: tf.Tensor, name: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.TFRecordDataset(name).enumerate(shard * _MOST_RECORDS)
+
+
+def _parse(record: tf.Tensor) -> Features:
+    parsed: Features = tf.io.parse_single_example(record, _FEATURES)
+    return parsed
+
+
+def _parse_indexed(index: tf.Tensor, record: tf.Tensor) -> Features:
+    return _parse(record) | {INDEX: index}
+
+
+def state_of(batches: Iterator[Features], directory: Path) -> dict[str, Any]:
+    """Return where a deterministic pipeline stands, with what it has read ahead; TensorFlow writes it through `directory`."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".pipeline-") as name:
+        tf.train.Checkpoint(batches=batches).write(f"{name}/{_STATE}")
+        return {path.name: np.fromfile(path, np.uint8) for path in sorted(Path(name).iterdir())}
+
+
+def restore(batches: Iterator[Features], state: dict[str, Any], directory: Path) -> None:
+    """Let a new pipeline, made as the one of `state_of` was, go on where that one stood."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".pipeline-") as name:
+        for file, content in state.items():
+            content.tofile(f"{name}/{file}")
+        tf.train.Checkpoint(batches=batches).read(f"{name}/{_STATE}").assert_consumed()

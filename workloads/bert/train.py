@@ -1,4 +1,8 @@
-"""The training loop: a checkpoint before it, steps, a checkpoint and an evaluation after it."""
+"""The training loop: a checkpoint before it, steps, a checkpoint and an evaluation after it.
+
+A job that keeps its state goes on exactly only where its pipeline is deterministic: then the state holds where that stands, with
+the records that it has read ahead. Otherwise it goes on with the weights, on records of an order of their own.
+"""
 
 import math
 import os
@@ -11,13 +15,16 @@ from itertools import pairwise
 # TensorFlow greets on stderr otherwise, and ranks report as an error that another one has ended; set before its import.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0") == "0" else "3")
 
+import numpy as np
 import tensorflow as tf
 
+from common.checkpoints import Position
 from common.errors import IotwinError
 from common.mllog import MlLog
+from common.progress import note
 from datagen.layouts import BertLayout
 from workloads.bert.config import Config
-from workloads.bert.data import evaluation_batches, training_batches
+from workloads.bert.data import INDEX, evaluation_batches, restore, state_of, training_batches
 from workloads.bert.device_clock import moment_after, wall_offset_ns
 from workloads.bert.model import Bert, Features
 from workloads.bert.optimizer import Adam
@@ -28,7 +35,11 @@ from workloads.common.program import Result, plain_configuration
 from workloads.common.steps import StepMeter
 from workloads.common.tf_ranks import Ranks, join_ranks
 from workloads.common.variant import PROFILER, TIMED, SleptSteps, parse_sleep
+from workloads.state.keeper import Keeper, Resumed
+from workloads.state.nested import Framework, Generators, array_tensor, digest_of, flatten, unflatten
 
+_TENSORFLOW = Framework({"tensorflow": tf.__version__}, flatten, unflatten, Generators())
+_EPOCH = 1  # the list of shards repeats within the shuffle, so that no epoch ends
 _PARTS = ("model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step")
 
 
@@ -39,9 +50,6 @@ class Job:
         self._config, self._ranks, self._log = config, ranks, log
         tf.random.set_seed(config.seed)
         shards = find_shards(config.data, ranks.world_size)
-        self._batches: Iterator[Features] = iter(
-            training_batches(shards, config.batch_size, ranks.rank, ranks.world_size, config.seed)
-        )
         self._device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
         self._parts = Parts(config.variant in TIMED, rank=ranks.rank)
         self._slept = SleptSteps(parse_sleep(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
@@ -51,6 +59,19 @@ class Job:
             self._compiled_step = tf.function(self._distributed_step)
             self._compiled_evaluation = tf.function(lambda batch: self._model.losses(batch, self._model.encode(batch)))
         config.output.mkdir(parents=True, exist_ok=True)
+        identity = {"job": "bert", "network": config.network, "seed": config.seed, "batch_size": config.batch_size}
+        self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)
+        resumed = self.keeper.resume()
+        self.resumed_exactly = self._goes_on_exactly(resumed) if resumed else None
+        # Else every resumed run would begin with the records that the first one began with.
+        self._data_seed = resumed.own[0]["data_seed"] if resumed and self.resumed_exactly else config.seed + self.keeper.steps
+        self._batches: Iterator[Features] = iter(
+            training_batches(
+                shards, config.batch_size, ranks.rank, ranks.world_size, self._data_seed, config.deterministic, config.state.used
+            )
+        )
+        if resumed:
+            self._resume(resumed)
         self.loss: list[float] = []  # of every step: masked words and next sentence together
         self.times = StepMeter()
         log.point("seed", config.seed)
@@ -59,18 +80,34 @@ class Job:
 
     def run(self) -> dict[str, float]:
         """Train, saving before and after, then evaluate; return what the evaluation found."""
-        self._checkpoint(0)
-        with self._log.interval("block", first_step_num=0, step_count=self._config.steps):
-            for step in range(self._config.steps):
-                self._timed_step(step)
-        self._checkpoint(self._config.steps)
+        done, steps = self.keeper.steps, self._config.steps
+        if not done:
+            self._checkpoint(0)
+        while done < steps and not self.keeper.stops:
+            with self._log.interval("block", first_step_num=done, step_count=steps - done):
+                done, reason = self._train(done)
+            if reason:
+                self._keep(reason)
+        if self.keeper.stops:
+            return {}
+        self._checkpoint(steps)
         return self._evaluate() if self._config.eval_steps and self._slept is None and self._ranks.rank == 0 else {}
+
+    def _train(self, first: int) -> tuple[int, str | None]:
+        """Take steps to the end, or until the state is to be kept or the run to stop; return how many, and why it is kept."""
+        for step in range(first, self._config.steps):
+            self._timed_step(step)
+            reason = self.keeper.due(_EPOCH)
+            if reason or self.keeper.stops:
+                return step + 1, reason
+        return self._config.steps, None
 
     def _timed_step(self, step: int) -> None:
         asked_ns = time.monotonic_ns()
         batch = next(self._batches)
         arrived_ns = time.monotonic_ns()
         self._parts.log("load_batch_mem", asked_ns, arrived_ns - asked_ns, step_num=step)
+        indices = batch.pop(INDEX, None)
         if self._slept:
             with self._parts.measure("all_compute", step_num=step):
                 self._slept.next_step()
@@ -85,6 +122,9 @@ class Job:
         done_ns = time.monotonic_ns()
         self._parts.log("step_end", asked_ns, done_ns - asked_ns, step_num=step)
         self.times.add(asked_ns, arrived_ns, done_ns)
+        if indices is not None:
+            own = indices.numpy().tolist()
+            self.keeper.consumed(_EPOCH, own, self._ranks.gather(own))
 
     def _load_to_device(self, batch: Features, step: int) -> Features:
         with self._parts.measure("load_batch_gpu", step_num=step), tf.device(self._device):
@@ -136,6 +176,44 @@ class Job:
                 checkpoint = tf.train.Checkpoint(model=self._model, optimizer=self._optimizer)
                 checkpoint.write(str(self._config.output / f"model.ckpt-{step}"))
 
+    def _goes_on_exactly(self, resumed: Resumed) -> bool:
+        """Return whether the pipeline stands in the state, for each of these ranks, and is to go on as deterministic."""
+        return self._config.deterministic and len(resumed.own) == 1 and resumed.own[0]["batches"] is not None
+
+    def _resume(self, resumed: Resumed) -> None:
+        if self.keeper.steps >= self._config.steps:
+            raise IotwinError(f"the checkpoint ended step {self.keeper.steps}; give --steps a higher number to go on")
+        for variable, value in zip(self._variables(), resumed.shared["variables"], strict=True):
+            variable.assign(value)
+        if self.resumed_exactly:
+            restore(self._batches, resumed.own[0]["batches"], self._config.output)
+        elif self._ranks.rank == 0:
+            note(
+                f"bert: resumed statistically: the records after step {self.keeper.steps} are others than those of an "
+                "uninterrupted job; it goes on exactly with --deterministic, before and after, on as many ranks"
+            )
+
+    def _keep(self, reason: str) -> None:
+        config, ranks = self._config, self._ranks
+        taken = self.keeper.steps * config.batch_size * ranks.world_size
+        with self._log.interval("checkpoint", step_num=self.keeper.steps):
+            # How many samples an epoch has, the shards do not tell.
+            position = Position(config.seed, _EPOCH, taken, 0, config.batch_size, ranks.world_size)
+            shared = {"variables": [np.asarray(variable.numpy()) for variable in self._variables()]}
+            batches = state_of(self._batches, config.output) if config.deterministic else None
+            self.keeper.keep(position, reason, shared, {"batches": batches, "data_seed": self._data_seed})
+
+    def _variables(self) -> list[tf.Variable]:
+        """Return the weights, then what the optimizer keeps."""
+        return [*self._model.trainable_variables, self._optimizer.step, *self._optimizer.first, *self._optimizer.second]
+
+    def weights_sha256(self) -> str | None:
+        """Return the digest of the weights; None for the variant sleep, which has none."""
+        if self._slept:
+            return None
+        weights = enumerate(self._model.trainable_variables)
+        return digest_of(array_tensor(str(index), np.asarray(variable.numpy())) for index, variable in weights)
+
     def _evaluate(self) -> dict[str, float]:
         with self._log.interval("eval", step_num=self._config.steps):
             batches = iter(evaluation_batches(self._config.data / BertLayout.EVALUATION_NAME, self._config.batch_size))
@@ -164,13 +242,15 @@ def train(config: Config) -> Result | None:
     """
     if config.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.threads)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
     ranks = join_ranks()
     log = MlLog(sys.stdout if ranks.rank == 0 else None)
     try:
         with log.interval("init"):
             job = Job(config, ranks, log)
         begin = time.perf_counter()
-        with log.interval("run"):
+        with log.interval("run"), job.keeper:
             evaluation = job.run()
         run_s = time.perf_counter() - begin
     except tf.errors.OpError as error:
@@ -180,11 +260,14 @@ def train(config: Config) -> Result | None:
     tenth = max(1, config.steps // 10)
     losses = {"first_loss": sum(job.loss[:tenth]) / tenth, "last_loss": sum(job.loss[-tenth:]) / tenth} if job.loss else {}
     return {
-        "steps": config.steps,
+        "steps": len(job.times),
         **losses,
         "evaluation": evaluation,
         "run_seconds": run_s,
         **job.times.summary(),
+        **job.keeper.result(),
+        "resumed_exactly": job.resumed_exactly,
+        "weights_sha256": job.weights_sha256(),
         "parameters": job.parameter_count(),
         "world_size": ranks.world_size,
         "device": "gpu" if tf.config.list_physical_devices("GPU") else "cpu",

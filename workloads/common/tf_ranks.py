@@ -25,6 +25,22 @@ class Ranks:
         reduced: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
         return reduced
 
+    def sum(self, *values: float) -> list[float]:
+        """Return each value summed over all ranks; every rank must call it, outside of strategy.run."""
+        if self.world_size == 1:
+            return list(values)
+        given = tf.constant(values, tf.float64)
+        total = self.strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, given))
+        return list(total.numpy().tolist())
+
+    def gather(self, values: list[int]) -> list[int]:
+        """Return the `values` of all ranks, as many of each, rank after rank; call it as `sum`."""
+        if self.world_size == 1:
+            return values
+        given = tf.constant(values, tf.int64)
+        gathered = self.strategy.run(lambda: tf.distribute.get_replica_context().all_gather(given, axis=0))
+        return list(gathered.numpy().tolist())
+
 
 def join_ranks() -> Ranks:
     """Join the ranks that RANK and WORLD_SIZE name (none: a single process), on the ports from MASTER_PORT on of MASTER_ADDR."""

@@ -28,7 +28,7 @@ from workloads.dlrm.model import Dlrm
 from workloads.state.keeper import Keeper, Resumed
 from workloads.state.position import after, begin, go_on
 from workloads.state.save import save
-from workloads.state.stateful import weights_sha256
+from workloads.state.stateful import TORCH, weights_sha256
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -73,7 +73,7 @@ class Job:
             "batch_size": config.batch_size,
             "shuffle": config.shuffle,
         }
-        self.keeper = Keeper(config.state, config.output, ranks, identity)
+        self.keeper = Keeper(config.state, config.output, ranks, identity, TORCH)
         if resumed := self.keeper.resume():
             self._resume(resumed)
         if ranks.rank == 0:

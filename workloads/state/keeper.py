@@ -13,17 +13,15 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-import torch
 
 from common.checkpoints import VERSION, Found, Manifest, Position, checkpoints, open_checkpoint, read_rank
-from common.commit import Retention, Store
+from common.commit import Retention, Store, Together
 from common.errors import IotwinError
 from common.progress import note
-from workloads.common.torch_ranks import Ranks
 from workloads.policies.cadence import Cadence, LoopPosition, Policy
+from workloads.state.nested import Framework
 from workloads.state.options import AUTO, NEVER, StateOptions
 from workloads.state.position import order_digest
-from workloads.state.stateful import Generators, flatten, unflatten
 
 FOLDER = "checkpoints"
 State = dict[str, Any]
@@ -44,8 +42,8 @@ class Resumed:
 class Keeper:
     """The state of one rank's job; a context, as its store is. `job` is what must agree for a checkpoint to be this job's."""
 
-    def __init__(self, options: StateOptions, output: Path, ranks: Ranks, job: State) -> None:
-        self._options, self._ranks, self._job = options, ranks, job
+    def __init__(self, options: StateOptions, output: Path, ranks: Together, job: State, framework: Framework) -> None:
+        self._options, self._ranks, self._job, self._framework = options, ranks, job, framework
         self._directory = output / FOLDER
         self._store = Store(self._directory, Retention(options.keep), ranks) if options.keeps else None
         steps = Cadence(options.checkpoint_steps, options.checkpoint_steps) if options.checkpoint_steps else None
@@ -90,12 +88,12 @@ class Keeper:
         if total != manifest.sequence * self._ranks.world_size:
             raise IotwinError(f"{found.path}: the ranks do not see the same checkpoints; give all of them one --output")
         self._check_job(found)
-        shared = _read(found, 0)
+        shared = self._read(found, 0)
         same_ranks = manifest.world_size == self._ranks.world_size
         saved = range(manifest.world_size) if self._ranks.rank == 0 else ()
-        own = [_read(found, rank)["own"] for rank in ([self._ranks.rank] if same_ranks else saved)]
+        own = [self._read(found, rank)["own"] for rank in ([self._ranks.rank] if same_ranks else saved)]
         if same_ranks:
-            Generators().load_state_dict(own[0]["generators"])
+            self._framework.generators.load_state_dict(own[0]["generators"])
         self.steps, self.order_sha256, self.metric = manifest.step, shared["order_sha256"], manifest.metric
         self.resumed_from = {
             "name": found.name,
@@ -111,6 +109,13 @@ class Keeper:
             return None
         tell = note if self._ranks.rank == 0 else _say_nothing
         return open_checkpoint(self._directory if wanted == AUTO else Path(wanted), tell)
+
+    def _read(self, found: Found, rank: int) -> State:
+        tensors, values = read_rank(found, rank)
+        state: State = self._framework.unflatten(values.get("state"), tensors)
+        if not isinstance(state, dict) or "own" not in state:
+            raise IotwinError(f"{found.path} holds no job's state")
+        return state
 
     def _check_job(self, found: Found) -> None:
         saved = found.manifest.job if found.manifest else {}
@@ -152,13 +157,13 @@ class Keeper:
         """Write the state: `shared` as rank 0 has it, `own` of each rank. Every rank must call it."""
         if self._store is None:
             return
-        state: State = {"own": {**own, "generators": Generators().state_dict()}}
+        state: State = {"own": {**own, "generators": self._framework.generators.state_dict()}}
         if self._ranks.rank == 0:
             state |= {"shared": shared, "order_sha256": self.order_sha256}
-        tensors, values = flatten(state)
+        tensors, values = self._framework.flatten(state)
         manifest = Manifest(
             VERSION, self.steps, position.epoch, position, self._ranks.world_size, code_sha256=code_sha256(),
-            versions={"torch": str(torch.__version__), "numpy": np.__version__, "msgspec": msgspec.__version__},
+            versions=self._framework.versions | {"numpy": np.__version__, "msgspec": msgspec.__version__},
             reason=reason, metric=self.metric, job=self._job,
         )  # fmt: skip
         self._store.commit(manifest, tensors, {"state": values})
@@ -167,14 +172,6 @@ class Keeper:
     def result(self) -> State:
         """Return what a job's result says of all this."""
         return {"resumed_from": self.resumed_from, "order_sha256": self.order_sha256, "stopped": self.stops}
-
-
-def _read(found: Found, rank: int) -> State:
-    tensors, values = read_rank(found, rank)
-    state: State = unflatten(values.get("state"), tensors)
-    if not isinstance(state, dict) or "own" not in state:
-        raise IotwinError(f"{found.path} holds no job's state")
-    return state
 
 
 def _say_nothing(line: str) -> None:

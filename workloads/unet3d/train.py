@@ -25,7 +25,7 @@ from workloads.state.keeper import Keeper, Resumed
 from workloads.state.options import NEVER
 from workloads.state.position import after, go_on, positions_of, steps_done, steps_left
 from workloads.state.save import State, save
-from workloads.state.stateful import weights_sha256
+from workloads.state.stateful import TORCH, weights_sha256
 from workloads.unet3d import checkpoint
 from workloads.unet3d.config import Config
 from workloads.unet3d.data import Sample, evaluation_loader, training_loader
@@ -70,7 +70,8 @@ class Job:
         identity = {"job": "unet3d", "network": config.network, "seed": config.seed}
         file = Path(config.state.resume)
         of_epoch = file.suffix == ".pt"  # a checkpoint of an epoch's end, as published
-        self.keeper = Keeper(replace(config.state, resume=NEVER) if of_epoch else config.state, config.output, ranks, identity)
+        state = replace(config.state, resume=NEVER) if of_epoch else config.state
+        self.keeper = Keeper(state, config.output, ranks, identity, TORCH)
         if of_epoch:
             self._resume_epoch(file)
         elif resumed := self.keeper.resume():

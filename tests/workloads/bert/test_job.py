@@ -108,10 +108,10 @@ def test_every_record_is_read_and_parsed(data):
     program = f"""
 import tensorflow as tf
 from pathlib import Path
-from workloads.bert.data import _parsed
+from workloads.bert.data import parsed_batches
 from workloads.bert.shards import find_shards
 names = [str(path) for path in [*find_shards(Path({str(data)!r}), 1), Path({str(data)!r}) / "eval_10k"]]
-print(sum(len(batch["input_ids"]) for batch in _parsed(tf.data.TFRecordDataset(names), 20)))
+print(sum(len(batch["input_ids"]) for batch in parsed_batches(tf.data.TFRecordDataset(names), 20)))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split()[-1] == str(SAMPLES + BertLayout().evaluation_samples(SAMPLES)), done.stderr
