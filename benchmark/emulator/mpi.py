@@ -14,9 +14,9 @@ from common.progress import set_quiet
 from common.ranks import launched_by_mpi
 
 _T = TypeVar("_T")
-_FIRST_SPEAKS_S = 0.5  # a rank's head start over the next one, where all fail of the same
-_LONGEST_SILENCE_S = 2.0
-_FIRST_STARTS_S = 4.0  # the longest that the first rank may need more than another one to start
+_FIRST_SPEAKS_S = 3.0  # a rank's head start over the next one, where all fail of the same
+_LONGEST_SILENCE_S = 6.0
+_FIRST_STARTS_S = 10.0  # the longest that the first rank may need more than another one to start
 
 
 def under_mpi() -> bool:

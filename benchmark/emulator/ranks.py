@@ -24,7 +24,7 @@ from common.progress import set_quiet
 
 _T = TypeVar("_T")
 _fork = multiprocessing.get_context("fork")
-_EXIT_PATIENCE_S = 2.0  # for a rank to clean up
+_EXIT_PATIENCE_S = 10.0  # for a rank to clean up
 
 # What ranks tell one another where they meet; what one of them says counts for all.
 STOP, CHECKPOINT = 1, 2

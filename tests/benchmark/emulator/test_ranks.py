@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.emulator import ranks
 from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
 from common.errors import IotwinError, UsageError
 from tests.conftest import PATIENCE_S
@@ -89,7 +90,9 @@ def test_a_rank_that_ends_without_a_result_ends_all_and_is_named(status: int) ->
         run_local(2, job)
 
 
-def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path) -> None:
+def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_EXIT_PATIENCE_S", PATIENCE_S)
+
     def job(rank: Rank) -> None:
         if rank.index == 0:
             while not (tmp_path / "begun").exists():
@@ -106,7 +109,9 @@ def test_a_rank_puts_away_what_it_has_begun(tmp_path: Path) -> None:
     assert (tmp_path / "put away").exists()
 
 
-def test_a_rank_that_does_not_listen_is_ended_too() -> None:
+def test_a_rank_that_does_not_listen_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_EXIT_PATIENCE_S", 0.5)
+
     def job(rank: Rank) -> None:
         if rank.index == 0:
             raise IotwinError("enough")

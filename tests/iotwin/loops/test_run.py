@@ -17,7 +17,7 @@ from iotwin.loops.experiments.cell import trace_command
 from iotwin.loops.experiments.experiment import SHIPPED, cells, read_experiment
 from iotwin.loops.experiments.run import _explain, _Runner
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
-from tests.processes import call, one_line
+from tests.processes import call, one_line, wait_for
 from tracing_tools.trace.reader import Trace
 
 needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(nothing_can_trace()))
@@ -102,7 +102,7 @@ def test_failed_and_hung_cells_are_named_and_the_rest_goes_on(tmp_path, monkeypa
     assert "is missing" in reasons["dlrm-sleep-elsewhere-r1-b200-w1-1"]
     for cell, reason in reasons.items():
         assert f"FAILED {cell}: {reason}" in done.stdout
-    assert not _processes_of(tmp_path)
+    wait_for(lambda: not _processes_of(tmp_path), "the end of all that ran")
 
 
 def _processes_of(folder):
@@ -134,7 +134,7 @@ def test_a_run_killed_in_a_cell_goes_on_where_it_was(tmp_path):
     assert all(path.read_bytes() == content for path, content in finished.items())
     for record in summary["finished"]:
         assert Trace(output / "cells" / record["cell"] / "trace").manifest.status == "complete"
-    assert not _processes_of(tmp_path)
+    wait_for(lambda: not _processes_of(tmp_path), "the end of all that ran")
 
 
 def test_more_gpus_than_there_are(tmp_path):

@@ -19,7 +19,7 @@ from common.errors import IotwinError
 from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose
 from tests.conftest import PATIENCE_S
-from tests.processes import children
+from tests.processes import children, wait_for
 
 NO_TIME = DrawnTime(0.0, 1, Purpose.TRAIN_SAMPLE)
 
@@ -88,9 +88,7 @@ def test_workers_read_ahead_as_far_as_prefetch_and_no_farther(tmp_path: Path, wo
             next(fetched)
             # A batch that was taken makes room for one more at once, not only when the next is asked for.
             expected = taken + workers * prefetch
-            deadline = time.monotonic() + PATIENCE_S
-            while len(records(log)) < expected and time.monotonic() < deadline:
-                time.sleep(0.005)
+            wait_for(lambda: len(records(log)) >= expected, "the batches ahead")  # noqa: B023
             time.sleep(0.05)
             assert len(records(log)) == expected
 
@@ -110,15 +108,16 @@ def test_the_main_process_waits_once_for_each_batch_however_many_are_there(tmp_p
 
     poll = select.poll
     monkeypatch.setattr(select, "poll", Poller)
+    before = children()
     with make_loader(Recorder(log), 3, 2, False) as loader:
         for taken, _ in enumerate(loader.epoch(1, batches(9)), 1):
-            deadline = time.monotonic() + PATIENCE_S
-            while len(records(log)) < min(6 + taken, 9) and time.monotonic() < deadline:
-                time.sleep(0.005)
-            time.sleep(0.05)  # until those are handed over
-            if taken == 1:
-                waits.clear()  # the first batch may have come after others
-    assert 6 <= len(waits) <= 8 and max(waits) == 3
+            sent = min(6 + taken, 9)
+            wait_for(lambda: len(records(log)) == sent and all(map(_is_asleep, children() - before)), "all handed over")  # noqa: B023
+    assert len(waits) == 9 and max(waits) == 3
+
+
+def _is_asleep(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def test_an_epoch_shorter_than_the_workers_and_one_without_batches(tmp_path: Path) -> None:
