@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmark import config as c
 from benchmark.config import listed_reads
+from benchmark.config.stand_ins import stand_ins
 from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.twin_parts import Fitted
 from datagen.layouts import DlrmLayout
@@ -184,6 +185,7 @@ def _times(cadence: Cadence, since: int, until: int) -> int:
 
 
 def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str], float]:
+    before = len(stand_ins(config))
     amounts = dict.fromkeys((("write", "checkpoint"), ("open", "checkpoint"), ("read", "checkpoint")), 0.0)
     for file in config.twin.checkpoint.files:
         times = checkpoints if file.epochs is None else len(file.epochs)
@@ -193,7 +195,8 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
         amounts["open", "checkpoint"] += times * (1 + read_anew)
         amounts["read", "checkpoint"] += times * sum(size for _, size in file.read_back)
         if file.looked_at is not None:
-            looks = sum(min(before, config.twin.checkpoint.keep or before) for before in range(times))
+            there = range(before, before + times)
+            looks = sum(min(number, config.twin.checkpoint.keep or number) for number in there)
             amounts["open", "checkpoint"] += looks
             amounts["read", "checkpoint"] += looks * written if file.looked_at == "read" else 0
     return amounts

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from benchmark.config import Config
+from benchmark.config.stand_ins import Look, stand_ins
 from benchmark.emulator.checkpoints.background import Written
 from benchmark.emulator.checkpoints.folders import folder_name
 from benchmark.emulator.checkpoints.plan import PlannedFile
@@ -13,14 +15,26 @@ from benchmark.emulator.readers.listed import ToItsEnd
 CHECKED_BYTES = 1 << 20  # read at a time where a checksum is taken of them
 
 
-def look_at(folder: Path, files: Iterable[PlannedFile]) -> None:
-    """Open those of a checkpoint's `files` that are looked at, and read what is read then; IotwinError when one is not there."""
-    for file in sorted(files, key=lambda file: file.looked_at != "read"):  # what lists the others comes first
-        if file.looked_at is not None:
-            with ToItsEnd(str(folder / file.name)) as source:
-                if file.looked_at == "read":
-                    source.read(0, file.size_bytes)
-                    source.read(file.size_bytes, 0)
+def look_at_all(config: Config, own: Sequence[Sequence[tuple[str, Look | None]]]) -> None:
+    """Look at a run's `own` checkpoints, newest first, and then at what stands in for those that were there before it.
+
+    Each by its files: the name, and what is done to it. IotwinError, naming the file, when one is not there.
+    """
+    for files in own:
+        _look_at(Path(config.checkpoint.checkpoint_folder), files)
+    before, keep = stand_ins(config), config.twin.checkpoint.keep
+    left = len(before) if keep is None else max(keep - len(own), 0)
+    for files in before[::-1][:left]:
+        _look_at(Path(config.dataset.data_folder), files)
+
+
+def _look_at(folder: Path, files: Sequence[tuple[str, Look | None]]) -> None:
+    for name, look in sorted(files, key=lambda file: file[1] != "read"):  # what lists the others comes first
+        if look is not None:
+            with ToItsEnd(str(folder / name)) as source:
+                if look == "read":
+                    source.read(0, source.size_bytes)
+                    source.read(source.size_bytes, 0)
 
 
 def read_back(path: Path, reads: Sequence[tuple[int, int]]) -> None:

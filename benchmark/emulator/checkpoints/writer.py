@@ -355,8 +355,8 @@ class CheckpointWriter:
 
     def _look_at_all(self) -> None:
         """Look at this run's checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
-        for number in sorted(self._kept(), reverse=True):
-            recovery.look_at(self._folder, self._of_all(*number))
+        own = [self._of_all(*number) for number in sorted(self._kept(), reverse=True)]
+        recovery.look_at_all(self._config, [[(file.name, file.looked_at) for file in files] for files in own])
 
     def _there(self) -> list[tuple[int, int]]:
         """The (epoch, step) of all that are in the folder, whole or not, oldest first."""

@@ -8,6 +8,7 @@ import pytest
 from benchmark import config as c
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.ranks import Rank, run_local
+from benchmark.emulator.readers.listed import ToItsEnd
 from common.errors import IotwinError, UsageError
 
 NAMES = {"step-{step}/rank-0.raw": 0, "LATEST": 0, "step-{step}/rank-1.raw": 1, "step-{step}/manifest.json": 0}
@@ -149,3 +150,29 @@ def test_a_run_that_goes_on_removes_and_looks_at_what_was_there(tmp_path):
     (tmp_path / "step-3" / "manifest.json").touch()
     CheckpointWriter(config).save(1, 4)
     assert {name.partition("/")[0] for name in there(tmp_path)} == {"LATEST", "step-3", "step-4"}
+
+
+@pytest.mark.parametrize(("keep", "looked_at"), [(None, [[2, 1], [3, 2, 1]]), (2, [[2, 1], [3, 2]]), (1, [[2], [3]])])
+def test_what_stands_in_for_older_ones_is_looked_at_until_the_run_has_its_own(tmp_path, monkeypatch, keep, looked_at):
+    config = workload(tmp_path / "saved", keep=keep)
+    for file in config.twin.checkpoint.files:
+        file.looked_at = "read" if "manifest" in file.name else None
+    config.dataset.data_folder, config.twin.resume = str(tmp_path / "data"), c.TwinResume(epoch=1, step=2)
+    for step in (2, 1):
+        name = f"start-up/{step}/step-{step}/manifest.json"
+        (tmp_path / "data" / name).parent.mkdir(parents=True)
+        (tmp_path / "data" / name).write_bytes(bytes(10))
+        config.twin.startup_files.append(name)
+    seen: list[int] = []
+    open_it = ToItsEnd.__init__
+
+    def opened(self: ToItsEnd, path: str) -> None:
+        seen.append(int(path.split("step-")[1][0]))
+        open_it(self, path)
+
+    monkeypatch.setattr(ToItsEnd, "__init__", opened)
+    writer = CheckpointWriter(config)
+    for step, expected in zip((3, 4), looked_at, strict=True):
+        seen.clear()
+        writer.save(1, step)
+        assert seen == expected
