@@ -9,11 +9,11 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections import Counter
 from multiprocessing.connection import wait
 
+from common.ranks import claimed_ports
 from workloads.state import keeper
 
 
@@ -43,23 +43,22 @@ def run(main, arguments, tmp_path, output, ranks=1, killed_at=0):
 
     log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
     arguments = [*map(str, arguments), "--output", str(tmp_path / output), "--index-log", str(log)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     context = multiprocessing.get_context("fork")
     reports = [tmp_path / f"stderr.{rank}" for rank in range(ranks)]
-    processes = [
-        context.Process(target=_rank, args=(main, arguments, environment | {"RANK": str(rank)}, killed_at, reports[rank]))
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    if killed_at:  # all at once, as where a machine fails: gloo can wait for ever for a peer that is gone
-        wait([process.sentinel for process in processes])
+    with claimed_ports(1) as port:
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        processes = [
+            context.Process(target=_rank, args=(main, arguments, environment | {"RANK": str(rank)}, killed_at, reports[rank]))
+            for rank in range(ranks)
+        ]
         for process in processes:
-            process.kill()
-    for process in processes:
-        process.join()
+            process.start()
+        if killed_at:  # all at once, as where a machine fails: gloo can wait for ever for a peer that is gone
+            wait([process.sentinel for process in processes])
+            for process in processes:
+                process.kill()
+        for process in processes:
+            process.join()
     expected = -signal.SIGKILL if killed_at else 0
     assert [process.exitcode for process in processes] == [expected] * ranks, [each.read_text() for each in reports]
     return None if killed_at else json.loads((tmp_path / output / "result.json").read_text()), lines_of(log)

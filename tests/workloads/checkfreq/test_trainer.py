@@ -6,13 +6,13 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 from collections import Counter
 
 import pytest
 import torch
 
 from common.checkpoints import checkpoints, newest
+from common.ranks import claimed_ports
 from datagen.generate import generate
 from datagen.layouts import ImagenetLayout
 from tests.workloads import killed
@@ -166,17 +166,17 @@ def _rank_of_two(words, environment, report, dies):
 
 def test_a_rank_that_dies_in_the_barrier_leaves_checkpoints_from_which_both_go_on(data, tmp_path):
     words = options(data, tmp_path / "out", epochs=1, noeval=True, chk_freq=2, barrier=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     fork = multiprocessing.get_context("fork")
-    ranks = [
-        fork.Process(target=_rank_of_two, args=(words, environment | {"RANK": str(rank)}, tmp_path / f"stderr.{rank}", rank == 1))
-        for rank in (0, 1)
-    ]
-    for rank in ranks:
-        rank.start()
-    ranks[1].join()
+    with claimed_ports(1) as port:
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        said = [tmp_path / f"stderr.{rank}" for rank in (0, 1)]
+        ranks = [
+            fork.Process(target=_rank_of_two, args=(words, environment | {"RANK": str(rank)}, said[rank], rank == 1))
+            for rank in (0, 1)
+        ]
+        for rank in ranks:
+            rank.start()
+        ranks[1].join()
     assert ranks[1].exitcode == -signal.SIGKILL
     ranks[0].join(20)
     if ranks[0].exitcode is None:  # gloo can wait for ever for a peer that is gone

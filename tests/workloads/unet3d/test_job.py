@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.ranks import claimed_ports
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.workloads.mllog import entries, parts
 from tests.workloads.unet3d.conftest import CASES, names, options
@@ -200,16 +200,14 @@ def test_a_polite_kill_leaves_nothing_half_written(data, tmp_path, how):
 
 
 def test_two_ranks_share_the_work(data, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     arguments = [*JOB, *options(data, tmp_path / "out", epochs=3)]
-    ranks = [
-        subprocess.Popen(arguments, cwd=ROOT, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    first, second = (rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks)
+    with claimed_ports(1) as port:
+        environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = [
+            subprocess.Popen(arguments, cwd=ROOT, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        first, second = (rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert second == ""  # only rank 0 speaks
     result = json.loads(first.splitlines()[-1])
