@@ -33,6 +33,7 @@ class Job:
     read_ns: int = MILLISECOND
     read_from_end: bool = False  # of each file, last request first
     checkpoint_every: int = 1  # epochs
+    checkpoint_keep: int | None = None  # newest that stay; None: all
     checkpoint_writes: tuple[int, ...] = (4096, 1 << 20, 1 << 20, 128)
     checkpoint_leads_ns: tuple[int, ...] = (0,)  # before the file of each, the last of them before that of every further one
     checkpoint_ahead_ns: int = 0  # between the file's opening and what is before every write
@@ -101,6 +102,9 @@ def write_job(path: Path, job: Job | None = None) -> Path:
             lead_ns, file_id = leads_ns[min(len(checkpoints), len(leads_ns) - 1)], len(paths) + len(checkpoints)
             checkpoints.append(f"{job.root}/out/epoch_{epoch + 1}.pt")
             end = _checkpoint(rows, job, file_id, now + lead_ns)
+            if job.checkpoint_keep and len(checkpoints) > job.checkpoint_keep:
+                gone = file_id - job.checkpoint_keep
+                rows.append((end - MILLISECOND, 9000, "unlink", job.pid, job.pid, gone, -1, None, None, 0, 0, 0))
             phases.append(("checkpoint", now, end, 0, epoch + 1, None))
             now = end
     _write(path, job, rows, phases if job.log_phases else [], processes, paths, checkpoints, now)
@@ -176,8 +180,10 @@ def _checkpoint(rows, job, file_id, t):
 
 
 def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
-    names = paths + checkpoints
-    kinds = ["pipe" if path.startswith("pipe:") else "dataset" for path in paths] + ["checkpoint"] * len(checkpoints)
+    devices = ["/dev/nvidia0"] * job.gpu
+    names = paths + checkpoints + devices
+    kinds = ["pipe" if path.startswith("pipe:") else "dataset" for path in paths]
+    kinds += ["checkpoint"] * len(checkpoints) + ["system"] * len(devices)
     events = event_table(rows)
     ops, numbers = np.unique(np.asarray(events["op"].to_pylist(), dtype=str), return_counts=True)
     manifest = Manifest(
@@ -203,7 +209,7 @@ def _write(path, job, rows, phases, processes, paths, checkpoints, end_ns):
         "renamed_to": [None] * n,
         "container": [None] * n,
         "kind": kinds,
-        "size_bytes": [job.file_bytes] * len(paths) + [0] * len(checkpoints),
+        "size_bytes": [job.file_bytes] * len(paths) + [0] * (len(checkpoints) + len(devices)),
     }
     names_p = ("pid", "ppid", "comm", "command_line", "role", "start_ns", "exit_status")
     proc = dict(zip(names_p, map(list, zip(*processes, strict=True)), strict=True))

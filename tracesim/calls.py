@@ -17,6 +17,8 @@ from tracing_tools.trace.reader import Trace
 FILE_KINDS = ("dataset", "checkpoint")
 GROUPS = ("read", "write", "open", "close", "sync", "map")
 READ, WRITE, OPEN, CLOSE, SYNC, MAP = range(len(GROUPS))
+_NAME = len(GROUPS)  # the decoder's code of calls that name or remove a file
+_REMOVALS = ("unlink", "unlinkat")
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
 _BATCH_ROWS = 1 << 18
@@ -45,13 +47,15 @@ class StorageCalls:
 
     def __init__(self, chunk: Chunk, groups: frozenset[str] = frozenset(GROUPS)) -> None:
         self._chunk = chunk
-        self._is_wanted = np.array([group in groups for group in GROUPS] + [False])  # the last entry: of no group
-        self._decoder = CallDecoder(Trace(chunk.path), _COLUMNS, GROUPS, FILE_KINDS)
+        self._is_wanted = np.array([group in groups for group in GROUPS] + [False, False])  # the last entry: of no group
+        self._decoder = CallDecoder(Trace(chunk.path), _COLUMNS, (*GROUPS, "name"), FILE_KINDS)
         self.files = self._decoder.files
+        self.removed_files = 0  # checkpoint files that were removed in the batches so far
 
     def __iter__(self) -> Iterator[Calls]:
         """Yield batches with a call or more."""
         for decoded in self._decoder.read(parts=self._chunk.parts, batch_rows=_BATCH_ROWS):
+            self.removed_files += self._removals(decoded)
             calls = self._calls(decoded)
             if len(calls.start_ns):
                 yield calls
@@ -59,6 +63,11 @@ class StorageCalls:
     def in_flight(self) -> Calls:
         """Return the calls of earlier chunks that end after this one begins."""
         return self._calls(self._decoder.in_flight(self._chunk))
+
+    def _removals(self, decoded: DecodedCalls) -> int:
+        named = decoded.where((decoded.group == _NAME) & (decoded.kind == FILE_KINDS.index("checkpoint")))
+        ops = [index for index, op in enumerate(self._decoder.ops) if op in _REMOVALS]
+        return int((np.isin(named.op, ops) & (named.column("result") >= 0)).sum())
 
     def _calls(self, decoded: DecodedCalls) -> Calls:
         decoded = decoded.where(self._is_wanted[decoded.group] & (decoded.kind >= 0))

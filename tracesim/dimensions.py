@@ -319,7 +319,7 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
     # Without a single checkpoint there is no sync behaviour to be like.
     sync = ratio(*syncs) if count else 0.0
     several = float(a.between_saves.any() or b.between_saves.any())
-    return _mean(
+    written = _mean(
         {
             "count": (count, 1.0),
             "bytes": (ratio(moved_a, moved_b), 1.0),
@@ -329,6 +329,17 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
             "beside_reads": (1.0 - abs(a.beside_saves - b.beside_saves) if count else 0.0, 1.0),
         }
     )
+    kept = {
+        "at_once": measures.s_curve(ratio(a.saves_at_once, b.saves_at_once)),
+        "removed": 1.0 - abs(removed_share(a) - removed_share(b)),
+    }
+    # A product: however alike the files are, three times as many on their way, or all that stay, ask for another storage.
+    return Score(written.total * kept["at_once"] * kept["removed"], written.parts | kept)
+
+
+def removed_share(s: Summary) -> float:
+    """Return the share of the checkpoint files written that were removed, in [0, 1]."""
+    return min(s.removed_files / max(s.written_files, 1), 1.0)
 
 
 def checkpoint_bytes(s: Summary) -> float:

@@ -18,7 +18,7 @@ from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
 from tracesim.order import PARTS, STEPS, Order, Places, Steps, Visits, order_of
 from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
 from tracesim.rhythm import Arrivals, ReadRhythm
-from tracesim.saving import Saving
+from tracesim.saving import Removals, Saving
 from tracesim.steps import StepTimes
 from tracesim.tallies import Tallies
 from tracing_tools.trace.calls import Collectors, folded
@@ -69,6 +69,8 @@ class Profile:
     rereads: Floats  # (BINS,): data-set files by bytes read over size, bin REREAD_ONE standing for 1
     between_saves: Floats  # (BINS,): shares of the data set's reading from one checkpoint file to the next, by size
     beside_saves: float  # how fast the data set is read while checkpoints are written, over the rest of the reading; 0..1
+    saves_at_once: float  # checkpoint files being written while any is, mean
+    removed_files: float  # of checkpoints
     latency: Floats  # (groups, BINS): calls by duration in ns
 
     @property
@@ -115,6 +117,8 @@ class Summary:
     rereads: Floats
     between_saves: Floats
     beside_saves: float
+    saves_at_once: float
+    removed_files: float
 
 
 def has_phases(trace: Trace) -> bool:
@@ -129,7 +133,7 @@ class _Collectors(Collectors):
         n, files, before = when.number, calls.files, calls.in_flight()
         self.tallies, self.steps, self.visits = Tallies(when, files), Steps(n, files), Visits(files)
         self.rhythm, self.arrivals, self.readers = ReadRhythm(when.phase), Arrivals(n), Readers(when)
-        self.saving, self.places = Saving(when), Places(data_bytes)
+        self.saving, self.places, self.removals = Saving(when), Places(data_bytes), Removals(0)
         self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
         self.busy.begin_with(before)
 
@@ -149,6 +153,7 @@ def _collect(task: tuple[Chunk, Occurrences, frozenset[str], NDArray[np.int64]])
     for batch in calls:
         collected.add(batch, when.at(batch.start_ns))
     collected.in_flight.finish(chunk.end_ns)
+    collected.removals = Removals(calls.removed_files)
     return collected
 
 
@@ -197,7 +202,8 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
     order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files), found.places.of_each(n), PARTS)
     sizes, rereads = _file_figures(files, tallies)
     saving = found.saving
-    return Profile(str(trace.path), when, each, order, sizes, rereads, saving.between_reads(), saving.beside(), tallies.latency)
+    saves = (saving.between_reads(), saving.beside(), saving.at_once(), float(found.removals.count))
+    return Profile(str(trace.path), when, each, order, sizes, rereads, *saves, tallies.latency)
 
 
 def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
@@ -262,7 +268,8 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
         least_without_waits_ns=_least(by_phase, np.where(each.wait_ns > 0, each.duration_ns - each.wait_ns, 0)),
         step_ns=by_phase @ each.step_ns, wait_ns=by_phase @ each.wait_ns,
         written_files=float(weight @ each.written_files), file_sizes=profile.file_sizes, rereads=profile.rereads,
-        between_saves=profile.between_saves, beside_saves=profile.beside_saves,
+        between_saves=profile.between_saves, beside_saves=profile.beside_saves, saves_at_once=profile.saves_at_once,
+        removed_files=profile.removed_files,
         **_order_by_phase(profile.order, by_phase),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Checkpoints beside the reading of the data set: how much is read from one to the next, and while one is being written."""
+"""Checkpoints: how much of the data set is read from one to the next, and while one is written; how many at once; what stays."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,17 @@ from tracesim.phases import Occurrences
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
 _WHOLE = 1 << 40  # what all that is read counts as, so that shares of it are whole numbers to log_bin
 _BINS = 1 << 16  # of equal length, over the run: the times of reads are known as exactly
+
+
+class Removals:
+    """Counts the checkpoint files that were removed."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def extend(self, later: "Removals") -> None:
+        """Take in what was found in calls after these."""
+        self.count += later.count
 
 
 class Saving:
@@ -79,6 +90,16 @@ class Saving:
         if not within_ns:
             return 0.0
         return min(within / within_ns / ((total - within) / outside_ns), 1.0) if total > within and outside_ns > 0 else 1.0
+
+    def at_once(self) -> float:
+        """Return the mean number of checkpoint files that were being written while any was; 0 without one."""
+        spans = self.spans_ns()
+        if not len(spans):
+            return 0.0
+        reach = np.maximum.accumulate(spans[:, 1])
+        begin = np.maximum(spans[:, 0], np.concatenate(([spans[0, 0]], reach[:-1])))
+        within_ns = float((reach - np.minimum(begin, reach)).sum())
+        return float((spans[:, 1] - spans[:, 0]).sum()) / within_ns if within_ns else 1.0
 
     def _until(self, time_ns: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Bytes of the data set read before each time."""

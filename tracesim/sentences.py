@@ -7,12 +7,13 @@ import numpy as np
 
 from common.units import format_duration, format_size
 from tracesim.calls import FILE_KINDS, GROUPS, MAP, OPEN, READ, SYNC, WRITE
-from tracesim.dimensions import checkpoint_bytes, wait_share
+from tracesim.dimensions import checkpoint_bytes, removed_share, wait_share
 from tracesim.logbins import quantile
 from tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TIMED, TRAINING
 from tracesim.profile import Summary
 
 _LEAST_FACTOR = 1.1  # below it, a difference is not worth a sentence
+_LEAST_REMOVED = 0.1  # difference in the share of checkpoint files that are removed, likewise
 _LEAST_ORDER = 0.3  # difference in the order of files that is worth one
 _WHERE = ("start-up", "training", "evaluation", "checkpoints", "the whole run")  # one for each of PHASES
 _CALLS_TOLD = (READ, WRITE, OPEN, SYNC, MAP)  # as many files are closed as opened
@@ -181,6 +182,12 @@ def _checkpoint(a: Summary, b: Summary) -> Told:
     if min(size) > 0 and _factor(*size) >= _LEAST_FACTOR:
         sizes = f"({format_size(size[1])} against {format_size(size[0])})"
         yield _factor(*size), f"B's checkpoint files are {_times(*size, 'smaller', 'larger')} {sizes}"
+    if min(a.saves_at_once, b.saves_at_once) > 0 and _factor(a.saves_at_once, b.saves_at_once) >= _LEAST_FACTOR:
+        at_once = f"{b.saves_at_once:.2g} checkpoint files at once, A {a.saves_at_once:.2g}"
+        yield _factor(a.saves_at_once, b.saves_at_once), f"B writes {at_once}"
+    removed = removed_share(a), removed_share(b)
+    if abs(removed[0] - removed[1]) >= _LEAST_REMOVED:
+        yield 1.0, f"B removes {removed[1]:.0%} of the checkpoint files that it writes, A {removed[0]:.0%}"
 
 
 _TELLERS: dict[str, Callable[[Summary, Summary], Told]] = {

@@ -84,15 +84,14 @@ def measure(jobs: Sequence[str] = tuple(_JOBS)) -> Iterator[Figure]:
             _generate(folder / "data", job)
             runs = [_run(folder, job, f"run{number}") for number in range(1 + _RERUNS)]
             made = make_twin([run.path for run in runs], folder / "twin", rounds=_ROUNDS, force=False)
-            yield from _held_out(job, made, compare(runs[0], runs[1], repeats=runs[1:]).to_document())
+            yield from held_out(job, made, compare(runs[0], runs[1], repeats=runs[1:]).to_document(), _ASKED.get(job, 0.95))
             for what, options, edit in _EDITS.get(job, []):
                 real = _run(folder, job, what.replace(" ", "_"), **options)
                 yield edited_figure(job, what, real, folder / "twin" / "twin.yaml", edit)
 
 
-def _held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any]) -> Iterator[Figure]:
+def held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any], asked: float = 0.95) -> Iterator[Figure]:
     """The worst of the reruns. What is within the noise floor counts as met: a twin need not be more alike than a rerun."""
-    asked = _ASKED.get(job, 0.95)
     floor, floors = among_runs["noise_floor"], among_runs["noise_floor_dimensions"]
     worst = min(made["held_out"], key=lambda each: float(each["overall"]))
     yield Figure(

@@ -153,6 +153,7 @@ GRADED = {
         {"volume", "operation_mix", "files", "request_size", "timeline"},
         [{"checkpoint_every": n} for n in (1, 2, 0)],
     ),
+    "checkpoints kept": Graded("checkpoint", set(), [{"checkpoint_keep": n} for n in (None, 2, 1)]),
     "file size": Graded(
         "files",
         {"volume", "operation_mix", "access_order", "timing", "bursts", "concurrency", "timeline"},
@@ -278,6 +279,8 @@ def test_repeats_of_another_job_make_no_noise_floor_to_hide_under(trace):
 
 
 def test_differences_come_in_words_with_numbers(trace):
+    kept = compare(trace(checkpoint_keep=1), trace(seed=2)).differences
+    assert "B removes 0% of the checkpoint files that it writes, A 67%" in kept
     told = compare(trace(), trace(seed=2, evaluation_files=2, loaders=4, checkpoint_writes=(4096, 1 << 20))).differences
     assert "B reads 2 times fewer bytes in evaluation" in told
     assert "4 processes or threads of B read in each training, 2 of A" in told

@@ -70,6 +70,25 @@ def test_the_reading_from_one_checkpoint_to_the_next():
     assert overlap(found, job(40, reads=240).between_reads(), HALF_WIDTH) == pytest.approx(1.0, abs=0.01)
 
 
+def written(*spans_ms: tuple[int, int]) -> Saving:
+    """A file for each of the spans in which one is written."""
+    saving = Saving(whole_run(0, 1000 * MS))
+    rows = sorted((begin * MS, (end - begin) * MS, file) for file, (begin, end) in enumerate(spans_ms))
+    for begin, duration, file in rows:
+        one, none = np.array([begin]), np.zeros(1, np.int64)
+        call = Calls(one, np.array([duration]), none + WRITE, none + 1, none, none + file, none, none + 8)
+        saving.add(call, none)
+    return saving
+
+
+def test_files_that_are_written_at_once():
+    assert written((0, 10), (20, 30)).at_once() == 1.0
+    assert written((0, 10), (0, 10), (2, 8)).at_once() == pytest.approx(2.6)
+    three = [written((0, 10 + late), (10, 20 + late), (20, 30 + late)).at_once() for late in (0, 3, 10)]
+    assert three == pytest.approx([1.0, 39 / 33, 60 / 40])
+    assert Saving(whole_run(0, MS)).at_once() == 0.0
+
+
 def test_without_checkpoints_or_reads_nothing_is_beside():
     assert job(1000).beside() == 0.0
     assert not job(1000).between_reads().any()
