@@ -2,7 +2,9 @@
 
 A document is a JSON file: ``{"title", "x": AXIS, "y": AXIS, "series": [{"name", "x": [..], "y": [..]}]}``, where an axis is
 ``{"label", "unit", "scale"}``. Units and scales may be left out; a scale is ``linear`` (the default) or ``log``. A value of null
-is a gap in its curve.
+is a gap in its curve. A document of several panels that share their axes says more of each point and of ranges of x:
+``{"title", "x", "y", "panels": [{"title", "bands": [{"from", "to", "label"}], "curves": [{"name", "points": [POINT]}]}]}``, where
+a point is ``{"x", "y", "low", "high", "state"}``: low and high are its spread, its state is pass, oom, thrash or failed.
 """
 
 from pathlib import Path
@@ -25,6 +27,8 @@ _MARKERS = "os^Dv<>"
 _MOST_WITHIN = 4  # curves whose legend has room within the axes
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
 _MARGIN = 0.04  # of the span of x, on both sides
+_STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}  # marks, and what they mean
+_TOP, _BELOW = 0.96, 0.06  # of the axes: where marks without a y are, and how far below one another those of several curves
 
 
 class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,8 +43,50 @@ class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plain(f"{self.label} ({self.unit})" if self.unit else self.label, 60)
 
 
+class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One measurement; a run that did not pass may have no y."""
+
+    x: float
+    y: float | None = None
+    low: float | None = None
+    high: float | None = None
+    state: Literal["pass", "oom", "thrash", "failed"] = "pass"
+
+
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One curve, point by point."""
+
+    name: str
+    points: list[Point]
+
+
+class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
+    """A range of x that has a name."""
+
+    first: float
+    last: float
+    label: str
+
+
+class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One panel of a sheet."""
+
+    title: str
+    curves: list[Curve]
+    bands: list[Band] = []
+
+
+class Sheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Panels that share what their axes show."""
+
+    title: str
+    x: Axis
+    y: Axis
+    panels: list[Panel]
+
+
 class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One curve."""
+    """One curve of a document of one panel."""
 
     name: str
     x: list[float]
@@ -48,68 +94,96 @@ class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One panel."""
+    """A document of one panel."""
 
     title: str
     x: Axis
     y: Axis
     series: list[Series]
 
+    def sheet(self, path: Path) -> Sheet:
+        """Return it as a sheet; UsageError for a series that is not as long in y as in x."""
+        for series in self.series:
+            if len(series.x) != len(series.y):
+                raise UsageError(f"{path}: series '{series.name}' has {len(series.x)} values of x and {len(series.y)} of y")
+        curves = [Curve(each.name, [Point(x, y) for x, y in zip(each.x, each.y, strict=True)]) for each in self.series]
+        return Sheet("", self.x, self.y, [Panel(self.title, curves)])
 
-def read_curves(path: Path) -> Curves:
+
+def read_sheet(path: Path) -> Sheet:
     """Return the document at `path`; UsageError when it is missing, is no such document, or its curves cannot be drawn."""
     try:
-        curves = msgspec.json.decode(path.read_bytes(), type=Curves)
+        content = msgspec.json.decode(path.read_bytes())
+        several = isinstance(content, dict) and "panels" in content
+        sheet = msgspec.convert(content, Sheet) if several else msgspec.convert(content, Curves).sheet(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no document of curves: {error}") from None
-    for series in curves.series:
-        if len(series.x) != len(series.y):
-            raise UsageError(f"{path}: series '{series.name}' has {len(series.x)} values of x and {len(series.y)} of y")
-        for axis, values in ((curves.x, series.x), (curves.y, series.y)):
-            if axis.scale == "log" and any(value is not None and value <= 0 for value in values):
-                raise UsageError(f"{path}: series '{series.name}' has values not above 0, which a log axis cannot show")
-    if not any(series.x for series in curves.series):
+    for panel in sheet.panels:
+        _check(path, sheet, panel)
+    if not any(curve.points for panel in sheet.panels for curve in panel.curves):
         raise UsageError(f"{path} has no points to draw")
-    return curves
+    return sheet
+
+
+def _check(path: Path, sheet: Sheet, panel: Panel) -> None:
+    """Refuse values that axes of these scales cannot show."""
+    ends = [value for band in panel.bands for value in (band.first, band.last)]
+    named = [("bands", sheet.x, ends)]
+    for curve in panel.curves:
+        name = f"series '{curve.name}'"
+        named.append((name, sheet.x, [point.x for point in curve.points]))
+        values = [value for point in curve.points for value in (point.y, point.low, point.high)]
+        named.append((name, sheet.y, [value for value in values if value is not None]))
+    for name, axis, found in named:
+        if axis.scale == "log" and any(value <= 0 for value in found):
+            raise UsageError(f"{path}: {name} has values not above 0, which a log axis cannot show")
 
 
 def plot_curves(paths: list[Path], output: Path) -> dict[str, Any]:
-    """Draw a panel for each document and return ``{"output", "panels": [{"title", "series", "points"}]}``.
+    """Draw the panels of all documents and return ``{"output", "panels": [{"title", "series", "points"}]}``.
 
     Raises UsageError for a document or file type that cannot be drawn, IotwinError when the picture cannot be written.
     """
     check_type(output, _TYPES)
     check_output(output)
-    panels = [read_curves(path) for path in paths]
-    _draw(panels, output)
+    sheets = [read_sheet(path) for path in paths]
+    _draw(sheets, output)
     return {
         "output": str(output),
         "panels": [
-            {"title": each.title, "series": len(each.series), "points": sum(len(series.x) for series in each.series)}
-            for each in panels
+            {
+                "title": panel.title,
+                "series": len(panel.curves),
+                "points": sum(len(curve.points) for curve in panel.curves),
+            }
+            for sheet in sheets
+            for panel in sheet.panels
         ],
     }
 
 
-def _draw(panels: list[Curves], output: Path) -> None:
+def _draw(sheets: list[Sheet], output: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    panels = [(sheet, panel) for sheet in sheets for panel in sheet.panels]
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    beside = [len(curves.series) > _MOST_WITHIN for curves in panels]
-    longest = max(len(curves.series) for curves in panels)
+    beside = [len(panel.curves) > _MOST_WITHIN or bool(panel.bands or _states(panel)) for _, panel in panels]
+    longest = max(len(panel.curves) + len(_states(panel)) for _, panel in panels)
     width = _PANEL_INCHES[0] + (_LEGEND_INCHES if any(beside) else 0)
     height = max(_PANEL_INCHES[1], _LEGEND_LINE_INCHES * longest + 0.3 if any(beside) else 0)
     with mpl.rc_context(FIGURE_RC):
         figure = Figure((width * max(columns, 1.4), height * rows + 0.3), layout="constrained")
+        if title := ", ".join(sheet.title for sheet in sheets if sheet.title):
+            figure.suptitle(plain(title, 120))
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for spare in axes[len(panels) :]:
             spare.set_axis_off()
-        for panel, curves, outside in zip(axes, panels, beside, strict=False):
-            _draw_panel(panel, curves, outside)
+        for place, (sheet, panel), outside in zip(axes, panels, beside, strict=False):
+            _draw_panel(place, sheet, panel, outside)
         with open_whole(output) as file:
             figure.savefig(file, format=output.suffix.lower().removeprefix("."), dpi=200, metadata=_without_date(output))
 
@@ -119,41 +193,84 @@ def _without_date(output: Path) -> dict[str, Any]:
     return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(output.suffix.lower(), {})
 
 
-def _draw_panel(panel: "Axes", curves: Curves, legend_outside: bool) -> None:
-    panel.set_title(plain(curves.title, 60))
-    for index, series in enumerate(curves.series):
-        points = sorted(zip(series.x, series.y, strict=True), key=lambda point: point[0])
-        values = [float("nan") if y is None else y for _, y in points]
-        # Hollow marks of different kinds: curves that meet are all seen.
-        panel.plot(
-            [x for x, _ in points], values, marker=_MARKERS[index % len(_MARKERS)], markersize=3.5, markerfacecolor="none",
-            markeredgewidth=0.8, linewidth=1, color=TRACE_COLOURS[index % len(TRACE_COLOURS)], label=plain(series.name, 60),
-        )  # fmt: skip
-    panel.set_xscale(curves.x.scale)
-    panel.set_yscale(curves.y.scale)
-    _show_all(panel, curves)
-    panel.set_xlabel(curves.x.text())
-    panel.set_ylabel(curves.y.text())
-    panel.spines[["top", "right"]].set_visible(False)
+def _draw_panel(axes: "Axes", sheet: Sheet, panel: Panel, legend_outside: bool) -> None:
+    axes.set_title(plain(panel.title, 60))
+    axes.set_xscale(sheet.x.scale)
+    axes.set_yscale(sheet.y.scale)
+    for index, curve in enumerate(panel.curves):
+        _draw_curve(axes, index, curve)
+    _show_all(axes, sheet, panel)
+    _draw_bands(axes, panel.bands)
+    for state in _states(panel):
+        marker, meaning = _STATES[state]
+        axes.plot([], [], marker, color="0.4", markersize=4, label=meaning)
+    axes.set_xlabel(sheet.x.text())
+    axes.set_ylabel(sheet.y.text())
+    axes.spines[["top", "right"]].set_visible(False)
     if legend_outside:
-        panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.03), borderaxespad=0)
-    elif len(curves.series) > 1:
-        panel.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.03), borderaxespad=0)
+    elif len(panel.curves) > 1:
+        axes.legend(frameon=False)
 
 
-def _show_all(panel: "Axes", curves: Curves) -> None:
+def _states(panel: Panel) -> list[str]:
+    """Return in which ways runs of the panel did not pass."""
+    found = {point.state for curve in panel.curves for point in curve.points}
+    return [state for state in _STATES if state in found]
+
+
+def _draw_curve(axes: "Axes", index: int, curve: Curve) -> None:
+    """Draw a line through the points that passed, their spread, and a mark for each other point, at the top if it has no y."""
+    points = sorted(curve.points, key=lambda point: point.x)
+    colour = TRACE_COLOURS[index % len(TRACE_COLOURS)]
+    gap = float("nan")
+    x = [point.x for point in points]
+    passed = [point if point.state == "pass" else Point(point.x) for point in points]
+    # Hollow marks of different kinds: curves that meet are all seen.
+    axes.plot(
+        x, [gap if point.y is None else point.y for point in passed], marker=_MARKERS[index % len(_MARKERS)], markersize=3.5,
+        markerfacecolor="none", markeredgewidth=0.8, linewidth=1, color=colour, label=plain(curve.name, 60), clip_on=False,
+    )  # fmt: skip
+    spread = [(point.x, point.low, point.high) for point in passed if point.low is not None and point.high is not None]
+    if spread:
+        along, low, high = (list(values) for values in zip(*spread, strict=True))
+        axes.fill_between(along, low, high, color=colour, alpha=0.2, linewidth=0)
+    for point in points:
+        if point.state != "pass":
+            y, scale = (_TOP - _BELOW * index, axes.get_xaxis_transform()) if point.y is None else (point.y, axes.transData)
+            axes.plot([point.x], [y], _STATES[point.state][0], color=colour, markersize=4, transform=scale, clip_on=False)
+
+
+def _draw_bands(axes: "Axes", bands: list[Band]) -> None:
+    """Shade the ranges of x that have names, each named along its left edge."""
+    for index, band in enumerate(sorted(bands, key=lambda band: band.first)):
+        axes.axvspan(band.first, band.last, color="0.5", alpha=0.12 + 0.1 * (index % 2), linewidth=0, zorder=0)
+        axes.annotate(
+            plain(band.label, 40), (band.first, 0), (2, 3), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+            rotation=90, fontsize=6, color="0.35", va="bottom", ha="left",
+        )  # fmt: skip
+
+
+def _show_all(axes: "Axes", sheet: Sheet, panel: Panel) -> None:
     """Show every x, also where all curves have a gap, which says that no run came through; and 0 of a linear y."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    x = [value for series in curves.series for value in series.x]
-    least, most = min(x), max(x)
-    if most > least and curves.x.scale == "log":
-        panel.set_xlim(least / (most / least) ** _MARGIN, most * (most / least) ** _MARGIN)
+    x = [point.x for curve in panel.curves for point in curve.points]
+    x += [end for band in panel.bands for end in (band.first, band.last)]
+    least, most = min(x, default=0.0), max(x, default=0.0)
+    if most > least and sheet.x.scale == "log":
+        axes.set_xlim(least / (most / least) ** _MARGIN, most * (most / least) ** _MARGIN)
     elif most > least:
-        panel.set_xlim(least - _MARGIN * (most - least), most + _MARGIN * (most - least))
-    if curves.y.scale == "linear":
-        panel.set_ylim(bottom=min(0, panel.get_ylim()[0]))
-    for axis, shown in ((panel.xaxis, curves.x), (panel.yaxis, curves.y)):
+        axes.set_xlim(least - _MARGIN * (most - least), most + _MARGIN * (most - least))
+    if sheet.y.scale == "linear":
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    if any(point.state != "pass" and point.y is None for curve in panel.curves for point in curve.points):
+        # Room above all that was measured, for the marks of what was not.
+        least, most = axes.transScale.transform([(1, end) for end in axes.get_ylim()])[:, 1]
+        room = 1 - _TOP + _BELOW * len(panel.curves)
+        top = axes.transScale.inverted().transform([(1, least + (most - least) / (1 - room))])[0, 1]
+        axes.set_ylim(top=top)
+    for axis, shown in ((axes.xaxis, sheet.x), (axes.yaxis, sheet.y)):
         if shown.scale == "log":
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))  # its own are written for TeX
             axis.set_minor_formatter(NullFormatter())

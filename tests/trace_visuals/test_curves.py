@@ -5,11 +5,12 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import matplotlib.image
+import msgspec
 import pytest
 
 from common.errors import IotwinError, UsageError
 from tests.processes import call
-from trace_visuals.curves import plot_curves, read_curves
+from trace_visuals.curves import Sheet, _draw_panel, plot_curves, read_sheet
 
 DOCUMENT = {
     "title": "vgg16",
@@ -67,6 +68,51 @@ def test_the_legend_of_many_curves_is_whole_and_beside_them(write, tmp_path):
     assert all(x > right and 0 < y < height for x, y in places)
 
 
+POINTS = [
+    {"x": 0.3, "state": "oom"},
+    {"x": 0.4, "y": 26, "state": "thrash"},
+    {"x": 0.5, "y": 16, "low": 15, "high": 18},
+    {"x": 0.9, "y": 10},
+]
+SHEET = {
+    "title": "under a budget",
+    "x": {"label": "memory"},
+    "y": {"label": "time"},
+    "panels": [
+        {
+            "title": "resnet32",
+            "bands": [{"from": 0.2, "to": 0.35, "label": "below the floor"}],
+            "curves": [{"name": "h_DTR", "points": POINTS}, {"name": "LRU", "points": [{"x": 0.5, "state": "failed"}]}],
+        },
+        {"title": "lstm", "curves": [{"name": "h_DTR", "points": POINTS[2:]}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_states_of_points_and_bands_of_a_sheet_are_drawn_and_named(tmp_path, scale):
+    (tmp_path / "sheet.json").write_text(json.dumps({**SHEET, "y": {"label": "time", "scale": scale}}))
+    found = plot_curves([tmp_path / "sheet.json"], tmp_path / "c.svg")
+    assert found["panels"] == [{"title": "resnet32", "series": 2, "points": 5}, {"title": "lstm", "series": 1, "points": 2}]
+    told = words(tmp_path / "c.svg")
+    for expected in ("under a budget", "below the floor", "out of memory", "thrashes", "failed"):
+        assert told.count(expected) == 1
+
+
+def test_the_line_goes_through_what_passed_and_marks_without_y_are_above_all_values():
+    from matplotlib.figure import Figure
+
+    sheet = msgspec.convert(SHEET, Sheet)
+    axes = Figure().subplots()
+    _draw_panel(axes, sheet, sheet.panels[0], True)
+    line, oom, thrash, *_ = axes.lines
+    assert [(x, y) for x, y in line.get_xydata() if y == y] == [(0.5, 16), (0.9, 10)]
+    assert thrash.get_xydata().tolist() == [[0.4, 26]] and axes.get_ylim()[0] == 0
+    assert axes.transData.inverted().transform(oom.get_transform().transform(oom.get_xydata()))[0, 1] > 26
+    left, right = axes.get_xlim()
+    assert left < 0.2 and right > 0.9  # the band, too, is whole
+
+
 def test_the_same_document_gives_the_same_bytes(write, tmp_path):
     document = write()
     for kind in ("svg", "pdf", "png"):
@@ -84,16 +130,35 @@ def test_the_same_document_gives_the_same_bytes(write, tmp_path):
         ({"series": []}, "no points"),
         ({"y": {"label": "t", "scale": "log"}, "series": [{"name": "s", "x": [1], "y": [0]}]}, "log axis"),
         ({"z": 1}, "unknown field `z`"),
+        ({"panels": []}, "unknown field `series`"),
         ({"x": {"label": "t", "scale": "cubic"}}, "cubic"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(write, tmp_path, changes, message):
     path = write(**changes)
     with pytest.raises(UsageError, match=message):
-        read_curves(path)
+        read_sheet(path)
     with pytest.raises(UsageError, match=str(path)):
         plot_curves([path], tmp_path / "c.svg")
     assert not (tmp_path / "c.svg").exists()
+
+
+def test_what_an_axis_cannot_show_of_a_sheet_is_refused(tmp_path):
+    document = tmp_path / "sheet.json"
+    bands = [{"from": 0, "to": 1, "label": "all"}]
+    document.write_text(
+        json.dumps({**SHEET, "x": {"label": "m", "scale": "log"}, "panels": [{**SHEET["panels"][0], "bands": bands}]})
+    )
+    with pytest.raises(UsageError, match="bands has values not above 0"):
+        read_sheet(document)
+    document.write_text(
+        json.dumps({**SHEET, "panels": [{"title": "t", "curves": [{"name": "n", "points": [{"x": 1, "state": "?"}]}]}]})
+    )
+    with pytest.raises(UsageError, match="state"):
+        read_sheet(document)
+    document.write_text(json.dumps({**SHEET, "panels": []}))
+    with pytest.raises(UsageError, match="no points"):
+        read_sheet(document)
 
 
 def test_a_missing_document_and_a_missing_directory_are_named(write, tmp_path):

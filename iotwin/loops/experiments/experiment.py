@@ -16,6 +16,7 @@ from datagen.dlio.yaml12 import parse, read_text
 
 EMULATOR_IMAGE = "dlio:latest"  # as the benchmark scripts call it
 SHIPPED = Path(__file__).parents[2] / "experiments"
+_WITHOUT = "without"  # in a cell's name, for an option that it lacks
 _ORDER = 0xE59E  # what the draw of the order is keyed by, beside the seed
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -42,8 +43,8 @@ class Jobs(msgspec.Struct, forbid_unknown_fields=True):
     # Loader processes of a rank.
     workers: Annotated[list[Count], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
     options: dict[str, str | int | float | bool] = {}  # of the workload's program; a boolean true is a bare --name
-    # Options whose values are cells of their own.
-    sweep: dict[str, Annotated[list[str | int | float], msgspec.Meta(min_length=1)]] = {}
+    # Options whose values are cells of their own; null is the cell without the option, what the others are held against.
+    sweep: dict[str, Annotated[list[str | int | float | None], msgspec.Meta(min_length=1)]] = {}
     sleep: str | None = None  # of the variant sleep: measured or regression (the paper's V100s), or what --sleep takes
     emulate: list[str] = []  # of the variant emulated: a YAML or workload=NAME, then overrides
 
@@ -79,18 +80,20 @@ class Cell:
     ranks: int
     batch: int
     workers: int
-    swept: tuple[str | int | float, ...]  # a value of each option of the jobs' sweep
+    swept: tuple[str | int | float | None, ...]  # a value of each option of the jobs' sweep
     repeat: int
 
     @property
     def options(self) -> dict[str, str | int | float | bool]:
         """The options of the workload's program."""
-        return self.jobs.options | dict(zip(self.jobs.sweep, self.swept, strict=True))
+        given = self.jobs.options | dict(zip(self.jobs.sweep, self.swept, strict=True))
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def name(self) -> str:
         """What tells it from all others; also its directory."""
-        sizes = "".join(f"-{value}" for value in (f"r{self.ranks}", f"b{self.batch}", f"w{self.workers}", *self.swept))
+        swept = [_WITHOUT if value is None else value for value in self.swept]
+        sizes = "".join(f"-{value}" for value in (f"r{self.ranks}", f"b{self.batch}", f"w{self.workers}", *swept))
         return f"{self.jobs.workload}-{self.variant}-{self.data}{sizes}-{self.repeat}"
 
     def parameters(self) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _check(experiment: Experiment, source: Path) -> None:
             if variant not in known:
                 raise UsageError(f"{where}: no variant '{variant}'{nearest(variant, known)}; known: {', '.join(known)}")
         for value in itertools.chain(*jobs.sweep.values()):
-            if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,40}", str(value)):
+            if value is not None and not re.fullmatch(r"[A-Za-z0-9_.+-]{1,40}", str(value)):
                 raise UsageError(
                     f"{where}: sweep value '{value}' cannot be part of a directory's name; use letters, digits, . _ + -"
                 )
@@ -159,16 +162,19 @@ def _check(experiment: Experiment, source: Path) -> None:
 
 
 def cells(experiment: Experiment) -> list[Cell]:
-    """Return all cells in the order in which they run: random, keyed by the seed, a repeat after the other."""
-    grid = [
-        [
-            Cell(jobs, *values, repeat)
-            for jobs in experiment.jobs
-            for values in itertools.product(
-                jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers, itertools.product(*jobs.sweep.values())
-            )
-        ]
-        for repeat in range(1, experiment.repeats + 1)
-    ]
+    """Return all cells in the order in which they run: random, keyed by the seed, a repeat after the other.
+
+    Cells that differ in swept options alone run next to one another, in random order too, as they are there to be compared.
+    """
     rng = np.random.default_rng((experiment.seed, _ORDER))
-    return [part[index] for part in grid for index in rng.permutation(len(part))]
+    found: list[Cell] = []
+    for repeat in range(1, experiment.repeats + 1):
+        alike = [
+            [Cell(jobs, *values, swept, repeat) for swept in itertools.product(*jobs.sweep.values())]
+            for jobs in experiment.jobs
+            for values in itertools.product(jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers)
+        ]
+        for index in rng.permutation(len(alike)):
+            cells_of = alike[index]
+            found += [cells_of[each] for each in (rng.permutation(len(cells_of)) if len(cells_of) > 1 else (0,))]
+    return found

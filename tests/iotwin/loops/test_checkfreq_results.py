@@ -9,7 +9,7 @@ from common.errors import UsageError
 from iotwin.loops.experiments.cell import trace_command
 from iotwin.loops.experiments.experiment import cells, read_experiment
 from tests.processes import call, one_line
-from trace_visuals.curves import read_curves
+from trace_visuals.curves import read_sheet
 
 
 def cell(directory, model, policy, run_s, stalls=(), interval=None, steps=100, repeat=1):
@@ -46,8 +46,9 @@ def test_results_by_network_and_policy(tmp_path):
         "stall_ratio": 10.0,
     }
     assert second["overhead"] == {"auto": None, "sync": None, "epoch": None} and second["stall_ratio"] is None
-    curves = read_curves(tmp_path / "curves.json")
-    assert curves.series[0].x == [20, 20, 100] and curves.series[0].y == pytest.approx([5, 50, 10])
+    [panel] = read_sheet(tmp_path / "curves.json").panels
+    assert [point.x for point in panel.curves[0].points] == [20, 20, 100]
+    assert [point.y for point in panel.curves[0].points] == pytest.approx([5, 50, 10])
     shown = call("checkfreq", "results", tmp_path).stdout
     assert "resnet18" in shown and "5.0%" in shown and "10.0" in shown
     assert "holds no finished cells of checkfreq" in one_line(call("checkfreq", "results", tmp_path / "cells"))

@@ -160,6 +160,21 @@ def test_the_order_is_random_and_a_seed_s_own(tmp_path):
     assert all(name.endswith("-1") for name in order(1)[:20])  # repeats follow one another
 
 
+def test_cells_with_a_swept_option_and_without_it_take_turns(tmp_path):
+    jobs = {"batch": [1, 2, 3], "options": {"threads": 1}, "sweep": {"checkpoint-steps": [None, 5, 50]}}
+    found = cells(read_experiment(write(tmp_path / "e.yaml", repeats=4, jobs=jobs)))
+    together = [found[first : first + 3] for first in range(0, len(found), 3)]
+    assert len(together) == 12
+    for alike in together:
+        assert len({(cell.batch, cell.variant, cell.data, cell.repeat) for cell in alike}) == 1
+        assert {cell.swept for cell in alike} == {(None,), (5,), (50,)}
+    assert len({alike[0].swept for alike in together}) > 1  # not always the same first
+    baseline = next(cell for cell in found if cell.swept == (None,))
+    assert "-without-" in baseline.name and baseline.options == {"threads": 1}
+    assert baseline.parameters()["options"] == {"checkpoint-steps": None}
+    assert len({cell.name for cell in found}) == len(found)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.yaml")))
 def test_shipped_experiments_read(name):
     assert len(cells(read_experiment(Path(name)))) == {
