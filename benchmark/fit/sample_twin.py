@@ -301,6 +301,7 @@ def _twin(
         ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,
         reader=c.TwinReader(
             read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
+            most_open=samples.most_open,
             random_batches=samples.layout == "dlrm" and _is_shuffled(training),
         ),
     )  # fmt: skip

@@ -64,7 +64,7 @@ def local_opener(config: Config) -> Opener:
     way = Direct if past_page_cache(config) else Mapped if mapped else Buffered
     transfer_bytes = config.reader.transfer_size
     opener = way if transfer_bytes is None else cast(Opener, partial(way, transfer_bytes=transfer_bytes))
-    return KeptOpen(opener) if config.twin.reader.keep_open else opener
+    return KeptOpen(opener, config.twin.reader.most_open) if config.twin.reader.keep_open else opener
 
 
 def make_reader(config: Config, opener: Opener) -> Reader:

@@ -160,10 +160,10 @@ class Mapped(_Descriptor):
 
 
 class KeptOpen:
-    """An opener that leaves each file open for the next time, in each process for itself."""
+    """An opener that leaves each file open for the next time, in each process for itself; of `most_open` files at a time."""
 
-    def __init__(self, opener: Opener) -> None:
-        self._opener = opener
+    def __init__(self, opener: Opener, most_open: int | None = None) -> None:
+        self._opener, self._most_open = opener, most_open
         self._files: dict[tuple[int, int, str], OpenFile] = {}
 
     def __call__(self, path: str) -> OpenFile:
@@ -171,6 +171,9 @@ class KeptOpen:
         # A fork shares descriptors, and the reader's buffers are each thread's own.
         key = (os.getpid(), threading.get_ident(), path)
         if key not in self._files:
+            own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []
+            if self._most_open and len(own) >= self._most_open:
+                self._files.pop(own[0]).__exit__(None, None, None)
             self._files[key] = self._opener(path)
         return _Kept(self._files[key])
 

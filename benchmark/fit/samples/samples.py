@@ -32,6 +32,7 @@ class Samples:
     read_sizes: tuple[int, ...] = ()  # of files that no reader here knows: bytes asked for by each read
     read_past_end: bool = False
     keep_open: bool = False
+    most_open: int | None = None  # of files that are kept open, by each process; None: all that it meets
     buffer_bytes: int | None = None  # of one read, where a sample is what a step used up: see benchmark.fit.samples.step_samples
     # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size.
     reads: pd.DataFrame | None = None

@@ -57,9 +57,21 @@ def by_steps(job: Job, samples: Samples) -> Samples:
         read_sizes=(),
         read_past_end=False,
         keep_open=True,
+        most_open=_most_open(job, samples, given),
         buffer_bytes=_most_used(reads["requested"].to_numpy(np.int64), reads["result"].to_numpy(np.int64)),
         reads=reads_of(reads[known], batch[known]),
     )
+
+
+def _most_open(job: Job, samples: Samples, given: pd.DataFrame) -> int | None:
+    """The most files that a process that gives batches had open at a time; None where it closes few of them, or maps them."""
+    calls = job.calls_on(_ids(job, samples), [*schema.OPEN_OPS, *schema.CLOSE_OPS])
+    calls = calls[calls["pid"].isin(given["pid"]) & (calls["result"] >= 0)].sort_values("start_ns", kind="stable")
+    opens = calls["op"].isin(schema.OPEN_OPS)
+    mapped = len(job.calls_on(_ids(job, samples), schema.MAP_OPS))
+    if mapped or (~opens).sum() * 2 < opens.sum() or not opens.any():
+        return None
+    return int(opens.map({True: 1, False: -1}).groupby(calls["pid"]).cumsum().max())
 
 
 def _most_used(requested: NDArray[np.int64], result: NDArray[np.int64]) -> int:
@@ -70,12 +82,22 @@ def _most_used(requested: NDArray[np.int64], result: NDArray[np.int64]) -> int:
 
 def _reads(job: Job, samples: Samples) -> pd.DataFrame:
     """Reads of the samples' files that brought something, with the file's index in `samples.names`."""
-    paths = {str(PurePosixPath(samples.folder) / name): index for index, name in enumerate(samples.names)}
-    index = job.files["path"].map(paths)
-    ids = job.files.loc[index.notna(), "file_id"].tolist()
-    reads = job.calls_on(ids, schema.READ_OPS)
+    index = _index(job, samples)
+    reads = job.calls_on(_ids(job, samples), schema.READ_OPS)
     reads = reads[reads["result"] > 0].sort_values(["pid", "start_ns"], kind="stable")
     return reads.assign(file=index.to_numpy()[reads["file_id"].to_numpy()].astype(np.int64))
+
+
+def _index(job: Job, samples: Samples) -> pd.Series:
+    """Return where in `samples.names` each of the job's files is; NaN: it is none of them."""
+    paths = {str(PurePosixPath(samples.folder) / name): index for index, name in enumerate(samples.names)}
+    found: pd.Series = job.files["path"].map(paths)
+    return found
+
+
+def _ids(job: Job, samples: Samples) -> list[int]:
+    ids: list[int] = job.files.loc[_index(job, samples).notna(), "file_id"].tolist()
+    return ids
 
 
 def _asked(job: Job, given: pd.DataFrame) -> pd.DataFrame:

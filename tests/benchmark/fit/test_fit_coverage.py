@@ -119,6 +119,7 @@ def test_hand_overs_without_a_read_are_steps_all_the_same(tmp_path):
     assert reader.transfer_size is None
     listed = [reads.replace("+", " ").split()[1::2] for reads in fitted.config.twin.train_reads if reads]
     assert listed == [["65536", "34464"]] * 20
+    assert (fitted.config.twin.reader.keep_open, fitted.config.twin.reader.most_open) == (True, 1)  # each closed when it was read
 
 
 def test_fewer_steps_than_hand_overs_are_a_contradiction(tmp_path):

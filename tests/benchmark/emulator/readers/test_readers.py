@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmark.config import Config, Dataset, Parquet, Reader, Storage, Twin, TwinReader, Workflow
 from benchmark.emulator.data.dataset import SampleSet, open_dataset
 from benchmark.emulator.readers import local_opener, make_reader
-from benchmark.emulator.readers.access import Buffered, Direct, Mapped, scratch
+from benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, scratch
 from common.errors import IotwinError, UsageError
 from datagen.content import Content
 from datagen.generate import generate
@@ -220,6 +220,23 @@ def test_samples_kept_in_memory_are_read_once(generated: Path) -> None:
     again = samples.reader.read(samples.files[0][0], 1, 4)
     assert first.read_bytes > 0 == again.read_bytes
     assert again.content.tobytes() == first.content.tobytes() == records(layout_of("npz"), 0)[1].tobytes()
+
+
+def test_of_files_kept_open_the_oldest_is_closed_for_another(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    class Noting(Buffered):
+        def __exit__(self, *error: object) -> None:
+            closed.append(Path(self._path).name)
+            super().__exit__(None, None, None)
+
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"x")
+    opener = KeptOpen(Noting, most_open=2)
+    for name in "abacb":  # a is opened first, however often it is read since
+        with opener(str(tmp_path / name)) as file:
+            assert bytes(file.read(0, 1)) == b"x"
+    assert closed == ["a"]
 
 
 def test_direct_fs_reads_past_the_page_cache(generated: Path) -> None:
