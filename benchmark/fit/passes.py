@@ -199,12 +199,16 @@ def _batches_ahead(loaders: Sequence[int], rank: int, handovers: pd.DataFrame, w
     The rank asks by one write per batch to the pipes its loaders read from, and takes results from the pipe they write to. On a
     busy machine the thread that writes may lag behind at first, so that not only the first result counts.
     """
-    inside = handovers[handovers["start_ns"].between(window.start_ns, window.end_ns)]
+    until = handovers[handovers["start_ns"] <= window.end_ns]
+    inside = until[until["start_ns"] >= window.start_ns]
     asked_on = inside.loc[inside["pid"].isin(loaders) & inside["is_read"], "file_id"].unique()
     given_on = inside.loc[inside["pid"].isin(loaders) & ~inside["is_read"], "file_id"].unique()
-    asked = inside.loc[(inside["pid"] == rank) & ~inside["is_read"] & inside["file_id"].isin(asked_on), "start_ns"]
-    takes = (inside["pid"] == rank) & inside["is_read"] & inside["file_id"].isin(given_on) & (inside["result"] != LENGTH_BYTES)
-    taken = np.sort(inside.loc[takes, "start_ns"].to_numpy())
+    asked = until.loc[(until["pid"] == rank) & ~until["is_read"] & until["file_id"].isin(asked_on), "start_ns"]
+    takes = (until["pid"] == rank) & until["is_read"] & until["file_id"].isin(given_on) & (until["result"] != LENGTH_BYTES)
+    taken = np.sort(until.loc[takes, "start_ns"].to_numpy())
+    # Of loaders that are kept, the first batches are asked for before the pass, which begins with a read.
+    first = int(np.searchsorted(taken, window.start_ns))
+    asked, taken = asked[asked > taken[first - 1]] if first else asked, taken[first:]
     if asked.empty or not len(taken):
         return None
     return max(int((np.searchsorted(np.sort(asked.to_numpy()), taken) - np.arange(len(taken))).max()), 1)

@@ -172,10 +172,20 @@ def _arrivals_ns(calls: _Calls, part: Pass) -> NDArray[np.int64]:
         reads = np.flatnonzero((calls.pid == part.rank) & calls.reads & (calls.file_id == pipe))
         whole = ~_announces_another(calls, writes)
         read = np.searchsorted(np.cumsum(calls.result[reads]), np.cumsum(calls.result[writes])[whole])
-        taken = read < len(reads)
+        taken = (read < len(reads)) & _are_batches(calls.pid[writes[whole]], calls.start_ns[writes[whole]], part)
         loaders.append(calls.pid[writes[whole]][taken])
         arrivals.append(calls.end_ns[reads[read[taken]]])
     return _in_turn(np.concatenate(loaders), np.concatenate(arrivals), part.pids)
+
+
+def _are_batches(loaders: NDArray[np.int64], given_ns: NDArray[np.int64], part: Pass) -> NDArray[np.bool_]:
+    """Which messages, ascending, are batches: a loader that is kept for a new epoch answers before its first read in it."""
+    batches = np.zeros(len(loaders), np.bool_)
+    for pid, accesses in part.accesses.groupby("pid"):
+        own = np.flatnonzero(loaders == pid)
+        own = own[given_ns[own] > accesses["start_ns"].min()]
+        batches[own[: accesses["batch"].nunique()]] = True
+    return batches
 
 
 def _in_turn(loaders: NDArray[np.int64], arrivals_ns: NDArray[np.int64], order: Sequence[int]) -> NDArray[np.int64]:

@@ -37,8 +37,15 @@ class Training:
 
     def run(self, rank: int, name: str, files: list[int], now: float) -> float:
         """Make one pass and return its end."""
+        again = self.persistent and (rank, name) in self.kept
         pids, asked, given = self.loaders(rank, name, now)
-        call, now = self.made.call, now + 5
+        call = self.made.call
+        for pid, pipe in zip(pids, asked, strict=True) if again else ():  # as torch begins an epoch with the same loaders
+            call(now + 1, rank, "write", pipe, None, 30)
+            call(now + 2, pid, "read", pipe, None, 30)
+            call(now + 3, pid, "write", given, None, 84)
+            call(now + 4, rank, "read", given, None, 84)
+        now += 5
         batches = [files[i : i + BATCH] for i in range(0, len(files), BATCH)]
         compute = COMPUTE_MS if name == "train" else EVALUATION_MS
         ready: list[float] = []
@@ -59,13 +66,14 @@ class Training:
             step_end = begin + compute
         return step_end
 
-    def trace(self, folder, epochs: int = 3) -> Trace:
+    def trace(self, folder, epochs: int = 3, validated: bool = True) -> Trace:
         rng, now = np.random.default_rng(1), 10.0
         for epoch in range(epochs):
             order = rng.permutation(self.train).tolist()
             share = len(self.ranks)
             now = max(self.run(rank, "train", order[i::share], now) for i, rank in enumerate(self.ranks))
-            now = max(self.run(rank, "val", self.val[i::share], now) for i, rank in enumerate(self.ranks))
+            if validated:
+                now = max(self.run(rank, "val", self.val[i::share], now) for i, rank in enumerate(self.ranks))
             now = self.made.write_file(now + 1, self.ranks[0], f"/out/epoch_{epoch}.pt", 3_000_000)
         return self.made.trace(folder / "t")
 
@@ -84,6 +92,14 @@ def test_training_and_validation_from_other_files_are_told_apart(tmp_path, persi
     times = config.evaluation.eval_time
     assert np.median(getattr(times, "values", [times])) * 1000 == pytest.approx(EVALUATION_MS, rel=0.1)
     assert (fitted.coverage["read_share"], fitted.coverage["write_share"], fitted.coverage["open_share"]) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_what_kept_loaders_answer_to_a_new_epoch_is_no_batch(tmp_path, validated):
+    config = fit(Training(1, True).trace(tmp_path, validated=validated)).config
+    assert (config.train.epochs, config.reader.prefetch_size) == (3, 4)
+    assert (config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints) == (1, 1)
+    assert config.twin.checkpoint.after_steps is None and len(config.twin.checkpoint.files) == 1
 
 
 def test_windows_follow_one_another(tmp_path):
