@@ -15,6 +15,8 @@ from datagen.layouts import DlrmLayout
 from workloads.policies.cadence import Cadence
 
 _BATCHES_AHEAD = 2  # that the emulator's stream makes
+# What numpy.load reads twice: all that Python's first buffer brought, and the header again, by the C library.
+_BUFFER_BYTES, _NUMPY_HEADER_BYTES = 4096, 128
 _OPEN_OF_A_TURN = 3  # files that its threads have open for each that gives records
 
 
@@ -104,8 +106,8 @@ def _pass(
     config: c.Config, sizes: Mapping[str, int], names: Sequence[str] | None, reads: Sequence[str] | None, files: int, each: int,
     batch: int, limit: int, drop_last: bool = True,
 ) -> _Planned:  # fmt: skip
-    own = [size for name in names or () for size in _sizes(name, sizes)]
-    total, ranks = sum(own or sizes.values()), config.twin.ranks
+    own = [size for name in names or () for size in _sizes(name, sizes)] or list(sizes.values())
+    total, ranks = sum(own) + _read_again(config, own), config.twin.ranks
     held = total // DlrmLayout.SAMPLE_BYTES if config.twin.layout == "dlrm" else files * each
     listed = None if reads is None else [{file for file, _, _ in listed_reads.parse(one)} for one in reads]
     if reads is not None:
@@ -116,7 +118,7 @@ def _pass(
     samples = min(steps * batch * ranks, held)
     sample_bytes = float(config.dataset.record_length_bytes or 0) if config.twin.layout == "dlrm" else total / max(held, 1)
     opens = samples if listed is None else sum(map(len, listed)) * samples / max(held, 1)
-    calls = _calls(config, reads, own or list(sizes.values()), sample_bytes)
+    calls = _calls(config, reads, own, sample_bytes)
     return _Planned(steps, samples, samples * sample_bytes, files, each, calls and calls * samples / max(held, 1), opens, listed)
 
 
@@ -131,6 +133,15 @@ def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], 
         whole, beyond = np.searchsorted(ends, sizes) + 1, -(-(np.array(sizes) - ends[-1]) // asked[-1])
         return float(np.where(beyond > 0, len(ends) + beyond, whole).sum())
     return sum(sizes) / max(min(sample_bytes, config.reader.transfer_size or sample_bytes), 1)
+
+
+def _read_again(config: c.Config, sizes: Sequence[int]) -> int:
+    """Bytes of the files that their reader reads twice."""
+    twin, reader = config.twin.reader, config.reader
+    chosen = reader.transfer_size is not None or reader.odirect or twin.mmap or twin.keep_open or bool(twin.read_sizes)
+    if config.dataset.format != "npy" or chosen:
+        return 0
+    return sum(min(size, _BUFFER_BYTES) + _NUMPY_HEADER_BYTES for size in sizes)
 
 
 def _streamed(config: c.Config, sizes: Mapping[str, int], used_bytes: float) -> tuple[float, float]:

@@ -13,7 +13,8 @@ from tracing_tools.trace.raw.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIR
 
 _TYPES = {TYPE_PIPE: "pipe", TYPE_SOCKET: "socket", TYPE_CHARACTER: "device", TYPE_BLOCK: "device", TYPE_DIRECTORY: "directory"}
 _SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
-_TEMPORARY = ("/dev/shm/", "/memfd:")  # noqa: S108 - names to recognise, not files to make
+_TEMPORARY = "/memfd:"
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a name to recognise, not a file to make
 _LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
 _LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/", "/conda-meta/")
 # .recording: what a recorded twin replays; it is the twin's program, as a script is the job's.
@@ -37,18 +38,21 @@ _CHECKPOINT_MINIMUM_BYTES = 1 << 16
 _RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # what a job tells, not what it restarts from
 
 
-def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool) -> str:
+def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool, size_bytes: int | None = None) -> str:
     """Return the kind (one of schema.FILE_KINDS) of one file.
 
     `file_type` is S_IFMT >> 12, 0 when the file was never open; the byte counts are the job's own reads (or mappings) and writes.
+    `size_bytes` is what the file held when the job first opened it, None where that is not known.
     """
     if is_log:
         return "log"
     if file_type in _TYPES:
         return _TYPES[file_type]
-    if path.startswith(_TEMPORARY):
+    in_memory = path.startswith(_SHARED_MEMORY)
+    # What lay in memory before the job and is only read was put there to be read, as data sets are; else the job made it.
+    if path.startswith(_TEMPORARY) or (in_memory and (written_bytes or not (size_bytes and read_bytes))):
         return "temporary"
-    if path.startswith(_SYSTEM) or path.startswith("/dev/"):
+    if path.startswith(_SYSTEM) or (path.startswith("/dev/") and not in_memory):
         return "system"
     suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
     if written_bytes:

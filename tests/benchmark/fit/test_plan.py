@@ -1,12 +1,15 @@
 """What a twin will do, told without running it, against the same counted by hand and by the cadence that the emulator goes by."""
 
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmark import config as c
 from benchmark.fit.plan import plan
 from benchmark.fit.twin_parts import Fitted
+from tests.benchmark.strace import calls_of, needs_strace, strace
 
 TRAINING, EVALUATION = [f"train_{i}" for i in range(8)], [f"eval_{i}" for i in range(4)]
 FILES = [(name, 100) for name in TRAINING] + [(name, 50) for name in EVALUATION]
@@ -32,6 +35,22 @@ def counts(fitted: Fitted) -> tuple[int, float, float]:
 
 def test_every_epoch_reads_all_and_is_followed_by_an_evaluation():
     assert counts(twin()) == (3 * (4 + 4), 3 * (800 + 200), 3 * (8 + 4))
+
+
+@needs_strace
+@pytest.mark.parametrize("count", [10, 3900, 4096, 9216, 300_000])
+def test_numpy_reads_its_header_and_first_buffer_twice(tmp_path, count):
+    """Against numpy itself."""
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(count, np.uint8))
+    if path.stat().st_blksize != 4096:
+        pytest.skip("Python reads files here by buffers of another size than 4096 bytes")
+    calls = strace([sys.executable, "-c", f"import numpy; numpy.load({str(path)!r})"], "read", tmp_path)
+    read_bytes = sum(call.result or 0 for process in calls for call in calls_of(process, "a.npy"))
+    dataset = c.Dataset(data_folder="data", format="npy", num_files_train=1)
+    reader, one = c.Reader(batch_size=1), c.Twin(layout="npy", train_files=["a.npy"])
+    given = twin([("a.npy", path.stat().st_size)], dataset=dataset, reader=reader, twin=one, workflow=c.Workflow())
+    assert counts(given) == (3, 3 * read_bytes, 3)
 
 
 def test_ranks_share_the_samples_of_a_step():

@@ -44,6 +44,16 @@ def test_a_small_state_that_is_written_is_a_checkpoint(path):
     assert file_kind(path, TYPE_REGULAR, read_bytes=0, written_bytes=52_000, is_log=False) == "checkpoint"
 
 
+@pytest.mark.parametrize(
+    ("read", "written", "size", "kind"),
+    [(1000, 0, 1000, "dataset"), (1000, 0, 0, "temporary"), (1000, 500, 1000, "temporary"), (0, 0, 1000, "temporary")],
+)
+def test_shared_memory_is_the_jobs_own_unless_it_was_there_to_be_read(read, written, size, kind):
+    assert file_kind("/dev/shm/data/1.npy", TYPE_REGULAR, read, written, False, size) == kind
+    assert file_kind("/dev/shm/torch_12", TYPE_REGULAR, 1000, 0, is_log=False) == "temporary"
+    assert file_kind("/memfd:[7]", TYPE_REGULAR, read, written, False, size) == "temporary"
+
+
 def samples(suffix: str, times: int, first_ns: int = 100, count: int = 20) -> list[Reading]:
     kind = file_kind(f"/d/s0{suffix}", TYPE_REGULAR, 1000, 0, False)
     return [Reading(f"/d/s{i}{suffix}", kind, 1000, times * 1000, first_ns + i, first_ns + 50) for i in range(count)]

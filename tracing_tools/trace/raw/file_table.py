@@ -242,7 +242,8 @@ class FileTable:
             return "library"  # mapped, and opened by nobody: a program or its loader, which the kernel opens
         if not row["file_type"] and row["was_found"]:
             return "other"  # seen by name only, but there
-        return file_kind(path, row["file_type"], row["read_bytes"], row["written_bytes"], row["path"] in self._log_paths)
+        is_log, moved = row["path"] in self._log_paths, (row["read_bytes"], row["written_bytes"])
+        return file_kind(path, row["file_type"], *moved, is_log, row["size_bytes"])
 
     def dataset_bytes_by_pid(self) -> dict[int, int]:
         """Return the bytes of data-set files that each process read; call after the last chunk."""
