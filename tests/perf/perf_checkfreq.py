@@ -1,4 +1,7 @@
-"""CheckFreq's library: what one checkpoint costs a training loop, beside waiting and beside torch's own."""
+"""CheckFreq's library: what one checkpoint costs a training loop, beside waiting and beside other libraries.
+
+torchsnapshot and torch_checkpointing take part where they can be imported.
+"""
 
 import logging
 import os
@@ -6,8 +9,12 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -17,11 +24,13 @@ from tests.perf.figures import Figure, interleaved, median_ratio
 from workloads.checkfreq.checkpoint import CFCheckpoint
 from workloads.checkfreq.iterator import CFIterator
 from workloads.checkfreq.manager import CFManager, CFMode
+from workloads.checkfreq.persist import PROCESS
 from workloads.checkfreq.snapshot import Buffer, take
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 64
-_INTERVAL, _STEPS, _ROUNDS = 8, 32, 5
+_INTERVAL, _STEPS, _ROUNDS = 8, 64, 5
 _GIB = 1 << 30
+_NAMES = {"dcp": "torch's async_save", "torchsnapshot": "torchsnapshot", "torch_checkpointing": "torch_checkpointing"}
 
 
 def measure() -> list[Figure]:
@@ -39,15 +48,33 @@ def _network(width: int = _WIDTH) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: object, after: Callable[[int], None]) -> float:
-    """Train; return the seconds it took."""
-    begin = time.perf_counter()
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, update: Callable[[], object] | None = None
+) -> None:
+    optimizer.zero_grad(set_to_none=False)
+    model(batch).pow(2).mean().backward()
+    (update or optimizer.step)()
+
+
+def _steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torch.Tensor], after: Callable[[int], None],
+    update: Callable[[], object] | None = None,
+) -> None:  # fmt: skip
     for number, batch in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=False)
-        model(batch).pow(2).mean().backward()
-        optimizer.step()
+        _step(model, optimizer, batch, update)
         after(number)
-    return time.perf_counter() - begin
+
+
+def _processor_s() -> float:
+    """Return the processor seconds of this process and of those that it has started and that run."""
+    pids, ticks = [os.getpid()], 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # of a thread that has just ended
+                pids += map(int, (task / "children").read_text().split())
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _copying() -> list[Figure]:
@@ -66,11 +93,18 @@ def _copying() -> list[Figure]:
     ours, plain = interleaved(21, lambda: timed(lambda: take(buffer, chk.state())), lambda: timed(lambda: target.copy_(source)))
     buffer.close()
     detail = f"{size_bytes / 2**20:.0f} MiB in {1e3 * statistics.median(ours):.1f} ms"
-    return [Figure("snapshot of a training state over one copy of as many bytes", median_ratio(ours, plain), 1.3, detail=detail)]
+    return [
+        Figure(
+            "CheckFreq: snapshot of a training state over one copy of as many bytes",
+            median_ratio(ours, plain),
+            1.3,
+            detail=detail,
+        )
+    ]
 
 
 class _Loop:
-    """One way of taking checkpoints in the same loop: its seconds, stalls and processor seconds a round."""
+    """One way of taking checkpoints in the same loop: its seconds, stalls and processor seconds a round, the last one durable."""
 
     def __init__(self, base: Path, name: str) -> None:
         self.store, self.name = base / name, name
@@ -82,67 +116,131 @@ class _Loop:
         shutil.rmtree(self.store, ignore_errors=True)
         model, optimizer = _network()
         data = [torch.randn(_BATCH, _WIDTH) for _ in range(4)] * (_STEPS // 4)
-        used = time.process_time()
-        seconds = getattr(self, f"_{self.name}")(model, optimizer, data)
-        self.cpu_s.append(time.process_time() - used)
-        return seconds
+        for batch in data[:4]:
+            model(batch).pow(2).mean().backward()
+        optimizer.step()  # its state is there
+        return float(getattr(self, f"_{self.name}")(model, optimizer, data))
+
+    @contextmanager
+    def _measured(self, stalls: list[float]) -> Iterator[list[float]]:
+        """Take the times of the block; yield where its seconds will be."""
+        seconds: list[float] = []
+        used, begin = _processor_s(), time.perf_counter()
+        yield seconds
+        seconds.append(time.perf_counter() - begin)
+        self.cpu_s.append(_processor_s() - used)
+        self.stalls += stalls
 
     def _none(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> float:
-        return _steps(model, optimizer, data, lambda number: None)
+        with self._measured([]) as seconds:
+            _steps(model, optimizer, data, lambda number: None)
+        return seconds[0]
 
     def _auto(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor], mode: CFMode = CFMode.AUTO
     ) -> float:
-        begin = time.perf_counter()
         with CFManager(self.store, CFCheckpoint(model=model, optimizer=optimizer), mode=mode, keep_epoch_chk=False) as manager:
+            manager.worker = PROCESS  # as a profile chooses
+            manager.save_cpu({}, synchronous=True)  # which makes memory ready and starts the process
+            manager.wait_for_snapshot()
             iterator = CFIterator(data, bs=_BATCH, chk_freq=_INTERVAL, cf_manager=manager)
-            iterator.before_epoch_checkpoint = lambda: None
-            _steps(model, optimizer, iterator, lambda number: None)
-        self.stalls += manager.stalls.each_s[1:-1]  # the first makes memory ready, the last is waited for at the end
+            iterator.before_epoch_checkpoint = manager.wait
+            before = len(manager.stalls.each_s)
+            stalls: list[float] = []
+            with self._measured(stalls) as seconds:
+                for number, batch in enumerate(iterator, 1):
+                    _step(model, optimizer, batch)
+                    if number == _STEPS:  # what comes then is the end of the epoch
+                        manager.wait()
+                        break
+                stalls += manager.stalls.each_s[before:]
         self.bytes = manager.persisted[-1].size_bytes
-        return time.perf_counter() - begin
+        return seconds[0]
 
     def _sync(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> float:
         return self._auto(model, optimizer, data, CFMode.MANUAL)
 
     def _dcp(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> float:
-        pending = None
-        stalls = []
+        def save(path: Path) -> Callable[[], object]:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            return cast("Future[object]", dcp.async_save(state, checkpoint_id=path, no_dist=True)).result
+
+        return self._rival(model, optimizer, data, save)
+
+    def _torchsnapshot(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> float:
+        from torchsnapshot import Snapshot  # type: ignore[import-not-found]
+
+        def save(path: Path) -> Callable[[], object]:
+            return cast("Callable[[], object]", Snapshot.async_take(str(path), {"model": model, "optimizer": optimizer}).wait)
+
+        return self._rival(model, optimizer, data, save)
+
+    def _torch_checkpointing(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> float:
+        from torch_checkpointing import CheckpointManager  # type: ignore[import-not-found]
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig  # type: ignore[import-not-found]
+
+        # Past the page cache, as it does by itself, it writes what fills no block, which ext4 refuses (0.1.1).
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
+        manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
+
+        def save(path: Path) -> Callable[[], object]:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            return cast("Callable[[], object]", manager.save(str(path), state).result)
+
+        try:
+            return self._rival(model, optimizer, data, save, manager.lock)
+        finally:
+            manager.close()
+
+    def _rival(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor],
+        save: Callable[[Path], Callable[[], object]], guard: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> float:  # fmt: skip
+        """Train by another library, whose `save` returns what waits until it has written, and whose `guard` an update needs."""
+        wait = save(self.store / "first")  # makes memory ready, and starts its process
+        wait()
+        stalls: list[float] = []
 
         def after(number: int) -> None:
-            nonlocal pending
-            if number % _INTERVAL:
-                return
-            begin = time.perf_counter()
-            if pending is not None:
-                pending.result()
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            pending = dcp.async_save(state, checkpoint_id=self.store / str(number), no_dist=True)
-            stalls.append(time.perf_counter() - begin)
+            nonlocal wait
+            if number % _INTERVAL == 0 and number < _STEPS:
+                begin = time.perf_counter()
+                wait()
+                wait = save(self.store / str(number))
+                stalls.append(time.perf_counter() - begin)
 
-        begin = time.perf_counter()
-        _steps(model, optimizer, data, after)
-        if pending is not None:
-            pending.result()
-        self.stalls += stalls[1:]
-        return time.perf_counter() - begin
+        def update() -> None:
+            begin = time.perf_counter()
+            with guard():
+                if stalls:
+                    stalls[-1] += time.perf_counter() - begin
+                optimizer.step()
+
+        with self._measured(stalls) as seconds:
+            _steps(model, optimizer, data, after, update)
+            wait()
+        return seconds[0]
 
 
 def _loops(base: Path) -> list[Figure]:
-    loops = {name: _Loop(base, name) for name in ("none", "auto", "sync", "dcp")}
+    rivals = ["dcp", *(name for name in ("torchsnapshot", "torch_checkpointing") if find_spec(name))]
+    loops = {name: _Loop(base, name) for name in ("none", "auto", "sync", *rivals)}
     seconds = dict(zip(loops, interleaved(_ROUNDS, *(loop.run for loop in loops.values())), strict=True))
     stall = {name: statistics.median(loop.stalls) for name, loop in loops.items() if loop.stalls}
-    words = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in stall.items())
     cost = {name: statistics.median(each) - statistics.median(seconds["none"]) for name, each in seconds.items()}
     spent = {name: statistics.median(loop.cpu_s) - statistics.median(loops["none"].cpu_s) for name, loop in loops.items()}
+    size = f"{loops['auto'].bytes / 2**20:.0f} MiB every {_INTERVAL} steps, median of {_ROUNDS} rounds"
     return [
-        Figure("stall of a checkpoint, waiting for it over in two phases, at the same interval", stall["sync"] / stall["auto"], 8,
-               at_most=False, detail=f"{loops['auto'].bytes / 2**20:.0f} MiB every {_INTERVAL} steps; {words}"),
-        Figure("... over that of torch's async_save", stall["auto"] / stall["dcp"], 1),
-        Figure("time that checkpoints add to the loop, in two phases over async_save", cost["auto"] / cost["dcp"], 1,
-               detail=", ".join(f"{name} {value:.2f} s" for name, value in cost.items())),
-        Figure("processor time that they add, in two phases over async_save", spent["auto"] / spent["dcp"], 1,
-               detail=", ".join(f"{name} {value:.2f} s" for name, value in spent.items())),
+        Figure("CheckFreq: stall of a checkpoint, waiting for it over in two phases, at the same interval",
+               stall["sync"] / stall["auto"], 8, at_most=False,
+               detail=f"{1e3 * stall['sync']:.1f} ms against {1e3 * stall['auto']:.1f} ms; {size}"),
+        *[
+            Figure(f"... {what} in two phases over that of {_NAMES[rival]}", found["auto"] / found[rival], 1,
+                   detail=f"{scale * found['auto']:.3g} {unit} against {scale * found[rival]:.3g} {unit}")
+            for rival in rivals
+            for what, found, scale, unit in (("stall", stall, 1e3, "ms"), ("time added to the loop", cost, 1, "s"),
+                                             ("processor time added to it", spent, 1, "s"))
+        ],
         _processor(base),
     ]  # fmt: skip
 
@@ -166,8 +264,8 @@ def _processor(base: Path) -> Figure:
             file.flush()
             os.fsync(file.fileno())
         spent.append(time.thread_time() - begin)
-        return spent[-1] / sum(value.numel() * 4 for value in model.state_dict().values()) * _GIB
+        return float(spent[-1] / sum(value.numel() * 4 for value in model.state_dict().values()) * _GIB)
 
     own, rivals = interleaved(_ROUNDS, ours, torchs)
     detail = f"{statistics.median(own):.2f} s a GiB against {statistics.median(rivals):.2f} s"
-    return Figure("processor time of the writing over torch.save and fsync", median_ratio(own, rivals), 0.5, detail=detail)
+    return Figure("... processor time of the writing over torch.save and fsync", median_ratio(own, rivals), 0.5, detail=detail)

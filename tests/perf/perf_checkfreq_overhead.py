@@ -5,6 +5,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -21,11 +22,12 @@ _PERCENT = (5.0, 3.5)
 _ROUNDS, _PROFILED, _BATCH = 5, 100, 8
 
 
-def measure() -> list[Figure]:
-    """Return the figures."""
+def measure() -> Iterator[Figure]:
+    """Yield the figures, each when it is there."""
     torch.set_num_threads(1)  # two of them wait for one another where processors are shared, more than they work
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
-        return [figure for network in _STEPS for figure in _overhead(Path(name), network)]
+        for network in _STEPS:
+            yield from _overhead(Path(name), network)
 
 
 def _overhead(base: Path, name: str) -> list[Figure]:
