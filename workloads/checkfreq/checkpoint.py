@@ -47,7 +47,8 @@ class CFCheckpoint:
         for optimizer in self.optimizers:
             held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             held += [value for values in optimizer.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
-            found |= {tensor.data_ptr() for tensor in held if tensor.numel()}
+            own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in held]  # of sharded ones the part
+            found |= {tensor.data_ptr() for tensor in own if tensor.numel()}
         return found
 
     def generators(self) -> State:

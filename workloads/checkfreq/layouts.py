@@ -2,12 +2,13 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -17,6 +18,9 @@ from common.errors import IotwinError, UsageError
 from common.files import fsync_directory
 from common.tensor_file import Tensor
 from workloads.state.stateful import unflatten
+
+if TYPE_CHECKING:
+    from workloads.checkfreq.sharded import Sharding
 
 State = dict[str, Any]
 
@@ -63,12 +67,13 @@ class Layout(Protocol):
 
 
 class OurLayout:
-    """The shared store."""
+    """The shared store. With `sharding` it is a context of every rank, and all of them commit and read."""
 
-    def __init__(self, directory: Path, keep_epoch_ends: bool, overwrite: bool) -> None:
-        self.directory = directory
-        self._store = Store(directory, Retention(last=1, epoch_ends=keep_epoch_ends) if overwrite else Retention())
-        self.store: Store | None = self._store
+    def __init__(self, directory: Path, keep_epoch_ends: bool, overwrite: bool, sharding: "Sharding | None" = None) -> None:
+        self.directory, self._sharding = directory, sharding
+        retention = Retention(last=1, epoch_ends=keep_epoch_ends) if overwrite else Retention()
+        self._store = Store(directory, retention, sharding)
+        self.store: Store | None = self._store if sharding is None else None  # another process is not among the ranks
 
     def __enter__(self) -> Self:
         self._store.__enter__()
@@ -93,26 +98,38 @@ class OurLayout:
     def read(self, refused: Callable[[str], None]) -> Restored | None:
         """Return the newest."""
         found = newest(self.directory, refused)
-        return _read(found) if found is not None else None
+        return self._read(found) if found is not None else None
 
     def read_epoch(self, epoch: int) -> Restored:
         """Return that of the end of `epoch`."""
         for found in checkpoints(self.directory):
             manifest = found.manifest
             if manifest is not None and manifest.reason == "epoch" and manifest.epoch == epoch and not verify(found).reason:
-                return _read(found)
+                return self._read(found)
         raise _no_epoch(self.directory, epoch)
 
+    def _read(self, found: Found) -> Restored:
+        manifest = found.manifest
+        if manifest is None:
+            raise IotwinError(f"{found.path} holds no job's state")
+        first, ranks = _state_of(found, 0), {file.rank for file in manifest.files}
+        objects = first["objects"]
+        if self._sharding is not None:
+            others = (_state_of(found, rank)["objects"] for rank in sorted(ranks - {0}))
+            objects = self._sharding.joined(itertools.chain([objects], others))
+        elif len(ranks) > 1:
+            raise IotwinError(f"{found.path} is of state that is sharded over {len(ranks)} ranks, this job's is not")
+        return Restored(
+            found.path, manifest.step, objects, first["additional"], first["generators"], manifest.position, manifest.job
+        )
 
-def _read(found: Found) -> Restored:
-    tensors, values = read_rank(found, 0)
-    state = unflatten(values.get("state"), tensors)
-    if found.manifest is None or not isinstance(state, dict) or "objects" not in state:
+
+def _state_of(found: Found, rank: int) -> State:
+    tensors, values = read_rank(found, rank)
+    state: State = unflatten(values.get("state"), tensors)
+    if not isinstance(state, dict) or "objects" not in state:
         raise IotwinError(f"{found.path} holds no job's state")
-    manifest = found.manifest
-    return Restored(
-        found.path, manifest.step, state["objects"], state["additional"], state["generators"], manifest.position, manifest.job
-    )
+    return state
 
 
 def _no_epoch(directory: Path, epoch: int) -> IotwinError:

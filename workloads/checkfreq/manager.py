@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -16,16 +16,20 @@ import torch
 from torch import distributed
 
 from common.checkpoints import VERSION, Manifest, Position
-from common.errors import IotwinError
+from common.errors import IotwinError, UsageError
 from common.progress import note
 from workloads.checkfreq import LAYOUTS, OURS
 from workloads.checkfreq.checkpoint import CFCheckpoint, State
+from workloads.checkfreq.gathering import gathered
 from workloads.checkfreq.layouts import Layout, OurLayout, TheirLayout
 from workloads.checkfreq.persist import PROCESS, THREAD, Persisted, Persister
 from workloads.checkfreq.snapshot import Snapshot, take
 from workloads.common.parts import Parts
 from workloads.state.keeper import code_sha256
-from workloads.state.stateful import flatten, unflatten
+from workloads.state.stateful import flatten
+
+if TYPE_CHECKING:
+    from workloads.checkfreq.sharded import Sharding
 
 HOST, DEVICE = "host", "device"  # where a snapshot goes first: beside the next passes to the host, or at once beside the state
 _UPDATES = 100  # whose times are kept
@@ -78,7 +82,7 @@ class CFManager:
     With `overwrite` only the newest stays, and with `keep_epoch_chk` those at ends of epochs; without it all stay. `in_flight`
     checkpoints at most are on their way at once (1 is CheckFreq). With the `layout` "theirs" the files are those of the original,
     whose names begin with `chk_prefix`; in the store checkpoints are called step-N. `job` is what a checkpoint must agree on to
-    be restored. Of several ranks, rank 0 writes and decides.
+    be restored. Of several ranks rank 0 decides and writes, and of sharded state each its own part.
 
     What goes wrong beside training is raised by the next update or save. IotwinError where the store cannot be used.
     """
@@ -103,13 +107,16 @@ class CFManager:
         self._settling = False
         self._step = 0  # of the newest checkpoint
         self._hooks = [handle for optimizer in chk.optimizers for handle in self._hook(optimizer)]
-        self._layout: Layout = (
-            OurLayout(self.directory, keep_epoch_chk, overwrite)
-            if layout == OURS
-            else TheirLayout(self.directory, keep_epoch_chk, overwrite, chk_prefix, chk.tracked)
-        )
+        self._sharding = _sharding(chk) if _in_group() else None
+        if layout == OURS:
+            self._layout: Layout = OurLayout(self.directory, keep_epoch_chk, overwrite, self._sharding)
+        elif self._sharding is not None:
+            raise UsageError("the original's files cannot hold state that is sharded over ranks; use the layout ours")
+        else:
+            self._layout = TheirLayout(self.directory, keep_epoch_chk, overwrite, chk_prefix, chk.tracked)
+        self.workers = (THREAD,) if self._layout.store is None else (THREAD, PROCESS)
         self._persister: Persister | None = None
-        if self.rank == 0:
+        if self.rank == 0 or self._sharding is not None:
             self._layout.__enter__()
             self._persister = Persister(self._layout, in_flight, self._done)
             self._step = self._layout.latest_step()
@@ -261,7 +268,15 @@ class CFManager:
         return Cost(snapshot.copy_s, (time.monotonic_ns() - begin_ns) / 1e9, call_ns / 1e9)
 
     def _content(self, additional: State | None) -> State:
-        return {"objects": self.chk.state(), "additional": additional, "generators": self._all_generators()}
+        own = self.chk.generators()
+        generators = [own] if self.world_size == 1 else gathered(own)
+        if self.rank:
+            return {"objects": self._objects()}
+        return {"objects": self._objects(), "additional": additional, "generators": generators}
+
+    def _objects(self) -> State:
+        state = self.chk.state()
+        return state if self._sharding is None else self._sharding.parts(state)
 
     def _save_now(self, state: State, manifest: Manifest) -> Cost:
         """Write the state as it is, while training waits."""
@@ -310,19 +325,10 @@ class CFManager:
         if self._persister is not None:
             self._persister.wait()
 
-    def _all_generators(self) -> list[Any]:
-        """Return the generators' states of all ranks, on rank 0."""
-        own = self.chk.generators()
-        if self.world_size == 1:
-            return [own]
-        tensors, values = flatten(own)
-        sent = msgspec.json.encode([[*tensor[:3], tensor.data.tobytes()] for tensor in tensors] + [values])
-        return [_decode(each) for each in _gather(sent)] if self.rank == 0 else _gather(sent)
-
     @property
     def get_chk_size(self) -> float:
         """Return the size of a checkpoint's tensors in MiB."""
-        tensors, _ = flatten(self.chk.state())
+        tensors, _ = flatten(self._objects())
         return sum(tensor.data.size for tensor in tensors) / _MIB
 
     # Going back
@@ -369,29 +375,10 @@ def _in_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def _gather(content: bytes) -> list[Any]:
-    """Return the `content` of every rank."""
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    world_size = distributed.get_world_size()
-    length = torch.tensor([len(content)], device=device)
-    lengths = [torch.zeros_like(length) for _ in range(world_size)]
-    distributed.all_gather(lengths, length)
-    longest = max(int(each) for each in lengths)
-    own = torch.frombuffer(bytearray(content.ljust(longest)), dtype=torch.uint8).to(device)
-    gathered = [torch.empty_like(own) for _ in range(world_size)]
-    distributed.all_gather(gathered, own)
-    return [each[: int(size)].cpu().numpy().tobytes() for each, size in zip(gathered, lengths, strict=True)]
+def _sharding(chk: CFCheckpoint) -> "Sharding | None":
+    from workloads.checkfreq.sharded import sharding_of  # which takes a second to import
 
-
-def _decode(content: bytes) -> Any:
-    from common.tensor_file import Tensor
-
-    *rows, values = msgspec.json.decode(content)
-    tensors = {}
-    for name, dtype, shape, encoded in rows:
-        data = np.frombuffer(bytearray(msgspec.convert(encoded, bytes)), np.uint8)
-        tensors[name] = Tensor(name, dtype, tuple(shape), data)
-    return unflatten(values, tensors)
+    return sharding_of(chk.state())
 
 
 def _say_nothing(line: str) -> None:

@@ -55,7 +55,7 @@ def measure(manager: CFManager, iteration_s: float, additional: State, **where: 
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
     beside_s: dict[str, float] = {}  # processor time of this process beside the call: training would have had it
     written: dict[str, Persisted] = {}
-    for worker in (THREAD, PROCESS):
+    for worker in manager.workers:
         for _ in range(2):  # the process starts with the first
             begin_s = time.process_time() - time.thread_time()
             manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)

@@ -42,7 +42,7 @@ def join_ranks() -> Iterator[Ranks]:
             # gloo otherwise looks for the host's name on the network, which a container may not have.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
-        _never_destroy(distributed.group.WORLD)
+        never_destroy(distributed.group.WORLD)
     try:
         yield Ranks(rank, world_size, device)
     finally:
@@ -50,7 +50,7 @@ def join_ranks() -> Iterator[Ranks]:
             distributed.destroy_process_group()
 
 
-def _never_destroy(group: object) -> None:
+def never_destroy(group: object) -> None:
     """Leave the group to the end of the process.
 
     Its destructor waits for gloo's threads and holds the interpreter meanwhile. A thread that has yet to drop the tensor of the
