@@ -28,7 +28,10 @@ def _orders() -> Figure:
         except AssertionError:
             failed += 1
     return Figure(
-        "epochs with stops and changes of ranks in which a sample is not taken exactly once", failed, 0, detail=f"of {_ORDERS}"
+        "CheckFreq: epochs with stops and changes of ranks in which a sample is not taken exactly once",
+        failed,
+        0,
+        detail=f"of {_ORDERS}",
     )
 
 
@@ -36,7 +39,9 @@ def _kills(base: Path) -> list[Figure]:
     found = crash(base / "crash", _KILLS, 1, ("overwrite", "no-fsync"))
     points = ", ".join(f"{name} {count}" for name, count in found["points"].items())
     return [
-        Figure("jobs killed in a checkpoint: checkpoints lost", found["lost"], 0, detail=f"{_KILLS} kills at {points}"),
+        Figure(
+            "CheckFreq: jobs killed in a checkpoint: checkpoints lost", found["lost"], 0, detail=f"{_KILLS} kills at {points}"
+        ),
         Figure("... most steps to be done again", found["most_steps_lost"], found["bound_steps"], detail="interval 3"),
         *[
             Figure(
