@@ -234,8 +234,8 @@ def test_an_interrupt_ends_the_trace_and_not_what_runs(tmp_path, number):
 
 def test_a_commands_trace_ends_after_its_duration_and_the_command_later(tmp_path):
     manifest = tmp_path / "t" / "manifest.json"
-    script = f"cat /etc/hostname; until grep -q '\"complete\"' {manifest}; do sleep 0.1; done; cat /etc/passwd; exit 5"
-    result = run_iotwin("trace", "-o", tmp_path / "t", "--duration", "1s", "--", "sh", "-c", script)
+    script = f"until grep -q '\"complete\"' {manifest}; do cat /etc/hostname; sleep 0.1; done; cat /etc/passwd; exit 5"
+    result = run_iotwin("trace", "-o", tmp_path / "t", "--duration", "3s", "--", "sh", "-c", script)
     assert result.returncode == 5, result.stderr
     assert "root:" in result.stdout
     paths = set(Trace(tmp_path / "t").files()["path"])
