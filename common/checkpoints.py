@@ -21,6 +21,7 @@ MANIFEST, LATEST = "manifest.json", "LATEST"
 CHECKPOINT = re.compile(r"step-(\d{1,18})(?:\.(\d{1,9}))?")  # .1, .2 ...: the step once more, after a return to an earlier one
 _MOST_MANIFEST_BYTES = 64 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]  # of a file in the folder, nowhere else
 _Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
@@ -33,7 +34,7 @@ class Position(msgspec.Struct, frozen=True):
     position: _Natural
     samples: _Natural
     batch_size: _Natural  # per rank
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    world_size: _Ranks
     kept: _Natural = 0  # samples that the epoch consumes; those after them fill no step of the ranks that began it
 
 
@@ -53,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
     step: _Natural
     epoch: _Natural
     position: Position
-    world_size: _Natural
+    world_size: _Ranks
     files: list[StoredFile] = []
     code_sha256: str = ""
     versions: dict[str, str] = {}

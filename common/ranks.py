@@ -36,8 +36,16 @@ def _natural(name: str, otherwise: int) -> int:
 
 
 def launched_by_torchrun() -> Launched:
-    """Return this process's place as RANK and WORLD_SIZE name it (torchrun, workloads.launch); alone where they are not set."""
-    return Launched(from_environment("RANK", 0), from_environment("WORLD_SIZE", 1))
+    """Return this process's place as RANK and WORLD_SIZE name it (torchrun, workloads.launch); alone where they are not set.
+
+    Raises UsageError when they name no place.
+    """
+    launched = Launched(from_environment("RANK", 0), from_environment("WORLD_SIZE", 1))
+    if launched.rank >= launched.size:
+        raise UsageError(
+            f"the environment's RANK {launched.rank} and WORLD_SIZE {launched.size} name no rank; they count from 0 and from 1"
+        )
+    return launched
 
 
 def from_environment(name: str, default: int) -> int:

@@ -1,13 +1,22 @@
 """DLRM killed at a step and resumed: the same weights and the same samples; on another number of ranks the same samples."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed (pip install iotwin[torch])")
 
+from common.checkpoints import checkpoints
+from common.commit import Store
+from common.tensor_file import crc32c
 from datagen.generate import generate
 from datagen.layouts import DlrmLayout
+from tests.conftest import ROOT
 from tests.workloads import killed
 from tests.workloads.dlrm.test_job import options
 from tests.workloads.killed import indices, same, until
@@ -83,6 +92,50 @@ def test_what_cannot_be_resumed_is_one_line(data, tmp_path, stopped, capsys, cha
     assert main([*options(data, tmp_path / "out", **values), "--shuffle"]) in (1, 2)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "manifest.json is of version 2, newer than this program's 1; use the newer program"),
+        ({"world_size": 0}, "manifest.json is no manifest: Expected `int` >= 1 - at `$.world_size`"),
+        ({"position": {"position": 10**6}}, "the checkpoint stands at sample 1000000 of 448 in epoch 1: beyond the epoch"),
+        ({"files": {"name": "../x"}}, "manifest.json is no manifest: Expected `str` matching regex"),
+    ],
+)
+def test_a_manifest_that_cannot_be_of_this_job_is_one_line(data, tmp_path, stopped, capsys, changes, message):
+    store = shutil.copytree(stopped / "out" / "checkpoints", tmp_path / "store")
+    [found] = checkpoints(store)
+    with_change = msgspec.to_builtins(found.manifest)
+    for key, value in changes.items():
+        inner = with_change[key][0] if key == "files" else with_change[key]
+        with_change[key] = value if not isinstance(value, dict) else [inner | value] if key == "files" else inner | value
+    content = msgspec.json.encode({**with_change, "crc32c": 0}).removesuffix(b"0}")
+    (found.path / "manifest.json").write_bytes(content + b"%d}" % crc32c(content))
+    values = {"batch_size": BATCH, "steps": STEPS, "eval_every": 0, "most_categories": 50, "embedding_size": 4, "bottom": "8",
+              "top": "8", "resume": found.path}  # fmt: skip
+    assert main([*options(data, tmp_path / "out", **values), "--shuffle"]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
+def test_the_newest_is_the_last_written_whatever_clocks_and_latest_say(data, tmp_path, stopped):
+    out = shutil.copytree(stopped / "out", tmp_path / "out")
+    os.utime(out / "checkpoints" / "step-2", (4e9, 4e9))  # as if the clock had been set back since
+    (out / "checkpoints" / "LATEST").write_text("step-999\n")
+    result, _ = run(data, tmp_path, "out", resume="auto", checkpoint_steps=3)
+    assert result["resumed_from"]["name"] == "step-2"
+    assert [found.name for found in checkpoints(out / "checkpoints")] == ["step-9", "step-6", "step-3", "step-2"]
+    assert (out / "checkpoints" / "LATEST").read_text() == "step-9\n"
+
+
+def test_a_store_that_another_job_writes_to_is_refused(data, tmp_path):
+    job = options(data, tmp_path, batch_size=BATCH, steps=1, eval_every=0, checkpoint_steps=1)
+    command = [sys.executable, "-m", "workloads.dlrm", *job]
+    with Store(tmp_path / "checkpoints"):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "is being written by another job; wait for it or choose another directory" in done.stderr
 
 
 @pytest.fixture(scope="module")
