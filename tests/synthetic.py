@@ -32,6 +32,7 @@ class Job:
     evaluation_ns: int | None = None  # compute per evaluation sample, if other than compute_ns
     read_ns: int = MILLISECOND
     read_from_end: bool = False  # of each file, last request first
+    by_numpy: bool = False  # numpy.load reads: Python's first buffer and the header, then the whole file
     checkpoint_every: int = 1  # epochs
     checkpoint_keep: int | None = None  # newest that stay; None: all
     checkpoint_writes: tuple[int, ...] = (4096, 1 << 20, 1 << 20, 128)
@@ -157,8 +158,9 @@ def _read_file(rows, job, file_id, pid, t, rng):
     rows.append((t, 5000, "openat", pid, pid, file_id, 5, None, None, 5, 0, cpu))
     t += 20_000
     offsets = range(0, job.file_bytes, job.read_bytes)
-    for offset in reversed(offsets) if job.read_from_end else offsets:
-        size = min(job.read_bytes, job.file_bytes - offset)
+    asked = [(offset, min(job.read_bytes, job.file_bytes - offset)) for offset in offsets]
+    asked = [(0, 4096), (0, 128)] * job.by_numpy + (asked[::-1] if job.read_from_end else asked)
+    for offset, size in asked:
         duration = int(job.read_ns * rng.uniform(0.8, 1.25))
         rows.append((t, duration, "read", pid, pid, file_id, 5, offset, job.read_bytes, size, 0, cpu))
         t += duration + 10_000

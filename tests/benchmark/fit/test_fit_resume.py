@@ -19,7 +19,7 @@ from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
 STEPS = 12  # of an epoch of the synthetic job
-PLAIN = {"loaders": 1, "prefetch": 1, "evaluation_files": 0}
+PLAIN = {"loaders": 1, "prefetch": 1, "evaluation_files": 0, "by_numpy": True}
 
 
 @pytest.mark.parametrize("log_phases", [True, False])
