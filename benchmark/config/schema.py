@@ -240,8 +240,7 @@ class TwinCheckpoint(Section):
     snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here
     # Asynchronous: training waits for all of the snapshot (device), or it goes on until the end of the next step (host).
     snapshot: Literal["host", "device"] = "device"
-    # Asynchronous: the job trains on the processors that write, so that steps take longer by the time that writing works on them.
-    slows_steps: bool = False
+    logged: bool = True  # as a phase of its own; what is written beside training may be none
     keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
     keep_every: Positive | None = None  # one in so many stays besides
     policy: CheckpointPolicy | None = None  # decides within epochs; None: as the checkpoint section says

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TextIO
 
@@ -80,7 +80,6 @@ class _Run:
         )
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
         self._frequency = self._measured_frequency()
-        self._slowed_s = 0.0  # what writing has taken from the processors, and no step has taken longer by yet
         if config.workflow.train:
             self._dataset = open_dataset(config, rank.count)
             measured.data = DataSetFacts.of(self._dataset)
@@ -99,8 +98,7 @@ class _Run:
         twin = self._config.twin
         if twin.checkpoint.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
             return None
-        in_flight = twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1
-        return Frequency(twin.checkpoint.policy, in_flight, twin.checkpoint.slows_steps)
+        return Frequency(twin.checkpoint.policy, twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1)
 
     def _start_up(self) -> None:
         """Read what is read before the first epoch, the checkpoint among it where the run resumes."""
@@ -261,8 +259,6 @@ class _Run:
             arrived_ns = time.monotonic_ns()
             step += 1
             self._sleeper.add_delay(asked_ns - begin_ns)
-            slowed_s, self._slowed_s = self._slowed_s, 0.0
-            self._sleeper.sleep(slowed_s)
             compute_ns, barrier_ns, self._flags = accelerator.step(phase, epoch, step, self._wishes())
             stalled_s = self._settle()
             done_ns = time.monotonic_ns()
@@ -287,14 +283,10 @@ class _Run:
         return time.monotonic() - begin
 
     def _note_step(self, seconds: float, stalled_s: float) -> None:
-        """Tell what decides how often to checkpoint what a step took, and the next step what it takes longer by."""
-        slows = self._config.twin.checkpoint.slows_steps
-        if self._writer is None or not (slows or self._frequency):
-            return
-        writing, took = self._writer.progress()
-        self._slowed_s = sum(each.work_s for each in took) if slows else 0.0
-        if self._frequency is not None:
-            self._frequency.stepped(seconds, stalled_s, writing, took)
+        """Tell what decides how often to checkpoint what a step took."""
+        if self._frequency is not None and self._writer is not None:
+            writing, took_s = self._writer.progress()
+            self._frequency.stepped(seconds, stalled_s, writing, took_s)
 
     def _wishes(self) -> int:
         """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""
@@ -303,7 +295,9 @@ class _Run:
 
     def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
         begin = time.monotonic()
-        with self._log.interval("checkpoint", epoch_num=epoch), self._span("save_ckpt", epoch) as amounts:
+        logged = self._config.twin.checkpoint.logged
+        phase = self._log.interval("checkpoint", epoch_num=epoch) if logged else nullcontext()
+        with phase, self._span("save_ckpt", epoch) as amounts:
             saved = checkpoints.save(epoch, self._steps)
             if not self._config.twin.checkpoint.asynchronous:  # else these are files of earlier ones, written beside training
                 amounts.append(sum(file.size_bytes for file in saved))

@@ -22,7 +22,6 @@ _REMOVALS = ("unlink", "unlinkat")
 _NUMBER = re.compile(r"(\d+)")
 LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
 _IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
-_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # of those that compute
 _BESIDE = 0.25  # checkpoints are asynchronous if training went on beside this share of them; not all show it
 
 
@@ -47,7 +46,7 @@ class SeenCheckpoints:
     tail_s: NDArray[np.float64]  # seconds of each outside of lead, serialization and calls on its files
     directory_sync: bool = False  # folders were made safe, too
     keep: int | None = None  # newest that stay when older ones are removed; None: all
-    on_processors: bool = False  # the job trains on the processors that write: it opened no accelerator
+    logged: bool = True  # by the job, as phases, if it logged any
 
     @property
     def asynchronous(self) -> bool:
@@ -95,10 +94,8 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
     leads_s, tails_s = leads_and_tails_s(job.phases, files)
-    return SeenCheckpoints(
-        folder_of(files), each, between, leads_s, tails_s, _folders_synced(job, folder_of(files)), _kept(job, each),
-        not job.files["path"].str.startswith(_ACCELERATORS).any(),
-    )  # fmt: skip
+    synced, logged = _folders_synced(job, folder_of(files)), job.phases.empty or bool((job.phases["phase"] == "checkpoint").any())
+    return SeenCheckpoints(folder_of(files), each, between, leads_s, tails_s, synced, _kept(job, each), logged)
 
 
 def _note_looks(each: Sequence[SeenCheckpoint]) -> None:

@@ -139,20 +139,17 @@ def twin_checkpoint(
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
     alone = len(ranks) < 2 or not checkpoints.asynchronous  # ranks do not meet beside training
-    if not checkpoints.asynchronous:
-        # A snapshot goes through the state once, as what comes before the first write does; see docs/fit.md.
-        snapshots_s = np.array([sum(file.ahead_s for file in point.files) for point in checkpoints.each])
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     return c.TwinCheckpoint(
         files=_checkpoint_files(checkpoints, ranks, assumptions),
         asynchronous=checkpoints.asynchronous,
+        logged=not checkpoints.asynchronous or checkpoints.logged,
         serialization_ahead=round(_ahead(files), 3),
         lead_time=quantiles(lead_s),
         first_lead_time=first_lead_s,
         tail_time=0.0 if checkpoints.asynchronous else quantiles(checkpoints.tail_s),
         in_flight=checkpoints.in_flight if checkpoints.asynchronous else 1,
         snapshot_time=quantiles(snapshots_s) if len(snapshots_s) else None,
-        slows_steps=checkpoints.on_processors and not checkpoints.asynchronous,  # else the steps that were seen are slowed
         directory_sync=checkpoints.directory_sync,
         keep=checkpoints.keep,
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmark.config import CheckpointPolicy
-from benchmark.emulator.checkpoints.background import Took
 from workloads.policies.frequency import Controller, Profile, plan
 from workloads.policies.goodput import Job, goodput
 
@@ -41,12 +40,11 @@ class Frequency:
 
     within_epochs = True
 
-    def __init__(self, policy: CheckpointPolicy, in_flight: int, slows_steps: bool = False) -> None:
-        self._policy, self._in_flight, self._slows_steps = policy, in_flight, slows_steps
+    def __init__(self, policy: CheckpointPolicy, in_flight: int) -> None:
+        self._policy, self._in_flight = policy, in_flight
         self._steps = 0
         self._timed: list[float] = []
         self._writes: deque[float] = deque(maxlen=_WRITES)
-        self._work_s = 0.0  # of the latest write, as far as steps take longer by it
         self._stall_s: float | None = None  # of a checkpoint whose step has not ended yet
         self._probed_s: float | None = None  # stall of the latest checkpoint before the plan
         self._probes = self._probes_written = 0
@@ -71,16 +69,14 @@ class Frequency:
         if self._controller is None and self._steps + 1 >= self._policy.profile_steps:
             self._probes += 1
 
-    def stepped(self, seconds: float, stall_s: float, writing: bool, written: Sequence[Took]) -> None:
+    def stepped(self, seconds: float, stall_s: float, writing: bool, written_s: Sequence[float]) -> None:
         """Take note of a training step, of what it waited for a snapshot, and of writes that have ended since the last one."""
         self._steps += 1
         checkpoint, before_s, self._stall_s = self._stall_s is not None, self._stall_s or 0.0, None
-        self._writes.extend(each.seconds for each in written)
-        if written and self._slows_steps:
-            self._work_s = written[-1].work_s
+        self._writes.extend(written_s)
         if self._controller is None:
             self._probed_s = before_s + stall_s if checkpoint else self._probed_s
-            self._probes_written = min(self._probes_written + len(written), self._probes)
+            self._probes_written = min(self._probes_written + len(written_s), self._probes)
             if self._steps > _WARM_UP and not checkpoint:
                 self._timed.append(seconds)
             self._decide_first()
@@ -88,7 +84,7 @@ class Frequency:
         window = self._controller.step(seconds + before_s, checkpoint, before_s + stall_s, writing)
         if window is not None:
             self._step_s = window.base_s
-        if window is not None or written:
+        if window is not None or written_s:
             self._controller.least = self._least()
             self._note(self._controller.interval)
 
@@ -98,7 +94,7 @@ class Frequency:
             return
         self._step_s = max(median(self._timed or [0.0]), 1e-6)
         # What training waited was measured, so nothing of it goes on beside the next step: as with an update as long as a step.
-        profile = Profile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0, besides_s=self._work_s)
+        profile = Profile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0)
         found = plan(profile, self._policy.overhead, self._policy.mtbf, self._in_flight)
         self._by_mtbf = found.interval_mtbf or 1
         self._controller = Controller(self._policy.overhead, found.interval, self._least())

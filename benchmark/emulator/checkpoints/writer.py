@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from benchmark.config import Config
 from benchmark.emulator.checkpoints import folders, recovery
-from benchmark.emulator.checkpoints.background import Background, Took, Written
+from benchmark.emulator.checkpoints.background import Background, Written
 from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
 from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.own_files import OwnFiles
@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._saved = self._there() if config.twin.resume is not None and config.twin.checkpoint.files else []
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
-        self._took: list[Took] = []  # of asynchronous ones that ended since `progress` was asked
+        self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
         self._abandoned = False
         if config.twin.checkpoint.asynchronous:
             atexit.register(self._abandon)
@@ -129,28 +129,28 @@ class CheckpointWriter:
         """
         twin = self._config.twin.checkpoint
         if not twin.asynchronous:
-            self._took.append(Took(0.0, 0.0))
-            return self._persist(epoch, step)
+            written = self._persist(epoch, step)
+            self._took_s.append(0.0)
+            return written
         self.settle()
         written = self._collect(twin.in_flight - 1)
         if twin.snapshot == "device":
             self._take_snapshot(epoch, step)
+            self._under_way.append(Background(lambda: self._persist(epoch, step)))
         else:
             self._snapshot.begin()
-        work = self._persist if twin.snapshot == "device" else self._snapshot_and_persist
-        asleep_s = sum(self._serialization_s(self._planned(epoch, step), epoch, step))  # where the job works
-        self._under_way.append(Background(lambda: work(epoch, step), asleep_s))
+            self._under_way.append(Background(lambda: self._snapshot_and_persist(epoch, step)))
         return written
 
     def settle(self) -> None:
         """Wait for the snapshot that goes on beside a step: before the weights change."""
         self._snapshot.settle()
 
-    def progress(self) -> tuple[bool, list[Took]]:
-        """Return whether one is being written beside training, and what those took beside it that ended since."""
+    def progress(self) -> tuple[bool, list[float]]:
+        """Return whether one is being written beside training, and the seconds that those took beside it that ended since."""
         self._gathered = self._collect(len(self._under_way))
-        took, self._took = self._took, []
-        return bool(self._under_way), took
+        took_s, self._took_s = self._took_s, []
+        return bool(self._under_way), took_s
 
     def finish(self) -> list[Written]:
         """Wait for the checkpoints under way and return their files; IotwinError when one cannot be written."""
@@ -165,7 +165,7 @@ class CheckpointWriter:
         while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
             checkpoint = self._under_way.pop(0)
             written += checkpoint.result()
-            self._took.append(checkpoint.took)
+            self._took_s.append(checkpoint.seconds)
         return written
 
     def _abandon(self) -> None:

@@ -142,8 +142,8 @@ def test_a_checkpoint_that_training_waits_for_has_no_snapshot():
     assert not len(apart_from_snapshots(times, checkpoints)[1])
 
 
-@pytest.mark.root
-def test_what_a_traced_job_writes_beside_training_is_found_again(tmp_path):
+def refitted(tmp_path, *options, logged=True):
+    """What is fitted to an emulated job that writes beside training."""
     data = tmp_path / "data"
     data.mkdir()
     for number in range(48):
@@ -166,10 +166,23 @@ twin:
     in_flight: 2
     snapshot_time: 0.2
     keep: 3
+    logged: {logged}
 """)
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml"), "--quiet"]
+    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml"), *options]
     assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
-    found = fit(Trace(tmp_path / "t")).config
+    return fit(Trace(tmp_path / "t")).config
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("logged", [True, False])
+def test_checkpoints_beside_training_are_a_phase_where_the_job_logs_them(tmp_path, logged):
+    checkpoint = refitted(tmp_path, logged=logged).twin.checkpoint
+    assert checkpoint.asynchronous and checkpoint.logged == logged
+
+
+@pytest.mark.root
+def test_what_a_traced_job_writes_beside_training_is_found_again(tmp_path):
+    found = refitted(tmp_path, "--quiet")
     checkpoint = found.twin.checkpoint
     assert [file.name for file in checkpoint.files] == ["step-{step}/rank-0.raw", "step-{step}/rank-0.pt"]
     assert (checkpoint.asynchronous, checkpoint.in_flight, checkpoint.keep) == (True, 2, 3)

@@ -13,7 +13,6 @@ from pyarrow import parquet as pq
 from benchmark.config import Config, dump, load
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
-from common.numbers.draws import inverse_cdf
 from tests.conftest import ROOT, run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
@@ -115,13 +114,6 @@ def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
     assert isinstance(found.tail_time, float) and found.tail_time == pytest.approx(0.03, abs=1e-4)
     (file,) = found.files
     assert isinstance(file.serialization_time, float) and file.serialization_time == pytest.approx(0.08, abs=2e-4)
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_job_that_waits_for_its_checkpoints_tells_what_they_would_cost_beside_its_steps(tmp_path, gpu):
-    found = fit(Trace(write_job(tmp_path / "job.trace", Job(gpu=gpu)))).config.twin.checkpoint
-    assert not found.asynchronous and found.slows_steps is not gpu  # by the processors' time, where the job computes on them
-    assert inverse_cdf(found.snapshot_time, 0.5) == pytest.approx(91e-6, abs=2e-6)  # from a file's open to its first write
 
 
 def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is_not():

@@ -10,9 +10,7 @@ import pytest
 
 from benchmark.config import Checkpoint, CheckpointPolicy, Config, Dataset, Model, Reader, Train, Twin, TwinCheckpoint, Workflow
 from benchmark.config.check import convert
-from benchmark.emulator import run
 from benchmark.emulator.checkpoints import snapshot
-from benchmark.emulator.checkpoints.background import Background, Took
 from benchmark.emulator.checkpoints.frequency import Frequency
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.results.write import write_results
@@ -22,15 +20,15 @@ from common.errors import UsageError
 STEP_S = 1.0
 
 
-def drive(steps, write=lambda step: 5.5, stall=lambda step: 0.2, in_flight=1, work_s=0.0, slows_steps=False, **policy):
+def drive(steps, write=lambda step: 5.5, stall=lambda step: 0.2, in_flight=1, **policy):
     """Run a made job under the policy; return at which steps it took checkpoints, and what was decided."""
-    frequency = Frequency(CheckpointPolicy(**policy), in_flight, slows_steps)
+    frequency = Frequency(CheckpointPolicy(**policy), in_flight)
     taken, under_way = [], []  # the latter: when each will have been written, and what it takes
     now = 0.0
     for step in range(1, steps + 1):
         due = frequency.time_is_up(0)
         now += STEP_S
-        ended = [Took(seconds, work_s) for end, seconds in under_way if end <= now]
+        ended = [seconds for end, seconds in under_way if end <= now]
         under_way = [(end, seconds) for end, seconds in under_way if end > now]
         frequency.stepped(STEP_S, 0.0, bool(under_way), ended)
         if due:
@@ -55,11 +53,6 @@ def test_a_probe_comes_after_the_steps_that_are_timed_and_then_the_planned_inter
 def test_stalls_count_against_the_bound():
     _, decided = drive(300, stall=lambda step: 1.0, write=lambda step: 2.0, profile_steps=20, overhead=0.05)
     assert decided.intervals[0][1] == 20
-
-
-def test_what_writing_works_counts_where_steps_take_longer_by_it():
-    plans = [drive(300, work_s=1.0, slows_steps=slows, profile_steps=20, overhead=0.05)[1].intervals[0][1] for slows in (0, 1)]
-    assert plans == [6, 24]  # 5.5 s of writing keep two apart; 0.2 s of stall and 1 s of work are 5 % of 24 steps
 
 
 def test_a_slower_write_makes_the_interval_grow_and_a_faster_one_shrink():
@@ -106,7 +99,7 @@ def test_the_emulator_moves_its_interval_by_its_own_writes(tmp_path, monkeypatch
 
     def progress(writer):
         writing, took = real(writer)
-        return writing, [Took(next(told, 1e6), 0.0) for _ in took]
+        return writing, [next(told, 1e6) for _ in took]
 
     monkeypatch.setattr(CheckpointWriter, "progress", progress)
     config = job(tmp_path / "c")
@@ -118,31 +111,6 @@ def test_the_emulator_moves_its_interval_by_its_own_writes(tmp_path, monkeypatch
     policy = write_results(config, [measured])["iotwin"]["checkpoint_policy"]
     assert policy["interval"] == others[-1][1] and policy["goodput_steps_per_s"] is None
     assert json.loads((tmp_path / "summary.json").read_text())["iotwin"]["checkpoint_policy"] == policy
-
-
-def test_steps_take_longer_by_what_writing_works_on_their_processors(tmp_path, monkeypatch):
-    slept = []
-    monkeypatch.setattr(CheckpointWriter, "progress", lambda writer: (False, [Took(1.0, 0.25)]))
-    monkeypatch.setattr(run.Sleeper, "sleep", lambda sleeper, seconds: slept.append(seconds))
-    config = job(tmp_path / "c")
-    config.twin.checkpoint.policy = None
-    emulate(config, None)
-    assert 0.25 not in slept
-    config.twin.checkpoint.slows_steps = True
-    emulate(config, None)
-    assert slept.count(0.25) == 119  # the first step comes after no other
-
-
-def test_a_checkpoint_works_where_it_computes_and_where_it_calls_and_not_where_it_waits(tmp_path):
-    def wait_and_compute():
-        time.sleep(0.05)
-        while time.thread_time() < 0.02:
-            pass
-        return []
-
-    background = Background(wait_and_compute, 3.0)
-    background.result()
-    assert background.took.seconds >= 0.07 and 3.02 <= background.took.work_s < 3.0 + background.took.seconds - 0.04
 
 
 def test_without_asynchronous_writing_a_policy_waits_for_each(tmp_path):
