@@ -10,13 +10,12 @@ from benchmark import config as c
 from benchmark.config import listed_reads
 from benchmark.config.stand_ins import stand_ins
 from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
+from benchmark.fit.samples.numpy_reads import read_twice
 from benchmark.fit.twin_parts import Fitted
 from datagen.layouts import DlrmLayout
 from workloads.policies.cadence import Cadence
 
 _BATCHES_AHEAD = 2  # that the emulator's stream makes
-# What numpy.load reads twice: all that Python's first buffer brought, and the header again, by the C library.
-_BUFFER_BYTES, _NUMPY_HEADER_BYTES = 4096, 128
 _OPEN_OF_A_TURN = 3  # files that its threads have open for each that gives records
 
 
@@ -57,6 +56,7 @@ def plan(fitted: Fitted) -> Plan:
         dataset.num_samples_per_file,
         config.reader.batch_size,
         config.train.total_training_steps,
+        fitted.by_numpy,
     )
     evaluation = _pass(
         config,
@@ -67,6 +67,7 @@ def plan(fitted: Fitted) -> Plan:
         dataset.eval_num_samples_per_file or dataset.num_samples_per_file,
         config.reader.batch_size_eval,
         config.evaluation.total_eval_steps,
+        fitted.by_numpy,
         drop_last=False,
     )
     done_epochs, done, unread = _done_before(config, training.steps)
@@ -104,10 +105,10 @@ def _start_up_reads(config: c.Config) -> int:
 
 def _pass(
     config: c.Config, sizes: Mapping[str, int], names: Sequence[str] | None, reads: Sequence[str] | None, files: int, each: int,
-    batch: int, limit: int, drop_last: bool = True,
+    batch: int, limit: int, by_numpy: bool, drop_last: bool = True,
 ) -> _Planned:  # fmt: skip
     own = [size for name in names or () for size in _sizes(name, sizes)] or list(sizes.values())
-    total, ranks = sum(own) + _read_again(config, own), config.twin.ranks
+    total, ranks = sum(own) + sum(map(read_twice, own)) * by_numpy, config.twin.ranks
     held = total // DlrmLayout.SAMPLE_BYTES if config.twin.layout == "dlrm" else files * each
     listed = None if reads is None else [{file for file, _, _ in listed_reads.parse(one)} for one in reads]
     if reads is not None:
@@ -133,15 +134,6 @@ def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], 
         whole, beyond = np.searchsorted(ends, sizes) + 1, -(-(np.array(sizes) - ends[-1]) // asked[-1])
         return float(np.where(beyond > 0, len(ends) + beyond, whole).sum())
     return sum(sizes) / max(min(sample_bytes, config.reader.transfer_size or sample_bytes), 1)
-
-
-def _read_again(config: c.Config, sizes: Sequence[int]) -> int:
-    """Bytes of the files that their reader reads twice."""
-    twin, reader = config.twin.reader, config.reader
-    chosen = reader.transfer_size is not None or reader.odirect or twin.mmap or twin.keep_open or bool(twin.read_sizes)
-    if config.dataset.format != "npy" or chosen:
-        return 0
-    return sum(min(size, _BUFFER_BYTES) + _NUMPY_HEADER_BYTES for size in sizes)
 
 
 def _streamed(config: c.Config, sizes: Mapping[str, int], used_bytes: float) -> tuple[float, float]:

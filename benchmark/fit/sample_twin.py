@@ -18,6 +18,7 @@ from benchmark.fit.refusal import check_is_training
 from benchmark.fit.resume import find_resume, go_on
 from benchmark.fit.samples.find_samples import find_samples
 from benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
+from benchmark.fit.samples.numpy_reads import are_read_by_numpy
 from benchmark.fit.samples.samples import Samples
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.startup import find_start_up
@@ -91,7 +92,7 @@ def fit_samples(job: Job) -> Fitted:
         evidence["resume"] = f"after step {resume.step} of epoch {resume.epoch}, from what was read first: " + ", ".join(
             format_size(size) + f" of {kind} files" for kind, size in start_up.read_bytes.items()
         )
-    return Fitted(config, evidence, files, confidence, start_up)
+    return Fitted(config, evidence, files, confidence, start_up, by_numpy=are_read_by_numpy(job, samples))
 
 
 def _files(job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> list[tuple[str, int]]:

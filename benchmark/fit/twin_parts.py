@@ -33,6 +33,7 @@ class Fitted:
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see benchmark.fit.confidence
     start_up: StartUp = field(default_factory=StartUp)
     coverage: dict[str, Any] = field(default_factory=dict)  # see benchmark.fit.coverage
+    by_numpy: bool = False  # the job reads .npy files as its twin does, by numpy.load
     recording: Recording | None = None  # of a recorded twin; goes into a file beside the YAML
 
 

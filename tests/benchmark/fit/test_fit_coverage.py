@@ -14,9 +14,9 @@ from tests.synthetic import Job, write_job
 from tracing_tools.trace.reader import Trace
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    return Trace(write_job(tmp_path_factory.mktemp("job") / "t", Job(evaluation_files=0, by_numpy=True)))
+@pytest.fixture(scope="module", params=[True, False], ids=["by numpy", "once"])
+def trace(tmp_path_factory, request) -> Trace:
+    return Trace(write_job(tmp_path_factory.mktemp("job") / "t", Job(evaluation_files=0, by_numpy=request.param)))
 
 
 def test_a_job_that_is_understood_is_accounted_for_to_the_byte(trace):

@@ -50,6 +50,8 @@ def test_numpy_reads_its_header_and_first_buffer_twice(tmp_path, count):
     dataset = c.Dataset(data_folder="data", format="npy", num_files_train=1)
     reader, one = c.Reader(batch_size=1), c.Twin(layout="npy", train_files=["a.npy"])
     given = twin([("a.npy", path.stat().st_size)], dataset=dataset, reader=reader, twin=one, workflow=c.Workflow())
+    assert counts(given) == (3, 3 * path.stat().st_size, 3)
+    given.by_numpy = True
     assert counts(given) == (3, 3 * read_bytes, 3)
 
 
