@@ -27,14 +27,6 @@ from tracing_tools.trace.writer import write_events, write_table
 
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
-_SCHEMAS = {
-    "files": schema.FILES,
-    "processes": schema.PROCESSES,
-    "phases": schema.PHASES,
-    "parts": schema.PARTS,
-    "block": schema.BLOCK,
-    "gpu": schema.GPU,
-}
 MAX_HOSTS = (1 << 31) // PIDS_PER_HOST
 
 Shift = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -115,7 +107,7 @@ def _moved(trace: Trace, shift: Shift, number: int, file_base: int) -> Iterator[
 
 
 def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], shifts: Sequence[Shift]) -> None:
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in _SCHEMAS}
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in schema.TABLES}
     file_base = 0
     for index, (trace, name, shift) in enumerate(zip(traces, names, shifts, strict=True)):
         files = trace.files()
@@ -138,8 +130,8 @@ def _write_tables(directory: Path, traces: Sequence[Trace], names: list[str], sh
             whole = pd.concat(plain, ignore_index=True).sort_values(
                 first_column.get(table, "start_ns"), kind="stable", na_position="first"
             )
-            arrow = pa.Table.from_pandas(whole, schema=_plain(_SCHEMAS[table]), preserve_index=False)
-            write_table(directory / f"{table}.parquet", _SCHEMAS[table], arrow)
+            arrow = pa.Table.from_pandas(whole, schema=_plain(schema.TABLES[table]), preserve_index=False)
+            write_table(directory / f"{table}.parquet", schema.TABLES[table], arrow)
 
 
 def _plain(expected: pa.Schema) -> pa.Schema:

@@ -131,15 +131,7 @@ class Trace:
 
     def tables(self) -> dict[str, ds.Dataset]:
         """Return every table the trace has as an Arrow dataset, by name; those of samples are called samples_KIND."""
-        expected = {
-            "files": schema.FILES,
-            "processes": schema.PROCESSES,
-            "phases": schema.PHASES,
-            "parts": schema.PARTS,
-            "block": schema.BLOCK,
-            "gpu": schema.GPU,
-        }
-        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in expected.items()}
+        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in schema.TABLES.items()}
         places |= {
             f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()
         }

@@ -207,6 +207,9 @@ PRESSURE_SAMPLES = pa.schema(
     ]
 )
 
+# Beside the events, by the names of their files.
+TABLES = {"files": FILES, "processes": PROCESSES, "phases": PHASES, "parts": PARTS, "block": BLOCK, "gpu": GPU}
+
 SAMPLES = {
     "cpu": CPU_SAMPLES,
     "memory": MEMORY_SAMPLES,
