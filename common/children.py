@@ -23,7 +23,7 @@ def start(process: BaseProcess) -> None:
 
 
 def ready() -> None:
-    """Take requests again, in a child that `start` began."""
+    """Take requests again, in a child that `start` began, or before a program that we execute (a preexec_fn)."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
 
 

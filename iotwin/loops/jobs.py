@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common import children
 from common.errors import IotwinError, UsageError, nearest
+from common.signals import interrupts_held
 from datagen.dlio.yaml12 import parse, read_text
 from iotwin.own_command import own_command
 
@@ -76,10 +78,15 @@ def _start(
     for name, job in jobs.items():
         environment = os.environ | {key: str(value) for key, value in job.get("environment", {}).items()}
         command = own_command("trace", "-o", directory / f"{name}.trace", "--json", *common)
-        # A session of its own: an interrupt from the terminal then reaches it once, through us.
-        tracers[name] = subprocess.Popen(
-            [*command, *_words(job)], env=environment, stdout=subprocess.PIPE, start_new_session=True, stdin=subprocess.DEVNULL
-        )
+        with interrupts_held(children.REQUESTS):  # one that came between a tracer's start and its note would leave it running
+            tracers[name] = subprocess.Popen(
+                [*command, *_words(job)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # an interrupt from the terminal then reaches it once, through us
+                preexec_fn=children.ready,
+            )
 
 
 def _documents(tracers: dict[str, subprocess.Popen[bytes]]) -> dict[str, dict[str, Any]]:
