@@ -74,6 +74,8 @@ class _Run:
         self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
         self._steps = 0  # of training so far
         self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
+        if config.workflow.train:  # before anything is made: it may be missing
+            self._dataset = open_dataset(config, rank.count)
         per_node = rank.count // rank.nodes
         self._checkpoints = (
             open_checkpoints(config, rank.index, rank.count, per_node, meet=rank.meet) if config.workflow.checkpoint else None
@@ -81,7 +83,6 @@ class _Run:
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
         self._frequency = self._measured_frequency()
         if config.workflow.train:
-            self._dataset = open_dataset(config, rank.count)
             measured.data = DataSetFacts.of(self._dataset)
             self._loaders = {
                 phase: open_things.enter_context(open_loader(config, samples, rank.index, rank.count, phase == "evaluation"))

@@ -126,11 +126,12 @@ def test_the_first_step_may_differ(twin_path: Path, tmp_path: Path) -> None:
         ("output.folder=/proc/none", 1, "/proc/none: cannot be made"),
     ],
 )
-def test_a_wrong_request_ends_in_one_line(twin_path: Path, override: str, status: int, expected: str) -> None:
+def test_a_wrong_request_ends_in_one_line(tmp_path: Path, twin_path: Path, override: str, status: int, expected: str) -> None:
     done = emulate(twin_path, "--quiet", f"++workload.{override}")
     assert done.returncode == status
     assert expected in done.stderr and done.stderr.count("\n") == 1
     assert done.stdout == ""
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_missing_twin_is_a_usage_error(tmp_path: Path) -> None:
