@@ -1,4 +1,4 @@
-"""Hand-overs between threads of a process that make no system call: what one had done before another could make its call."""
+"""Hand-overs between threads of a process that are no call on a file or pipe: what one had done before another could go on."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,8 @@ from benchmark.config.recording import Op
 from benchmark.fit.recorded.tree import Tree
 
 _BY_DESCRIPTOR = (Op.OPEN, Op.READ, Op.WRITE, Op.SYNC, Op.DATASYNC, Op.CLOSE, Op.MAP, Op.COPY, Op.COPY_TO, Op.TRUNCATE)
+_SILENCE_NS = 1_000_000  # without a call of any thread of a process: longer than a hand-over itself takes
+_FEWEST = 3  # silences that a thread is judged by
 _COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at `done` with what `target` wanted at `wanted` (ns)
 
 
@@ -19,7 +21,9 @@ def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tup
     `begins` has when the threads beside the main ones began. A wait comes when the thread had nothing else to do, so that what
     it computed from then to its call stays what it was.
     """
-    found = pd.concat([_of_feeders(tree, rows), _of_descriptors(tree, rows)], ignore_index=True)
+    found = pd.concat([find(tree, rows) for find in (_of_feeders, _of_descriptors, _of_silences)]).drop_duplicates(
+        ignore_index=True
+    )
     idle = np.minimum(_idle_since(tree, rows, found, begins), found["wanted"])
     found = found.assign(at=np.maximum(found["done"], idle)).sort_values("wanted", kind="stable")
     added: list[tuple[int, int, int, int]] = []
@@ -89,3 +93,33 @@ def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
         to_close[["thread", "other", "done", "closed"]].set_axis(_COLUMNS, axis=1),
     ]).astype(np.int64)  # fmt: skip
     return handed
+
+
+def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
+    """What came first from a thread after its process had made no call for a while: a pool that was given work again, or who
+    waited for the pool. It waited for the last call before the silence, if it came at much the same time after that, and at
+    less equal times after its own last call: of threads that go their own ways neither is so.
+    """
+    found = [pd.DataFrame(columns=_COLUMNS, dtype=np.int64)]
+    for _, own in rows.groupby(np.array(tree.process, np.int64)[rows["thread"]]):
+        own = own.sort_values("at", kind="stable")
+        at, end = own["at"].to_numpy(np.int64), own["end"].to_numpy(np.int64)
+        latest = np.maximum.accumulate(end)
+        ended_last = own["thread"].to_numpy(np.int64)[np.maximum.accumulate(np.where(end == latest, np.arange(len(own)), 0))]
+        breaks = np.flatnonzero(at[1:] - latest[:-1] > _SILENCE_NS)
+        own_end = own.groupby("thread")["end"].cummax().groupby(own["thread"]).shift()
+        following = own.assign(own_end=own_end, silence=np.searchsorted(breaks, np.arange(len(own))) - 1)
+        following = following[following["silence"] >= 0].drop_duplicates(["silence", "thread"]).dropna(subset="own_end")
+        last = breaks[following["silence"].to_numpy(np.int64)]
+        pairs = np.stack([ended_last[last], following["thread"], latest[last], following["at"]], axis=1)
+        handed = pd.DataFrame(pairs, columns=_COLUMNS).assign(own_end=following["own_end"].to_numpy(np.int64))
+        found += [part[_COLUMNS] for _, part in handed[handed["source"] != handed["target"]].groupby("target") if _waited(part)]
+    return pd.concat(found)
+
+
+def _waited(handed: pd.DataFrame) -> bool:
+    """Whether a thread's calls after silences followed the last calls before them."""
+    after_others, after_own = handed["wanted"] - handed["done"], handed["wanted"] - handed["own_end"]
+    spread = (after_others - after_others.median()).abs().median()
+    of_own = (after_own - after_own.median()).abs().median()
+    return len(handed) >= _FEWEST and bool(2 * spread < of_own and 3 * spread < after_others.median() - _SILENCE_NS)

@@ -175,6 +175,41 @@ def test_threads_that_share_a_descriptor_do_not_wait_for_one_another(tmp_path: P
     assert rows_of(recording, 2) == [("WAIT", 1, 0), ("READ", 0, 5)]
 
 
+def read_by(at: float, took: float, tid: int) -> tuple:
+    return moved(at, took, "read", LOADER, DATA, 10, tid=tid, fd=5, offset=0)
+
+
+def channels_of(tmp_path: Path, calls: list[tuple]) -> tuple[int, list[list[tuple[str, int, float]]]]:
+    recording = fit(traced(tmp_path / "t", [opened(11, LOADER, DATA, 5), *calls]), "recorded").recording
+    assert recording is not None
+    return recording.header.channels, [rows_of(recording, thread) for thread in range(1, len(recording.header.threads))]
+
+
+# Reads of two threads, which take unequal times, and 5 ms after the later end both are given the next ones.
+SPANS = ((20, 2, 1), (27, 1, 4), (36, 4, 2), (45, 2, 6), (56, 6, 2), (67, 1, 2), (74, 3, 1))
+POOL = [read_by(begin, took, FEEDER + thread) for begin, *times in SPANS for thread, took in enumerate(times)]
+
+
+def test_a_pool_that_is_given_work_after_a_silence_waits_for_the_last_call_before_it(tmp_path: Path) -> None:
+    _, threads = channels_of(tmp_path, POOL)
+    # Who ended last itself has nothing to wait for; the first waits are for the descriptor.
+    one, two = ([(op, think) for op, _, think in rows if op != "POST"] for rows in threads)
+    waited, went_on = [("WAIT", 0), ("READ", 5)], [("READ", 5)]
+    assert one[2:] == [*went_on, *waited, *went_on, *waited, *went_on, *waited]
+    assert two[2:] == [*waited, *went_on, *waited, *went_on, *waited, *went_on]
+
+
+@pytest.mark.parametrize("periods_ms", [(6, 6), (9, 4), (5, 11)])
+def test_threads_that_go_their_own_ways_do_not_wait_for_one_another(tmp_path: Path, periods_ms: tuple[int, int]) -> None:
+    calls = [
+        read_by(at + 0.25 * thread, 0.5, FEEDER + thread)
+        for thread, period in enumerate(periods_ms)
+        for at in range(15, 75, period)
+    ]
+    channels, threads = channels_of(tmp_path, calls)
+    assert channels == 2 and all([op for op, *_ in rows].count("WAIT") == 1 for rows in threads[1:])  # for the descriptor
+
+
 def test_renamed_and_duplicated_files_are_told(tmp_path: Path) -> None:
     made = schema.FLAG_CREATE | schema.FLAG_WRITABLE
     calls = [
