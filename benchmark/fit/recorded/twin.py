@@ -109,8 +109,8 @@ def _evidence(recording: Recording, calls: pd.DataFrame) -> dict[str, str]:
 
 def _assumptions(trace: Trace, recording: Recording) -> list[str]:
     notes = [
-        "what threads of a process tell one another without a system call is a wait only where their times show it; that, what goes "
-        "over sockets, and calls of other kinds are kept as time"
+        "what threads of a process tell one another without a system call is a wait only where their times show it; that, "
+        "what goes over sockets, and calls of other kinds are kept as time"
     ]
     if any(file.written for file in recording.header.files):
         notes.append(f"what the job wrote goes below {_OUTPUT}")
