@@ -243,6 +243,8 @@ class TwinCheckpoint(Section):
     logged: bool = True  # as a phase of its own; what is written beside training may be none
     keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
     keep_every: Positive | None = None  # one in so many stays besides
+    # [epoch, step] in the names of those that are there when the run begins, oldest first; holes of their size stand in for them.
+    before: list[tuple[Count, Count]] = []
     policy: CheckpointPolicy | None = None  # decides within epochs; None: as the checkpoint section says
     first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
     after_steps: list[Positive] | None = None  # of the whole run, in place of steps_between_checkpoints

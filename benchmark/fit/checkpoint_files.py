@@ -80,6 +80,11 @@ def folder_of(files: Sequence[SeenFile]) -> str:
     return str(found.parent if inside else found)
 
 
+def without_leaving(path: str) -> str:
+    """Return the path without what common.commit adds to the name of a folder that it is about to remove."""
+    return re.sub(r"\.gone/([^/]+)$", r"/\1", path)
+
+
 def _rank_of(job: Job, pid: int) -> int:
     """Return the rank that process `pid` is, or descends from; itself if there is none."""
     roles, parents = job.roles(), dict(zip(job.processes["pid"], job.processes["ppid"], strict=True))
@@ -93,8 +98,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank:
     renamed = isinstance(row["renamed_to"], str)
     path = row["renamed_to"] if renamed else row["path"]
     in_folder = renamed and PurePosixPath(path).name == PurePosixPath(row["path"]).name
-    if in_folder:  # as common.commit calls what it is about to remove
-        path = re.sub(r"\.gone/([^/]+)$", r"/\1", path)
+    path = without_leaving(path) if in_folder else path
     start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
     opened_ns, first_write_ns = int(events["end_ns"].iloc[0]), int(writes["start_ns"].min())
     return SeenFile(

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.cadences import find_seconds
-from benchmark.fit.checkpoint_files import SeenFile, find_files, folder_of
+from benchmark.fit.checkpoint_files import SeenFile, find_files, folder_of, without_leaving
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
 from benchmark.fit.times import taken_ns
@@ -46,6 +46,7 @@ class SeenCheckpoints:
     tail_s: NDArray[np.float64]  # seconds of each outside of lead, serialization and calls on its files
     directory_sync: bool = False  # folders were made safe, too
     keep: int | None = None  # newest that stay when older ones are removed; None: all
+    before: Sequence[str] = ()  # a file's name of each that was there already, oldest first
     logged: bool = True  # by the job, as phases, if it logged any
 
     @property
@@ -95,7 +96,8 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
     leads_s, tails_s = leads_and_tails_s(job.phases, files)
     synced, logged = _folders_synced(job, folder_of(files)), job.phases.empty or bool((job.phases["phase"] == "checkpoint").any())
-    return SeenCheckpoints(folder_of(files), each, between, leads_s, tails_s, synced, _kept(job, each), logged)
+    keep, there = _kept(job, each, _before(job, folder_of(files), each))
+    return SeenCheckpoints(folder_of(files), each, between, leads_s, tails_s, synced, keep, there, logged)
 
 
 def _note_looks(each: Sequence[SeenCheckpoint]) -> None:
@@ -118,18 +120,44 @@ def _folders_synced(job: Job, folder: str) -> bool:
     return len(job.calls_on(own["file_id"].tolist(), schema.SYNC_OPS)) > 0
 
 
-def _kept(job: Job, each: Sequence[SeenCheckpoint]) -> int | None:
-    """How many whole checkpoints there were, the newest included, when files of an older one had been removed."""
-    whole = np.sort([max(file.whole_ns for file in point.files) for point in each])
+def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[tuple[str, list[int]]]:
+    """Return a name and the files of each checkpoint that the job found and did not write, oldest first.
+
+    They are known by names that are like its own but for the numbers.
+    """
+    shapes = {_NUMBER.sub("#", file.name) for point in each for file in point.files}
+    own = {_numbered(file.name) for point in each for file in point.files}
+    files = job.files[job.files["path"].str.startswith(f"{folder}/") & (job.files["kind"] != "missing")]
+    found: dict[str, tuple[str, list[int]]] = {}
+    for file_id, path in zip(files["file_id"], files["path"], strict=True):
+        name = without_leaving(path).removeprefix(f"{folder}/")
+        number = _numbered(name)
+        if number is not None and number not in own and _NUMBER.sub("#", name) in shapes:
+            found.setdefault(number, (name, []))[1].append(int(file_id))
+    return [found[number] for number in sorted(found, key=lambda number: [int(digits) for digits in _NUMBER.findall(number)])]
+
+
+def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[tuple[str, list[int]]]) -> tuple[int | None, list[str]]:
+    """Return how many whole checkpoints there were, the newest included, when files of an older one had been removed.
+
+    Beside it the names of those `before` that were removed, or are among those that stay: others are not the job's to remove.
+    """
+    own = [(max(file.whole_ns for file in point.files), [file.file_id for file in point.files]) for point in each]
+    points = [*((-1, ids) for _, ids in before), *own]
+    whole = np.sort([whole_ns for whole_ns, _ in points])
     removed = job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)].set_index("file_id")["start_ns"]
+    removed = removed if removed.index.is_unique else removed.iloc[:0]
     left = [
-        int(np.searchsorted(whole, removed[file.file_id])) - index - 1
-        for index, point in enumerate(each)
-        for file in point.files
-        if file.file_id in removed.index and removed.index.is_unique
+        int(np.searchsorted(whole, removed[file_id])) - index - 1
+        for index, (_, ids) in enumerate(points)
+        for file_id in ids
+        if file_id in removed.index
     ]
     found, counts = np.unique([count for count in left if count > 0], return_counts=True)
-    return int(found[counts.argmax()]) if len(found) else None
+    keep = int(found[counts.argmax()]) if len(found) else None
+    first = 0 if keep is None else len(points) - keep
+    names = [name for index, (name, ids) in enumerate(before) if index >= first or removed.index.isin(ids).any()]
+    return keep, names
 
 
 def _point_of(

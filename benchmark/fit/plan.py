@@ -8,7 +8,6 @@ import numpy as np
 
 from benchmark import config as c
 from benchmark.config import listed_reads
-from benchmark.config.stand_ins import stand_ins
 from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
 from benchmark.fit.samples.numpy_reads import read_twice
 from benchmark.fit.twin_parts import Fitted
@@ -188,7 +187,7 @@ def _times(cadence: Cadence, since: int, until: int) -> int:
 
 
 def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str], float]:
-    before = len(stand_ins(config))
+    before = len(config.twin.checkpoint.before)
     amounts = dict.fromkeys((("write", "checkpoint"), ("open", "checkpoint"), ("read", "checkpoint")), 0.0)
     for file in config.twin.checkpoint.files:
         times = checkpoints if file.epochs is None else len(file.epochs)

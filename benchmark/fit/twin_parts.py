@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark import config as c
+from benchmark.config.checkpoint_names import numbers_in
 from benchmark.config.recording import Recording
 from benchmark.fit.cadences import explains, find_cadence, find_intervals
 from benchmark.fit.checkpoint_files import SeenFile
@@ -141,8 +142,9 @@ def twin_checkpoint(
     files = [file for point in checkpoints.each for file in point.files]
     alone = len(ranks) < 2 or not checkpoints.asynchronous  # ranks do not meet beside training
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
+    recorded = _checkpoint_files(checkpoints, ranks, assumptions)
     return c.TwinCheckpoint(
-        files=_checkpoint_files(checkpoints, ranks, assumptions),
+        files=recorded,
         asynchronous=checkpoints.asynchronous,
         logged=not checkpoints.asynchronous or checkpoints.logged,
         serialization_ahead=round(_ahead(files), 3),
@@ -153,8 +155,15 @@ def twin_checkpoint(
         snapshot_time=quantiles(snapshots_s) if len(snapshots_s) else None,
         directory_sync=checkpoints.directory_sync,
         keep=checkpoints.keep,
+        before=_before(checkpoints.before, [file.name for file in recorded]),
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",
     )
+
+
+def _before(names: Sequence[str], patterns: Sequence[str]) -> list[tuple[int, int]]:
+    """The (epoch, step) of files by the names that the twin gives such."""
+    found = ((numbers_in(name, pattern) for pattern in patterns) for name in names)
+    return [number for each in found if (number := next(filter(None, each), None)) is not None]
 
 
 def _ahead(files: Sequence[SeenFile]) -> float:

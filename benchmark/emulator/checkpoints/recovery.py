@@ -1,38 +1,35 @@
 """Reading checkpoints back, and looking which are there, as the jobs' store (common.checkpoints) does."""
 
+import os
+import stat
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from benchmark.config import Config
-from benchmark.config.stand_ins import Look, stand_ins
 from benchmark.emulator.checkpoints.background import Written
 from benchmark.emulator.checkpoints.folders import folder_name
 from benchmark.emulator.checkpoints.plan import PlannedFile
 from benchmark.emulator.readers.listed import ToItsEnd
+from common.beneath import folder_of
 
 CHECKED_BYTES = 1 << 20  # read at a time where a checksum is taken of them
 
 
-def look_at_all(config: Config, own: Sequence[Sequence[tuple[str, Look | None]]]) -> None:
-    """Look at a run's `own` checkpoints, newest first, and then at what stands in for those that were there before it.
-
-    Each by its files: the name, and what is done to it. IotwinError, naming the file, when one is not there.
-    """
-    for files in own:
-        _look_at(Path(config.checkpoint.checkpoint_folder), files)
-    before, keep = stand_ins(config), config.twin.checkpoint.keep
-    left = len(before) if keep is None else max(keep - len(own), 0)
-    for files in before[::-1][:left]:
-        _look_at(Path(config.dataset.data_folder), files)
+def stand_in(folder: Path, file: PlannedFile) -> None:
+    """Make `file` in the checkpoint folder, if it is not there, without a write: a hole of its size. OSError when that fails."""
+    with folder_of(folder, file.name, make=True) as (parent, last), suppress(FileExistsError):
+        os.mknod(last, stat.S_IFREG | 0o644, dir_fd=parent)  # which, unlike opening it, is no call that the job would make
+        os.truncate(folder / file.name, file.size_bytes)
 
 
-def _look_at(folder: Path, files: Sequence[tuple[str, Look | None]]) -> None:
-    for name, look in sorted(files, key=lambda file: file[1] != "read"):  # what lists the others comes first
-        if look is not None:
-            with ToItsEnd(str(folder / name)) as source:
-                if look == "read":
+def look_at(folder: Path, files: Iterable[PlannedFile]) -> None:
+    """Do to the files of a checkpoint what is done to them at each later one; IotwinError, naming the file that is not there."""
+    for file in sorted(files, key=lambda file: file.looked_at != "read"):  # what lists the others comes first
+        if file.looked_at is not None:
+            with ToItsEnd(str(folder / file.name)) as source:
+                if file.looked_at == "read":
                     source.read(0, source.size_bytes)
                     source.read(source.size_bytes, 0)
 

@@ -5,38 +5,26 @@ when every file of every rank has its full size; ranks need not agree on that, a
 """
 
 import atexit
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmark.config import Config
 from benchmark.emulator.checkpoints import folders, recovery
 from benchmark.emulator.checkpoints.background import Background, Written
 from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
 from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
+from benchmark.emulator.checkpoints.one_file import FileWriter
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
 from benchmark.emulator.checkpoints.snapshot import Snapshot
-from common.beneath import folder_of, normal, unlink_beneath
-from common.direct_io import DirectWriter, write_once
+from common.beneath import unlink_beneath
 from common.errors import IotwinError, UsageError
 from common.files import fsync_directory
 from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose, generator
 from common.numbers.sleeper import Sleeper
-
-_WORTH_SLEEPING_S = 1e-4  # sleeps much shorter than this take longer than they should
-
-
-class _Target(NamedTuple):
-    """Where a file is: its path, relative to the folder of the descriptor if there is one."""
-
-    folder: int | None
-    path: str
 
 
 class CheckpointWriter:
@@ -72,14 +60,12 @@ class CheckpointWriter:
         self._tail = DrawnTime(config.twin.checkpoint.tail_time, config.train.seed, Purpose.TAIL)
         self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
         self._snapshot = Snapshot(config, rank)
-        self._content = self._make_content()
-        self._sleeper = Sleeper()
-        # (epoch, step) in the order in which they were finished; those before a run that goes on are as its own.
-        self._saved = self._there() if config.twin.resume is not None and config.twin.checkpoint.files else []
+        self._content, self._sleeper = self._make_content(), Sleeper()
+        self._files = FileWriter(config, self._content, self._sleeper)
+        self._saved = self._before()  # (epoch, step) in the order in which they were finished
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
         self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
-        self._abandoned = False
         if config.twin.checkpoint.asynchronous:
             atexit.register(self._abandon)
 
@@ -113,6 +99,26 @@ class CheckpointWriter:
         recorded = [file.name for file in self._config.twin.checkpoint.files]
         recorded += [folders.unfinished(name) for name in recorded if self._in_folders]
         return (name for name, _ in names_there(self._folder, recorded))
+
+    def _before(self) -> list[tuple[int, int]]:
+        """Return the checkpoints that are as the run's own though it did not write them: those before a run that goes on.
+
+        What stands in for those that the job found is made anew.
+        """
+        twin = self._config.twin
+        if not twin.checkpoint.files or not twin.checkpoint.before:
+            return self._there() if twin.resume is not None and twin.checkpoint.files else []
+        for number in twin.checkpoint.before if self._rank == 0 else ():
+            for file in self._of_all(*number):
+                for name in {file.name, folders.leaving(file.name)} if self._in_folders else {file.name}:
+                    self._own.add(name)
+                try:
+                    recovery.stand_in(self._folder, file)
+                except OSError as error:
+                    raise IotwinError(
+                        f"{self._folder / file.name}: cannot be made: {error.strerror}; change checkpoint.checkpoint_folder"
+                    ) from None
+        return list(twin.checkpoint.before)
 
     def _strange_folders(self, own: OwnFiles) -> Iterator[str]:
         """Yield the folders of checkpoints that no file of ours is in."""
@@ -170,7 +176,7 @@ class CheckpointWriter:
 
     def _abandon(self) -> None:
         """End what is under way when the process ends early, so that nothing unfinished stays on disk."""
-        self._abandoned = True
+        self._files.abandoned = True
         for checkpoint in self._under_way:
             checkpoint.wait()
 
@@ -246,56 +252,13 @@ class CheckpointWriter:
             self._own.add(own)
         start_ns = time.monotonic_ns()
         try:
-            with self._target(name) as target:
-                self._write_whole(target, file, serialization_s)
+            self._files.write(name, file, serialization_s)
             recovery.read_back(final, file.read_back)
         except OSError as error:
             raise IotwinError(
                 f"{final}: the checkpoint cannot be written: {error.strerror}; free space or change its folder"
             ) from None
         return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
-
-    @contextmanager
-    def _target(self, name: str) -> Iterator[_Target]:
-        """Yield where the file `name` is written: not by a link, neither its own nor one of the folders that the name has."""
-        if "/" not in normal(name):  # the folder is the user's own choice: by its path, as the job does
-            yield _Target(None, str(self._folder / name))
-            return
-        with folder_of(self._folder, name, make=True) as (folder, last):
-            yield _Target(folder, last)
-
-    def _write_whole(self, target: _Target, file: PlannedFile, serialization_s: float) -> None:
-        """Write the file at `target`, under a temporary name first if it is renamed; leave nothing unfinished."""
-        path = target.path + ".partial" if file.rename else target.path
-        try:
-            self._write(path, target.folder, file, serialization_s)
-            if file.rename:
-                os.replace(path, target.path, src_dir_fd=target.folder, dst_dir_fd=target.folder)
-        except BaseException:
-            _remove(path, target.folder)
-            raise
-
-    def _write(self, path: str, folder: int | None, file: PlannedFile, serialization_s: float) -> None:
-        total_bytes, fsync = file.size_bytes or 1, self._config.checkpoint.fsync
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o666, dir_fd=folder)
-        write = DirectWriter(descriptor).write if file.direct else partial(write_once, descriptor)
-        owed_s = serialization_s * self._config.twin.checkpoint.serialization_ahead
-        after_writes_s = serialization_s - owed_s
-        try:
-            for size in file.sizes():
-                if self._abandoned:
-                    raise IotwinError(f"{path}: the checkpoint was given up, as the run ended")
-                if owed_s >= _WORTH_SLEEPING_S:
-                    self._sleeper.sleep(owed_s)
-                    owed_s = 0.0
-                self._content.write(size, write)
-                owed_s += after_writes_s * size / total_bytes
-            self._sleeper.sleep(owed_s)
-            if file.fsync if fsync is None else fsync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _sync_folder(self, folder: Path) -> None:
         """Make the new names in `folder` last through a loss of power (fsync(2) of a file does not)."""
@@ -354,9 +317,10 @@ class CheckpointWriter:
         return bool(files) and all(size_bytes(self._folder / file.name) == file.size_bytes for file in files)
 
     def _look_at_all(self) -> None:
-        """Look at this run's checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
-        own = [self._of_all(*number) for number in sorted(self._kept(), reverse=True)]
-        recovery.look_at_all(self._config, [[(file.name, file.looked_at) for file in files] for files in own])
+        """Look at the checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
+        kept = self._kept()
+        for number in [saved for saved in reversed(self._saved) if saved in kept]:
+            recovery.look_at(self._folder, self._of_all(*number))
 
     def _there(self) -> list[tuple[int, int]]:
         """The (epoch, step) of all that are in the folder, whole or not, oldest first."""
@@ -392,9 +356,3 @@ class CheckpointWriter:
         shared = files_read(self._config, *number, 0, self._ranks)
         read = recovery.of_state([*self._of_all(*number), *shared, *own])
         return [recovery.read_whole(self._folder, file, number[0], recovery.CHECKED_BYTES) for file in read]
-
-
-def _remove(path: str, folder: int | None) -> None:
-    """Take away what is not a whole checkpoint; where that fails too, the first failure is the one to report."""
-    with suppress(OSError):
-        os.unlink(path, dir_fd=folder)

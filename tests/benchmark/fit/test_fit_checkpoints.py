@@ -13,6 +13,7 @@ from pyarrow import parquet as pq
 from benchmark.config import Config, dump, load
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
+from tests.common.stores import fill
 from tests.conftest import ROOT, run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
 from tracing_tools.recorder.session import Options, trace_command
@@ -190,24 +191,28 @@ with Store(Path(sys.argv[2]), Retention(2)) as store:
 
 
 def calls_on_checkpoints(trace: Trace) -> Counter[tuple[str, bool]]:
-    """How many opens, reads and syncs there were of files of checkpoints; and of these, how many found nothing."""
+    """How many opens, reads, syncs and removals there were of files of checkpoints; and of these, how many found nothing."""
     checkpoints = trace.files().query("kind == 'checkpoint'")["file_id"]
     calls = trace.events_frame(("op", "file_id", "result"))
     calls = calls[calls["file_id"].isin(checkpoints)]
     groups = {"open": ("open", "openat"), "read": ("read", "pread64", "preadv", "preadv2"), "sync": ("fsync",)}
+    groups["removal"] = ("unlink", "unlinkat")
     named = calls.assign(op=calls["op"].map({op: group for group, ops in groups.items() for op in ops})).dropna(subset="op")
     return Counter(zip(named["op"], named["result"] == 0, strict=True))
 
 
-def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_does(tmp_path):
+@pytest.mark.parametrize("before", [[], [7, 12]])
+def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_does(tmp_path, before):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "data.bin").write_bytes(bytes(20 * 4096))
+    fill(tmp_path / "saved", *before)
     command = [sys.executable, "-c", STORE, str(tmp_path / "data" / "data.bin"), str(tmp_path / "saved"), str(ROOT)]
     assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
     job = Trace(tmp_path / "job.trace")
     config = fit(job).config
     looks = {file.name.rpartition("/")[2]: file.looked_at for file in config.twin.checkpoint.files}
     assert looks == {"rank-0.raw": "opened", "rank-0.json": "opened", "manifest.json": "read", "LATEST": None}
+    assert config.twin.checkpoint.before == [(step, 0) for step in before]  # they come at ends of epochs
     config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "twin_saved"), str(tmp_path / "twin_out")
     dump(config, tmp_path / "twin.yaml")
     command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "twin.yaml")]

@@ -130,8 +130,7 @@ def test_checkpoints_that_are_there_are_looked_at_before_each_other_one(keep, lo
     amounts = plan(twin(twin=section, workflow=c.Workflow(checkpoint=True))).bytes_or_opens
     assert amounts["open", "checkpoint"] == 3 * (1 + 2) + 3 + 2 * looks
     assert amounts["read", "checkpoint"] == 3 * 120 + 7 * looks
-    # What is read first, named as they are, stands in for two that were there before.
-    section.resume, section.startup_files = c.TwinResume(), [f"saved/{step}/manifest" for step in (1, 2)]
+    section.checkpoint.before = [(1, 0), (2, 0)]
     amounts = plan(twin(twin=section, workflow=c.Workflow(checkpoint=True))).bytes_or_opens
     assert amounts["read", "checkpoint"] == 3 * 120 + 7 * (3 * keep if keep else looks + 3 * 2)
 

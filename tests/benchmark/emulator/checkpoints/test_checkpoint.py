@@ -90,7 +90,7 @@ def test_the_seconds_of_a_checkpoint_are_spent_where_they_were_found(tmp_path: P
         return int(done[-1])
 
     monkeypatch.setattr(Sleeper, "sleep", lambda self, seconds: done.append(round(seconds, 9)))
-    monkeypatch.setattr("benchmark.emulator.checkpoints.writer.write_once", write)
+    monkeypatch.setattr("benchmark.emulator.checkpoints.one_file.write_once", write)
     section = TwinCheckpoint(
         files=[CheckpointFile(name="m.pt", write_sizes=[(100, 4)])],
         serialization_time=0.08,

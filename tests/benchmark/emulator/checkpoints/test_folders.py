@@ -152,17 +152,19 @@ def test_a_run_that_goes_on_removes_and_looks_at_what_was_there(tmp_path):
     assert {name.partition("/")[0] for name in there(tmp_path)} == {"LATEST", "step-3", "step-4"}
 
 
-@pytest.mark.parametrize(("keep", "looked_at"), [(None, [[2, 1], [3, 2, 1]]), (2, [[2, 1], [3, 2]]), (1, [[2], [3]])])
-def test_what_stands_in_for_older_ones_is_looked_at_until_the_run_has_its_own(tmp_path, monkeypatch, keep, looked_at):
-    config = workload(tmp_path / "saved", keep=keep)
+@pytest.mark.parametrize(
+    ("keep", "looked_at", "left"),
+    [(None, [[2, 1], [3, 2, 1]], [1, 2, 3, 4]), (2, [[2, 1], [3, 2]], [3, 4]), (1, [[2], [3]], [4])],
+)
+@pytest.mark.parametrize("earlier_run", [False, True])
+def test_what_stands_in_for_older_ones_is_looked_at_and_removed_as_the_run_s_own(
+    tmp_path, monkeypatch, keep, looked_at, left, earlier_run
+):
+    config = workload(tmp_path, keep=keep, before=[(1, 1), (1, 2)])
     for file in config.twin.checkpoint.files:
         file.looked_at = "read" if "manifest" in file.name else None
-    config.dataset.data_folder, config.twin.resume = str(tmp_path / "data"), c.TwinResume(epoch=1, step=2)
-    for step in (2, 1):
-        name = f"start-up/{step}/step-{step}/manifest.json"
-        (tmp_path / "data" / name).parent.mkdir(parents=True)
-        (tmp_path / "data" / name).write_bytes(bytes(10))
-        config.twin.startup_files.append(name)
+    if earlier_run:
+        CheckpointWriter(config).save(1, 4)
     seen: list[int] = []
     open_it = ToItsEnd.__init__
 
@@ -172,7 +174,25 @@ def test_what_stands_in_for_older_ones_is_looked_at_until_the_run_has_its_own(tm
 
     monkeypatch.setattr(ToItsEnd, "__init__", opened)
     writer = CheckpointWriter(config)
+    holes = [path.stat() for path in tmp_path.glob("step-[12]/*")]
+    assert [(hole.st_size, hole.st_blocks) for hole in holes] == [(200, 0)] * 6
     for step, expected in zip((3, 4), looked_at, strict=True):
         seen.clear()
         writer.save(1, step)
         assert seen == expected
+    assert {name.partition("/")[0] for name in there(tmp_path)} == {"LATEST", *(f"step-{step}" for step in left)}
+
+
+def test_what_stands_in_for_older_ones_takes_nobody_s_place(tmp_path):
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "manifest.json").write_text("mine")
+    with pytest.raises(UsageError, match=r"step-1/manifest.json: exists, and no emulator wrote it"):
+        CheckpointWriter(workload(tmp_path, keep=1, before=[(1, 1)]))
+    assert (tmp_path / "step-1" / "manifest.json").read_text() == "mine"
+    (tmp_path / "step-1" / "manifest.json").unlink()
+    (tmp_path / "step-1").rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "step-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(IotwinError, match="leads through the link 'step-1'"):
+        CheckpointWriter(workload(tmp_path, keep=1, before=[(1, 1)]))
+    assert not list((tmp_path / "elsewhere").iterdir())
