@@ -129,10 +129,9 @@ def _request(store: Store, job: _Job) -> Request:
     snapshot = job.snapshot
     if not snapshot.size_bytes:
         raise IotwinError("the state holds no tensor; let a thread write it")
-    first = snapshot.buffer.memory.data_ptr()
     tensors = [
-        Placed(name, dtype, shape, data.ctypes.data - first if data.size else 0, data.size)
-        for name, dtype, shape, data in snapshot.tensors
+        Placed(name, dtype, shape, offset, data.size)
+        for (name, dtype, shape, data), offset in zip(snapshot.tensors, snapshot.offsets, strict=True)
     ]
     return Request(
         str(store.directory),

@@ -2,7 +2,7 @@
 
 At once, it stalls training by one copy. Beside training, what only an update changes (the parameters and the optimizer's state)
 is copied by the writing thread while the next forward and backward passes run, and the next update waits for it; all else, such
-as the running means of normalisation, which change in forward passes, is copied at once in any case.
+as the running means of normalisation, which change in forward passes, is copied at once in any case, and so are small tensors.
 """
 
 import ctypes
@@ -12,15 +12,26 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from common.tensor_file import Tensor
-from workloads.state.stateful import flatten
+from workloads.state.nested import ARRAY, TENSOR, flatten_by
+from workloads.state.stateful import dtype_name, flatten
 
 _ALIGNMENT = 64
+_SMALL_BYTES = 256 << 10  # copied in less time than handing the copy over costs training, which then has all it reads in its caches
+
+
+class Room(NamedTuple):
+    """Where a tensor lies in a snapshot's host memory, in C order: `content` are its bytes, `offset` that of the first."""
+
+    tensor: torch.Tensor
+    content: NDArray[np.uint8]
+    offset: int
 
 
 class Buffer:
@@ -30,7 +41,7 @@ class Buffer:
         self.descriptor = os.memfd_create("snapshot")
         self._pinned = torch.cuda.is_available()
         self.memory = self.on_device = torch.empty(0, dtype=torch.uint8)
-        self.rooms: list[torch.Tensor] = []  # of the tensors of the latest snapshot, which the next one most likely has, too
+        self.rooms: list[Room] = []  # of the tensors of the latest snapshot, which the next one most likely has, too
 
     def ensure(self, size_bytes: int, device_bytes: int) -> None:
         """Make it at least that large, and the memory on the CUDA device. What was in it is lost."""
@@ -64,6 +75,7 @@ class Snapshot:
 
     buffer: Buffer
     tensors: list[Tensor] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)  # of the tensors in the buffer
     values: Any = None
     size_bytes: int = 0
     copied: threading.Event = field(default_factory=threading.Event)  # the state may change
@@ -93,8 +105,8 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
     """Return the snapshot of `state` in `buffer`.
 
     At once it is whole, or of CUDA tensors a copy on their device. With `beside`, the tensors whose first byte's address is in
-    `updated`, those that only an update changes, are copied by `finish`, before which no update may be made. TypeError for a
-    state that a checkpoint cannot hold.
+    `updated`, those that only an update changes, are copied by `finish`, before which no update may be made, unless they are
+    small. TypeError for a state that a checkpoint cannot hold.
     """
     begin = time.perf_counter()
     try:
@@ -102,7 +114,7 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
     except _NoRoom:  # the first, or a state that has grown: the others are spared the look beforehand
         buffer.ensure(*_measure(state, beside))
         snapshot = _fill(buffer, state, beside, updated)
-    if not beside:
+    if not (beside and snapshot.later):
         snapshot.copied.set()
     snapshot.copy_s = time.perf_counter() - begin
     return snapshot
@@ -111,28 +123,35 @@ def take(buffer: Buffer, state: Any, beside: bool = False, updated: Collection[i
 def _fill(buffer: Buffer, state: Any, beside: bool, updated: Collection[int]) -> Snapshot:
     """Return the snapshot that `take` does; _NoRoom where the buffer is too small."""
     snapshot = Snapshot(buffer)
-    host, device = _Carver(buffer.memory, buffer.rooms), _Carver(buffer.on_device, [])
+    host, device = _Carver(buffer.memory), _Carver(buffer.on_device)
+    rooms = _Rooms(host, buffer.rooms)
     cuda = False
 
-    def copy(source: torch.Tensor) -> torch.Tensor:
+    def copied(name: str, source: torch.Tensor) -> Tensor:
         nonlocal cuda
-        if source.layout != torch.strided:
-            return source  # which flatten refuses
-        target = host.carve(source)
-        later = beside and source.data_ptr() in updated
-        if source.device.type == "cuda":
+        dtype = dtype_name(name, source)
+        room = rooms.next(source)
+        later = beside and source.nbytes > _SMALL_BYTES and source.data_ptr() in updated
+        if source.is_cuda:
             cuda = True
-            kept = source.detach()
             if not later:
-                kept = kept.clone() if beside else device.carve(source).copy_(kept)
-            snapshot.later.append((target, kept))
+                source = source.clone() if beside else device.carve(source).copy_(source)
+            snapshot.later.append((room.tensor, source))
         elif later:
-            snapshot.later.append((target, source.detach()))
+            snapshot.later.append((room.tensor, source))
         else:
-            _copy(target, source.detach())
-        return target
+            _copy(room.tensor, source)
+        snapshot.offsets.append(room.offset)
+        return Tensor(name, dtype, tuple(source.shape), room.content)
 
-    snapshot.tensors, snapshot.values = flatten(state, copy)
+    def leaf(name: str, value: Any) -> tuple[str, Tensor] | None:
+        if isinstance(value, torch.Tensor):
+            return TENSOR, copied(name, value.detach())
+        if isinstance(value, np.ndarray):
+            return ARRAY, copied(name, torch.from_numpy(value))
+        return None
+
+    snapshot.tensors, snapshot.values = flatten_by(leaf, state)
     snapshot.size_bytes = host.used
     if cuda:
         snapshot.reached = torch.cuda.Event()
@@ -153,25 +172,45 @@ class _NoRoom(Exception):
 
 
 class _Carver:
-    """Cuts room for one tensor after another from memory, a uint8 tensor; `rooms` are those that were cut before, in order."""
+    """Cuts room for one tensor after another from memory, a uint8 tensor."""
 
-    def __init__(self, memory: torch.Tensor, rooms: list[torch.Tensor]) -> None:
-        self._memory, self._rooms, self._count, self.used = memory, rooms, 0, 0
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory, self.used = memory, 0
 
     def carve(self, like: torch.Tensor) -> torch.Tensor:
         """Return room for `like`, in C order; _NoRoom when there is not enough."""
-        index, begin, size_bytes = self._count, self.used, like.nbytes
-        self._count += 1
-        self.used += _padded(size_bytes)
-        if index < len(self._rooms):
-            room = self._rooms[index]
-            if room.shape == like.shape and room.dtype == like.dtype:  # so were all before it: it is at the same place
-                return room
-            del self._rooms[index:]
+        begin = self.pass_over(like)
         if self.used > self._memory.numel():
             raise _NoRoom
-        room = self._memory[begin : begin + size_bytes].view(like.dtype).view(like.shape)
-        self._rooms.append(room)
+        return self._memory[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
+
+    def pass_over(self, like: torch.Tensor) -> int:
+        """Leave out what `like` takes; return where that begins."""
+        begin = self.used
+        self.used += _padded(like.nbytes)
+        return begin
+
+
+class _Rooms:
+    """The rooms of one tensor after another; `kept` are those of the snapshot before, which serve as long as tensors are alike."""
+
+    def __init__(self, carver: _Carver, kept: list[Room]) -> None:
+        self._carver, self._kept, self._count = carver, kept, 0
+
+    def next(self, like: torch.Tensor) -> Room:
+        """Return the room for `like`; _NoRoom when there is not enough."""
+        index = self._count
+        self._count += 1
+        if index < len(self._kept):
+            room = self._kept[index]
+            if room.tensor.shape == like.shape and room.tensor.dtype == like.dtype:  # so were all before it: at the same place
+                self._carver.pass_over(like)
+                return room
+            del self._kept[index:]
+        offset = self._carver.used
+        tensor = self._carver.carve(like)
+        room = Room(tensor, tensor.reshape(-1).view(torch.uint8).numpy(), offset)
+        self._kept.append(room)
         return room
 
 

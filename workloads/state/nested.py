@@ -30,6 +30,9 @@ def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
 
 
 def _flatten(leaf: Leaf, value: Any, path: str, tensors: list[Tensor]) -> Any:
+    if type(value) in _PLAIN:
+        return value
+
     def inner(key: Any, each: Any) -> Any:
         return _flatten(leaf, each, f"{path}.{key}" if path else str(key), tensors)
 
@@ -37,7 +40,7 @@ def _flatten(leaf: Leaf, value: Any, path: str, tensors: list[Tensor]) -> Any:
         mark, tensor = found
         tensors.append(tensor)
         return {mark: path}
-    if isinstance(value, (tuple, list)) and all(type(each) in _PLAIN for each in value):  # Python's generator has 625 numbers
+    if isinstance(value, (tuple, list)) and _PLAIN.issuperset(map(type, value)):  # Python's generator has 625 numbers
         return {_TUPLE: list(value)} if isinstance(value, tuple) else list(value)
     if isinstance(value, tuple):
         return {_TUPLE: [inner(index, each) for index, each in enumerate(value)]}

@@ -32,10 +32,16 @@ def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor]
     return flatten_by(leaf, state)
 
 
-def _as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """Return the type of a tensor's elements as a checkpoint tells it; TypeError for a tensor that it cannot hold."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout != torch.strided:
         raise TypeError(f"{name} is a tensor of {tensor.dtype} in layout {tensor.layout}, which a checkpoint cannot hold")
+    return dtype
+
+
+def _as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
+    dtype = dtype_name(name, tensor)
     content = tensor.detach().to("cpu").contiguous().reshape(-1)
     return Tensor(name, dtype, tuple(tensor.shape), content.view(torch.uint8).numpy())
 

@@ -17,6 +17,7 @@ from common.checkpoints import checkpoints, newest, verify
 from common.errors import IotwinError, UsageError
 from tests.conftest import ROOT
 from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job, network, optimizer_of
+from workloads.checkfreq import snapshot as snapshots
 from workloads.checkfreq.checkpoint import CFCheckpoint
 from workloads.checkfreq.iterator import CFIterator
 from workloads.checkfreq.manager import CFManager, CFMode
@@ -37,6 +38,12 @@ def _own_cache(tmp_path, monkeypatch):
 def whole(tmp_path_factory):
     with torch.random.fork_rng():
         return Job(tmp_path_factory.mktemp("whole") / "store").train(EPOCHS).close()
+
+
+@pytest.fixture
+def _nothing_is_small(monkeypatch):
+    """Copy beside training what only an update changes, however small it is."""
+    monkeypatch.setattr(snapshots, "_SMALL_BYTES", -1)
 
 
 def names(store):
@@ -92,6 +99,7 @@ def test_the_end_of_an_epoch_comes_back_by_its_number(tmp_path):
     job.close()
 
 
+@pytest.mark.usefixtures("_nothing_is_small")
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_snapshot_is_a_copy_of_every_leaf_and_does_not_follow_the_state(beside):
     model = network()
@@ -135,6 +143,7 @@ def test_a_snapshot_is_a_copy_of_every_leaf_and_does_not_follow_the_state(beside
     buffer.close()
 
 
+@pytest.mark.usefixtures("_nothing_is_small")
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_buffer_serves_states_of_any_shape_one_after_another(beside):
     shapes = [[3, 5], [3, 5], [3], [3, 7, 2], [4, 7, 2], [], [3, 5, 1, 1], [3, 2, 6]]
@@ -151,6 +160,25 @@ def test_a_buffer_serves_states_of_any_shape_one_after_another(beside):
     buffer.close()
 
 
+def test_beside_training_only_large_tensors_that_an_update_changes_are_copied_later():
+    large = 100_000  # float32s
+    tensors = {name: torch.ones(size) for name, size in {"weights": large, "bias": 8, "mean": large}.items()}
+    updated = {tensors[name].data_ptr() for name in ("weights", "bias")}
+    buffer = Buffer()
+    snapshot = take(buffer, tensors, True, updated)
+    assert not snapshot.copied.is_set()
+    for name in ("bias", "mean"):
+        tensors[name].fill_(2)
+    snapshot.finish()
+    assert {each.name: set(each.data.view(np.float32)) for each in snapshot.tensors} == dict.fromkeys(tensors, {1.0})
+    tensors["weights"].fill_(3)
+    assert set(snapshot.tensors[0].data.view(np.float32)) == {1.0}
+    small = take(buffer, {"bias": tensors["bias"]}, True, updated)
+    assert small.copied.is_set()  # no update needs to wait for another thread
+    assert set(small.tensors[0].data.view(np.float32)) == {2.0}
+    buffer.close()
+
+
 def test_views_that_are_computed_are_copied_as_what_they_stand_for():
     numbers = torch.tensor([1 + 2j, 3 - 4j])
     buffer = Buffer()
@@ -160,6 +188,7 @@ def test_views_that_are_computed_are_copied_as_what_they_stand_for():
     buffer.close()
 
 
+@pytest.mark.usefixtures("_nothing_is_small")
 def test_the_update_waits_for_the_snapshot_and_for_nothing_else(tmp_path):
     model = network()
     optimizer = optimizer_of(model, "sgd")
