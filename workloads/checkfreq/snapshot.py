@@ -23,7 +23,7 @@ from workloads.state.nested import ARRAY, TENSOR, flatten_by
 from workloads.state.stateful import dtype_name, flatten
 
 _ALIGNMENT = 64
-_SMALL_BYTES = 256 << 10  # copied in less time than handing the copy over costs training, which then has all it reads in its caches
+_SMALL_BYTES = 256 << 10  # copied in less time than it costs training to have another thread do it
 
 
 class Room(NamedTuple):
@@ -192,7 +192,7 @@ class _Carver:
 
 
 class _Rooms:
-    """The rooms of one tensor after another; `kept` are those of the snapshot before, which serve as long as tensors are alike."""
+    """The rooms of one tensor after another; `kept`, those of the snapshot before, serve as long as tensors are alike."""
 
     def __init__(self, carver: _Carver, kept: list[Room]) -> None:
         self._carver, self._kept, self._count = carver, kept, 0

@@ -170,7 +170,7 @@ def test_beside_training_only_large_tensors_that_an_update_changes_are_copied_la
     for name in ("bias", "mean"):
         tensors[name].fill_(2)
     snapshot.finish()
-    assert {each.name: set(each.data.view(np.float32)) for each in snapshot.tensors} == dict.fromkeys(tensors, {1.0})
+    assert {each.name: set(each.data.view(np.float32)) for each in snapshot.tensors} == {name: {1.0} for name in tensors}
     tensors["weights"].fill_(3)
     assert set(snapshot.tensors[0].data.view(np.float32)) == {1.0}
     small = take(buffer, {"bias": tensors["bias"]}, True, updated)
