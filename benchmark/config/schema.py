@@ -240,14 +240,16 @@ class TwinCheckpoint(Section):
     snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here
     # Asynchronous: training waits for all of the snapshot (device), or it goes on until the end of the next step (host).
     snapshot: Literal["host", "device"] = "device"
-    logged: bool = True  # as a phase of its own; what is written beside training may be none
+    logged: bool | None = None  # as a phase of its own; None: if training waits for it
     keep: Positive | None = None  # newest checkpoints kept, older ones are removed; None: all
     keep_every: Positive | None = None  # one in so many stays besides
+    keep_epoch_ends: bool = False  # those at ends of epochs stay besides
     # [epoch, step] in the names of those that are there when the run begins, oldest first; holes of their size stand in for them.
     before: list[tuple[Count, Count]] = []
     policy: CheckpointPolicy | None = None  # decides within epochs; None: as the checkpoint section says
     first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
-    after_steps: list[Positive] | None = None  # of the whole run, in place of steps_between_checkpoints
+    # Of the whole run, in place of steps_between_checkpoints; a step has as many as it stands there.
+    after_steps: list[Positive] | None = None
     also_after_epoch: Positive | None = None  # one more, of those by epochs
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # by time; None: as the checkpoint section says
 

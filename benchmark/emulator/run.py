@@ -1,6 +1,7 @@
 """Running a workload as one rank: the phases of a training job, with real reads by a real loader and the accelerator as time."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -81,6 +82,8 @@ class _Run:
             open_checkpoints(config, rank.index, rank.count, per_node, meet=rank.meet) if config.workflow.checkpoint else None
         )
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
+        self._saved_at = Counter(config.twin.checkpoint.after_steps or [])
+        self._epoch_ends_at = 0  # steps of training
         self._frequency = self._measured_frequency()
         if config.workflow.train:
             measured.data = DataSetFacts.of(self._dataset)
@@ -154,17 +157,29 @@ class _Run:
     def _train(self) -> None:
         """Run the epochs: the loop position to resume at is an epoch and the steps before it."""
         config = self._config
-        evaluate_after, _ = evaluation_cadence(config.evaluation)
         if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0 and self._resume is None:
             self._save(self._checkpoints, 0)
         for epoch in range(1 if self._resume is None else self._resume.epoch, config.train.epochs + 1):
             with self._span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
-            evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(epoch)
-            self._interrupt(epoch, evaluates, self._saves(epoch, epoch_ended=True))
+            saves = not self._saves_within(epoch) and self._saves(epoch, epoch_ended=True)
+            self._interrupt(epoch, self._evaluates_after(epoch), saves)
             if self._stopped:
                 self._measured.stopped_early = True
                 return
+
+    def _evaluates_after(self, epoch: int) -> bool:
+        due, _ = evaluation_cadence(self._config.evaluation)
+        return self._evaluates and due is not None and due.due(epoch)
+
+    def _saves_within(self, epoch: int) -> bool:
+        """Whether what is saved at the end of the epoch is part of it in the log, as it has no phase of its own."""
+        return not self._logs_checkpoints and not self._evaluates_after(epoch)
+
+    @property
+    def _logs_checkpoints(self) -> bool:
+        section = self._config.twin.checkpoint
+        return not section.asynchronous if section.logged is None else section.logged
 
     @property
     def _evaluates(self) -> bool:
@@ -181,9 +196,11 @@ class _Run:
         begun = self._steps_before(epoch, len(batches))
         replayed = begun if self._resume is not None and self._resume.mode == "replay_data" else 0
         steps = self._passing("train", epoch, batches[begun - replayed :], begun, replayed)
+        self._epoch_ends_at = self._steps + len(batches) - begun
         _, evaluate_after = evaluation_cadence(config.evaluation)
         in_blocks = (evaluate_after is not None and self._evaluates) or (
             self._checkpoints is not None
+            and self._logs_checkpoints
             and (self._save_after.within_epochs or self._by_time.within_epochs or self._config.twin.checkpoint.policy is not None)
         )
         done = begun
@@ -197,8 +214,13 @@ class _Run:
                     evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(self._steps)
                     # Under a policy the end of an epoch has its own.
                     saves = (done < len(batches) or config.twin.checkpoint.policy is None) and self._saves(epoch)
+                    if saves and not evaluates and not self._logs_checkpoints:  # the job's log goes on beside it
+                        self._interrupt(epoch, False, True)
+                        saves = False
                     if evaluates or saves or self._stopped:
                         break
+                if done == len(batches) and not evaluates and self._saves_within(epoch):
+                    self._interrupt(epoch, False, self._saves(epoch, epoch_ended=True))
                 amounts.append(done - first)
             self._interrupt(epoch, evaluates, saves)
         next(steps, None)  # nothing is left; the loader learns that, and ends its workers
@@ -226,7 +248,7 @@ class _Run:
         """Run the checkpoints and evaluations that are due after a step, unless the run is to stop."""
         due: list[Callable[[int], None]] = [self._evaluate] if evaluates else []
         if saves and self._checkpoints is not None:
-            due.append(partial(self._save, self._checkpoints))
+            due += [partial(self._save, self._checkpoints)] * max(1, self._saved_at[self._steps])
         for interruption in reversed(due) if self._config.twin.evaluation.after_checkpoint else due:
             if not self._stopped:
                 interruption(epoch)
@@ -296,8 +318,9 @@ class _Run:
 
     def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
         begin = time.monotonic()
-        logged = self._config.twin.checkpoint.logged
-        phase = self._log.interval("checkpoint", epoch_num=epoch) if logged else nullcontext()
+        phase = self._log.interval("checkpoint", epoch_num=epoch) if self._logs_checkpoints else nullcontext()
+        if self._config.twin.checkpoint.keep_epoch_ends and self._steps == self._epoch_ends_at and self._writer is not None:
+            self._writer.keep_epoch_end(epoch, self._steps)
         with phase, self._span("save_ckpt", epoch) as amounts:
             saved = checkpoints.save(epoch, self._steps)
             if not self._config.twin.checkpoint.asynchronous:  # else these are files of earlier ones, written beside training

@@ -47,7 +47,8 @@ class SeenCheckpoints:
     directory_sync: bool = False  # folders were made safe, too
     keep: int | None = None  # newest that stay when older ones are removed; None: all
     before: Sequence[str] = ()  # a file's name of each that was there already, oldest first
-    logged: bool = True  # by the job, as phases, if it logged any
+    keep_epoch_ends: bool = False  # those of ends of epochs stay besides
+    logged: bool | None = None  # by the job, as phases; None: it logged none at all
 
     @property
     def asynchronous(self) -> bool:
@@ -95,9 +96,11 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     # What is written in the background may begin when the next epoch's first step is done.
     between = all(np.abs(whole - point.steps).min() <= int(point.beside) for point in each)
     leads_s, tails_s = leads_and_tails_s(job.phases, files)
-    synced, logged = _folders_synced(job, folder_of(files)), job.phases.empty or bool((job.phases["phase"] == "checkpoint").any())
+    synced = _folders_synced(job, folder_of(files))
+    logged = None if job.phases.empty else bool((job.phases["phase"] == "checkpoint").any())
     keep, there = _kept(job, each, _before(job, folder_of(files), each))
-    return SeenCheckpoints(folder_of(files), each, between, leads_s, tails_s, synced, keep, there, logged)
+    ends_kept = _epoch_ends_kept(job, each, whole)
+    return SeenCheckpoints(folder_of(files), each, between, leads_s, tails_s, synced, keep, there, ends_kept, logged)
 
 
 def _note_looks(each: Sequence[SeenCheckpoint]) -> None:
@@ -118,6 +121,10 @@ def _folders_synced(job: Job, folder: str) -> bool:
     folders = job.files[job.files["kind"] == "directory"]
     own = folders[(folders["path"] == folder) | folders["path"].str.startswith(f"{folder}/")]
     return len(job.calls_on(own["file_id"].tolist(), schema.SYNC_OPS)) > 0
+
+
+def _removals(job: Job) -> pd.DataFrame:
+    return job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)]
 
 
 def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[tuple[str, list[int]]]:
@@ -145,7 +152,7 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[tuple[str, 
     own = [(max(file.whole_ns for file in point.files), [file.file_id for file in point.files]) for point in each]
     points = [*((-1, ids) for _, ids in before), *own]
     whole = np.sort([whole_ns for whole_ns, _ in points])
-    removed = job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)].set_index("file_id")["start_ns"]
+    removed = _removals(job).set_index("file_id")["start_ns"]
     removed = removed if removed.index.is_unique else removed.iloc[:0]
     left = [
         int(np.searchsorted(whole, removed[file_id])) - index - 1
@@ -158,6 +165,27 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[tuple[str, 
     first = 0 if keep is None else len(points) - keep
     names = [name for index, (name, ids) in enumerate(before) if index >= first or removed.index.isin(ids).any()]
     return keep, names
+
+
+def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.int64]) -> bool:
+    """Whether of those that have newer ones just one stayed at each of the epochs' `ends`, in steps, that had a checkpoint."""
+    removed = set(_removals(job)["file_id"])
+    numbered = [[file for file in point.files if _numbered(file.name) is not None] for point in each]
+    newest = max((index for index, files in enumerate(numbered) if any(file.file_id in removed for file in files)), default=-1)
+    older = [(point, files) for point, files in zip(each[: newest + 1], numbered, strict=False) if files]
+    stayed = [point for point, files in older if all(file.file_id not in removed for file in files)]
+
+    def at_ends(points: Sequence[SeenCheckpoint]) -> list[int]:
+        """The ends that a checkpoint came at, or a step after where it was written beside training."""
+        return [
+            number for number, end in enumerate(ends.tolist()[1:]) for point in points if 0 <= point.steps - end <= point.beside
+        ]
+
+    return (
+        bool(stayed)
+        and len(at_ends(stayed)) == len(stayed)
+        and set(at_ends(stayed)) == set(at_ends([point for point, _ in older]))
+    )
 
 
 def _point_of(

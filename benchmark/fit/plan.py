@@ -174,7 +174,7 @@ def _checkpoints(config: c.Config, steps: int, done_epochs: int, done: int) -> i
     section, twin, after = config.checkpoint, config.twin.checkpoint, config.checkpoint.checkpoint_after_step
     before = int(after == 0 and config.twin.resume is None)
     if twin.after_steps is not None and twin.policy is None:
-        return before + sum(done < step <= steps for step in set(twin.after_steps))
+        return before + sum(done < step <= steps for step in twin.after_steps)
     if section.steps_between_checkpoints > 0:
         every = section.steps_between_checkpoints
         return before + _times(Cadence(twin.first_after_step or every, every, after), done, steps)
@@ -197,11 +197,18 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
         amounts["open", "checkpoint"] += times * (1 + read_anew)
         amounts["read", "checkpoint"] += times * sum(size for _, size in file.read_back)
         if file.looked_at is not None:
-            there = range(before, before + times)
-            looks = sum(min(number, config.twin.checkpoint.keep or number) for number in there)
+            looks = sum(_standing(config, number, before + times) for number in range(before, before + times))
             amounts["open", "checkpoint"] += looks
             amounts["read", "checkpoint"] += looks * written if file.looked_at == "read" else 0
     return amounts
+
+
+def _standing(config: c.Config, number: int, checkpoints: int) -> int:
+    """How many are there after `number` of the `checkpoints`, which come about evenly over the epochs."""
+    twin = config.twin.checkpoint
+    newest = min(number, twin.keep or number)
+    ended = number * config.train.epochs // checkpoints if twin.keep_epoch_ends else 0
+    return min(newest + ended, number)
 
 
 def _opens(

@@ -111,7 +111,7 @@ def set_checkpoints(
     if due.also > 0:
         section.checkpoint_after_step = due.also * each
     if twin.seconds_between is None and not (between or explains(due, times, until, exact=False, since=begun)):
-        twin.after_steps, section.checkpoint_after_step = sorted(set(times)), 0 if before_training else -1
+        twin.after_steps, section.checkpoint_after_step = sorted(times), 0 if before_training else -1
         assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
 
 
@@ -146,7 +146,7 @@ def twin_checkpoint(
     return c.TwinCheckpoint(
         files=recorded,
         asynchronous=checkpoints.asynchronous,
-        logged=not checkpoints.asynchronous or checkpoints.logged,
+        logged=None if checkpoints.logged is not checkpoints.asynchronous else checkpoints.logged,
         serialization_ahead=round(_ahead(files), 3),
         lead_time=quantiles(lead_s),
         first_lead_time=first_lead_s,
@@ -156,6 +156,7 @@ def twin_checkpoint(
         directory_sync=checkpoints.directory_sync,
         keep=checkpoints.keep,
         before=_before(checkpoints.before, [file.name for file in recorded]),
+        keep_epoch_ends=checkpoints.keep_epoch_ends,
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",
     )
 

@@ -18,6 +18,7 @@ from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.one_file import FileWriter
 from benchmark.emulator.checkpoints.own_files import OwnFiles
 from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
+from benchmark.emulator.checkpoints.retention import Number, Retention
 from benchmark.emulator.checkpoints.snapshot import Snapshot
 from common.beneath import unlink_beneath
 from common.errors import IotwinError, UsageError
@@ -62,7 +63,7 @@ class CheckpointWriter:
         self._snapshot = Snapshot(config, rank)
         self._content, self._sleeper = self._make_content(), Sleeper()
         self._files = FileWriter(config, self._content, self._sleeper)
-        self._saved = self._before()  # (epoch, step) in the order in which they were finished
+        self._retention = Retention(config.twin.checkpoint, self._before())
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
         self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
@@ -148,6 +149,10 @@ class CheckpointWriter:
             self._under_way.append(Background(lambda: self._snapshot_and_persist(epoch, step)))
         return written
 
+    def keep_epoch_end(self, epoch: int, step: int) -> None:
+        """Have the checkpoint after `epoch` and `step` stay, however old it is."""
+        self._retention.keep_epoch_end((epoch, step))
+
     def settle(self) -> None:
         """Wait for the snapshot that goes on beside a step: before the weights change."""
         self._snapshot.settle()
@@ -205,7 +210,7 @@ class CheckpointWriter:
             for folder in sorted({(self._folder / file.name).parent for file in loose}):
                 self._sync_folder(folder)
         self._sleeper.sleep(self._tail.seconds(self._rank, epoch, step))
-        self._saved.append((epoch, step))
+        self._retention.saved.append((epoch, step))
         if self._config.twin.checkpoint.keep is not None:
             self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
         return written
@@ -269,24 +274,16 @@ class CheckpointWriter:
                 f"{folder}: cannot be synced: {error.strerror}; set twin.checkpoint.directory_sync to false"
             ) from None
 
-    def _staying(self) -> set[tuple[int, int]]:
-        every = self._config.twin.checkpoint.keep_every
-        return set(self._saved[every - 1 :: every]) if every else set()
-
-    def _kept(self) -> set[tuple[int, int]]:
-        """The (epoch, step) of the saved ones that stay: the newest, and one in so many."""
-        return self._staying().union(self._saved[-(self._config.twin.checkpoint.keep or 0) :])
-
     def _remove_old(self, epoch: int, step: int, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints, once the one after `epoch` and `step` is whole on every rank."""
         if not self._whole(epoch, step):
             return
-        stay = self._staying()
         if self._config.twin.checkpoint.files:
-            kept = {file.name for saved in self._kept() for file in self._planned(*saved)}
-            for saved in self._saved[:-keep]:
+            kept = {file.name for saved in self._retention.kept() for file in self._planned(*saved)}
+            for saved in self._retention.older():
                 self._remove_own([file.name for file in self._planned(*saved) if file.name not in kept])
             return
+        stay = self._retention.staying()
         before = [number for number in self._on_disk() if number < (epoch, step) and number not in stay]
         older = [number for number in before if self._own.below(checkpoint_name(*number))]
         for number in older[: max(0, len(older) + 1 - keep)]:
@@ -307,7 +304,7 @@ class CheckpointWriter:
             elif self._rank == 0 and (self._folder / folder).exists():
                 folders.remove(self._folder, folder, self._own.below(folder))
 
-    def _on_disk(self) -> list[tuple[int, int]]:
+    def _on_disk(self) -> list[Number]:
         """Return the (epoch, step) of the checkpoints whose folders are there, whole or not, oldest first."""
         return sorted(number for path in self._folder.glob("global_epoch*") if (number := checkpoint_number(path.name)))
 
@@ -318,22 +315,22 @@ class CheckpointWriter:
 
     def _look_at_all(self) -> None:
         """Look at the checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
-        kept = self._kept()
-        for number in [saved for saved in reversed(self._saved) if saved in kept]:
+        kept = self._retention.kept()
+        for number in [saved for saved in reversed(self._retention.saved) if saved in kept]:
             recovery.look_at(self._folder, self._of_all(*number))
 
-    def _there(self) -> list[tuple[int, int]]:
+    def _there(self) -> list[Number]:
         """The (epoch, step) of all that are in the folder, whole or not, oldest first."""
         if recorded := [file.name for file in self._config.twin.checkpoint.files]:
             return sorted({number for _, number in names_there(self._folder, recorded)})
         return self._on_disk()
 
-    def newest(self) -> tuple[int, int] | None:
+    def newest(self) -> Number | None:
         """Return (epoch, step) of the checkpoint to recover from; None when none is whole.
 
         This is the last one that this writer has saved, or else the latest on disk that is whole.
         """
-        candidates = [*self._there(), *self._saved]
+        candidates = [*self._there(), *self._retention.saved]
         return next((number for number in reversed(candidates) if self._whole(*number)), None)
 
     def load(self) -> list[Written]:

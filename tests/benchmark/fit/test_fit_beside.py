@@ -142,18 +142,27 @@ def test_a_checkpoint_that_training_waits_for_has_no_snapshot():
     assert not len(apart_from_snapshots(times, checkpoints)[1])
 
 
-def refitted(tmp_path, *options, logged=True):
-    """What is fitted to an emulated job that writes beside training."""
+BESIDE = """
+    serialization_time: 0.4
+    asynchronous: true
+    in_flight: 2
+    snapshot_time: 0.2
+    keep: 3
+"""
+
+
+def refitted(tmp_path, *options, checkpoint=BESIDE, epochs=1):
+    """What is fitted to an emulated job whose `checkpoint` section ends so, in 48 steps an epoch."""
     data = tmp_path / "data"
     data.mkdir()
     for number in range(48):
         (data / f"{number}.bin").write_bytes(bytes(5000))
-    # A checkpoint takes longer than four steps, so that two are under way at a time and training waits for room.
+    # Beside training a checkpoint takes longer than four steps, so that two are under way at a time and training waits for room.
     (tmp_path / "job.yaml").write_text(f"""
 workflow: {{checkpoint: true}}
 dataset: {{data_folder: {data}, format: bin}}
 reader: {{read_threads: 1}}
-train: {{epochs: 1, computation_time: 0.02}}
+train: {{epochs: {epochs}, computation_time: 0.02}}
 checkpoint: {{checkpoint_folder: {tmp_path / "saved"}, steps_between_checkpoints: 4}}
 output: {{folder: {tmp_path / "out"}}}
 twin:
@@ -161,12 +170,7 @@ twin:
     files:
       - {{name: "step-{{step}}/rank-0.raw", write_sizes: [[4096, 4]], fsync: true}}
       - {{name: "step-{{step}}/rank-0.pt", write_sizes: [[80, 1]]}}
-    serialization_time: 0.4
-    asynchronous: true
-    in_flight: 2
-    snapshot_time: 0.2
-    keep: 3
-    logged: {logged}
+{checkpoint}
 """)
     command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml"), *options]
     assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
@@ -174,10 +178,24 @@ twin:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("logged", [True, False])
-def test_checkpoints_beside_training_are_a_phase_where_the_job_logs_them(tmp_path, logged):
-    checkpoint = refitted(tmp_path, logged=logged).twin.checkpoint
-    assert checkpoint.asynchronous and checkpoint.logged == logged
+def test_checkpoints_are_a_phase_where_the_job_logs_them(tmp_path, logged, beside):
+    section = f"    logged: {logged}\n" + (BESIDE if beside else "")
+    found = refitted(tmp_path, checkpoint=section).twin.checkpoint
+    # Said only where it is not what is taken else: a phase where training waits.
+    assert found.asynchronous == beside and found.logged == (None if logged is not beside else logged)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("stay", [True, False])
+def test_checkpoints_that_stay_at_ends_of_epochs_and_several_at_a_step_are_found_again(tmp_path, stay):
+    times = [3, 3, 7, 48, 50, 71, 80, 96]
+    lines = ("logged: false", "keep: 1", "commit: folder", f"keep_epoch_ends: {stay}", f"after_steps: {times}")
+    found = refitted(tmp_path, checkpoint="".join(f"    {line}\n" for line in lines), epochs=2).twin.checkpoint
+    assert (found.after_steps, found.keep, found.keep_epoch_ends) == (times, 1, stay)
+    left = sorted(path.name for path in (tmp_path / "saved").glob("step-*"))
+    assert left == (["step-48", "step-96"] if stay else ["step-96"])
 
 
 @pytest.mark.root

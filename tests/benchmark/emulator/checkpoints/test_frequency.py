@@ -1,5 +1,6 @@
 """A policy of the emulator that decides by what its steps and writes were measured to take."""
 
+import io
 import itertools
 import json
 import threading
@@ -162,6 +163,42 @@ def test_one_in_so_many_stays_besides_the_newest(tmp_path):
     for epoch in range(1, 9):
         writer.save(epoch)
     assert sorted(path.name for path in (tmp_path / "c").glob("global*")) == [f"global_epoch{n}_step0" for n in (3, 6, 7, 8)]
+
+
+def test_those_at_ends_of_epochs_stay_besides_the_newest(tmp_path):
+    config = job(tmp_path / "c", steps_between_checkpoints=50)
+    config.train.epochs, config.twin.checkpoint = (
+        3,
+        TwinCheckpoint(keep=1, keep_epoch_ends=True, after_steps=[50, 120, 130, 240, 250]),
+    )
+    emulate(config, None)
+    assert {path.name.partition("_step")[2] for path in (tmp_path / "c").glob("global*")} == {"120", "240", "250"}
+    writer = CheckpointWriter(config)
+    assert writer.newest() == (3, 250)
+
+
+def phases(config):
+    """What the log of a run says of its phases, in order: (key, ends), without what goes on for the whole run."""
+    log = io.StringIO()
+    emulate(config, log)
+    lines = [json.loads(line.partition(" ")[2]) for line in log.getvalue().splitlines()]
+    told = [(line["key"].removesuffix("_start").removesuffix("_stop"), line["event_type"] == "INTERVAL_END") for line in lines]
+    return [entry for entry in told if entry[0] in ("epoch", "block", "checkpoint")]
+
+
+def test_checkpoints_that_the_job_does_not_log_are_part_of_its_epochs(tmp_path):
+    config = job(tmp_path / "c", steps_between_checkpoints=40)
+    config.twin.checkpoint = TwinCheckpoint(logged=False, after_steps=[40, 120])
+    epoch = [("epoch", False), ("epoch", True)]
+    assert phases(config) == epoch
+    config.twin.checkpoint.after_steps, config.checkpoint.steps_between_checkpoints = None, -1
+    measured = emulate(config, None)  # at the end of the epoch
+    inside = {span.kind: (span.start_s, span.end_s) for span in measured.spans}
+    assert inside["block"][0] < inside["save_ckpt"][0] <= inside["save_ckpt"][1] <= inside["block"][1]
+    config.twin.checkpoint.logged = None
+    assert phases(config) == [*epoch, ("checkpoint", False), ("checkpoint", True)]
+    config.twin.checkpoint.asynchronous = True
+    assert phases(config) == epoch
 
 
 def test_a_policy_and_another_rule_for_the_same_are_refused():
