@@ -284,6 +284,8 @@ class TwinReader(Section):
     # Files of any format are streamed as tf.data streams TFRecords, in records of dataset.record_length_bytes, and begun again
     # until train.total_training_steps are done.
     streamed: bool = False
+    in_turn: bool = False  # a stream's open files give records in turn, though threads read them
+    opening_threads: Positive | None = None  # that open a stream's files, ahead of their turn; None: those that read them
     random_batches: bool = False  # shuffles batches, not samples: one read each out of one big file
     # Bytes asked for by each read of a file, the last one again until its end; none: the format's own.
     read_sizes: list[Positive] = []

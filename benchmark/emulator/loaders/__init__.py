@@ -97,6 +97,7 @@ def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation
         cycle=interleaved,
         buffer_bytes=reader.transfer_size or TF_BUFFER_BYTES,
         threads=threads,
+        openers=config.twin.reader.opening_threads if threads else None,
         prefetch=reader.prefetch_size or _PREFETCH_FACTOR,
         shuffle_files=reader.file_shuffle != "off" and not evaluation,
         shuffle_records=reader.shuffle_size if shuffled else 0,
@@ -104,7 +105,7 @@ def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation
         fresh_each_epoch=config.train.seed_change_epoch or "random" in (reader.sample_shuffle, reader.file_shuffle),
         whole_files=(config.evaluation.total_eval_steps if evaluation else config.train.total_training_steps) <= 0,
         record_bytes=None if file_format(config) == "tfrecord" else config.dataset.record_length_bytes or DEFAULT_RECORD_BYTES,
-        in_turn=not config.twin.reader.streamed or threads < 2,
+        in_turn=config.twin.reader.in_turn or not config.twin.reader.streamed or threads < 2,
         rank=rank,
         ranks=ranks,
     )

@@ -37,7 +37,7 @@ TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8
 _OPENED_AHEAD = 2  # times the cycle: files that threads open before their turn (tf.data's prefetch_input_elements)
 _RECORDS_AHEAD = 2  # that threads keep ready in each open file (its buffer_output_elements)
-_TURNS = 1 << 32  # tells draws of turns from those of the shuffle buffer
+_TURNS, _READERS = 1 << 32, 1 << 33  # tell draws of turns, and of threads, from those of the shuffle buffer
 _DRAWS = 4096  # drawn at a time
 _LOOK_AGAIN_S = 0.1
 _EXIT_PATIENCE_S = 5.0
@@ -51,7 +51,7 @@ class StreamPlan:
 
     cycle: int  # files that give records in turn
     buffer_bytes: int  # of one read
-    threads: int  # that open and read ahead; with none or one, files are opened and read when their turn comes
+    threads: int  # that open and read ahead; with none, or one that opens too, files are opened and read when their turn comes
     prefetch: int  # batches made ahead
     shuffle_files: bool
     shuffle_records: int  # size of the shuffle buffer; 0 for none
@@ -59,6 +59,7 @@ class StreamPlan:
     fresh_each_epoch: bool
     whole_files: bool  # an epoch reads its files to the end, though the last records fill no batch
     record_bytes: float | None = None  # files of any content count as records of about this size; None: they are TFRecords
+    openers: int | None = None  # threads that open files and read their first buffer; None: those that read
     in_turn: bool = True  # open files give records in turn; False: in a random order, as threads that wait for none deliver them
     rank: int = 0
     ranks: int = 1
@@ -142,9 +143,10 @@ class _Records:
 
     def __init__(self, files: Sequence[Paths], plan: StreamPlan, epoch: int) -> None:
         self._files, self._plan, self._epoch = files, plan, epoch
-        # One executor a thread: threads take turns at the files, also at those that another opened.
-        self._threads = [ThreadPoolExecutor(1, "read-ahead") for _ in range(plan.threads)] if plan.threads > 1 else []
-        self._turns = cycle(self._threads) if self._threads else None
+        # One executor a thread: they also read files that another opened.
+        count = max(plan.threads, plan.openers or 0)
+        self._threads = [ThreadPoolExecutor(1, "read-ahead") for _ in range(count)] if count > 1 else []
+        self._turns = _Turns(self._threads, plan.threads, self._drawn(_READERS)) if self._threads else None
         self._open: list[_File | None] = []
         self._upcoming: deque[_File] = deque()
         self._passes = 0
@@ -182,7 +184,7 @@ class _Records:
             self._passes += 1
 
     def _shuffle(self, source: Iterator[int]) -> Iterator[int]:
-        draws = generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), 1 + self._passes)
+        draws = self._drawn(1 + self._passes)
         kept = list(islice(source, self._plan.shuffle_records))
         while kept:
             for fraction in draws.random(_DRAWS).tolist():
@@ -196,6 +198,9 @@ class _Records:
                 kept.pop()
                 if not kept:
                     return
+
+    def _drawn(self, key: int) -> np.random.Generator:
+        return generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), key)
 
     def _epoch_key(self) -> int:
         return self._epoch if self._plan.fresh_each_epoch else 0
@@ -248,9 +253,21 @@ class _Records:
         """Yield the slots of the open files in the order in which they give records, without end."""
         if self._plan.in_turn:
             yield from cycle(range(self._plan.cycle))
-        draws = generator(self._plan.seed, Purpose.ORDER, self._plan.rank, self._epoch_key(), _TURNS + self._passes)
+        draws = self._drawn(_TURNS + self._passes)
         while True:
             yield from draws.integers(0, self._plan.cycle, _DRAWS).tolist()
+
+
+class _Turns:
+    """Which thread opens or reads next: they take turns; where fewer read than open, those are drawn, as chance has one idle."""
+
+    def __init__(self, threads: Sequence[ThreadPoolExecutor], readers: int, draws: np.random.Generator) -> None:
+        self._threads, self._readers, self._draws = cycle(threads), threads[:readers], draws
+        self._split = len(threads) > readers
+
+    def next_for(self, opened: bool) -> ThreadPoolExecutor:
+        """Return the thread for a file that is or is not open."""
+        return self._readers[int(self._draws.integers(len(self._readers)))] if opened and self._split else next(self._threads)
 
 
 class _Cutter(Protocol):
@@ -266,7 +283,7 @@ class _Cutter(Protocol):
 class _File:
     """A file being read buffer by buffer; with threads, it is opened and read by the next of them, ahead of what is taken."""
 
-    def __init__(self, path: str, plan: StreamPlan, threads: Iterator[ThreadPoolExecutor] | None) -> None:
+    def __init__(self, path: str, plan: StreamPlan, threads: _Turns | None) -> None:
         self._path, self._plan, self._threads = path, plan, threads
         self._descriptor = -1
         self._cutter: _Cutter | None = None
@@ -289,7 +306,7 @@ class _File:
     def _read_ahead(self) -> None:
         waits = len(self._ready) < _RECORDS_AHEAD and not self._at_end
         if self._threads is not None and waits and (self._ahead is None or self._ahead.done()):
-            self._ahead = next(self._threads).submit(self._fill, _RECORDS_AHEAD)
+            self._ahead = self._threads.next_for(self._cutter is not None).submit(self._fill, _RECORDS_AHEAD)
 
     def _fill(self, records: int) -> None:
         """Read until so many records are ready, or to the end."""

@@ -17,6 +17,7 @@ from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and
 from benchmark.fit.look import Job
 from benchmark.fit.samples.samples import common_folder
 from benchmark.fit.streams.file_ends import records_of_file_and_buffer
+from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns
 from benchmark.fit.windows import Window, logged_windows
 from tracing_tools.trace import schema
 
@@ -28,6 +29,7 @@ _SHARED = 0.1
 _FILES_OF_A_TURN = 3  # open files for each one that gives records in turn: tf.data's threads open two more of them ahead
 _WHOLE = 0.99  # share of its files that an epoch reads, from which it reads them to the end
 _WARM_UP = 3.0  # times the longest later pause, from which the pause after the first reads is a first step of its own
+_APART = 0.5  # steps after a checkpoint was whole, from which what is written belongs to another one
 _BATCHES_AHEAD = 2  # that the emulator's stream makes ahead
 
 
@@ -58,7 +60,9 @@ class StreamSteps:
     record_bytes: float
     shuffle_records: int  # in the buffer that the first reads fill
     cycle: int  # files that give records in turn
-    threads: int
+    in_turn: bool  # strictly, though threads read them
+    threads: int  # that open files
+    reading_threads: int  # of these, that go on to read them
     buffer_bytes: int  # of one read
     whole_files: bool  # each window reads its files to the end
     first_step_s: float | None  # None: as the others
@@ -89,7 +93,8 @@ def find_stream(job: Job) -> Stream | None:
     opens["file"], reads["file"] = opens["file"].map(number), reads["file"].map(number)
     folder = common_folder(used["path"].tolist())
     names = [str(PurePosixPath(path).relative_to(folder)) for path in used["path"]]
-    span = Window("block", 1, int(opens["start_ns"].min()), job.manifest.end_ns, False)
+    own = job.calls[job.calls["pid"] == events["pid"].iloc[0]]
+    span = Window("block", 1, int(opens["start_ns"].min()), int(own["end_ns"].max()), False)
     saved_ns = [file.start_ns for file in find_files(job)]
     windows = logged_windows(job) or _epochs_of_opens(opens, reads, saved_ns, job.manifest.end_ns) or [span]
     return Stream(
@@ -169,14 +174,14 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
             f"{most_open} files were open at a time: taken as {cycle} read in turn and twice as many opened ahead by threads"
         )
     logged = logged_steps(job)
-    steps, batch_size = logged or (max(int(group[-1]), 1), 1)
+    steps, batch_size, step_s = (*logged, None) if logged else _unlogged_steps(stream, reads, group, cycle, assumptions)
     steps = max(round(steps / len(stream.training)), 1)
-    if logged is None:
-        assumptions.append("the job logged neither steps nor batch size: each group of reads counts as one step of one record")
     first_s, compute_s = _step_times(stream, reads, group, steps)
+    compute_s = step_s or compute_s
     used = _Used.of(reads, group, cycle, threads)
     whole = bool(used.total_bytes >= _WHOLE * stream.file_bytes[stream.files_in(stream.training)].sum() * len(stream.training))
-    whole = whole and stream.training[0].phase == "epoch"
+    once = not stream.training[0].logged and bool(opens["file"].is_unique)
+    whole = whole and (stream.training[0].phase == "epoch" or once)
     taken = steps * len(stream.training) * batch_size
     split = None
     if logged and not whole and len(stream.training) == 1:
@@ -191,10 +196,30 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
         assumptions.append(
             f"records of {record_bytes:.0f} bytes each, and {buffered:.0f} ahead of the steps, by when files ended"
         )
+    turns = in_turn(reads, group, cycle), threads, reading_threads(reads) or threads
     return StreamSteps(
         steps, batch_size, record_bytes, max(round(buffered) - _BATCHES_AHEAD * batch_size, 0), cycle,
-        threads, int(reads["requested"].mode().iloc[0]), whole, first_s, compute_s,
+        *turns, int(reads["requested"].mode().iloc[0]), whole, first_s, compute_s,
     )  # fmt: skip
+
+
+def _unlogged_steps(
+    stream: Stream, reads: pd.DataFrame, group: NDArray[np.int64], cycle: int, assumptions: list[str]
+) -> tuple[int, int, float | None]:
+    """(steps in all, records of a step, seconds of a step if reads tell them): a step takes a record of each file in turn."""
+    period_ns = step_period_ns(reads["start_ns"].to_numpy()[group > 0])
+    if period_ns is None:
+        assumptions.append(
+            f"the job logged neither steps nor batch size: each group of reads counts as one step of {cycle} records"
+        )
+        return max(int(group[-1]), 1), cycle, None
+    filled_ns = int(reads["end_ns"].to_numpy()[group == 0].max())
+    spent_ns = sum(window.end_ns - max(window.start_ns, filled_ns) for window in stream.training)
+    assumptions.append(
+        f"the job logged neither steps nor batch size: steps of {period_ns / 1e6:.1f} ms, of which the times between reads are "
+        f"multiples, each of {cycle} records"
+    )
+    return max(round(spent_ns / period_ns), 1), cycle, period_ns / 1e9
 
 
 def _file_ends(
@@ -286,14 +311,29 @@ def _step_times(stream: Stream, reads: pd.DataFrame, group: NDArray[np.int64], s
 
 
 def stream_checkpoints(job: Job, stream: Stream, steps: int) -> SeenCheckpoints:
-    """Return the checkpoints, held against the training windows of so many `steps` each."""
-    files = find_files(job)
+    """Return the checkpoints, held against the training windows of so many `steps` each.
+
+    Within a window that the job did not log, steps are taken to pass evenly.
+    """
+    files, training = find_files(job), stream.training
+    step_ns = sum(window.end_ns - window.start_ns for window in training) / (len(training) * steps)
     each: list[SeenCheckpoint] = []
     for file in files:
-        epoch = sum(window.end_ns <= file.start_ns for window in stream.training)
-        if file.start_ns >= stream.training[0].start_ns:
-            epoch = max(epoch, 1)
-        if not each or each[-1].epoch != epoch:
-            each.append(SeenCheckpoint(epoch, epoch * steps, False, []))
+        epoch, done = _done_by(file.start_ns, training, steps)
+        went_on = each and file.start_ns - each[-1].files[-1].whole_ns > _APART * step_ns
+        if not each or each[-1].epoch != epoch or (went_on and each[-1].steps != done):
+            each.append(SeenCheckpoint(epoch, done, False, []))
         each[-1].files.append(file)
-    return SeenCheckpoints(folder_of(files) if files else "", each, True, *leads_and_tails_s(job.phases, files))
+    between = all(point.steps % steps == 0 for point in each)
+    return SeenCheckpoints(folder_of(files) if files else "", each, between, *leads_and_tails_s(job.phases, files))
+
+
+def _done_by(time_ns: int, training: list[Window], steps: int) -> tuple[int, int]:
+    """(epochs, steps) done by then: whole ones, but for steps of a window that was not logged."""
+    ended = sum(window.end_ns <= time_ns for window in training)
+    epoch = max(ended, int(time_ns >= training[0].start_ns))
+    if ended == len(training) or training[ended].logged:
+        return epoch, epoch * steps
+    window = training[ended]
+    amid = max(time_ns - window.start_ns, 0) / max(window.end_ns - window.start_ns, 1)
+    return epoch, round((ended + amid) * steps)

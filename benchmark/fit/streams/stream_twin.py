@@ -43,7 +43,7 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
         reader=c.Reader(
             batch_size=steps.batch_size,
             batch_size_eval=steps.batch_size,
-            read_threads=steps.threads if steps.threads > 1 else 0,
+            read_threads=steps.reading_threads if steps.threads > 1 else 0,
             transfer_size=steps.buffer_bytes,
             file_shuffle="seed" if shuffled else "off",
             sample_shuffle="seed" if steps.shuffle_records else "off",
@@ -65,7 +65,12 @@ def fit_stream(job: Job, stream: Stream) -> Fitted:
         train_files=[stream.names[i] for i in train_files],
         eval_files=[stream.names[i] for i in eval_files] or None,
         first_step_time=None if steps.first_step_s is None else round(steps.first_step_s, 6),
-        reader=c.TwinReader(streamed=True, interleave_files=steps.cycle),
+        reader=c.TwinReader(
+            streamed=True,
+            interleave_files=steps.cycle,
+            in_turn=steps.in_turn and steps.threads > 1,
+            opening_threads=steps.threads if steps.threads > steps.reading_threads else None,
+        ),
         evaluation=c.TwinEvaluation(
             read_threads=0,
             lead_time=quantiles(_evaluation_leads_s(stream)),
@@ -128,7 +133,7 @@ def _stream_evidence(stream: Stream, steps: StreamSteps, checkpoints: SeenCheckp
         f"by reads of {format_size(steps.buffer_bytes)}",
         "batch_size": f"{steps.batch_size} records of {format_size(steps.record_bytes)}",
         "shuffle_size": f"{steps.shuffle_records} records, by what the first reads brought and no step used",
-        "read_threads": f"{steps.threads} threads that open files",
+        "read_threads": f"{steps.reading_threads} threads that read files, of {steps.threads} that open them",
         "steps": f"{steps.steps} steps in each of {len(stream.training)} {stream.training[0].phase}s",
         "evaluation": f"{len(stream.evaluations)} evaluations",
         "checkpoint": f"{len(checkpoints.each)} checkpoints",

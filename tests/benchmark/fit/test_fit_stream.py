@@ -75,7 +75,7 @@ def test_a_job_of_tf_data_is_streamed_by_its_twin_too(records, tmp_path, monkeyp
     found = fitted.config
     assert (found.twin.reader.streamed, found.twin.reader.interleave_files, found.reader.transfer_size) == (True, 4, 262144)
     assert (found.reader.batch_size, found.train.total_training_steps) == (4, 150)
-    assert found.reader.file_shuffle == "seed" and found.reader.read_threads > 4
+    assert found.reader.file_shuffle == "seed" and (found.twin.reader.opening_threads or found.reader.read_threads) > 4
     assert any("only files that the job opened" in text for text in found.twin.assumptions)
     scores = make_twin([trace.path], tmp_path / "twin", rounds=1, force=False)["rounds"][0]["dimensions"]
     assert min(scores[name] for name in ("volume", "operation_mix", "request_size", "access_order", "files")) > 0.9

@@ -10,11 +10,13 @@ import pytest
 from benchmark.fit.streams.stream import (
     Stream,
     _bursts,
+    _done_by,
     _epochs_of_opens,
     _file_ends,
     _most_open,
     _record_bytes,
     _step_times,
+    _unlogged_steps,
     _Used,
     logged_steps,
     within,
@@ -157,3 +159,29 @@ def test_an_epoch_opens_every_file_anew_and_ends_before_what_is_saved_after_its_
 )
 def test_files_opened_otherwise_are_no_epochs(turns):
     assert _epochs_of_opens(opened_at(*turns), reads((0, 1, 0, 10)), [], 10 * SECOND) == []
+
+
+def test_steps_without_a_log_last_as_long_as_gaps_between_reads_are_multiples_of():
+    """First reads until 1 s; later ones 0.3, 0.4, 0.3, ... s apart, so steps of 0.1 s, in a window of 6 s from there."""
+    later = 1 + np.cumsum([0.3, 0.4] * 5)
+    frame = reads((0, 1, 0, 1), *((second, second + 0.01, 0, 1) for second in later))
+    said: list[str] = []
+    steps, batch, step_s = _unlogged_steps(stream(window(0.5, 7)), frame, np.arange(11), 4, said)
+    assert (steps, batch) == (60, 4) and step_s == pytest.approx(0.1, rel=0.01)
+    assert "steps of 100.0 ms" in said[0]
+
+
+def test_steps_without_a_log_are_bursts_where_no_time_fits():
+    frame = reads((0, 1, 0, 1), (2, 2.1, 0, 1), (2.7, 2.8, 0, 1))
+    assert _unlogged_steps(stream(window(0.5, 7)), frame, np.arange(3), 4, []) == (2, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("second", "logged", "found"),
+    [(-1, False, (0, 0)), (2.5, False, (1, 25)), (10.5, False, (1, 100)), (14, False, (1, 130)), (21, False, (2, 200)),
+     (2.5, True, (1, 100)), (14, True, (1, 100)), (21, True, (2, 200))],
+)  # fmt: skip
+def test_steps_are_done_evenly_within_a_window_that_was_not_logged(second, logged, found):
+    """Two windows of 100 steps, 0 to 10 and 11 to 21 s."""
+    windows = [Window("epoch", n + 1, int(at * SECOND), int((at + 10) * SECOND), logged) for n, at in enumerate((0, 11))]
+    assert _done_by(int(second * SECOND), windows, 100) == found
