@@ -60,6 +60,7 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
     number = places.index((leader, world.Get_rank()))
     leaders = sorted({leader for leader, _ in places})
     ranks = world.Split(0, number)
+    beside = ranks.Dup()  # for threads, whose meetings must not be taken for those of training
     said = np.zeros(3, dtype=np.int64)
 
     def exchange(flags: int, due_ns: int) -> tuple[int, int]:
@@ -68,12 +69,15 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
         # The clocks of several nodes have nothing in common; there, a rank makes up for its own delays alone.
         return int(said[0] | said[1]), int(said[2]) if len(leaders) == 1 else due_ns
 
+    def arrive() -> Callable[[], bool]:
+        test: Callable[[], bool] = beside.Ibarrier().Test
+        return test
+
     if number:
         set_quiet(True)
     try:
-        results: list[_T] | None = ranks.gather(
-            job(Rank(number, len(places), leaders.index(leader), len(leaders), exchange)), root=0
-        )
+        rank = Rank(number, len(places), leaders.index(leader), len(leaders), exchange, arrive)
+        results: list[_T] | None = ranks.gather(job(rank), root=0)
     except BaseException as error:
         _end_everywhere(error, number)
         raise

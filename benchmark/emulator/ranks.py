@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Generic, TypeVar
@@ -36,6 +37,8 @@ class Rank:
 
     `exchange(flags, due_ns)` waits for all ranks and returns what any of them said, as bits, and the latest of their `due_ns`:
     when a rank would have come here (CLOCK_MONOTONIC) had nothing of the emulator's own held it up.
+
+    `arrive()` is for threads beside training: it tells the others that this one is there and returns what says whether all are.
     """
 
     index: int = 0
@@ -43,6 +46,7 @@ class Rank:
     node: int = 0
     nodes: int = 1
     exchange: Callable[[int, int], tuple[int, int]] = lambda flags, due_ns: (flags, due_ns)
+    arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True
 
     def meet(self, flags: int = 0) -> int:
         """Wait for all ranks and return what any of them said, as bits."""
@@ -83,6 +87,19 @@ class _Meeting:
         """Give the counters back; for the process that made the ranks."""
         for descriptor in (self._arrivals, *self._releases):
             os.close(descriptor)
+
+
+class _Arrivals:
+    """How often each rank of one machine has arrived, in memory that they share."""
+
+    def __init__(self, count: int) -> None:
+        self._counts = np.frombuffer(mmap.mmap(-1, count * 8), np.int64)
+
+    def arrive(self, number: int) -> Callable[[], bool]:
+        """Tell that rank `number` has come once more; return what says whether all have come as often."""
+        self._counts[number] += 1
+        often = int(self._counts[number])
+        return lambda: bool(self._counts.min() >= often)
 
 
 class _RankProcess(Generic[_T]):
@@ -143,36 +160,25 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
     """
     if count == 1:
         return [job(Rank())]
-    meeting = _Meeting(count)
+    meeting, arrivals = _Meeting(count), _Arrivals(count)
     ranks: list[_RankProcess[_T]] = []
     results: dict[int, _T] = {}
     try:
         for index in range(count):
-            meet = _Meet(meeting, index)
-            ranks.append(_RankProcess(Rank(index, count, exchange=meet), job))
-        by_pipe = {rank.results: rank for rank in ranks}
+            rank = Rank(index, count, exchange=partial(meeting.exchange, index), arrive=partial(arrivals.arrive, index))
+            ranks.append(_RankProcess(rank, job))
+        by_pipe = {process.results: process for process in ranks}
         while by_pipe:
             for pipe in wait(list(by_pipe)):
-                rank = by_pipe.pop(pipe)  # type: ignore[call-overload]
-                results[rank.index] = rank.result()
+                done = by_pipe.pop(pipe)  # type: ignore[call-overload]
+                results[done.index] = done.result()
     except BaseException:
-        for rank in ranks:
-            rank.process.terminate()
+        for process in ranks:
+            process.process.terminate()
         raise
     finally:
         deadline = time.monotonic() + _EXIT_PATIENCE_S
-        for rank in ranks:
-            rank.end(deadline)
+        for process in ranks:
+            process.end(deadline)
         meeting.close()
     return [results[index] for index in range(count)]
-
-
-@dataclass
-class _Meet:
-    """A rank's way to the meeting."""
-
-    meeting: _Meeting
-    index: int
-
-    def __call__(self, flags: int, due_ns: int) -> tuple[int, int]:
-        return self.meeting.exchange(self.index, flags, due_ns)

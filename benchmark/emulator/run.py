@@ -79,7 +79,9 @@ class _Run:
             self._dataset = open_dataset(config, rank.count)
         per_node = rank.count // rank.nodes
         self._checkpoints = (
-            open_checkpoints(config, rank.index, rank.count, per_node, meet=rank.meet) if config.workflow.checkpoint else None
+            open_checkpoints(config, rank.index, rank.count, per_node, meet=rank.meet, arrive=rank.arrive)
+            if config.workflow.checkpoint
+            else None
         )
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
         self._saved_at = Counter(config.twin.checkpoint.after_steps or [])

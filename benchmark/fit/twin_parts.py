@@ -140,7 +140,6 @@ def twin_checkpoint(
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
-    alone = len(ranks) < 2 or not checkpoints.asynchronous  # ranks do not meet beside training
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
     recorded = _checkpoint_files(checkpoints, ranks, assumptions)
     return c.TwinCheckpoint(
@@ -157,7 +156,7 @@ def twin_checkpoint(
         keep=checkpoints.keep,
         before=_before(checkpoints.before, [file.name for file in recorded]),
         keep_epoch_ends=checkpoints.keep_epoch_ends,
-        commit="folder" if any("/" in file.name and file.folder_renamed for file in files) and alone else "file",
+        commit="folder" if any("/" in file.name and file.folder_renamed for file in files) else "file",
     )
 
 

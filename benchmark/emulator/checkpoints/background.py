@@ -40,6 +40,11 @@ class Background:
         """Return whether it has ended."""
         return not self._thread.is_alive()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended by an exception."""
+        return self._error is not None
+
     def wait(self) -> None:
         """Wait until it has ended."""
         self._thread.join()

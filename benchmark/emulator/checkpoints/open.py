@@ -29,11 +29,12 @@ def open_checkpoints(
     ranks_per_node: int = 1,
     note: int | None = None,
     meet: Callable[[], object] = lambda: None,
+    arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True,
 ) -> Checkpoints:
     """Return what writes the checkpoints of `rank`: CheckpointWriter, or the plug-in that the workload names."""
     name = config.checkpoint.checkpoint_mechanism_classname
     if name is None:
-        return CheckpointWriter(config, rank, ranks, ranks_per_node, note, meet)
+        return CheckpointWriter(config, rank, ranks, ranks_per_node, note, meet, arrive)
     key = "checkpoint.checkpoint_mechanism_classname"
     checkpoints: Checkpoints = load_plugin(CHECKPOINTS, name, key, [])(config=config, rank=rank, ranks=ranks)
     return checkpoints

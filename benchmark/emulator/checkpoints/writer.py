@@ -27,6 +27,8 @@ from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose, generator
 from common.numbers.sleeper import Sleeper
 
+_ASKED_EVERY_S = 1e-3  # whether the other ranks are there
+
 
 class CheckpointWriter:
     """Writes the files that the workload's checkpoints consist of, as rank `rank` of `ranks`.
@@ -34,7 +36,8 @@ class CheckpointWriter:
     Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
     derived on the machine of the job names the job's own checkpoints. `ranks_per_node` is how far `load` shifts ranks where
     `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself. `note` numbers the list of
-    its files (None: `rank`), where several processes each write as rank 0. `meet` waits for all ranks, as a folder of all needs.
+    its files (None: `rank`), where several processes each write as rank 0. A folder of all ranks needs that they wait for one
+    another: by `meet`, and beside training by `arrive` (see Rank).
     """
 
     def __init__(
@@ -45,12 +48,10 @@ class CheckpointWriter:
         ranks_per_node: int = 1,
         note: int | None = None,
         meet: Callable[[], object] = lambda: None,
+        arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True,
     ) -> None:
-        self._meet, self._in_folders = meet, config.twin.checkpoint.commit == "folder"
-        if self._in_folders and ranks > 1 and config.twin.checkpoint.asynchronous:
-            raise UsageError(
-                "twin.checkpoint.commit: ranks do not meet beside training, so that none can rename a folder; use file"
-            )
+        self._meet = (lambda: self._wait(arrive())) if config.twin.checkpoint.asynchronous else meet
+        self._in_folders = config.twin.checkpoint.commit == "folder"
         self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._note = rank if note is None else note
@@ -143,10 +144,10 @@ class CheckpointWriter:
         written = self._collect(twin.in_flight - 1)
         if twin.snapshot == "device":
             self._take_snapshot(epoch, step)
-            self._under_way.append(Background(lambda: self._persist(epoch, step)))
         else:
             self._snapshot.begin()
-            self._under_way.append(Background(lambda: self._snapshot_and_persist(epoch, step)))
+        last = self._under_way[-1] if self._under_way and self._ranks > 1 else None
+        self._under_way.append(Background(lambda: self._persist_beside(epoch, step, last)))
         return written
 
     def keep_epoch_end(self, epoch: int, step: int) -> None:
@@ -185,14 +186,23 @@ class CheckpointWriter:
         for checkpoint in self._under_way:
             checkpoint.wait()
 
-    def _snapshot_and_persist(self, epoch: int, step: int) -> list[Written]:
-        self._take_snapshot(epoch, step)
-        return self._persist(epoch, step)
+    def _persist_beside(self, epoch: int, step: int, last: Background | None) -> list[Written]:
+        """Take the snapshot, if that goes on beside training, and persist it; ranks commit in turn, `last` first."""
+        if self._config.twin.checkpoint.snapshot == "host":
+            self._take_snapshot(epoch, step)
+        return self._persist(epoch, step, last)
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        """Wait, beside training, until that is so."""
+        while not until():
+            if self._files.abandoned:
+                raise IotwinError(f"{self._folder}: the checkpoint was given up, as the run ended")
+            time.sleep(_ASKED_EVERY_S)
 
     def _take_snapshot(self, epoch: int, step: int) -> None:
         self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._content.buffer)
 
-    def _persist(self, epoch: int, step: int) -> list[Written]:
+    def _persist(self, epoch: int, step: int, last: Background | None = None) -> list[Written]:
         planned = self._planned(epoch, step)
         self._sleeper.sleep(self._next_lead.seconds(self._rank, epoch, step))
         self._next_lead = self._lead
@@ -204,6 +214,7 @@ class CheckpointWriter:
             own = zip(planned, times_s, first, strict=True)
             written += [self._save_file(file, epoch, time_s) for file, time_s, is_first in own if is_first == in_folder]
             if in_folder and self._in_folders:
+                self._await_turn(last)
                 self._commit(epoch, step)
         if self._config.twin.checkpoint.directory_sync:
             loose = [file for file, is_first in zip(planned, first, strict=True) if not is_first]
@@ -214,6 +225,13 @@ class CheckpointWriter:
         if self._config.twin.checkpoint.keep is not None:
             self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
         return written
+
+    def _await_turn(self, last: Background | None) -> None:
+        """Wait until `last` is done, so that ranks that meet mean the same checkpoint."""
+        if last is not None:
+            self._wait(last.done)
+            if last.failed:
+                raise IotwinError(f"{self._folder}: the checkpoint was given up, as the one before failed")
 
     def _commit(self, epoch: int, step: int) -> None:
         """Give the folders of a checkpoint their names, as rank 0, once every rank has written its files."""

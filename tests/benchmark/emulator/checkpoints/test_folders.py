@@ -1,15 +1,20 @@
 """Checkpoints that are folders: written below a temporary name, renamed when whole, removed as the job's store removes them."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmark import config as c
+from benchmark.emulator.checkpoints.one_file import FileWriter
+from benchmark.emulator.checkpoints.plan import PlannedFile
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.ranks import Rank, run_local
 from benchmark.emulator.readers.listed import ToItsEnd
 from common.errors import IotwinError, UsageError
+from tests.processes import wait_for
 
 NAMES = {"step-{step}/rank-0.raw": 0, "LATEST": 0, "step-{step}/rank-1.raw": 1, "step-{step}/manifest.json": 0}
 
@@ -84,9 +89,59 @@ def test_a_folder_of_somebody_else_s_is_spared(tmp_path):
         CheckpointWriter(workload(tmp_path))
 
 
-def test_ranks_do_not_meet_beside_training(tmp_path):
-    with pytest.raises(UsageError, match="use file"):
-        CheckpointWriter(workload(tmp_path, asynchronous=True), 0, 2)
+def beside_training(config: c.Config, steps: int, monkeypatch, write: Callable[[FileWriter, int, str], None]) -> None:
+    """Write checkpoints beside two ranks that train; `write` is asked by each before it writes a file."""
+    write_file = FileWriter.write
+
+    def save(rank: Rank) -> None:
+        def watched(self: FileWriter, name: str, file: PlannedFile, serialization_s: float) -> None:
+            write(self, rank.index, name)
+            write_file(self, name, file, serialization_s)
+
+        monkeypatch.setattr(FileWriter, "write", watched)
+        writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet, arrive=rank.arrive)
+        rank.meet()
+        for step in range(1, steps + 1):
+            writer.save(1, step)
+        writer.finish()
+
+    run_local(2, save)
+
+
+def test_ranks_meet_beside_training_before_a_folder_has_its_name(tmp_path, monkeypatch):
+    folder, seen = tmp_path / "saved", tmp_path / "seen"
+    config = workload(folder, asynchronous=True, in_flight=3, keep=2)
+    rename = os.rename
+
+    def watched(source: str, target: str, **at: int) -> None:
+        with seen.open("a") as file:
+            print(source, len(list((folder / source).iterdir())), file=file)
+        rename(source, target, **at)
+
+    def write(writer: FileWriter, rank: int, name: str) -> None:
+        if rank == 1:  # each file of rank 1 is late, and that of the first checkpoint comes last
+            wait_for(
+                lambda: (folder / name).with_name("manifest.json").exists() or name == "step-3.tmp/rank-1.raw", "rank 0's files"
+            )
+        if name == "step-1.tmp/rank-1.raw":
+            wait_for(lambda: (folder / "step-3.tmp" / "rank-1.raw").exists(), "the third one's file")
+
+    monkeypatch.setattr(os, "rename", watched)
+    beside_training(config, 3, monkeypatch, write)
+    renamed = [line for line in seen.read_text().splitlines() if ".tmp" in line]
+    assert renamed == [f"step-{step}.tmp 3" for step in (1, 2, 3)]
+    assert {name.partition("/")[0] for name in there(folder)} == {"LATEST", "step-2", "step-3"}
+
+
+def test_where_one_rank_fails_beside_training_no_folder_has_its_name(tmp_path, monkeypatch):
+    def write(writer: FileWriter, rank: int, name: str) -> None:
+        if name == "step-1.tmp/rank-1.raw":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    config = workload(tmp_path, asynchronous=True, in_flight=3)
+    with pytest.raises(IotwinError, match=r"rank 1: .*step-1.tmp/rank-1.raw: the checkpoint cannot be written: No space left"):
+        beside_training(config, 3, monkeypatch, write)
+    assert all(name.split("/")[0].endswith(".tmp") for name in there(tmp_path))
 
 
 def test_a_run_that_goes_on_looks_at_what_is_there_verifies_it_and_reads_it(tmp_path, monkeypatch):
