@@ -1,14 +1,18 @@
 """Jobs of several processes that read by themselves (fio's) become twins of as many ranks."""
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmark.config import dump
 from benchmark.fit import fit
 from benchmark.fit.bursts import regular_batches
+from tests.conftest import run_iotwin
 from tracing_tools.recorder.session import Options, trace_command
 from tracing_tools.trace.reader import Trace
 
@@ -50,6 +54,78 @@ def test_random_reads_of_one_file_by_several_processes_are_one_block(tmp_path):
     offsets = events[(events["op"] == "pread64") & events["file_id"].isin(table)]["offset"]
     assert len(offsets) == 512
     assert sorted(config.twin.train_reads or []) == sorted(f"0:{int(offset)}+4096" for offset in offsets)
+
+
+# Two ranks that each read half of the files, twice, and beside that write checkpoints together: folders that rank 0 renames.
+TOGETHER = """
+import os, subprocess, sys, threading, time
+data, folder, *of_rank = sys.argv[1:]
+if not of_rank:
+    ends = [os.pipe() for _ in range(2)]
+    own = [(ends[rank][0], ends[1 - rank][1]) for rank in range(2)]
+    words = [[str(word) for word in (rank, *pipes)] for rank, pipes in enumerate(own)]
+    ranks = [subprocess.Popen([*sys.orig_argv, *words[rank]], pass_fds=own[rank]) for rank in range(2)]
+    sys.exit(max(rank.wait() for rank in ranks))
+rank, coming, going = map(int, of_rank)
+def meet():
+    os.write(going, b"x")
+    os.read(coming, 1)
+def save(step, last, began, trained):
+    unfinished = os.path.join(folder, f"step-{step}.tmp")
+    os.makedirs(unfinished, exist_ok=True)
+    with open(os.path.join(unfinished, f"rank-{rank}.bin"), "wb", buffering=0) as file:
+        file.write(bytes(50_000 + 10_000 * rank))
+        began.set()
+        trained.wait()
+        file.write(bytes(50_000 + 10_000 * rank))
+        os.fsync(file.fileno())
+    if last is not None:
+        last.join()
+    meet()
+    if rank == 0:
+        os.rename(unfinished, os.path.join(folder, f"step-{step}"))
+    meet()
+last = None
+began, trained = threading.Event(), threading.Event()
+for step in range(1, 21):
+    for number in (0, 2):
+        with open(os.path.join(data, f"{(step - 1) % 10 * 4 + rank + number:02}.bin"), "rb", buffering=0) as file:
+            while file.read(8192):
+                pass
+    time.sleep(0.02)
+    if step % 5 == 2:
+        trained.set()
+    if step % 5 == 0 and step < 20:
+        began, trained = threading.Event(), threading.Event()
+        thread = threading.Thread(target=save, args=(step, last, began, trained))
+        thread.start()
+        began.wait()
+        last = thread
+last.join()
+"""
+
+
+@pytest.mark.root
+def test_ranks_that_commit_folders_together_beside_training_do_so_in_the_twin(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in range(40):
+        (tmp_path / "data" / f"{number:02}.bin").write_bytes(bytes(16384))
+    command = [sys.executable, "-c", TOGETHER, str(tmp_path / "data"), str(tmp_path / "saved")]
+    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    config = fit(Trace(tmp_path / "job.trace"), "structured").config
+    section = config.twin.checkpoint
+    assert (config.twin.ranks, section.asynchronous, section.commit) == (2, True, "folder")
+    files = sorted(section.files, key=lambda file: file.name)
+    assert [(file.name, file.write_sizes, file.fsync) for file in files] == [
+        (f"step-{{step}}/rank-{rank}.bin", [(50_000 + 10_000 * rank, 2)], True) for rank in range(2)
+    ]
+    assert {file.rank for file in files} == {0, 1}
+    config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "twin"), str(tmp_path / "out")
+    dump(config, tmp_path / "twin.yaml")
+    assert run_iotwin("emulate", tmp_path / "twin.yaml").returncode == 0
+    folders = {path for path in (tmp_path / "twin").iterdir() if path.is_dir()}
+    assert folders and all(sorted(file.name for file in path.iterdir()) == ["rank-0.bin", "rank-1.bin"] for path in folders)
+    assert all(re.fullmatch(r"step-\d+", path.name) for path in folders)
 
 
 def test_bursts_of_one_size_are_found_in_noise():
