@@ -22,8 +22,8 @@ _DIRECTIONS = {"read": schema.READ_OPS, "write": schema.WRITE_OPS, "open": schem
 KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
 _VERBS = {"read": "read", "write": "written", "open": "opened"}
 _LEAST = 0.5  # a structured twin that accounts for a smaller share of the bytes read or written is refused
-# Below these shares of the bytes read, of those written (one checkpoint more is the same job) or of the reads of the data, a
-# recorded twin is made unless a structured one is asked for.
+# Below these shares of the bytes read, of those written (one checkpoint more is the same job) or of the data's reads or opens,
+# a recorded twin is made unless a structured one is asked for.
 _NEAR, _NEAR_WRITTEN, _ALIKE = 0.9, 0.7, 0.8
 _MAPPED = 0.5  # the data is mapped if this share of the bytes read of it comes by page faults
 _BESIDE = 0.5  # it is read by threads if those beside the main ones read more than this share of the bytes
@@ -92,6 +92,8 @@ class Coverage:
             )
         read, written = self._share("read", ("dataset", "checkpoint")), self._share("write", ("checkpoint",))
         if read < _NEAR or written < _NEAR_WRITTEN:
+            return describe_coverage(self.document())
+        if self._share("open", ("dataset",)) < _ALIKE:
             return describe_coverage(self.document())
         if self.reads is not None and min(self.reads) < _ALIKE * max(self.reads):
             return f"the structured one would make {self.reads[1]:.0f} reads of the data, the job makes {self.reads[0]}"

@@ -117,7 +117,7 @@ def _pass(
         steps = min(steps, limit)
     samples = min(steps * batch * ranks, held)
     sample_bytes = float(config.dataset.record_length_bytes or 0) if config.twin.layout == "dlrm" else total / max(held, 1)
-    opens = samples if listed is None else sum(map(len, listed)) * samples / max(held, 1)
+    opens = samples if reads is None else sum(len(listed_reads.visits(one)) for one in reads) * samples / max(held, 1)
     calls = _calls(config, reads, own, sample_bytes)
     return _Planned(steps, samples, samples * sample_bytes, files, each, calls and calls * samples / max(held, 1), opens, listed)
 
@@ -125,7 +125,7 @@ def _pass(
 def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], sample_bytes: float) -> float | None:
     """Read calls that bring something, of one pass over all samples; None where a format's own reader makes them."""
     if reads is not None:
-        return float(sum(len(listed_reads.parse(one)) for one in reads))
+        return float(sum(size > 0 for one in reads for _, _, size in listed_reads.parse(one)))
     if config.twin.layout or config.twin.reader.streamed:
         return None
     if asked := config.twin.reader.read_sizes:

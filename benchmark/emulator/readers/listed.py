@@ -2,10 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
 
-from benchmark.config.listed_reads import parse
+from benchmark.config.listed_reads import visits
 from benchmark.emulator.readers.access import Buffered, Opener, scratch
 from benchmark.emulator.readers.sample import Sample
 
@@ -29,9 +27,9 @@ class ListedReads:
     def read(self, path: str, sample: int, samples: int) -> Sample:
         """Return what is read last for the sample; IotwinError, naming the file, when that ends before."""
         read_bytes, content = 0, scratch(0)
-        for number, reads in groupby(parse(self._listed[int(path)]), itemgetter(0)):
+        for number, reads in visits(self._listed[int(path)]):
             with self._open(self._paths[number]) as file:
-                for _, offset, size_bytes in reads:
+                for offset, size_bytes in reads:
                     content = file.read(offset, size_bytes)
                     read_bytes += size_bytes
         return Sample(content, read_bytes)

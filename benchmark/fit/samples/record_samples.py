@@ -47,7 +47,8 @@ def find_other_samples(job: Job) -> Samples:
     if _read_whole(reads, file_bytes):
         sizes, past_end = _read_sizes(reads)
         accesses = accesses_of_files(job, number).rename_axis("read").reset_index()
-        made = reads_within(reads[reads["result"] > 0].assign(file=reads["number"]), accesses)
+        seen = pd.concat([reads[reads["result"] > 0], _opened_anew(job, reads, number)]).assign(file=lambda rows: rows["number"])
+        made = reads_within(seen, accesses)
         return Samples(folder, "files", names, file_bytes, accesses, read_sizes=sizes, read_past_end=past_end, reads=made)
     return _records(job, reads, folder, names, file_bytes, number)
 
@@ -78,11 +79,28 @@ def _sizes(chosen: pd.DataFrame, reads: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _visits(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> pd.Series:
-    """Number the time that a process goes through a file: again from its beginning, where it reads more than it holds."""
+    """Number the time that a process goes through a file: again from its beginning, where it reads more than it holds.
+
+    What it reads of the beginning alone, and then the whole file, is one time: libraries look at a file before they load it.
+    """
+    sizes = file_bytes[reads["number"].to_numpy()]
     run = ((reads["number"].diff() != 0) | (reads["pid"].diff() != 0)).cumsum()
-    again = reads["result"].groupby(run).transform("sum").to_numpy() > _TWICE * file_bytes[reads["number"].to_numpy()]
-    visits: pd.Series = ((run.diff() != 0) | again & (reads["offset"] == 0)).cumsum()
+    again = reads["result"].groupby(run).transform("sum").to_numpy() > _TWICE * sizes
+    part = ((run.diff() != 0) | again & (reads["offset"] == 0)).cumsum()
+    whole = reads["result"].groupby(part).sum() >= _WHOLE * pd.Series(sizes, part).groupby(level=0).first()
+    run_of_part = run.groupby(part).first()
+    begins = (run_of_part.diff() != 0) | whole.shift(fill_value=True)
+    visits: pd.Series = part.map(begins.cumsum())
     return visits
+
+
+def _opened_anew(job: Job, reads: pd.DataFrame, number: NDArray[np.int64]) -> pd.DataFrame:
+    """Return, as reads of nothing, the opens of files by a process whose last read was of the same file and the same access."""
+    opens = job.calls_on(np.flatnonzero(number >= 0).tolist(), schema.OPEN_OPS)
+    opens = opens[opens["result"] >= 0].assign(number=lambda rows: number[rows["file_id"].to_numpy()], offset=0, result=0)
+    rows = pd.concat([reads, opens]).sort_values(["pid", "start_ns"], kind="stable", ignore_index=True)
+    last, following = rows["access"].groupby(rows["pid"]).ffill(), rows["access"].groupby(rows["pid"]).bfill()
+    return rows[rows["access"].isna() & (last == following)]
 
 
 def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:

@@ -8,6 +8,7 @@ from benchmark.config import listed_reads
 from benchmark.emulator.checkpoints.plan import files_written
 from benchmark.emulator.data.dataset import open_dataset, start_up
 from benchmark.fit import fit, foretell
+from benchmark.fit.coverage import Coverage, Flow
 from common.errors import IotwinError, UsageError
 from tests.benchmark.made_trace import Made
 from tracing_tools.trace.reader import Trace
@@ -48,6 +49,42 @@ def test_a_sample_of_several_reads_is_listed_and_counted(tmp_path):
     assert (fitted.coverage["read_share"], fitted.coverage["write_share"], fitted.coverage["open_share"]) == (1.0, 1.0, 1.0)
 
 
+def images_opened_three_times(folder, sizes=(100_000, 20_000)) -> Trace:
+    """Three epochs over files of which a library looks at the first 12 KiB twice, a new open each, before it reads them."""
+    made, rng, now = Made(), np.random.default_rng(1), 10.0
+    made.process(1000, 1, "rank")
+    files = [(made.file(f"/d/{i:03}.nii.gz", size=sizes[i % 2]), sizes[i % 2]) for i in range(24)]
+    for _ in range(3):
+        for number in rng.permutation(24).tolist():
+            file, size = files[number]
+            for amount in (12_288, 12_288, size):
+                now = made.call(now, 1000, "openat", file)
+                for offset in range(0, amount, 4_096):
+                    now = made.call(now, 1000, "read", file, offset, min(4_096, amount - offset))
+                now = made.call(now, 1000, "close", file)
+            now += 20
+    return made.trace(folder / "t")
+
+
+def test_a_file_that_is_opened_again_and_again_is_one_sample(tmp_path):
+    """Also a small one, of which the looks bring as much as the whole."""
+    fitted = fit(images_opened_three_times(tmp_path))
+    config = fitted.config
+    assert (config.dataset.num_files_train, config.train.epochs, config.train.total_training_steps) == (24, 3, 24)
+    look = "0:0+4096 0:4096+4096 0:8192+4096 0:0+0 "
+    whole = " ".join(f"0:{offset}+{min(4_096, 100_000 - offset)}" for offset in range(0, 100_000, 4_096))
+    assert config.twin.train_reads[0] == look * 2 + whole
+    opens = [flow for flow in fitted.coverage["flows"] if flow["direction"] == "open" and flow["kind"] == "dataset"]
+    assert [(flow["seen"], flow["twin"]) for flow in opens] == [(3 * 3 * 24, 3 * 3 * 24)]
+    assert fitted.coverage["read_share"] == 1.0
+
+
+def test_a_twin_that_opens_less_gives_way_to_a_recorded_one():
+    reads = Flow("read", "dataset", 100, 1_000_000, 1_000_000)
+    assert Coverage((reads, Flow("open", "dataset", 100, 0, 90)), ()).short_of is None
+    assert "70 of 100 data" in str(Coverage((reads, Flow("open", "dataset", 100, 0, 70)), ()).short_of)
+
+
 def test_what_the_job_starts_from_is_read_by_its_twin(tmp_path):
     config = fit(chunks_and_labels(tmp_path)).config
     assert (config.twin.startup_files, config.twin.startup_reads) == (["/models/start.pt"], ["0:0+300000"])
@@ -63,6 +100,12 @@ def test_listed_samples_read_these_bytes_and_no_others(tmp_path):
     samples = open_dataset(config).train
     assert [samples.read(i) for i in range(len(samples))] == [8, 0, 10]
     assert bytes(samples.reader.read("2", 0, 1).content) == bytes(range(190, 200))
+    config.twin.train_reads[1] = "0:0+2 0:0+0 0:0+4 1:0+0 1:0+1"
+    opens: list[str] = []
+    reader = open_dataset(config).train.reader
+    opened = reader._open
+    reader._open = lambda path: opens.append(path[-5:]) or opened(path)
+    assert (reader.read("1", 0, 1).read_bytes, opens) == (7, ["a.bin", "a.bin", "b.bin"])
     config.twin.train_reads[1] = "0:98+3"
     with pytest.raises(IotwinError, match=r"a\.bin: ends after 100 bytes"):
         open_dataset(config).train.read(1)
