@@ -82,6 +82,7 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             and (config.checkpoint.checkpoint_mechanism_classname or twin.checkpoint.seconds_between) is not None,
             "decides alone, of checkpoints of the emulator's own; leave out checkpoint_mechanism_classname and seconds_between",
         ),
+        *_format_conflicts(config),
         ("twin.checkpoint.files", len(names) < len(twin.checkpoint.files), "two files have the same name"),
         (
             "twin.startup_ranks",
@@ -109,6 +110,19 @@ def _conflicts(config: Config) -> list[tuple[str, bool, str]]:
             workflow.profiling and config.profiling.profiler in ("darshan", "tensorboard"),
             "not supported; use iostat or trace",
         ),
+    ]
+
+
+def _format_conflicts(config: Config) -> list[tuple[str, bool, str]]:
+    key, twin = "twin.checkpoint.format", config.twin.checkpoint
+    slots = twin.format == "slots"
+    kept = twin.keep is not None or twin.commit == "folder"
+    read = max(config.checkpoint.num_checkpoints_read, 0) > 0 or config.twin.resume is not None
+    return [
+        (key, twin.format is not None and config.framework == "tensorflow", "is PyTorch's; leave it out with tensorflow"),
+        (key, slots and kept, "slots are overwritten in turns; leave out keep, and commit: folder"),
+        (key, slots and read, "slots are not read back; leave out num_checkpoints_read and resume, or take another format"),
+        (key, slots and config.twin.pipeline is not None, "stages of a pipeline have no slots; take another format"),
     ]
 
 

@@ -192,6 +192,10 @@ class Metric(Section):
     au: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9  # accelerator utilisation to reach
 
 
+# torch.save's two, torch.distributed.checkpoint's, and PCcheck's.
+CheckpointFormat = Literal["zip", "legacy", "dcp", "slots"]
+
+
 class CheckpointFile(Section):
     """One file of a checkpoint, as it was seen being written."""
 
@@ -208,6 +212,7 @@ class CheckpointFile(Section):
     epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
     # Seconds besides writing; None: its share, by bytes, of those that the section says.
     serialization_time: Duration | None = None
+    format: CheckpointFormat | None = None  # that its writes are of; None: another, or not known
 
 
 class CheckpointPolicy(Section):
@@ -235,6 +240,8 @@ class TwinCheckpoint(Section):
     # folder: the files of a folder are written below a temporary name of it (+ .tmp), which is renamed when all ranks are done.
     commit: Literal["file", "folder"] = "file"
     directory_sync: bool = False  # fsync of the folder after each kind of rename, and of one that is renamed before
+    format: CheckpointFormat | None = None  # in which the same tensors are written; None: as recorded, or writes of write_size
+    persist_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # write files at once: of dcp so many, of slots parts of one
     asynchronous: bool = False  # a snapshot in memory, persisted beside training
     in_flight: Positive = 1  # asynchronous checkpoints that may be under way; training waits for room
     snapshot_time: Duration | None = None  # of an asynchronous one; None: what copying its bytes takes here

@@ -14,6 +14,15 @@ from benchmark.fit.look import Job
 from benchmark.fit.samples.samples import common_folder
 from tracing_tools.trace import schema
 
+Format = Literal["zip", "legacy", "dcp"]
+
+_DISTRIBUTED = re.compile(r"__\d+_\d+\.distcp|\.metadata")
+_END_BYTES = 98  # of an archive of torch.save's: what follows its list of records
+_LEAST_RECORD_BYTES = 54  # of that list
+_LENGTH_BYTES = 8  # before each tensor of the legacy format
+_MOST_BEFORE = 3  # writes of that, before its tensors
+_LEAST_PAIRS = 2
+
 
 @dataclass
 class SeenFile:
@@ -31,6 +40,7 @@ class SeenFile:
     write_sizes: list[tuple[int, int]]  # (bytes, how many times in a row), in order
     fsync: bool
     renamed: bool
+    format: Format | None  # that the writes are of, where that is certain
     direct: bool  # written past the page cache, or some of it: a descriptor's flags may change
     folder_renamed: bool  # the folder that it is in was renamed, rather than it
     visits: list[tuple[int, list[tuple[int, int]]]]  # begin, (offset, bytes) of each read; once it was written and closed
@@ -112,6 +122,7 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank:
         tid=int(writes["tid"].iloc[0]),
         rank=rank,
         write_sizes=_run_lengths(writes["result"].to_numpy()),
+        format=format_of(PurePosixPath(path).name, writes["op"].astype(str).tolist(), writes["result"].tolist()),
         fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
         renamed=renamed and not in_folder,
         direct=bool((events["flags"] & schema.FLAG_DIRECT).any()),
@@ -121,6 +132,26 @@ def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank:
         ahead_s=max(first_write_ns - opened_ns, 0) / 1e9,
         calls_s=int(events["duration_ns"].sum()) / 1e9,
     )
+
+
+def format_of(name: str, ops: Sequence[str], sizes: Sequence[int]) -> Format | None:
+    """Return the format of the file `name`, written by the calls `ops` of `sizes` bytes; None where it may be another.
+
+    torch.save was seen (torch 2.13, strace) to hand each tensor on by one writev, with the header before it, and what ends the
+    archive by a write; in its legacy format by two writes, the first of which says the length.
+    """
+    if _DISTRIBUTED.fullmatch(name):
+        return "dcp"
+    records = len(sizes) - 1
+    if records >= 1 and set(ops[:-1]) == {"writev"} and ops[-1] == "write":
+        whole = sizes[-1] == _END_BYTES or sizes[-1] >= _END_BYTES + records * _LEAST_RECORD_BYTES
+        return "zip" if whole else None
+    for before in range(1, min(_MOST_BEFORE, len(sizes) - 2) + 1):
+        tensors = sizes[before:]
+        pairs = len(tensors) >= 2 * _LEAST_PAIRS and len(tensors) % 2 == 0
+        if pairs and set(ops) == {"write"} and set(tensors[::2]) == {_LENGTH_BYTES}:
+            return "legacy"
+    return None
 
 
 def _run_lengths(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, int]]:

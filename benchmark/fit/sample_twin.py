@@ -27,6 +27,7 @@ from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
     evaluated_after_saving,
+    in_words,
     loss_notes,
     most_common,
     order_agreement,
@@ -34,7 +35,6 @@ from benchmark.fit.twin_parts import (
     set_checkpoints,
     start_times,
     twin_checkpoint,
-    when_saved,
 )
 from common.errors import IotwinError
 from common.units import format_size
@@ -393,7 +393,5 @@ def _evidence(
         "read_threads": f"{most_common([part.workers for part in training])} loader processes in each epoch",
         "steps_per_epoch": f"{steps}",
         "evaluation": f"{len(evaluations)} evaluations",
-        "checkpoint": f"{len(checkpoints.each)} checkpoints"
-        + (", while training goes on" if checkpoints.asynchronous else "")
-        + (f", {when_saved(checkpoints, steps)}" if checkpoints.each else ""),
+        "checkpoint": in_words(checkpoints, steps),
     }

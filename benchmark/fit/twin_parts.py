@@ -20,6 +20,7 @@ from benchmark.fit.times import quantiles, warm_up
 from tracing_tools.trace.manifest import Manifest
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
+_FORMATS = {"zip": "torch.save's zip", "legacy": "torch.save's legacy format", "dcp": "torch.distributed.checkpoint's files"}
 _NO_TIMES = np.zeros(0)
 SAME_ORDER = 0.8  # order_agreement from which two orders count as one
 
@@ -115,7 +116,18 @@ def set_checkpoints(
         assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
 
 
-def when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
+def in_words(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
+    """Return how many there were, what decided when they came, in epochs of so many steps, and in which format, where known."""
+    words = [f"{len(checkpoints.each)} checkpoints"]
+    if checkpoints.asynchronous:
+        words.append("while training goes on")
+    if checkpoints.each:
+        words.append(_when_saved(checkpoints, in_epoch))
+    known = {file.format for point in checkpoints.each for file in point.files}
+    return ", ".join(words + [_FORMATS[name] for name in _FORMATS if name in known])
+
+
+def _when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
     """Return in words what decided when checkpoints came, in epochs of so many steps."""
     if checkpoints.between_epochs:
         return "at ends of epochs"
@@ -184,6 +196,7 @@ def _checkpoint_files(checkpoints: SeenCheckpoints, ranks: Sequence[int], assump
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
+            format=last.format,
             read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
             rank=ranks.index(last.rank) if last.rank in ranks else 0,
             epochs=epochs if some and checkpoints.between_epochs else None,

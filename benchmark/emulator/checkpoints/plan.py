@@ -1,41 +1,18 @@
-"""The files of a checkpoint and the writes of each: as recorded, or derived from the model section."""
+"""The files of a checkpoint and the writes of each: as recorded, or derived from the model section, or in a format of choice."""
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmark.config import Config, Duration
+from benchmark.config import CheckpointFile, Config
+from benchmark.emulator.checkpoints.formats import as_format
 from benchmark.emulator.checkpoints.model_states import State, states_read, states_written
+from benchmark.emulator.checkpoints.planned import PlannedFile
 from common.numbers.keyed import Purpose, generator
 
 _WRITE_BYTES = 8 << 20
 _FOLDER = re.compile(r"global_epoch(\d+)_step(\d+)")
-
-
-class PlannedFile(NamedTuple):
-    """One file of a checkpoint."""
-
-    name: str  # within the checkpoint folder
-    write_sizes: Sequence[tuple[int, int]]  # [bytes, how often], in order
-    fsync: bool
-    rename: bool  # written under a temporary name, then renamed
-    read_back: Sequence[tuple[int, int]] = ()  # [offset, bytes] of each read once it is written
-    serialization_time: Duration | None = None  # None: a share of all files'
-    direct: bool = False  # past the page cache
-    looked_at: Literal["opened", "read"] | None = None  # at each later checkpoint while this one is there
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file."""
-        return sum(size * count for size, count in self.write_sizes)
-
-    def sizes(self) -> Iterator[int]:
-        """Yield the bytes of each write."""
-        for size, count in self.write_sizes:
-            for _ in range(count):
-                yield size
 
 
 def checkpoint_name(epoch: int, step: int) -> str:
@@ -51,24 +28,56 @@ def checkpoint_number(name: str) -> tuple[int, int] | None:
 
 def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:
     """Return what `rank` writes at the checkpoint after `epoch` and `step`; a recorded file is one rank's."""
-    recorded = config.twin.checkpoint.files
-    if not recorded:
-        return [_from_state(config, state, epoch, step) for state in states_written(config, rank, ranks)]
-    due = [file for file in recorded if rank == min(file.rank, ranks - 1) and (file.epochs is None or epoch in file.epochs)]
-    names = [file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)) for file in due]
-    return [
-        PlannedFile(
-            name, file.write_sizes, file.fsync, file.rename, file.read_back, file.serialization_time, file.direct, file.looked_at
-        )
-        for name, file in zip(names, due, strict=True)
-    ]
+    if not config.twin.checkpoint.files:
+        return _formatted(config, lambda other: _of_state(config, states_written(config, other, ranks), epoch, step), rank, ranks)
+    found = _formatted(config, lambda other: _recorded(config, other, ranks, epoch), rank, ranks)
+    return [file._replace(name=file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step))) for file in found]
+
+
+def ever_written(config: Config, rank: int, ranks: int) -> list[PlannedFile]:
+    """Return what `rank` writes at any checkpoint, recorded files by names with '{epoch}' and '{step}' in them."""
+    if not config.twin.checkpoint.files:
+        return files_written(config, 1, 0, rank, ranks)
+    return _formatted(config, lambda other: _recorded(config, other, ranks), rank, ranks)
 
 
 def files_read(config: Config, epoch: int, step: int, rank: int, ranks: int) -> list[PlannedFile]:
     """Return what `rank` reads to recover from that checkpoint."""
-    if config.twin.checkpoint.files:
+    if config.twin.checkpoint.files or config.twin.checkpoint.format == "dcp":  # files that no rank shares
         return files_written(config, epoch, step, rank, ranks) or files_written(config, epoch, step, 0, ranks)
-    return [_from_state(config, state, epoch, step) for state in states_read(config, rank, ranks)]
+    return _formatted(config, lambda other: _of_state(config, states_read(config, other, ranks), epoch, step), rank, ranks)
+
+
+def _formatted(config: Config, files_of: Callable[[int], list[PlannedFile]], rank: int, ranks: int) -> list[PlannedFile]:
+    section = config.twin.checkpoint
+    return files_of(rank) if section.format is None else as_format(section.format, files_of, rank, ranks, section.persist_threads)
+
+
+def _recorded(config: Config, rank: int, ranks: int, epoch: int | None = None) -> list[PlannedFile]:
+    """Return the recorded files of a rank that are due at an epoch's checkpoints; None: at any."""
+
+    def is_due(file: CheckpointFile) -> bool:
+        return rank == min(file.rank, ranks - 1) and (epoch is None or file.epochs is None or epoch in file.epochs)
+
+    return [
+        PlannedFile(
+            file.name,
+            file.write_sizes,
+            file.fsync,
+            file.rename,
+            file.read_back,
+            file.serialization_time,
+            file.direct,
+            file.looked_at,
+            file.format,
+        )
+        for file in config.twin.checkpoint.files
+        if is_due(file)
+    ]
+
+
+def _of_state(config: Config, states: Sequence[State], epoch: int, step: int) -> list[PlannedFile]:
+    return [_from_state(config, state, epoch, step) for state in states]
 
 
 def _from_state(config: Config, state: State, epoch: int, step: int) -> PlannedFile:

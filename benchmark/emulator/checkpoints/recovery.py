@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmark.emulator.checkpoints.background import Written
 from benchmark.emulator.checkpoints.folders import folder_name
-from benchmark.emulator.checkpoints.plan import PlannedFile
+from benchmark.emulator.checkpoints.planned import PlannedFile
 from benchmark.emulator.readers.listed import ToItsEnd
 from common.beneath import folder_of
 

@@ -6,7 +6,8 @@ when every file of every rank has its full size; ranks need not agree on that, a
 
 import atexit
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
 from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.one_file import FileWriter
 from benchmark.emulator.checkpoints.own_files import OwnFiles
-from benchmark.emulator.checkpoints.plan import PlannedFile, checkpoint_name, checkpoint_number, files_read, files_written
+from benchmark.emulator.checkpoints.plan import checkpoint_name, checkpoint_number, ever_written, files_read, files_written
+from benchmark.emulator.checkpoints.planned import PlannedFile
 from benchmark.emulator.checkpoints.retention import Number, Retention
+from benchmark.emulator.checkpoints.slots import make_slots
 from benchmark.emulator.checkpoints.snapshot import Snapshot
 from common.beneath import unlink_beneath
 from common.errors import IotwinError, UsageError
@@ -63,7 +66,7 @@ class CheckpointWriter:
         self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
         self._snapshot = Snapshot(config, rank)
         self._content, self._sleeper = self._make_content(), Sleeper()
-        self._files = FileWriter(config, self._content, self._sleeper)
+        self._files = FileWriter(config, self._content, make_slots(config, self._ever(), self._own, self._content))
         self._retention = Retention(config.twin.checkpoint, self._before())
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
@@ -72,9 +75,12 @@ class CheckpointWriter:
             atexit.register(self._abandon)
 
     def _make_content(self) -> Content:
-        largest = max((size for file in self._planned(1, 0) for size, _ in file.write_sizes), default=1)
+        largest = max((size for file in self._ever() for size, _ in file.write_sizes), default=1)
         randomize, seed = self._config.checkpoint.randomize_tensor, self._config.train.seed
         return Content(largest, generator(seed, Purpose.CHECKPOINT_CONTENT, self._rank) if randomize else None)
+
+    def _ever(self) -> list[PlannedFile]:
+        return ever_written(self._config, self._rank, self._ranks)
 
     def _planned(self, epoch: int, step: int) -> list[PlannedFile]:
         return files_written(self._config, epoch, step, self._rank, self._ranks)
@@ -82,7 +88,7 @@ class CheckpointWriter:
     def _claim(self) -> OwnFiles:
         """Return the list of what is the emulator's in the folder, if nothing else stands where it would write."""
         own = OwnFiles(self._folder, self._note)
-        for name in self._recorded_names() if self._config.twin.checkpoint.files else self._strange_folders(own):
+        for name in self._names_there() if self._config.twin.checkpoint.files else self._strange(own):
             if name not in own:
                 raise UsageError(
                     f"{self._folder / name}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it"
@@ -96,11 +102,8 @@ class CheckpointWriter:
             ) from None
         return own
 
-    def _recorded_names(self) -> Iterator[str]:
-        """Yield the names of what stands where recorded files would come to stand."""
-        recorded = [file.name for file in self._config.twin.checkpoint.files]
-        recorded += [folders.unfinished(name) for name in recorded if self._in_folders]
-        return (name for name, _ in names_there(self._folder, recorded))
+    def _ever_of_all(self) -> list[PlannedFile]:
+        return [file for rank in range(self._ranks) for file in ever_written(self._config, rank, self._ranks)]
 
     def _before(self) -> list[tuple[int, int]]:
         """Return the checkpoints that are as the run's own though it did not write them: those before a run that goes on.
@@ -122,12 +125,20 @@ class CheckpointWriter:
                     ) from None
         return list(twin.checkpoint.before)
 
-    def _strange_folders(self, own: OwnFiles) -> Iterator[str]:
-        """Yield the folders of checkpoints that no file of ours is in."""
+    def _names_there(self) -> Iterator[str]:
+        """Yield the names of what stands where recorded files would come to stand."""
+        names = [file.name for file in self._ever_of_all()]
+        names += [folders.unfinished(name) for name in names if self._in_folders]
+        return (name for name, _ in names_there(self._folder, names))
+
+    def _strange(self, own: OwnFiles) -> Iterator[str]:
+        """Yield the folders of checkpoints that no file of ours is in, and what stands where slots would."""
         for number in self._on_disk():
             name = checkpoint_name(*number)
             if (self._folder / name).is_symlink() or not own.below(name):
                 yield name
+        slots = [file.name for file in self._ever_of_all() if file.slots]
+        yield from (name for name, _ in names_there(self._folder, slots))
 
     def save(self, epoch: int, step: int = 0) -> list[Written]:
         """Write the checkpoint after `epoch` and `step`; when asynchronous, take its snapshot and write it in the background.
@@ -211,8 +222,14 @@ class CheckpointWriter:
         first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
         written = []
         for in_folder in (True, False):
-            own = zip(planned, times_s, first, strict=True)
-            written += [self._save_file(file, epoch, time_s) for file, time_s, is_first in own if is_first == in_folder]
+            own = [
+                pair for pair, is_first in zip(zip(planned, times_s, strict=True), first, strict=True) if is_first == in_folder
+            ]
+            written += self._save_files([(file, time_s) for file, time_s in own if not file.commits], epoch)
+            if self._config.twin.checkpoint.format == "dcp":
+                self._await_turn(last)
+                self._meet()
+            written += self._save_files([(file, time_s) for file, time_s in own if file.commits], epoch)
             if in_folder and self._in_folders:
                 self._await_turn(last)
                 self._commit(epoch, step)
@@ -268,14 +285,22 @@ class CheckpointWriter:
             for index, file in enumerate(planned)
         ]
 
-    def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float) -> Written:
+    def _save_files(self, files: Sequence[tuple[PlannedFile, float]], epoch: int) -> list[Written]:
+        """Write files, each with its seconds of serialization, by as many threads as there are to be."""
+        threads = min(self._config.twin.checkpoint.persist_threads, len(files))
+        if threads < 2:
+            return [self._save_file(file, epoch, time_s, self._sleeper) for file, time_s in files]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(lambda own: self._save_file(own[0], epoch, own[1], Sleeper()), files))
+
+    def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float, sleeper: Sleeper) -> Written:
         name = folders.unfinished(file.name) if self._in_folders else file.name
         final = self._folder / name
         for own in {name, file.name, folders.leaving(file.name)} if self._in_folders else {name}:
             self._own.add(own)
         start_ns = time.monotonic_ns()
         try:
-            self._files.write(name, file, serialization_s)
+            self._files.write(name, file, serialization_s, sleeper)
             recovery.read_back(final, file.read_back)
         except OSError as error:
             raise IotwinError(
@@ -339,8 +364,9 @@ class CheckpointWriter:
 
     def _there(self) -> list[Number]:
         """The (epoch, step) of all that are in the folder, whole or not, oldest first."""
-        if recorded := [file.name for file in self._config.twin.checkpoint.files]:
-            return sorted({number for _, number in names_there(self._folder, recorded)})
+        if self._config.twin.checkpoint.files:
+            names = [file.name for file in self._ever_of_all()]
+            return sorted({number for _, number in names_there(self._folder, names)})
         return self._on_disk()
 
     def newest(self) -> Number | None:

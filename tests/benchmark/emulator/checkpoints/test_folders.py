@@ -4,12 +4,13 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmark import config as c
 from benchmark.emulator.checkpoints.one_file import FileWriter
-from benchmark.emulator.checkpoints.plan import PlannedFile
+from benchmark.emulator.checkpoints.planned import PlannedFile
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.ranks import Rank, run_local
 from benchmark.emulator.readers.listed import ToItsEnd
@@ -94,9 +95,9 @@ def beside_training(config: c.Config, steps: int, monkeypatch, write: Callable[[
     write_file = FileWriter.write
 
     def save(rank: Rank) -> None:
-        def watched(self: FileWriter, name: str, file: PlannedFile, serialization_s: float) -> None:
+        def watched(self: FileWriter, name: str, file: PlannedFile, *times: Any) -> None:
             write(self, rank.index, name)
-            write_file(self, name, file, serialization_s)
+            write_file(self, name, file, *times)
 
         monkeypatch.setattr(FileWriter, "write", watched)
         writer = CheckpointWriter(config, rank.index, rank.count, meet=rank.meet, arrive=rank.arrive)

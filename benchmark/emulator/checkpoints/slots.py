@@ -1,0 +1,103 @@
+"""Checkpoints in a mapped file: each overwrites the slot that the oldest has, and a page before them says which is the newest.
+
+One slot more than checkpoints that may be under way, so that a whole one is always there (PCcheck: Strati et al., ASPLOS 2025).
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmark.config import Config
+from benchmark.emulator.checkpoints.content import Content
+from benchmark.emulator.checkpoints.own_files import OwnFiles
+from benchmark.emulator.checkpoints.planned import PlannedFile
+from common.errors import IotwinError
+
+_MS_SYNC = 4
+_NEWEST = struct.Struct("<QQQ")  # checkpoints so far, offset and bytes of the last one
+_libc = ctypes.CDLL(None, use_errno=True)  # its calls leave Python's lock to training, as mmap.flush does not
+_libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_libc.memcpy.restype = ctypes.c_void_p
+_libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Slots:
+    """`count` slots for up to `size_bytes` each, in the new file `path`; OSError when there is no room for them."""
+
+    def __init__(self, path: Path, size_bytes: int, count: int, content: Content) -> None:
+        self._content, self._count = content, count
+        self._slot_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        total_bytes = mmap.PAGESIZE + count * self._slot_bytes
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            os.posix_fallocate(descriptor, 0, total_bytes)  # a full disk must not turn up as a signal
+            self._map = mmap.mmap(descriptor, total_bytes)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._begun = self._newest = 0
+        self._lock = threading.Lock()
+
+    def write(self, size_bytes: int, threads: int, sync: bool, abandoned: Callable[[], bool]) -> None:
+        """Copy `size_bytes` into the next slot by so many threads, each of which syncs its part, then note that it is the newest.
+
+        OSError when the disk fails, IotwinError once `abandoned` says so.
+        """
+        with self._lock:
+            self._begun += 1
+            number = self._begun
+        begin = mmap.PAGESIZE + number % self._count * self._slot_bytes
+        each = -(-size_bytes // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE or mmap.PAGESIZE
+
+        def copy(at: int) -> None:
+            self._copy(begin + at, min(each, size_bytes - at), sync, abandoned)
+
+        if threads == 1:
+            copy(0)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(copy, range(0, size_bytes, each)))
+        with self._lock:
+            if number > self._newest:
+                self._newest = number
+                _NEWEST.pack_into(self._map, 0, number, begin, size_bytes)
+        if sync:
+            self._sync(0, _NEWEST.size)
+
+    def _copy(self, at: int, size_bytes: int, sync: bool, abandoned: Callable[[], bool]) -> None:
+        buffer = self._content.buffer
+        source = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        for done in range(0, size_bytes, len(buffer)):
+            if abandoned():
+                raise IotwinError("a slot of the checkpoints was given up, as the run ended")
+            _libc.memcpy(self._address + at + done, source, min(len(buffer), size_bytes - done))
+        if sync:
+            self._sync(at, size_bytes)
+
+    def _sync(self, at: int, size_bytes: int) -> None:
+        if _libc.msync(self._address + at, size_bytes, _MS_SYNC):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def make_slots(config: Config, files: Iterable[PlannedFile], own: OwnFiles, content: Content) -> Slots | None:
+    """Return the slots for that of `files` which has some, noted as `own`; IotwinError when there is no room for them."""
+    folder = Path(config.checkpoint.checkpoint_folder)
+    for file in files:
+        if file.slots:
+            own.add(file.name)
+            try:
+                return Slots(folder / file.name, file.size_bytes, config.twin.checkpoint.in_flight + 1, content)
+            except OSError as error:
+                raise IotwinError(
+                    f"{folder / file.name}: slots cannot be made: {error.strerror}; free space or change its folder"
+                ) from None
+    return None
