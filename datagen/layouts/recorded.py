@@ -15,6 +15,11 @@ _RESERVED_STARTS = (".iotwin-generate", "manifest.json")
 _RESERVED_ENDS = (".iotwin-partial",)
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a data set's own lists, or its unfinished files, are called so; `name` is relative to its directory."""
+    return name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS)
+
+
 class RecordedLayout(msgspec.Struct, frozen=True):
     """Files of given names and sizes: the stand-in for a data set that a trace saw. Each file is one sample."""
 
@@ -32,7 +37,7 @@ class RecordedLayout(msgspec.Struct, frozen=True):
             if not stays_within(name):
                 raise UsageError(f"file name {name!r} does not stay within the data set's directory; give relative names")
             name = normal(name)
-            if name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS):
+            if is_reserved(name):
                 raise UsageError(f"a recorded file is called {name!r}, as a list of the data set's own is; leave it out")
             if not 0 <= size_bytes <= LARGEST_FILE_BYTES:
                 raise UsageError(f"file {name!r} has {size_bytes} bytes; give 0 to {LARGEST_FILE_BYTES} (8 PiB)")

@@ -67,6 +67,8 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
         return "checkpoint"
     if read_bytes == 0 or (suffix in _SETTINGS_SUFFIXES and read_bytes < _SETTINGS_LIMIT_BYTES):
         return "other"
+    if size_bytes == 0:  # it was empty: what the job read of it, it had put there through a map
+        return "temporary"
     return "dataset"
 
 

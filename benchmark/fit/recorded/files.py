@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from benchmark.config.recording import File, Op
 from benchmark.fit.samples.samples import common_folder
 from common.beneath import normal, stays_within
+from datagen.layouts.recorded import is_reserved
 from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
 
 _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
@@ -75,7 +76,7 @@ def _size(value: float) -> int:
 
 
 def _below(path: str, folder: str, index: int) -> str:
-    name = (
-        normal(path.removeprefix(folder.rstrip("/") + "/")) if path.startswith(folder) else f"renamed/{path.rpartition('/')[2]}"
-    )
-    return name if stays_within(name) else f"unnamed/{index}"
+    name = normal(path.removeprefix(folder.rstrip("/") + "/"))
+    if not path.startswith(folder) or is_reserved(name):  # a job's own manifest.json is none of the data set that is generated
+        name = f"renamed/{path.rpartition('/')[2]}"
+    return name if stays_within(name) and not is_reserved(name) else f"unnamed/{index}"

@@ -50,6 +50,7 @@ def test_a_small_state_that_is_written_is_a_checkpoint(path):
 )
 def test_shared_memory_is_the_jobs_own_unless_it_was_there_to_be_read(read, written, size, kind):
     assert file_kind("/dev/shm/data/1.npy", TYPE_REGULAR, read, written, False, size) == kind
+    assert file_kind("/tmp/ompi.host/pid.7/segment-0", TYPE_REGULAR, 4096, 0, False, 0) == "temporary"  # filled through a map
     assert file_kind("/dev/shm/torch_12", TYPE_REGULAR, 1000, 0, is_log=False) == "temporary"
     assert file_kind("/memfd:[7]", TYPE_REGULAR, read, written, False, size) == "temporary"
 

@@ -13,6 +13,7 @@ from benchmark.emulator.recorded.run import replay
 from benchmark.fit import fit
 from common.errors import IotwinError
 from datagen.datasets.recorded import write_recipe
+from datagen.layouts.recorded import RecordedLayout
 from tests.benchmark.recordings import write_twin
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, event_table, write_job
@@ -27,11 +28,13 @@ MAIN, LOADER, FEEDER = 100, 101, 102
 KINDS = ("dataset", "checkpoint", "pipe", "pipe", "pipe")
 
 
-def traced(path: Path, calls: list[tuple], renamed_to: str | None = None, data_bytes: int = 1000) -> Trace:
+def traced(
+    path: Path, calls: list[tuple], renamed_to: str | None = None, data_bytes: int = 1000, data: str = "/data/in.bin"
+) -> Trace:
     """Write a trace of rows (start and duration in ms, op, pid, tid, file, fd, offset, requested, result, flags) and open it."""
     rows = [(int(start * MS), int(took * MS), *rest, 0) for start, took, *rest in calls]
     events = event_table(rows)
-    names = ["/data/in.bin", "/out/m.tmp", "pipe:[1]", "pipe:[2]", "pipe:[3]"]
+    names = [data, "/out/m.tmp", "pipe:[1]", "pipe:[2]", "pipe:[3]"]
     files = {
         "file_id": range(5), "device": [1] * 5, "inode": range(5), "generation": [1] * 5, "path": names,
         "renamed_to": [None, renamed_to, None, None, None], "container": [None] * 5, "kind": KINDS,
@@ -237,6 +240,13 @@ def test_empty_files_are_kept_and_one_opened_for_writing_is_no_data(tmp_path: Pa
     made = run_iotwin("generate", "--recipe", tmp_path / "data.csv", "-o", tmp_path / "data")
     assert made.returncode == 0 and (tmp_path / "data" / "in.bin").stat().st_size == 0
     assert run_iotwin("generate", "-o", tmp_path / "data", "--verify").returncode == 0
+
+
+def test_data_called_like_the_lists_of_a_generated_data_set_have_another_name(tmp_path: Path) -> None:
+    calls = [opened(0, MAIN, DATA, 3), moved(1, 0.1, "read", MAIN, DATA, 500)]
+    fitted = fit(traced(tmp_path, calls, data="/data/manifest.json"), "recorded")
+    assert fitted.files == [("renamed/manifest.json", 1000)]
+    RecordedLayout(tuple(fitted.files))  # which can be generated
 
 
 def test_a_trace_without_storage_has_nothing_to_replay(tmp_path: Path) -> None:
