@@ -253,6 +253,7 @@ class TwinCheckpoint(Section):
     keep_epoch_ends: bool = False  # those at ends of epochs stay besides
     # [epoch, step] in the names of those that are there when the run begins, oldest first; holes of their size stand in for them.
     before: list[tuple[Count, Count]] = []
+    on_processors: bool = False  # the job trains on the processors that write; a policy counts what writing takes of them
     policy: CheckpointPolicy | None = None  # decides within epochs; None: as the checkpoint section says
     first_after_step: Positive | None = None  # of those by steps; None: after steps_between_checkpoints
     # Of the whole run, in place of steps_between_checkpoints; a step has as many as it stands there.

@@ -104,7 +104,8 @@ class _Run:
         twin = self._config.twin
         if twin.checkpoint.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
             return None
-        return Frequency(twin.checkpoint.policy, twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1)
+        in_flight = twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1
+        return Frequency(twin.checkpoint.policy, in_flight, twin.checkpoint.on_processors)
 
     def _start_up(self) -> None:
         """Read what is read before the first epoch, the checkpoint among it where the run resumes."""
@@ -310,8 +311,8 @@ class _Run:
     def _note_step(self, seconds: float, stalled_s: float) -> None:
         """Tell what decides how often to checkpoint what a step took."""
         if self._frequency is not None and self._writer is not None:
-            writing, took_s = self._writer.progress()
-            self._frequency.stepped(seconds, stalled_s, writing, took_s)
+            writing, took = self._writer.progress()
+            self._frequency.stepped(seconds, stalled_s, writing, took)
 
     def _wishes(self) -> int:
         """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""

@@ -22,6 +22,7 @@ _REMOVALS = ("unlink", "unlinkat")
 _NUMBER = re.compile(r"(\d+)")
 LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
 _IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # of those that compute
 _BESIDE = 0.25  # checkpoints are asynchronous if training went on beside this share of them; not all show it
 
 
@@ -48,6 +49,7 @@ class SeenCheckpoints:
     keep: int | None = None  # newest that stay when older ones are removed; None: all
     before: Sequence[str] = ()  # a file's name of each that was there already, oldest first
     keep_epoch_ends: bool = False  # those of ends of epochs stay besides
+    on_processors: bool = False  # the job trains on the processors that write: it opened no accelerator
     logged: bool | None = None  # by the job, as phases; None: it logged none at all
 
     @property
@@ -99,8 +101,10 @@ def find_checkpoints(job: Job, training: Sequence[Pass]) -> SeenCheckpoints:
     synced = _folders_synced(job, folder_of(files))
     logged = None if job.phases.empty else bool((job.phases["phase"] == "checkpoint").any())
     keep, there = _kept(job, each, _before(job, folder_of(files), each))
-    ends_kept = _epoch_ends_kept(job, each, whole)
-    return SeenCheckpoints(folder_of(files), each, between, leads_s, tails_s, synced, keep, there, ends_kept, logged)
+    return SeenCheckpoints(
+        folder_of(files), each, between, leads_s, tails_s, synced, keep, there, _epoch_ends_kept(job, each, whole),
+        not job.files["path"].str.startswith(_ACCELERATORS).any(), logged,
+    )  # fmt: skip
 
 
 def _note_looks(each: Sequence[SeenCheckpoint]) -> None:

@@ -168,6 +168,7 @@ def twin_checkpoint(
         keep=checkpoints.keep,
         before=_before(checkpoints.before, [file.name for file in recorded]),
         keep_epoch_ends=checkpoints.keep_epoch_ends,
+        on_processors=checkpoints.on_processors,
         commit="folder" if any("/" in file.name and file.folder_renamed for file in files) else "file",
     )
 

@@ -124,7 +124,8 @@ def _edited(folder: _Folder) -> Iterator[Figure]:
     [epochs] = folder.jobs("epoch", 1)
     config = structured(look(epochs)).config
     checkpoint = config.twin.checkpoint
-    checkpoint.policy, checkpoint.asynchronous, checkpoint.keep = CheckpointPolicy(), True, 1
+    checkpoint.policy, checkpoint.asynchronous = CheckpointPolicy(), True
+    checkpoint.keep, checkpoint.keep_epoch_ends = 1, True
     twin = folder.twin("edited", config)
     summary = json.loads((Path(config.output.folder) / "summary.json").read_text())
     autos = folder.jobs("auto")

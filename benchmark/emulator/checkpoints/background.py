@@ -16,14 +16,21 @@ class Written(NamedTuple):
     duration_ns: int  # until it stands under its final name, synced if it was to be
 
 
-class Background:
-    """A checkpoint being written by a thread of its own."""
+class Took(NamedTuple):
+    """What a checkpoint took beside training: seconds until it was written, and those of them that it worked on a processor."""
 
-    def __init__(self, work: Callable[[], list[Written]]) -> None:
-        self._work = work
+    seconds: float
+    work_s: float
+
+
+class Background:
+    """A checkpoint being written by a thread of its own, which sleeps for `emulated_s` where the job's works."""
+
+    def __init__(self, work: Callable[[], list[Written]], emulated_s: float = 0.0) -> None:
+        self._work, self._emulated_s = work, emulated_s
         self._written: list[Written] = []
         self._error: BaseException | None = None
-        self.seconds = 0.0  # that it took, once it has ended
+        self.took = Took(0.0, 0.0)  # once it has ended
         # A daemon: at the end of the process its writer decides how long to wait for it.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
@@ -34,7 +41,7 @@ class Background:
             self._written = self._work()
         except BaseException as error:  # raised by `result`
             self._error = error
-        self.seconds = time.monotonic() - begin
+        self.took = Took(time.monotonic() - begin, time.thread_time() + self._emulated_s)
 
     def done(self) -> bool:
         """Return whether it has ended."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmark.config import CheckpointPolicy
+from benchmark.emulator.checkpoints.background import Took
 from workloads.policies.frequency import Controller, Profile, plan
 from workloads.policies.goodput import Job, goodput
 
@@ -36,12 +37,15 @@ class Decided:
 
 
 class Frequency:
-    """Decides for a run, which reports every step, every checkpoint and every write to it."""
+    """Decides for a run, which reports every step, every checkpoint and every write to it.
+
+    `on_processors`: the job trains on the processors that write, so that what writing works on them is a cost, as the job has it.
+    """
 
     within_epochs = True
 
-    def __init__(self, policy: CheckpointPolicy, in_flight: int) -> None:
-        self._policy, self._in_flight = policy, in_flight
+    def __init__(self, policy: CheckpointPolicy, in_flight: int, on_processors: bool = False) -> None:
+        self._policy, self._in_flight, self._on_processors = policy, in_flight, on_processors
         self._steps = 0
         self._timed: list[float] = []
         self._writes: deque[float] = deque(maxlen=_WRITES)
@@ -69,35 +73,36 @@ class Frequency:
         if self._controller is None and self._steps + 1 >= self._policy.profile_steps:
             self._probes += 1
 
-    def stepped(self, seconds: float, stall_s: float, writing: bool, written_s: Sequence[float]) -> None:
+    def stepped(self, seconds: float, stall_s: float, writing: bool, written: Sequence[Took]) -> None:
         """Take note of a training step, of what it waited for a snapshot, and of writes that have ended since the last one."""
         self._steps += 1
         checkpoint, before_s, self._stall_s = self._stall_s is not None, self._stall_s or 0.0, None
-        self._writes.extend(written_s)
+        self._writes.extend(each.seconds for each in written)
         if self._controller is None:
             self._probed_s = before_s + stall_s if checkpoint else self._probed_s
-            self._probes_written = min(self._probes_written + len(written_s), self._probes)
+            self._probes_written = min(self._probes_written + len(written), self._probes)
             if self._steps > _WARM_UP and not checkpoint:
                 self._timed.append(seconds)
-            self._decide_first()
+            self._decide_first(written)
             return
         window = self._controller.step(seconds + before_s, checkpoint, before_s + stall_s, writing)
         if window is not None:
             self._step_s = window.base_s
-        if window is not None or written_s:
+        if window is not None or written:
             self._controller.least = self._least()
             self._note(self._controller.interval)
 
-    def _decide_first(self) -> None:
+    def _decide_first(self, written: Sequence[Took]) -> None:
         """Plan once the steps that are to be timed have passed, and checkpoints have been taken and written after them."""
         if self._probes_written < _PROBES or self._probed_s is None:
             return
         self._step_s = max(median(self._timed or [0.0]), 1e-6)
         # What training waited was measured, so nothing of it goes on beside the next step: as with an update as long as a step.
-        profile = Profile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0)
+        work_s = written[-1].work_s if written and self._on_processors else 0.0
+        profile = Profile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0, interference_s=work_s)
         found = plan(profile, self._policy.overhead, self._policy.mtbf, self._in_flight)
         self._by_mtbf = found.interval_mtbf or 1
-        self._controller = Controller(self._policy.overhead, found.interval, self._least())
+        self._controller = Controller(self._policy.overhead, found.interval, self._least(), work_s)
         self._note(self._controller.interval)
 
     def _least(self) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from benchmark.config import Config
 from benchmark.emulator.checkpoints import folders, recovery
-from benchmark.emulator.checkpoints.background import Background, Written
+from benchmark.emulator.checkpoints.background import Background, Took, Written
 from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
+from benchmark.emulator.checkpoints.job_times import JobTimes, Spent
 from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
 from benchmark.emulator.checkpoints.one_file import FileWriter
 from benchmark.emulator.checkpoints.own_files import OwnFiles
@@ -26,7 +27,6 @@ from benchmark.emulator.checkpoints.snapshot import Snapshot
 from common.beneath import unlink_beneath
 from common.errors import IotwinError, UsageError
 from common.files import fsync_directory
-from common.numbers.draws import DrawnTime
 from common.numbers.keyed import Purpose, generator
 from common.numbers.sleeper import Sleeper
 
@@ -59,18 +59,14 @@ class CheckpointWriter:
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._note = rank if note is None else note
         self._own = self._claim()
-        self._serialization = DrawnTime(config.twin.checkpoint.serialization_time, config.train.seed, Purpose.SERIALIZATION)
-        lead, first_lead = config.twin.checkpoint.lead_time, config.twin.checkpoint.first_lead_time
-        self._lead = DrawnTime(lead, config.train.seed, Purpose.LEAD)
-        self._tail = DrawnTime(config.twin.checkpoint.tail_time, config.train.seed, Purpose.TAIL)
-        self._next_lead = self._lead if first_lead is None else DrawnTime(first_lead, config.train.seed, Purpose.LEAD)
+        self._job_times = JobTimes(config, rank)
         self._snapshot = Snapshot(config, rank)
         self._content, self._sleeper = self._make_content(), Sleeper()
         self._files = FileWriter(config, self._content, make_slots(config, self._ever(), self._own, self._content))
         self._retention = Retention(config.twin.checkpoint, self._before())
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
-        self._took_s: list[float] = []  # seconds of asynchronous ones that ended since `progress` was asked
+        self._took: list[Took] = []  # by asynchronous ones that ended since `progress` was asked
         if config.twin.checkpoint.asynchronous:
             atexit.register(self._abandon)
 
@@ -147,9 +143,10 @@ class CheckpointWriter:
         is full), this checkpoint's or one's that was under way.
         """
         twin = self._config.twin.checkpoint
+        spent = self._job_times.draw(self._planned(epoch, step), epoch, step)
         if not twin.asynchronous:
-            written = self._persist(epoch, step)
-            self._took_s.append(0.0)
+            written = self._persist(epoch, step, spent)
+            self._took.append(Took(0.0, 0.0))
             return written
         self.settle()
         written = self._collect(twin.in_flight - 1)
@@ -158,7 +155,7 @@ class CheckpointWriter:
         else:
             self._snapshot.begin()
         last = self._under_way[-1] if self._under_way and self._ranks > 1 else None
-        self._under_way.append(Background(lambda: self._persist_beside(epoch, step, last)))
+        self._under_way.append(Background(lambda: self._persist_beside(epoch, step, spent, last), spent.seconds))
         return written
 
     def keep_epoch_end(self, epoch: int, step: int) -> None:
@@ -169,11 +166,11 @@ class CheckpointWriter:
         """Wait for the snapshot that goes on beside a step: before the weights change."""
         self._snapshot.settle()
 
-    def progress(self) -> tuple[bool, list[float]]:
-        """Return whether one is being written beside training, and the seconds that those took beside it that ended since."""
+    def progress(self) -> tuple[bool, list[Took]]:
+        """Return whether one is being written beside training, and what those took beside it that ended since."""
         self._gathered = self._collect(len(self._under_way))
-        took_s, self._took_s = self._took_s, []
-        return bool(self._under_way), took_s
+        took, self._took = self._took, []
+        return bool(self._under_way), took
 
     def finish(self) -> list[Written]:
         """Wait for the checkpoints under way and return their files; IotwinError when one cannot be written."""
@@ -188,7 +185,7 @@ class CheckpointWriter:
         while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
             checkpoint = self._under_way.pop(0)
             written += checkpoint.result()
-            self._took_s.append(checkpoint.seconds)
+            self._took.append(checkpoint.took)
         return written
 
     def _abandon(self) -> None:
@@ -197,11 +194,11 @@ class CheckpointWriter:
         for checkpoint in self._under_way:
             checkpoint.wait()
 
-    def _persist_beside(self, epoch: int, step: int, last: Background | None) -> list[Written]:
+    def _persist_beside(self, epoch: int, step: int, spent: Spent, last: Background | None) -> list[Written]:
         """Take the snapshot, if that goes on beside training, and persist it; ranks commit in turn, `last` first."""
         if self._config.twin.checkpoint.snapshot == "host":
             self._take_snapshot(epoch, step)
-        return self._persist(epoch, step, last)
+        return self._persist(epoch, step, spent, last)
 
     def _wait(self, until: Callable[[], bool]) -> None:
         """Wait, beside training, until that is so."""
@@ -213,17 +210,17 @@ class CheckpointWriter:
     def _take_snapshot(self, epoch: int, step: int) -> None:
         self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._content.buffer)
 
-    def _persist(self, epoch: int, step: int, last: Background | None = None) -> list[Written]:
+    def _persist(self, epoch: int, step: int, spent: Spent, last: Background | None = None) -> list[Written]:
         planned = self._planned(epoch, step)
-        self._sleeper.sleep(self._next_lead.seconds(self._rank, epoch, step))
-        self._next_lead = self._lead
-        times_s = self._serialization_s(planned, epoch, step)
+        self._sleeper.sleep(spent.lead_s)
         # What names a folder is written once that has its name.
         first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
         written = []
         for in_folder in (True, False):
             own = [
-                pair for pair, is_first in zip(zip(planned, times_s, strict=True), first, strict=True) if is_first == in_folder
+                pair
+                for pair, is_first in zip(zip(planned, spent.files_s, strict=True), first, strict=True)
+                if is_first == in_folder
             ]
             written += self._save_files([(file, time_s) for file, time_s in own if not file.commits], epoch)
             if self._config.twin.checkpoint.format == "dcp":
@@ -237,7 +234,7 @@ class CheckpointWriter:
             loose = [file for file, is_first in zip(planned, first, strict=True) if not is_first]
             for folder in sorted({(self._folder / file.name).parent for file in loose}):
                 self._sync_folder(folder)
-        self._sleeper.sleep(self._tail.seconds(self._rank, epoch, step))
+        self._sleeper.sleep(spent.tail_s)
         self._retention.saved.append((epoch, step))
         if self._config.twin.checkpoint.keep is not None:
             self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
@@ -273,17 +270,6 @@ class CheckpointWriter:
     def _of_all(self, epoch: int, step: int) -> list[PlannedFile]:
         """The files of all ranks."""
         return [file for rank in range(self._ranks) for file in files_written(self._config, epoch, step, rank, self._ranks)]
-
-    def _serialization_s(self, planned: list[PlannedFile], epoch: int, step: int) -> list[float]:
-        shared_s = sum(self._serialization.seconds(index, epoch, step) for index in range(len(planned)))
-        total_bytes = sum(file.size_bytes for file in planned) or 1
-        seed = self._config.train.seed
-        return [
-            shared_s * file.size_bytes / total_bytes
-            if file.serialization_time is None
-            else DrawnTime(file.serialization_time, seed, Purpose.SERIALIZATION).seconds(index, epoch, step)
-            for index, file in enumerate(planned)
-        ]
 
     def _save_files(self, files: Sequence[tuple[PlannedFile, float]], epoch: int) -> list[Written]:
         """Write files, each with its seconds of serialization, by as many threads as there are to be."""

@@ -117,6 +117,12 @@ def test_where_a_checkpoint_spends_its_time_is_found_again(tmp_path):
     assert isinstance(file.serialization_time, float) and file.serialization_time == pytest.approx(0.08, abs=2e-4)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_job_without_an_accelerator_trains_on_the_processors_that_write(tmp_path, gpu):
+    found = fit(Trace(write_job(tmp_path / "job.trace", Job(gpu=gpu)))).config.twin.checkpoint
+    assert found.on_processors is not gpu
+
+
 def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is_not():
     second = 10**9
     calls = pd.DataFrame(

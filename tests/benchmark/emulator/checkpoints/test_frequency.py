@@ -12,6 +12,7 @@ import pytest
 from benchmark.config import Checkpoint, CheckpointPolicy, Config, Dataset, Model, Reader, Train, Twin, TwinCheckpoint, Workflow
 from benchmark.config.check import convert
 from benchmark.emulator.checkpoints import snapshot
+from benchmark.emulator.checkpoints.background import Background, Took
 from benchmark.emulator.checkpoints.frequency import Frequency
 from benchmark.emulator.checkpoints.writer import CheckpointWriter
 from benchmark.emulator.results.write import write_results
@@ -21,15 +22,15 @@ from common.errors import UsageError
 STEP_S = 1.0
 
 
-def drive(steps, write=lambda step: 5.5, stall=lambda step: 0.2, in_flight=1, **policy):
+def drive(steps, write=lambda step: 5.5, stall=lambda step: 0.2, in_flight=1, work_s=0.0, on_processors=False, **policy):
     """Run a made job under the policy; return at which steps it took checkpoints, and what was decided."""
-    frequency = Frequency(CheckpointPolicy(**policy), in_flight)
+    frequency = Frequency(CheckpointPolicy(**policy), in_flight, on_processors)
     taken, under_way = [], []  # the latter: when each will have been written, and what it takes
     now = 0.0
     for step in range(1, steps + 1):
         due = frequency.time_is_up(0)
         now += STEP_S
-        ended = [seconds for end, seconds in under_way if end <= now]
+        ended = [Took(seconds, work_s) for end, seconds in under_way if end <= now]
         under_way = [(end, seconds) for end, seconds in under_way if end > now]
         frequency.stepped(STEP_S, 0.0, bool(under_way), ended)
         if due:
@@ -54,6 +55,35 @@ def test_a_probe_comes_after_the_steps_that_are_timed_and_then_the_planned_inter
 def test_stalls_count_against_the_bound():
     _, decided = drive(300, stall=lambda step: 1.0, write=lambda step: 2.0, profile_steps=20, overhead=0.05)
     assert decided.intervals[0][1] == 20
+
+
+def test_what_writing_works_on_the_processors_that_train_counts_against_the_bound():
+    plans = [drive(300, work_s=1.0, on_processors=on, profile_steps=20, overhead=0.05)[1].intervals for on in (False, True)]
+    assert [intervals[0][1] for intervals in plans] == [6, 24]  # 5.5 s of writing keep two apart; 0.2 s and 1 s are 5 % of 24
+    assert plans[1][-1][1] < 24  # where steps show none of it, it is not believed for ever
+
+
+def test_a_checkpoint_works_where_it_computes_and_where_the_job_does_and_not_where_it_waits():
+    def wait_and_compute():
+        time.sleep(0.05)
+        while time.thread_time() < 0.02:
+            pass
+        return []
+
+    background = Background(wait_and_compute, 3.0)
+    background.result()
+    assert background.took.seconds >= 0.07 and 3.02 <= background.took.work_s < 3.0 + background.took.seconds - 0.04
+
+
+def test_a_writer_tells_what_its_job_works_beside_calls(tmp_path):
+    config = job(tmp_path / "c")
+    config.twin.checkpoint = TwinCheckpoint(asynchronous=True, lead_time=0.02, tail_time=0.03, serialization_time=0.05)
+    writer = CheckpointWriter(config)
+    writer.save(1)
+    writer.finish()
+    [took] = writer.progress()[1]
+    files = len(list((tmp_path / "c").glob("global*/*")))
+    assert took.work_s > 0.05 + 0.05 * files
 
 
 def test_a_slower_write_makes_the_interval_grow_and_a_faster_one_shrink():
@@ -100,7 +130,7 @@ def test_the_emulator_moves_its_interval_by_its_own_writes(tmp_path, monkeypatch
 
     def progress(writer):
         writing, took = real(writer)
-        return writing, [next(told, 1e6) for _ in took]
+        return writing, [Took(next(told, 1e6), 0.0) for _ in took]
 
     monkeypatch.setattr(CheckpointWriter, "progress", progress)
     config = job(tmp_path / "c")
