@@ -14,6 +14,7 @@ PHASE_COLOURS = {"init": "#D9D9D9", "epoch": "#BBDDF2", "block": "#BBDDF2", "eva
 CPU_COLOURS = {"user": SKY, "system": ORANGE, "iowait": VERMILLION}
 BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
 PART_COLOUR = GREY  # of a step; their names are the job's own
+CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}  # written, copied, waited for
 DEVICE_COLOURS = {"kernel": GREEN, "copy": PURPLE}
 TRACE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 

@@ -86,6 +86,7 @@ def report_document(
     groups = {**style.GROUP_COLOURS}
     groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
     groups |= {f"device {name}": colour for name, colour in style.DEVICE_COLOURS.items()}
+    groups |= {f"checkpoint {name}": colour for name, colour in style.CHECKPOINT_COLOURS.items()}
     return {
         "axis": axis_label,
         "colours": {"groups": groups, "phases": style.PHASE_COLOURS, "cpu": style.CPU_COLOURS, "traces": style.TRACE_COLOURS},

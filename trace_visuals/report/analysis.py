@@ -12,11 +12,11 @@ from trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallReader, C
 from trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
 from trace_visuals.report.heatmap import Heat, HeatMap
 from trace_visuals.report.lanes import LaneName, LanePlan
-from trace_visuals.report.saving import ReadsBeside, written_ns
+from trace_visuals.report.saving import ReadsBeside, bursts_ns
 from trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
 from trace_visuals.report.survey import Survey, surveys
 from trace_visuals.report.tables import FileTable, OperationTable, ProcessTable
-from trace_visuals.requests import BLOCK_LANES, DEVICE_LANES, block_lanes, device_lanes, part_lanes
+from trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS, DEVICE_LANES, block_lanes, device_lanes, part_lanes
 from trace_visuals.windows import leading_phases
 from tracing_tools.trace.calls import Collectors, folded
 from tracing_tools.trace.chunks import Chunk, chunks_of
@@ -77,7 +77,7 @@ class _Analyses(Collectors):
         self.operations, self.files, self.processes = OperationTable(), FileTable(len(files)), ProcessTable(surveyed.pids)
         self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
         self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
-        self.reads_beside = ReadsBeside(written_ns(trace))
+        self.reads_beside = ReadsBeside(bursts_ns(trace))
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
 
@@ -144,7 +144,8 @@ def with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[li
     ]
     for more, section, titles in found:
         if more is not None:
-            names = [*names, *(LaneName(section, f"{section} {title}", f"{section} {title}") for title in titles)]
+            whose = [f"{'checkpoint' if title in CHECKPOINT_PARTS else section} {title}" for title in titles]
+            names = [*names, *(LaneName(section, name, name) for name in whose)]
             columns = ("calls", "busy", "in_flight", "size_bytes")
             lanes = Lanes(lanes.grid, *(np.concatenate((getattr(lanes, name), getattr(more, name))) for name in columns))
     return names, lanes

@@ -17,6 +17,7 @@ async function main() {
   wireToggles(timeline, traces, raw.served);
   addHeatMaps(page, timeline);
   addHistograms(document.getElementById("charts"), page);
+  addBursts(page);
   addTables(traces, timeline);
   addBlock(page);
   addComparisons(page, raw.comparisons);

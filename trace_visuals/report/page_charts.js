@@ -74,6 +74,31 @@ function barChart(rows, colours, format) {
   return svg;
 }
 
+// How far checkpoints are apart, over time, and how long reads take while one is written.
+function addBursts(page) {
+  const place = document.getElementById("checkpoint-charts"), groups = page.colours.groups;
+  for (const trace of page.traces) {
+    const { time_s: time, interval_ns: intervals, reads } = trace.bursts, charts = [];
+    if (time.length > 1) {
+      const chart = lineChart([{ x: time, y: intervals, colour: groups.write }],
+        { log: false, formatX: significant, formatY: formatDuration, axis: "seconds at which a checkpoint begins" });
+      charts.push(element("div", { class: "chart" }, element("h3", {}, "time since the checkpoint before"), chart));
+    }
+    if (reads.length > 1) {
+      const colours = [groups.write, groups.read];
+      const totals = reads.map((one) => one.counts.reduce((sum, count) => sum + count, 0));
+      const series = reads.map((one, place) => ({ x: one.edges, y: one.counts.map((count) => count / totals[place]),
+        colour: colours[place], filled: true }));
+      const notes = reads.map((one, place) => [colours[place], `${one.group}: ` + Object.entries(one.percentiles).map(
+        ([label, value]) => `${label} ${formatDuration(value)}`).join(", ")]);
+      const chart = lineChart(series, { log: true, base: 10, formatX: formatDuration, formatY: formatShare, axis: "time in a read" });
+      charts.push(element("div", { class: "chart" }, element("h3", {}, "reads, share of calls"), chart, legend(notes)));
+    }
+    if (charts.length) place.append(...heading(page.traces, trace), element("div", { class: "grid" }, ...charts));
+    if (charts.length) document.getElementById("checkpoint").hidden = false;
+  }
+}
+
 // One chart per operation and measure, with a curve per trace.
 function addHistograms(place, page) {
   const kinds = new Map();

@@ -13,10 +13,9 @@ from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
 from trace_visuals.report.analysis import Analysis
 from trace_visuals.report.heatmap import Heat
 from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from trace_visuals.report.part_shares import part_shares
 from trace_visuals.report.recompute import CURVES, recompute_shares
+from trace_visuals.report.saving import APART, BESIDE, bursts_ns
 from trace_visuals.report.texts import describe, headline
-from trace_visuals.requests import CHECKPOINT_PARTS
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
 _MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
@@ -70,7 +69,7 @@ def trace_document(analysis: Analysis) -> dict[str, Any]:
         "processes": _table(_processes(analysis), _PROCESS_COLUMNS, _MOST_PROCESSES),
         "checkpoints": _table(_checkpoints(analysis), _CHECKPOINT_COLUMNS, _MOST_FILES),
         "slowest": _table(analysis.slowest.assign(start_s=_seconds(analysis, analysis.slowest["start_ns"])), _SLOW_COLUMNS, 1000),
-        "histograms": _histograms(analysis), "reads_heat": _heat(analysis, analysis.reads_heat),
+        "bursts": _bursts(analysis), "histograms": _histograms(analysis), "reads_heat": _heat(analysis, analysis.reads_heat),
         "writes_heat": _heat(analysis, analysis.writes_heat),
     }  # fmt: skip
 
@@ -135,9 +134,6 @@ def _samples(analysis: Analysis) -> list[dict[str, Any]]:
     recompute = recompute_shares(analysis)
     if recompute is not None:
         graphs.append(_graph(analysis, "recompute", recompute, CURVES, ()))
-    saving = part_shares(analysis, CHECKPOINT_PARTS, {name: curve for curve, name in enumerate(CHECKPOINT_PARTS)})
-    if saving is not None:
-        graphs.append(_graph(analysis, "checkpoints", saving, (), CHECKPOINT_PARTS))
     return graphs
 
 
@@ -296,6 +292,17 @@ def _histograms(analysis: Analysis) -> list[dict[str, Any]]:
     wanted += [(group, "latency", operations.latency_ns) for group in (READ, WRITE, OPEN, SYNC)]
     found = ((group, what, histogram, operations.rows_of(group)) for group, what, histogram in wanted)
     return [_histogram(GROUPS[group], what, histogram, rows) for group, what, histogram, rows in found if rows]
+
+
+def _bursts(analysis: Analysis) -> dict[str, Any]:
+    """Return when checkpoints began, how long after the one before, and how long reads took meanwhile and otherwise."""
+    begin_ns = bursts_ns(analysis.trace)[:, 0]
+    latency, names = analysis.reads_beside.latency_ns, {BESIDE: "while a checkpoint is written", APART: "otherwise"}
+    return {
+        "time_s": ((begin_ns[1:] - analysis.zero_ns) / _SECOND).tolist(),
+        "interval_ns": np.diff(begin_ns).tolist(),
+        "reads": [_histogram(name, "latency", latency, [row]) for row, name in names.items() if latency.count(row)],
+    }
 
 
 def _histogram(group: str, what: str, histogram: LogHistogram, rows: list[int]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ class Timeline {
   paint_graph(g, row) {
     this.paintFloor(g, row);
     const { graph } = row, colours = { ...this.page.colours.cpu, job: "#000", busy: "#0072B2", SM: "#009E73", memory: "#CC79A7", cached: "#0072B2", dirty: "#D55E00",
-      base: "#009E73", recomputed: "#E69F00", search: "#CC79A7", persist: "#0072B2", snapshot: "#E69F00", stall: "#D55E00" };
+      base: "#009E73", recomputed: "#E69F00", search: "#CC79A7" };
     const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1);
     const last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));

@@ -11,6 +11,7 @@ function formatSize(bytes) {
 function formatDuration(ns) {
   if (ns === null || !isFinite(ns)) return "";
   const size = Math.abs(ns);
+  if (!size) return "0 s";
   if (size < 1e3) return significant(ns) + " ns";
   if (size < 1e6) return significant(ns / 1e3) + " µs";
   if (size < 1e9) return significant(ns / 1e6) + " ms";

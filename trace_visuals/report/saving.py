@@ -5,6 +5,7 @@ import numpy as np
 from trace_visuals.call_columns import READ, Calls, Ints
 from trace_visuals.histogram import LogHistogram
 from trace_visuals.requests import CHECKPOINT_PARTS
+from trace_visuals.windows import leading_phases
 from tracing_tools.trace.reader import Trace
 
 APART, BESIDE = 0, 1  # rows of ReadsBeside.latency_ns
@@ -20,6 +21,16 @@ def written_ns(trace: Trace) -> Ints:
     return np.stack([begin, begin + own["duration_ns"].to_numpy(np.int64)], axis=1)
 
 
+def bursts_ns(trace: Trace) -> Ints:
+    """Return from when to when each checkpoint was written: beside training, or else as the job logged it; shape (n, 2)."""
+    beside = written_ns(trace)
+    if len(beside):
+        return beside
+    phases = leading_phases(trace)
+    own = phases[phases["phase"] == "checkpoint"].sort_values("start_ns")
+    return np.stack([own["start_ns"].to_numpy(np.int64), own["end_ns"].to_numpy(np.int64)], axis=1)
+
+
 def spent_s(trace: Trace) -> dict[str, float]:
     """Return the mean seconds of a rank in each of CHECKPOINT_PARTS; none where no checkpoint was logged."""
     parts = trace.step_parts()
@@ -31,10 +42,10 @@ def spent_s(trace: Trace) -> dict[str, float]:
 
 
 class ReadsBeside:
-    """How long reads of storage take while a checkpoint is written beside training (row BESIDE), and otherwise (row APART)."""
+    """How long reads of storage take while a checkpoint is written (row BESIDE), and otherwise (row APART)."""
 
     def __init__(self, written: Ints) -> None:
-        """Take the spans of `written_ns`."""
+        """Take the spans of `bursts_ns`."""
         self._begin, self._reach = written[:, 0], np.maximum.accumulate(written[:, 1])
         self.latency_ns = LogHistogram()
 

@@ -10,6 +10,7 @@ import pytest
 from tests.synthetic import MILLISECOND, Job, write_job
 from trace_visuals.call_columns import CallReader
 from trace_visuals.report import write_report
+from trace_visuals.report.page_data import trace_document
 from trace_visuals.report.saving import APART, BESIDE, ReadsBeside
 from trace_visuals.report.texts import describe
 from trace_visuals.requests import CHECKPOINT_PARTS
@@ -78,4 +79,29 @@ def test_a_timeline_always_has_the_parts_of_checkpoints(path):
 def test_without_such_parts_nothing_is_said(tmp_path):
     analysis = write_report([write_job(tmp_path / "t.trace", Job())], tmp_path / "r.html")[0]
     assert "Beside training" not in {finding.topic for finding in describe(analysis)}
-    assert not len(analysis.reads_beside.latency_ns.counts)
+    assert not analysis.reads_beside.latency_ns.count(BESIDE)  # all reads lie outside of the phases
+
+
+def test_a_report_shows_how_far_checkpoints_are_apart_and_reads_while_one_is_written(path, tmp_path):
+    analysis = write_report([path], tmp_path / "r.html")[0]
+    bursts = trace_document(analysis)["bursts"]
+    assert bursts["interval_ns"] == [1500 * MILLISECOND]
+    assert bursts["time_s"] == pytest.approx([(analysis.survey.begin_ns - analysis.zero_ns) / 1e9 + 2.52])
+    assert {one["group"]: sum(one["counts"]) for one in bursts["reads"]} == {
+        name: analysis.reads_beside.latency_ns.count(row)
+        for row, name in ((BESIDE, "while a checkpoint is written"), (APART, "otherwise"))
+    }
+    assert [name.title for name in analysis.lane_names if name.group.startswith("checkpoint")] == [
+        "checkpoint persist", "checkpoint snapshot", "checkpoint stall"
+    ]  # fmt: skip
+
+
+def test_checkpoints_that_training_waits_for_are_told_by_their_phases(tmp_path):
+    made = write_job(tmp_path / "t.trace", Job(epochs=3))
+    phases = Trace(made).phases()
+    begin = np.sort(phases.loc[phases["phase"] == "checkpoint", "start_ns"].to_numpy())
+    bursts = trace_document(write_report([made], tmp_path / "r.html")[0])["bursts"]
+    assert bursts["interval_ns"] == np.diff(begin).tolist() and len(begin) == 3
+    none = write_job(tmp_path / "none.trace", Job(checkpoint_every=0))
+    bursts = trace_document(write_report([none], tmp_path / "n.html")[0])["bursts"]
+    assert (bursts["time_s"], bursts["interval_ns"]) == ([], [])
