@@ -63,6 +63,8 @@ def headline(analysis: Analysis) -> list[str]:
         did.append(f"wrote {format_size(saved['written_bytes'].sum())} to {counted(len(saved), 'checkpoint file')}")
     sentences = [f"{' and '.join(did) or 'read no data set and wrote no checkpoint'}, in {format_duration(span)}."]
     sentences[0] = sentences[0][0].upper() + sentences[0][1:]
+    if analysis.trace.manifest.exit_status:
+        sentences.insert(0, f"The command failed with exit status {analysis.trace.manifest.exit_status}.")
     return sentences + [text for text in (_pace(analysis), _must_give(analysis)) if text]
 
 

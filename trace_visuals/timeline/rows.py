@@ -17,6 +17,7 @@ from trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS
 from trace_visuals.style import (
     BLACK,
     BLOCK_COLOURS,
+    CHECKPOINT_COLOURS,
     CPU_COLOURS,
     DEVICE_COLOURS,
     GREEN,
@@ -250,7 +251,8 @@ def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
     names, own = block.part_names, block.part_names[lane]
     first = next((index for index, name in enumerate(names) if name in CHECKPOINT_PARTS), len(names))
     title = "checkpoints" if lane == first else "" if lane else "parts"
-    _draw_strip(ax, block, block.parts, lane, (title, PART_COLOUR, "time"), False, f"{plain(own, _NAME_LETTERS)}\n")
+    thing = (title, CHECKPOINT_COLOURS.get(own, PART_COLOUR), "time")
+    _draw_strip(ax, block, block.parts, lane, thing, False, f"{plain(own, _NAME_LETTERS)}\n")
 
 
 def _draw_strip(

@@ -275,6 +275,14 @@ def test_the_first_words_say_what_the_job_did_and_whether_it_waits(tmp_path, job
     assert _document(tmp_path / "r.html")["traces"][0]["headline"] == headline(analysis)
 
 
+def test_of_a_command_that_failed_that_comes_first(tmp_path):
+    made = write_job(tmp_path / "t.trace", Job(epochs=1))
+    manifest = json.loads((made / "manifest.json").read_text())
+    (made / "manifest.json").write_text(json.dumps(manifest | {"exit_status": 3}))
+    analysis = write_report([made], tmp_path / "r.html")[0]
+    assert headline(analysis)[0] == "The command failed with exit status 3."
+
+
 @given(st.lists(st.integers(0, 2**62), max_size=50))
 def test_whole_numbers_survive_packing(values):
     back = _unpack(pack_whole(np.array(values, dtype=np.int64)))

@@ -14,6 +14,7 @@ from trace_visuals.report.page_data import trace_document
 from trace_visuals.report.saving import APART, BESIDE, ReadsBeside
 from trace_visuals.report.texts import describe
 from trace_visuals.requests import CHECKPOINT_PARTS
+from trace_visuals.style import CHECKPOINT_COLOURS
 from trace_visuals.timeline.data import load_timeline
 from trace_visuals.windows import TimeWindow
 from tracing_tools.trace import schema
@@ -71,7 +72,7 @@ def test_reads_are_told_apart_by_whether_a_checkpoint_was_being_written(path):
 def test_a_timeline_always_has_the_parts_of_checkpoints(path):
     window = TimeWindow(5_000 * MILLISECOND, 15_000 * MILLISECOND, 5_000 * MILLISECOND)
     block = load_timeline(Trace(path), "a", window, 200, "all", lambda events: None)
-    assert block.part_names[-3:] == CHECKPOINT_PARTS
+    assert block.part_names[-3:] == CHECKPOINT_PARTS and CHECKPOINT_COLOURS.keys() == set(CHECKPOINT_PARTS)
     assert block.part_names[:-3] == ("other3", "other4", "other5", "other6", "other7", "other8")
     assert block.parts.calls[-3:].sum(axis=1).tolist() == [2, 1, 2]
 
