@@ -1,11 +1,13 @@
 """Does a twin respond to other storage as its job does? Four kinds of job, four changes of storage.
 
-    python -m tests.perf.perf_respond [JOB ...]
+    python -m tests.perf.perf_respond [JOB ...] [--change CHANGE ...] [--runs N]
 
 The jobs are those of tests/perf/unseen, whose data are so small that the caps are, too. The twin is fitted to a run with the data
-set in the page cache, so that it has seen none of the changes. Needs root.
+set in the page cache, so that it has seen none of the changes. Job and twin run in turns, each N times, of which the medians are
+held against one another; how far the job's own runs are apart is told beside. Needs root.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -20,14 +22,14 @@ from tracing_tools.recorder.session import Options, trace_command
 _JOBS = Path(__file__).parent / "unseen"
 KINDS = ("images", "chunks", "crops", "shards")
 _CHANGES = ("cold", "read=4MB", "requests=60", "read=8MB,cache=8MiB")
-_ROUNDS = 3
+_ROUNDS, _RUNS = 3, 3
 
 
-def measure(kinds: Sequence[str] = KINDS) -> Iterator[Figure]:
-    """Yield the figure of each job and change."""
-    for kind in kinds:
+def measure(kinds: Sequence[str] = (), changes: Sequence[str] = (), runs: int = _RUNS) -> Iterator[Figure]:
+    """Yield the figure of each job and change, by default of all."""
+    for kind in kinds or KINDS:
         with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as folder:
-            yield from _figures(kind, Path(folder))
+            yield from _figures(kind, Path(folder), changes or _CHANGES, runs)
 
 
 def unseen_job(kind: str, folder: Path) -> list[str]:
@@ -37,23 +39,30 @@ def unseen_job(kind: str, folder: Path) -> list[str]:
     return job
 
 
-def _figures(kind: str, folder: Path) -> Iterator[Figure]:
+def _figures(kind: str, folder: Path, changes: Sequence[str], runs: int) -> Iterator[Figure]:
     job = unseen_job(kind, folder)
     trace = folder / "job.trace"
     manifest = trace_command([*job, "1"], trace, Options(forward_output=False))
     assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
     made = make_twin([trace], folder / "twin", _ROUNDS, force=False)
     document = respond(
-        folder / "twin", folder / "response", [parse_change(text) for text in _CHANGES], 1, [*job, "2"], force=False
+        folder / "twin", folder / "response", [parse_change(text) for text in changes], runs, [*job, "2"], force=False
     )
     unchanged, *changed = document["changes"]
     for row in changed:
         slower = row["job"]["seconds"] / unchanged["job"]["seconds"]
-        told = f"twin / job {row['ratio']:.3f}; the job {row['job']['seconds']:.1f} s, {slower:.1f} times as long as cached; "
+        spans = {side: row[side]["reading_s"] for side in ("job", "twin")}
+        own = ", ".join(f"the {side} {min(times):.1f} to {max(times):.1f} s" for side, times in spans.items())
+        told = f"twin / job {row['ratio']:.3f}, medians of {runs} runs: {own}; the job {slower:.1f} times as long as cached; "
         told += f"cached {unchanged['ratio']:.3f}; {made['kind'].partition(',')[0].partition(':')[0]}"
         yield Figure(f"respond: {kind}, {row['change']}, the twin's time off the job's", abs(row["ratio"] - 1), 0.05, True, told)
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:] or KINDS):
+    parser = argparse.ArgumentParser(prog="python -m tests.perf.perf_respond")
+    parser.add_argument("kinds", nargs="*", metavar="JOB", help=", ".join(KINDS))
+    parser.add_argument("--change", action="append", default=[])
+    parser.add_argument("--runs", type=int, default=_RUNS)
+    given = parser.parse_args()
+    for figure in measure(given.kinds, given.change, given.runs):
         print(figure.line(), flush=True)
