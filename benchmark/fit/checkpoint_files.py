@@ -16,6 +16,7 @@ from tracing_tools.trace import schema
 
 Format = Literal["zip", "legacy", "dcp"]
 
+REMOVALS = ("unlink", "unlinkat")
 _DISTRIBUTED = re.compile(r"__\d+_\d+\.distcp|\.metadata")
 _END_BYTES = 98  # of an archive of torch.save's: what follows its list of records
 _LEAST_RECORD_BYTES = 54  # of that list
@@ -59,7 +60,8 @@ class SeenFile:
 def find_files(job: Job) -> list[SeenFile]:
     """Return every time a checkpoint file was written, in order of time; opened again once closed is written anew."""
     kept = job.files[job.files["kind"] == "checkpoint"]
-    events = job.calls[job.calls["file_id"].isin(kept["file_id"])]
+    # A file may be removed much later, for the sake of a newer one: that is no part of its writing.
+    events = job.calls[job.calls["file_id"].isin(kept["file_id"]) & ~job.calls["op"].isin(REMOVALS)]
     events = events.sort_values(["file_id", "start_ns"], kind="stable")
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
     open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).groupby(events["file_id"]).cumsum() - opened

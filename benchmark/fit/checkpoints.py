@@ -12,13 +12,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.cadences import find_seconds
-from benchmark.fit.checkpoint_files import SeenFile, find_files, folder_of, without_leaving
+from benchmark.fit.checkpoint_files import REMOVALS, SeenFile, find_files, folder_of, without_leaving
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
 from benchmark.fit.times import taken_ns
 from tracing_tools.trace import schema
 
-_REMOVALS = ("unlink", "unlinkat")
 _NUMBER = re.compile(r"(\d+)")
 LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
 _IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
@@ -128,7 +127,7 @@ def _folders_synced(job: Job, folder: str) -> bool:
 
 
 def _removals(job: Job) -> pd.DataFrame:
-    return job.calls[job.calls["op"].isin(_REMOVALS) & (job.calls["result"] >= 0)]
+    return job.calls[job.calls["op"].isin(REMOVALS) & (job.calls["result"] >= 0)]
 
 
 def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[tuple[str, list[int]]]:

@@ -147,6 +147,20 @@ def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is
     assert [file.whole_ns // second for file in found] == [7, 18]
 
 
+@pytest.mark.parametrize("log_phases", [True, False])
+def test_a_checkpoint_that_is_removed_later_is_not_written_until_then(tmp_path, log_phases):
+    """Or the steps in between would have computed nothing."""
+    fitted = []
+    for keep in (None, 1):
+        path = write_job(
+            tmp_path / f"{keep}.trace", Job(epochs=4, checkpoint_every=1, checkpoint_keep=keep, pipes=True, log_phases=log_phases)
+        )
+        fitted.append(fit(Trace(path)).config)
+    assert fitted[0].twin.checkpoint.keep is None and fitted[1].twin.checkpoint.keep == 1
+    assert fitted[0].train.computation_time == fitted[1].train.computation_time
+    assert not fitted[1].twin.checkpoint.asynchronous
+
+
 # A job that writes two checkpoint files after each of two passes over a file: one past the page cache but for its end.
 DIRECT = """
 import fcntl, mmap, os, sys
