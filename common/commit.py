@@ -24,7 +24,7 @@ import msgspec
 from common.checkpoints import CHECKPOINT, LATEST, MANIFEST, Found, Manifest, StoredFile, checkpoints, encode, verify
 from common.errors import IotwinError, UsageError
 from common.files import fsync_directory, open_whole
-from common.tensor_file import Damaged, Index, Tensor, crc32c, read_small, write_durably, write_tensors
+from common.tensor_file import Damaged, Index, Packed, Tensor, crc32c, read_small, write_durably, write_tensors
 
 LOCK = "store.lock"
 _UNFINISHED = re.compile(CHECKPOINT.pattern + r"\.(tmp|gone)")
@@ -138,7 +138,7 @@ class Store:
         if failed:
             raise IotwinError(f"{self.directory}: another rank could not write its part of the checkpoint")
 
-    def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: dict[str, Any]) -> Path:
+    def commit(self, manifest: Manifest, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> Path:
         """Write a checkpoint of this rank's `tensors` and `values` with those of all ranks; return its folder on rank 0.
 
         `manifest` needs neither files nor sequence. When it returns, the checkpoint outlasts a loss of power and the older ones
@@ -187,7 +187,7 @@ class Store:
         return final
 
 
-def write_rank(folder: Path, rank: int, tensors: Iterable[Tensor], values: dict[str, Any]) -> None:
+def write_rank(folder: Path, rank: int, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> None:
     """Write the files of one rank into an unfinished checkpoint, each fsynced; OSError when that fails."""
     entries, size_bytes, checksum = write_tensors(folder / f"rank-{rank}.raw", tensors)
     # Rank 0 reads the checksum of the other ranks' tensors here, so that only sums need to pass between ranks.

@@ -22,7 +22,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 _CHUNK_BYTES = 1 << 20  # small enough to stay in a processor's cache between its copy and its checksum
 _BUFFER_BYTES = 4 << 20  # of one write
-_ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
+ALIGNMENT = 64  # of every tensor's first byte, for vector instructions on what is read back
 _MOST_INDEX_BYTES = 256 << 20
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _kept_buffers: list[NDArray[np.uint8]] = []
@@ -47,6 +47,13 @@ class Entry(msgspec.Struct):
     size_bytes: _Natural
 
 
+class Packed(NamedTuple):
+    """Tensors that lie in `content` as they do in a raw file: `entries` tell where, and between them are zeros."""
+
+    entries: list[Entry]
+    content: NDArray[np.uint8]
+
+
 class Index(msgspec.Struct):
     """What a raw file holds, and the plain values beside it."""
 
@@ -67,18 +74,27 @@ def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
     return int(google_crc32c.extend(before, content))
 
 
-def write_tensors(path: Path, tensors: Iterable[Tensor]) -> tuple[list[Entry], int, int]:
+def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[Entry], int, int]:
     """Write `tensors` at `path`, which must not exist, and fsync it; return the entries, the size in bytes and the CRC-32C."""
-    entries: list[Entry] = []
     with path.open("xb", buffering=0) as file, _write_buffer() as buffer:
         appender = _Appender(file.fileno(), buffer)
-        for name, dtype, shape, data in tensors:
-            appender.append(np.zeros(-appender.size_bytes % _ALIGNMENT, np.uint8))
-            entries.append(Entry(name, dtype, shape, appender.size_bytes, data.size))
-            appender.append(data)
+        if isinstance(tensors, Packed):
+            entries = tensors.entries
+            appender.append(tensors.content)
+        else:
+            entries = [_append(appender, tensor) for tensor in tensors]
         appender.finish()
         os.fsync(file.fileno())
     return entries, appender.size_bytes, appender.checksum
+
+
+def _append(appender: "_Appender", tensor: Tensor) -> Entry:
+    """Append a tensor behind what makes its first byte lie as it should; return where it lies."""
+    name, dtype, shape, data = tensor
+    appender.append(np.zeros(-appender.size_bytes % ALIGNMENT, np.uint8))
+    entry = Entry(name, dtype, shape, appender.size_bytes, data.size)
+    appender.append(data)
+    return entry
 
 
 @contextmanager
@@ -109,8 +125,10 @@ class _Appender:
         self.checksum = 0
 
     def append(self, data: NDArray[np.uint8]) -> None:
-        """Take over all of `data`."""
+        """Take over all of `data`; what fills the buffer and lies at whole pages is written from where it is."""
         self.size_bytes += data.size
+        if not self._filled and data.size >= _BUFFER_BYTES and not data.ctypes.data % mmap.PAGESIZE:
+            data = self._write_in_place(data)
         while data.size:
             chunk = data[: min(_CHUNK_BYTES, _BUFFER_BYTES - self._filled)]
             self._buffer[self._filled : self._filled + chunk.size] = chunk
@@ -125,8 +143,20 @@ class _Appender:
         if self._filled:
             self._write()
 
+    def _write_in_place(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Write as many buffers' worth of `data` as there are; return the rest."""
+        whole = data.size - data.size % _BUFFER_BYTES
+        for begin in range(0, whole, _BUFFER_BYTES):
+            part = data[begin : begin + _BUFFER_BYTES]
+            self.checksum = crc32c(part, self.checksum)
+            self._write_all(part)
+        return data[whole:]
+
     def _write(self) -> None:
-        left, self._filled = self._buffer[: self._filled], 0
+        filled, self._filled = self._filled, 0
+        self._write_all(self._buffer[:filled])
+
+    def _write_all(self, left: NDArray[np.uint8]) -> None:
         while left.size:
             left = left[self._file.write([left.data]) :]
 

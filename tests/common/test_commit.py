@@ -2,6 +2,7 @@
 
 import errno
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -54,11 +55,13 @@ def test_the_newest_is_read_as_it_was_written(tmp_path):
 
 @pytest.mark.parametrize("refused", ["nothing", "the mode", "writes"])
 @pytest.mark.parametrize("extra", [-1, 0, 1, 5000])
-def test_large_states_are_written_past_the_page_cache_where_that_is_possible(tmp_path, monkeypatch, refused, extra):
+@pytest.mark.parametrize("packed", [False, True])
+def test_large_states_are_written_past_the_page_cache_where_that_is_possible(tmp_path, monkeypatch, refused, extra, packed):
     """Sizes around two whole buffers, of tensors that do not end with them."""
     rng, total = tensor_file.np.random.default_rng(1), 2 * tensor_file._BUFFER_BYTES + extra
-    data = rng.integers(0, 256, total, "uint8")
-    first = 1_000_000 // tensor_file._ALIGNMENT * tensor_file._ALIGNMENT
+    data = tensor_file.np.frombuffer(mmap.mmap(-1, total), "uint8")  # at whole pages
+    data[:] = rng.integers(0, 256, total, "uint8")
+    first = 1_000_000 // tensor_file.ALIGNMENT * tensor_file.ALIGNMENT
     written, write, fcntl = [], os.write, direct_io.fcntl.fcntl
 
     def watched(descriptor, content):
@@ -76,6 +79,12 @@ def test_large_states_are_written_past_the_page_cache_where_that_is_possible(tmp
     monkeypatch.setattr(direct_io.os, "write", watched)
     monkeypatch.setattr(direct_io.fcntl, "fcntl", mode)
     parts = [tensor_file.Tensor(name, "uint8", (part.size,), part) for name, part in (("a", data[:first]), ("b", data[first:]))]
+    if packed:
+        places = [
+            tensor_file.Entry("a", "uint8", (first,), 0, first),
+            tensor_file.Entry("b", "uint8", (1,), first, total - first),
+        ]
+        parts = tensor_file.Packed(places, data)
     entries, size_bytes, checksum = tensor_file.write_tensors(tmp_path / "raw", parts)
     assert (tmp_path / "raw").read_bytes() == data.tobytes()
     assert size_bytes == total and checksum == tensor_file.crc32c(data) == tensor_file.checksum_of(tmp_path / "raw")

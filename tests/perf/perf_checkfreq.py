@@ -1,6 +1,7 @@
 """CheckFreq's library: what one checkpoint costs a training loop, beside waiting and beside other libraries.
 
-torchsnapshot and torch_checkpointing take part where they can be imported.
+torchsnapshot and torch_checkpointing take part where they can be imported: as they are, which sync nothing, and with a thread
+that syncs their files behind them, for a checkpoint that outlasts a loss of power as ours and, but for its index, torch's does.
 """
 
 import logging
@@ -10,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +29,13 @@ from workloads.checkfreq.persist import PROCESS
 from workloads.checkfreq.snapshot import Buffer, take
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 64
-_INTERVAL, _STEPS, _ROUNDS = 8, 64, 5
+_INTERVAL, _STEPS, _ROUNDS = 8, 64, 7
 _GIB = 1 << 30
-_NAMES = {"dcp": "torch's async_save", "torchsnapshot": "torchsnapshot", "torch_checkpointing": "torch_checkpointing"}
+_SYNCED = " and a sync"
+_NAMES = {
+    "dcp": "torch's async_save",
+    **{name + end: name + end for name in ("torchsnapshot", "torch_checkpointing") for end in ("", _SYNCED)},
+}
 
 
 def measure() -> list[Figure]:
@@ -107,7 +112,8 @@ class _Loop:
     """One way of taking checkpoints in the same loop: its seconds, stalls and processor seconds a round, the last one durable."""
 
     def __init__(self, base: Path, name: str) -> None:
-        self.store, self.name = base / name, name
+        self.store, self._way = base / name, name.removesuffix(_SYNCED)
+        self._syncs = name.endswith(_SYNCED)
         self.stalls: list[float] = []
         self.cpu_s: list[float] = []
         self.bytes = 0
@@ -119,7 +125,7 @@ class _Loop:
         for batch in data[:4]:
             model(batch).pow(2).mean().backward()
         optimizer.step()  # its state is there
-        return float(getattr(self, f"_{self.name}")(model, optimizer, data))
+        return float(getattr(self, f"_{self._way}")(model, optimizer, data))
 
     @contextmanager
     def _measured(self, stalls: list[float]) -> Iterator[list[float]]:
@@ -197,7 +203,13 @@ class _Loop:
         save: Callable[[Path], Callable[[], object]], guard: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> float:  # fmt: skip
         """Train by another library, whose `save` returns what waits until it has written, and whose `guard` an update needs."""
-        wait = save(self.store / "first")  # makes memory ready, and starts its process
+        syncing = ThreadPoolExecutor(1)
+
+        def begin_save(path: Path) -> Callable[[], object]:
+            wait = save(path)
+            return syncing.submit(_sync_behind, wait, path).result if self._syncs else wait
+
+        wait = begin_save(self.store / "first")  # makes memory ready, and starts its process
         wait()
         stalls: list[float] = []
 
@@ -206,7 +218,7 @@ class _Loop:
             if number % _INTERVAL == 0 and number < _STEPS:
                 begin = time.perf_counter()
                 wait()
-                wait = save(self.store / str(number))
+                wait = begin_save(self.store / str(number))
                 stalls.append(time.perf_counter() - begin)
 
         def update() -> None:
@@ -219,15 +231,29 @@ class _Loop:
         with self._measured(stalls) as seconds:
             _steps(model, optimizer, data, after, update)
             wait()
+        syncing.shutdown()
         return seconds[0]
 
 
+def _sync_behind(wait: Callable[[], object], path: Path) -> None:
+    """Sync all files of a checkpoint, then its folders, once it is written."""
+    wait()
+    files = [each for each in path.rglob("*") if each.is_file()]
+    for each in [*files, *{file.parent for file in files}, path.parent]:
+        descriptor = os.open(each, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
 def _loops(base: Path) -> list[Figure]:
-    rivals = ["dcp", *(name for name in ("torchsnapshot", "torch_checkpointing") if find_spec(name))]
+    rivals = [name for name in _NAMES if name == "dcp" or find_spec(name.removesuffix(_SYNCED))]
     loops = {name: _Loop(base, name) for name in ("none", "auto", "sync", *rivals)}
     seconds = dict(zip(loops, interleaved(_ROUNDS, *(loop.run for loop in loops.values())), strict=True))
     stall = {name: statistics.median(loop.stalls) for name, loop in loops.items() if loop.stalls}
-    cost = {name: statistics.median(each) - statistics.median(seconds["none"]) for name, each in seconds.items()}
+    cost = {
+        name: statistics.median(own - none for own, none in zip(each, seconds["none"], strict=True))
+        for name, each in seconds.items()
+    }
     spent = {name: statistics.median(loop.cpu_s) - statistics.median(loops["none"].cpu_s) for name, loop in loops.items()}
     size = f"{loops['auto'].bytes / 2**20:.0f} MiB every {_INTERVAL} steps, median of {_ROUNDS} rounds"
     return [

@@ -1,11 +1,15 @@
-"""CheckFreq's library: all time that checkpoints take at the interval that the program chose and corrects itself."""
+"""CheckFreq's library: all time that checkpoints take at the interval that the program chose and corrects itself.
+
+One network takes two minutes: `python -m tests.perf.perf_checkfreq_overhead vgg16`.
+"""
 
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -19,14 +23,14 @@ from workloads.models import build_network
 
 _STEPS = {"resnet18": 300, "vgg16": 480, "densenet121": 160}  # about as long
 _PERCENT = (5.0, 3.5)
-_ROUNDS, _PROFILED, _BATCH = 5, 100, 8
+_ROUNDS, _PROFILED, _BATCH = 9, 100, 8
 
 
-def measure() -> Iterator[Figure]:
-    """Yield the figures, each when it is there."""
+def measure(networks: Iterable[str] = _STEPS) -> Iterator[Figure]:
+    """Yield the figures of `networks`, each when it is there."""
     torch.set_num_threads(1)  # two of them wait for one another where processors are shared, more than they work
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
-        for network in _STEPS:
+        for network in networks:
             yield from _overhead(Path(name), network)
 
 
@@ -120,3 +124,8 @@ class _Training:
                 self._step(number)
             run.interval = iterator.interval
         return run
+
+
+if __name__ == "__main__":
+    for figure in measure(sys.argv[1:]):
+        print(figure.line(), flush=True)

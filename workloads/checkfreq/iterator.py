@@ -66,7 +66,7 @@ class CFIterator:
         self._controller: Controller | None = None
         self._calls, self._since, self._began_s = 0, 0, 0.0
         self._durations_s: list[float] = []
-        self._took = self._wrote = False  # whether the step that runs began with a checkpoint, beside one
+        self._took = self._beside = self._wrote = False  # whether the step that runs began with a checkpoint, is beside one
         self._fetching: Iterator[Any] | None = None
         self._cut = False
         self._skip = 0  # batches to drop, of a loader that cannot go on
@@ -152,14 +152,15 @@ class CFIterator:
         if self._manager is not None:
             self._manager.check()
             self._took = self._take_due(self._manager)
-            self._wrote = self._manager.writing
+            writing = self._manager.writing
+            self._beside, self._wrote = writing or self._wrote, writing  # the step after it finds cold caches
         if 0 <= self._steps_to_run <= self._steps_here:
             self.exit = True
 
     def _count(self, seconds: float, stall_s: float) -> None:
         """Take note of how long a step took."""
         if self._controller is not None:
-            window = self._controller.step(seconds, self._took, stall_s, self._wrote and not self._took)
+            window = self._controller.step(seconds, self._took, stall_s, self._beside and not self._took)
             if window is not None:
                 self._correct(window)
         elif not self.interval and self._calls > profile.WARM_UP and not self._took:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from common.checkpoints import Manifest
 from common.commit import Store
 from common.errors import IotwinError
+from common.tensor_file import Entry
 from workloads.checkfreq.layouts import Layout
 from workloads.checkfreq.snapshot import Buffer, Snapshot
-from workloads.checkfreq.writer import Placed, Request, WriterProcess
+from workloads.checkfreq.writer import Request, WriterProcess
 
 THREAD, PROCESS = "thread", "process"
 
@@ -130,7 +131,7 @@ def _request(store: Store, job: _Job) -> Request:
     if not snapshot.size_bytes:
         raise IotwinError("the state holds no tensor; let a thread write it")
     tensors = [
-        Placed(name, dtype, shape, offset, data.size)
+        Entry(name, dtype, shape, offset, data.size)
         for (name, dtype, shape, data), offset in zip(snapshot.tensors, snapshot.offsets, strict=True)
     ]
     return Request(

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.tensor_file import Tensor
+from common.tensor_file import ALIGNMENT, Tensor
 from workloads.state.nested import ARRAY, TENSOR, flatten_by
 from workloads.state.stateful import dtype_name, flatten
 
-_ALIGNMENT = 64
 _SMALL_BYTES = 256 << 10  # copied in less time than it costs training to have another thread do it
 
 
@@ -182,7 +181,9 @@ class _Carver:
         begin = self.pass_over(like)
         if self.used > self._memory.numel():
             raise _NoRoom
-        return self._memory[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
+        end = begin + like.nbytes
+        self._memory[end : self.used].zero_()  # between tensors a file has zeros
+        return self._memory[begin:end].view(like.dtype).view(like.shape)
 
     def pass_over(self, like: torch.Tensor) -> int:
         """Leave out what `like` takes; return where that begins."""
@@ -232,4 +233,4 @@ def _measure(state: Any, beside: bool) -> tuple[int, int]:
 
 
 def _padded(size_bytes: int) -> int:
-    return size_bytes + -size_bytes % _ALIGNMENT
+    return size_bytes + -size_bytes % ALIGNMENT

@@ -23,20 +23,10 @@ from common.checkpoints import Manifest
 from common.commit import Retention, Store
 from common.errors import IotwinError
 from common.processes import die_with_parent, name_process
-from common.tensor_file import Tensor
+from common.tensor_file import Entry, Packed
 
 _LENGTH = struct.Struct("<Q")
 _END_S = 60.0  # a process that is stuck in the kernel cannot be waited for
-
-
-class Placed(msgspec.Struct):
-    """A tensor in the shared buffer."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
 
 
 class Request(msgspec.Struct):
@@ -46,7 +36,7 @@ class Request(msgspec.Struct):
     retention: dict[str, Any]
     manifest: Manifest
     buffer_bytes: int
-    tensors: list[Placed]
+    tensors: list[Entry]
     values: Any
 
 
@@ -147,13 +137,9 @@ class _Served:
     def _write(self, request: Request, descriptor: int) -> str | None:
         """Commit the checkpoint; return why that failed."""
         try:
-            memory = self._memory(descriptor, request.buffer_bytes)
-            tensors = (
-                Tensor(each.name, each.dtype, each.shape, memory[each.offset : each.offset + each.size_bytes])
-                for each in request.tensors
-            )
+            packed = Packed(request.tensors, self._memory(descriptor, request.buffer_bytes)[: request.buffer_bytes])
             # The job holds the store's lock.
-            Store(Path(request.directory), Retention(**request.retention)).commit(request.manifest, tensors, request.values)
+            Store(Path(request.directory), Retention(**request.retention)).commit(request.manifest, packed, request.values)
         except IotwinError as failure:
             return str(failure)
         finally:

@@ -23,6 +23,7 @@ from workloads.checkfreq import profile
 from workloads.checkfreq.batches import CFBatches
 from workloads.checkfreq.iterator import CFIterator
 from workloads.checkfreq.layouts import OurLayout
+from workloads.checkfreq.manager import CFManager
 from workloads.checkfreq.writer import WriterProcess
 from workloads.policies.frequency import Profile
 from workloads.state.position import after, go_on, steps_left
@@ -102,6 +103,17 @@ def test_a_job_shorter_than_its_profile_keeps_ends_of_epochs(tmp_path):
     job = Job(tmp_path / "store").train(1).close()
     assert job.iterator.measured is None
     assert reasons(tmp_path / "store") == [(6, "epoch")]
+
+
+def test_the_step_after_the_writing_counts_as_beside_it(tmp_path, monkeypatch):
+    writing, told = iter([True, True, False, False, True, False]), []
+    monkeypatch.setattr(CFManager, "writing", property(lambda manager: next(writing)))
+    job = Job(tmp_path / "store", chk_freq=100)
+    job.iterator._controller = SimpleNamespace(due=False, step=lambda seconds, took, stall_s, beside: told.append(beside))
+    for _ in range(6):
+        next(job.iterator)
+    assert told == [True, True, True, False, True]  # of the step that runs nothing is known
+    job.close()
 
 
 def test_a_profile_that_is_asked_for_needs_a_timed_step(tmp_path):

@@ -157,6 +157,11 @@ def test_a_buffer_serves_states_of_any_shape_one_after_another(beside):
         held = [bytes(each.data) for each in snapshot.tensors]
         assert held == [tensor.numpy().tobytes() for tensor in tensors]
         assert [(each.dtype, each.shape) for each in snapshot.tensors] == [(str(t.dtype)[6:], tuple(t.shape)) for t in tensors]
+        packed = bytearray(buffer.memory[: snapshot.size_bytes].numpy().tobytes())
+        for offset, content in zip(snapshot.offsets, held, strict=True):  # as they are written: with zeros between them
+            assert packed[offset : offset + len(content)] == content
+            packed[offset : offset + len(content)] = bytes(len(content))
+        assert not any(packed)
     buffer.close()
 
 
