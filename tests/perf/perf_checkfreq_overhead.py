@@ -36,7 +36,7 @@ def measure(networks: Iterable[str] = _STEPS) -> Iterator[Figure]:
 
 def _overhead(base: Path, name: str) -> list[Figure]:
     """Each bound's runs between runs without checkpoints: from the same weights, in the same memory."""
-    job = _Training(name)
+    job = Training(name)
     runs: dict[float, list[_Run]] = {percent: [] for percent in (0.0, *_PERCENT)}
 
     def timed(percent: float) -> float:
@@ -80,33 +80,36 @@ class _Run:
                 self.processor_s += sum(each.cpu_s for each in self._manager.persisted[self._written :])
 
 
-class _Training:
+class Training:
+    """A network, an optimizer and batches, all from the same beginning in every run."""
+
     def __init__(self, name: str) -> None:
         torch.manual_seed(1)
-        self._network, self._steps = build_network(name, "tiny", 10), _STEPS[name]
-        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3, momentum=0.9)
+        self.network, self._steps = build_network(name, "tiny", 10), _STEPS[name]
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-3, momentum=0.9)
         self._data = [torch.randn(_BATCH, 3, 32, 32) for _ in range(4)]
-        self._step(0)
-        self._initial = deepcopy((self._network.state_dict(), self._optimizer.state_dict()))
+        self.step(0)
+        self._initial = deepcopy((self.network.state_dict(), self.optimizer.state_dict()))
 
-    def _step(self, number: int) -> None:
-        self._optimizer.zero_grad()
-        self._network(self._data[number % 4]).pow(2).mean().backward()
-        self._optimizer.step()
+    def step(self, number: int) -> None:
+        """Train one step."""
+        self.optimizer.zero_grad()
+        self.network(self._data[number % 4]).pow(2).mean().backward()
+        self.optimizer.step()
 
     def _begin(self) -> None:
         """Go back to where every run begins."""
-        self._network.load_state_dict(self._initial[0])
-        self._optimizer.load_state_dict(deepcopy(self._initial[1]))
+        self.network.load_state_dict(self._initial[0])
+        self.optimizer.load_state_dict(deepcopy(self._initial[1]))
 
     def run_without(self) -> _Run:
         """Train without checkpoints."""
         self._begin()
         for number in range(_PROFILED):
-            self._step(number)
+            self.step(number)
         run = _Run()
         for number in range(self._steps):
-            self._step(number)
+            self.step(number)
         run.end()
         return run
 
@@ -114,14 +117,14 @@ class _Training:
         """Train with checkpoints for at most `percent`; the steps of the profile, and the last writing, do not count."""
         self._begin()
         shutil.rmtree(store, ignore_errors=True)
-        with CFManager(store, CFCheckpoint(model=self._network, optimizer=self._optimizer)) as manager:
+        with CFManager(store, CFCheckpoint(model=self.network, optimizer=self.optimizer)) as manager:
             total = _PROFILED + self._steps
             iterator = CFIterator(range(total), bs=_BATCH, cf_manager=manager, max_overhead=percent, dynamic=True)
             iterator.before_epoch_checkpoint = lambda: run.end()
             for number in iterator:
                 if number == _PROFILED:
                     run = _Run(manager)
-                self._step(number)
+                self.step(number)
             run.interval = iterator.interval
         return run
 

@@ -14,12 +14,16 @@ SAMPLES, BATCH = 24, 4
 
 
 class Numbers(Dataset):
-    """Vectors that are functions of their index."""
+    """Vectors that are functions of their index; `read` are those that were asked for."""
+
+    def __init__(self):
+        self.read = []
 
     def __len__(self):
         return SAMPLES
 
     def __getitem__(self, index):
+        self.read.append(index)
         return torch.full((6,), index / SAMPLES), index
 
 
@@ -43,7 +47,8 @@ class Job:
         checkpoint = CFCheckpoint(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
         self.manager = CFManager(store, checkpoint, mode=mode, **(manager or {}))
         self.batches = CFBatches(SAMPLES, BATCH, seed=3)
-        loader = DataLoader(Numbers(), batch_sampler=self.batches, num_workers=workers)
+        self.data = Numbers()
+        loader = DataLoader(self.data, batch_sampler=self.batches, num_workers=workers)
         self.iterator = CFIterator(loader, bs=BATCH, dali=False, chk_freq=chk_freq, cf_manager=self.manager, **options)
         self.taken = []  # (epoch, index)
         if (left := self.manager.restore()) is not None:

@@ -67,6 +67,7 @@ def test_a_job_stopped_anywhere_and_restored_ends_as_one_that_never_stopped(tmp_
     assert second.resumed_step == (stop if stop != 6 else 5)  # at the end of an epoch it stopped before that one's checkpoint
     assert second.digest == whole.digest
     assert Counter(first.taken[: second.resumed_step * BATCH]) + Counter(second.taken) == ALL
+    assert second.data.read == [index for _, index in second.taken]  # none to pass over what was consumed
 
 
 def test_manual_checkpoints_are_those_asked_for_and_ends_of_epochs(tmp_path, whole):
