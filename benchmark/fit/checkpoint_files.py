@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -57,28 +58,72 @@ class SeenFile:
         return [read for begin_ns, reads in self.visits if self.next_ns is None or begin_ns < self.next_ns for read in reads]
 
 
+class _Calls(NamedTuple):
+    """Calls on a file, or on several one after another, one array a column, in order of start."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    op: NDArray[np.object_]
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    offset: NDArray[np.float64]  # NaN: none
+    result: NDArray[np.int64]
+    writes: NDArray[np.bool_]
+    reads: NDArray[np.bool_]  # that tell where
+    syncs: NDArray[np.bool_]
+    direct: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Self:
+        """Return the columns of calls as of Job.calls."""
+        op, result, offset = frame["op"], frame["result"].to_numpy(np.int64), frame["offset"].to_numpy(np.float64)
+        writes, reads, syncs = (op.isin(ops).to_numpy() for ops in (schema.WRITE_OPS, schema.READ_OPS, schema.SYNC_OPS))
+        direct = (frame["flags"] & schema.FLAG_DIRECT).to_numpy() != 0
+        start_ns, end_ns, duration_ns = (frame[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "duration_ns"))
+        return cls(
+            start_ns, end_ns, duration_ns, op.astype(str).to_numpy(object), frame["pid"].to_numpy(np.int64),
+            frame["tid"].to_numpy(np.int64), offset, result, writes & (result > 0),
+            reads & (result >= 0) & ~np.isnan(offset), syncs, direct,
+        )  # fmt: skip
+
+    def within(self, begin: int, end: int) -> "_Calls":
+        """Return those from number `begin` to `end`."""
+        return _Calls._make(column[begin:end] for column in self)
+
+    def chosen(self, which: NDArray[np.bool_]) -> "_Calls":
+        """Return those of `which`."""
+        return _Calls._make(column[which] for column in self)
+
+
 def find_files(job: Job) -> list[SeenFile]:
     """Return every time a checkpoint file was written, in order of time; opened again once closed is written anew."""
     kept = job.files[job.files["kind"] == "checkpoint"]
+    paths = dict(zip(kept["file_id"].tolist(), zip(kept["path"], kept["renamed_to"], strict=True), strict=True))
     # A file may be removed much later, for the sake of a newer one: that is no part of its writing.
     events = job.calls[job.calls["file_id"].isin(kept["file_id"]) & ~job.calls["op"].isin(REMOVALS)]
     events = events.sort_values(["file_id", "start_ns"], kind="stable")
     opened = events["op"].isin(schema.OPEN_OPS).astype(np.int64)
     open_before = (opened - events["op"].isin(schema.CLOSE_OPS)).groupby(events["file_id"]).cumsum() - opened
-    events["visit"] = ((opened == 1) & (open_before <= 0)).groupby(events["file_id"]).cumsum()
+    begun = ((opened == 1) & (open_before <= 0)).to_numpy()
+    calls, file_ids = _Calls.of(events), events["file_id"].to_numpy(np.int64)
+    begins = np.flatnonzero(begun | (np.diff(file_ids, prepend=-1) != 0))
+    ranks: dict[int, int] = {}
     seen: list[SeenFile] = []
-    last: dict[Any, SeenFile] = {}
-    for (file_id, _), own in events.groupby(["file_id", "visit"]):
-        writes = own[own["op"].isin(schema.WRITE_OPS) & (own["result"] > 0)]
-        if len(writes):
-            seen.append(
-                _seen_file(kept.loc[kept["file_id"] == file_id].iloc[0], own, writes, _rank_of(job, int(writes["pid"].iloc[0])))
-            )
+    last: dict[int, SeenFile] = {}
+    for begin, end in pairwise([*begins.tolist(), len(file_ids)]):
+        own, file_id = calls.within(begin, end), int(file_ids[begin])
+        if own.writes.any():
+            pid = int(own.pid[own.writes][0])
+            if pid not in ranks:
+                ranks[pid] = _rank_of(job, pid)
+            path, renamed_to = paths[file_id]
+            seen.append(_seen_file(file_id, path, renamed_to, own, ranks[pid]))
             last[file_id] = seen[-1]
         elif file_id in last:
-            reads = own[own["op"].isin(schema.READ_OPS) & (own["result"] >= 0)].dropna(subset=["offset"])
-            own_reads = list(zip(reads["offset"].astype(int).tolist(), reads["result"].tolist(), strict=True))
-            last[file_id].visits.append((int(own["start_ns"].iloc[0]), own_reads))
+            reads = own.chosen(own.reads)
+            own_reads = list(zip(reads.offset.astype(np.int64).tolist(), reads.result.tolist(), strict=True))
+            last[file_id].visits.append((int(own.start_ns[0]), own_reads))
     folder = folder_of(seen) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))
@@ -106,33 +151,32 @@ def _rank_of(job: Job, pid: int) -> int:
     return line[-1] if roles.get(line[-1]) == "rank" else pid
 
 
-def _seen_file(row: pd.Series, events: pd.DataFrame, writes: pd.DataFrame, rank: int) -> SeenFile:
-    renamed = isinstance(row["renamed_to"], str)
-    path = row["renamed_to"] if renamed else row["path"]
-    in_folder = renamed and PurePosixPath(path).name == PurePosixPath(row["path"]).name
-    path = without_leaving(path) if in_folder else path
-    start_ns, written_ns = int(events["start_ns"].min()), int(writes["end_ns"].max())
-    opened_ns, first_write_ns = int(events["end_ns"].iloc[0]), int(writes["start_ns"].min())
+def _seen_file(file_id: int, opened_path: str, renamed_to: str | None, calls: _Calls, rank: int) -> SeenFile:
+    renamed = isinstance(renamed_to, str)
+    path = renamed_to if isinstance(renamed_to, str) else opened_path
+    in_folder = renamed and PurePosixPath(path).name == PurePosixPath(opened_path).name
+    path, writes = without_leaving(path) if in_folder else path, calls.chosen(calls.writes)
+    start_ns, written_ns = int(calls.start_ns[0]), int(writes.end_ns.max())
     return SeenFile(
-        file_id=int(row["file_id"]),
+        file_id=file_id,
         path=path,
         name=PurePosixPath(path).name,
         start_ns=start_ns,
-        end_ns=int(events["end_ns"].max()),
-        whole_ns=written_ns + int(events.loc[events["start_ns"] >= written_ns, "duration_ns"].sum()),
-        pid=int(writes["pid"].iloc[0]),
-        tid=int(writes["tid"].iloc[0]),
+        end_ns=int(calls.end_ns.max()),
+        whole_ns=written_ns + int(calls.duration_ns[calls.start_ns >= written_ns].sum()),
+        pid=int(writes.pid[0]),
+        tid=int(writes.tid[0]),
         rank=rank,
-        write_sizes=_run_lengths(writes["result"].to_numpy()),
-        format=format_of(PurePosixPath(path).name, writes["op"].astype(str).tolist(), writes["result"].tolist()),
-        fsync=bool(events["op"].isin(schema.SYNC_OPS).any()),
+        write_sizes=_run_lengths(writes.result),
+        format=format_of(PurePosixPath(path).name, writes.op.tolist(), writes.result.tolist()),
+        fsync=bool(calls.syncs.any()),
         renamed=renamed and not in_folder,
-        direct=bool((events["flags"] & schema.FLAG_DIRECT).any()),
+        direct=bool(calls.direct.any()),
         folder_renamed=in_folder,
         visits=[],
-        serialization_s=max(written_ns - start_ns - int(writes["duration_ns"].sum()), 0) / 1e9,
-        ahead_s=max(first_write_ns - opened_ns, 0) / 1e9,
-        calls_s=int(events["duration_ns"].sum()) / 1e9,
+        serialization_s=max(written_ns - start_ns - int(writes.duration_ns.sum()), 0) / 1e9,
+        ahead_s=max(int(writes.start_ns[0]) - int(calls.end_ns[0]), 0) / 1e9,
+        calls_s=int(calls.duration_ns.sum()) / 1e9,
     )
 
 
