@@ -99,7 +99,7 @@ def _done_before(config: c.Config, steps: int) -> tuple[int, int, int]:
 
 
 def _start_up_reads(config: c.Config) -> int:
-    return sum(size > 0 for reads in config.twin.startup_reads for _, _, size in listed_reads.parse(reads))
+    return sum(read.size_bytes > 0 for reads in config.twin.startup_reads for read in listed_reads.parse(reads))
 
 
 def _pass(
@@ -109,7 +109,7 @@ def _pass(
     own = [size for name in names or () for size in _sizes(name, sizes)] or list(sizes.values())
     total, ranks = sum(own) + sum(map(read_twice, own)) * by_numpy, config.twin.ranks
     held = total // DlrmLayout.SAMPLE_BYTES if config.twin.layout == "dlrm" else files * each
-    listed = None if reads is None else [{file for file, _, _ in listed_reads.parse(one)} for one in reads]
+    listed = None if reads is None else [{read.file for read in listed_reads.parse(one)} for one in reads]
     if reads is not None:
         held, total = len(reads), listed_reads.size_bytes(reads)
     steps = held // (batch * ranks) if drop_last else -(-held // (batch * ranks))

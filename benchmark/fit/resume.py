@@ -51,7 +51,7 @@ def _named_step(start_up: StartUp) -> int | None:
     """The step in the name of the file that most was read of: of older checkpoints no more than the manifests are."""
     read_bytes = Counter[int]()
     for reads in start_up.reads:
-        for number, _, size_bytes in listed_reads.parse(reads):
+        for number, _, size_bytes, _ in listed_reads.parse(reads):
             read_bytes[number] += size_bytes
     steps = {number: int(match[1]) for number, (name, _) in enumerate(start_up.files) if (match := _STEP.search(name))}
     return steps[max(steps, key=lambda number: read_bytes[number])] if steps else None

@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -160,7 +161,7 @@ class Mapped(_Descriptor):
 
 
 class KeptOpen:
-    """An opener that leaves each file open for the next time, in each process for itself; of `most_open` files at a time."""
+    """An opener that keeps files open for next time, in each process for itself; `most_open` at a time, all closed at last."""
 
     def __init__(self, opener: Opener, most_open: int | None = None) -> None:
         self._opener, self._most_open = opener, most_open
@@ -172,10 +173,16 @@ class KeptOpen:
         key = (os.getpid(), threading.get_ident(), path)
         if key not in self._files:
             own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []
+            if self._most_open and not own:
+                Finalize(None, self._close, key[:2], exitpriority=0)  # loaders end without a look at what Python keeps
             if self._most_open and len(own) >= self._most_open:
                 self._files.pop(own[0]).__exit__(None, None, None)
             self._files[key] = self._opener(path)
         return _Kept(self._files[key])
+
+    def _close(self, pid: int, thread: int) -> None:
+        for key in [key for key in self._files if key[:2] == (pid, thread)]:
+            self._files.pop(key).__exit__(None, None, None)
 
 
 class _Kept:

@@ -1,11 +1,16 @@
 """Samples that are listed reads: stretches of files, as a traced job read them for each (an index, a chunk, a label)."""
 
 import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import groupby
 
-from benchmark.config.listed_reads import visits
-from benchmark.emulator.readers.access import Buffered, Opener, scratch
+from benchmark.config.listed_reads import Read, visits
+from benchmark.emulator.readers.access import Buffered, Opener, OpenFile, scratch
 from benchmark.emulator.readers.sample import Sample
+
+_beside = threading.local()
 
 
 class ToItsEnd(Buffered):
@@ -29,7 +34,28 @@ class ListedReads:
         read_bytes, content = 0, scratch(0)
         for number, reads in visits(self._listed[int(path)]):
             with self._open(self._paths[number]) as file:
-                for offset, size_bytes in reads:
-                    content = file.read(offset, size_bytes)
-                    read_bytes += size_bytes
+                for by_threads, run in groupby(reads, lambda read: read.thread > 0):
+                    asked = list(run)
+                    content = _read_beside(file, asked) if by_threads else _read(file, asked)
+                    read_bytes += sum(read.size_bytes for read in asked)
         return Sample(content, read_bytes)
+
+
+def _read(file: OpenFile, reads: Sequence[Read]) -> memoryview:
+    return [file.read(read.offset, read.size_bytes) for read in reads][-1]
+
+
+def _read_beside(file: OpenFile, reads: Sequence[Read]) -> memoryview:
+    """Read by the threads of these numbers at the same time, and return what is read last once all are done."""
+    asked = [_thread(read.thread).submit(file.read, read.offset, read.size_bytes) for read in reads]
+    wait(asked)
+    return [each.result() for each in asked][-1]
+
+
+def _thread(number: int) -> ThreadPoolExecutor:
+    """Return the thread of that number beside the calling one; a process that was forked has threads of its own."""
+    threads: dict[tuple[int, int], ThreadPoolExecutor] = _beside.__dict__.setdefault("threads", {})
+    key = os.getpid(), number
+    if key not in threads:
+        threads[key] = ThreadPoolExecutor(1, f"reader-{number}")
+    return threads[key]

@@ -42,6 +42,7 @@ def listed(samples: Samples, passes: Sequence[Pass], files: Sequence[int], by_sa
         + rows["offset"].astype(str)
         + "+"
         + rows["size"].astype(str)
+        + ("@" + rows["thread"].astype(str)).where(rows["thread"] > 0, "")
     )
     listed = texts.groupby(rows["read"]).agg(" ".join).reindex(chosen, fill_value="")
     if by_sample:

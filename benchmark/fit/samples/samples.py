@@ -34,7 +34,8 @@ class Samples:
     keep_open: bool = False
     most_open: int | None = None  # of files that are kept open, by each process; None: all that it meets
     buffer_bytes: int | None = None  # of one read, where a sample is what a step used up: see benchmark.fit.samples.step_samples
-    # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size.
+    # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size, thread (0 is
+    # the process's main one; others are numbered by process from 1, as they came).
     reads: pd.DataFrame | None = None
 
     def file_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -99,7 +100,7 @@ def _access_numbers(events: pd.DataFrame) -> pd.Series:
 
 
 def reads_of(reads: pd.DataFrame, access: NDArray[np.int64]) -> pd.DataFrame:
-    """Return `Samples.reads` of these reads (file, offset, result) in order, each one's access given."""
+    """Return `Samples.reads` of these reads (pid, tid, file, offset, result) in order, each one's access given."""
     # What was read without an offset (of a stream) went on where the last read ended.
     done = reads.groupby("file")["result"].cumsum() - reads["result"]
     return pd.DataFrame(
@@ -108,12 +109,21 @@ def reads_of(reads: pd.DataFrame, access: NDArray[np.int64]) -> pd.DataFrame:
             "file": reads["file"].to_numpy(np.int64),
             "offset": reads["offset"].fillna(done).to_numpy(np.int64),
             "size": reads["result"].to_numpy(np.int64),
+            "thread": _threads(reads),
         }
     )
 
 
+def _threads(reads: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the number of each read's thread within its process: 0 for the main one, others from 1 as they came."""
+    beside = reads[reads["tid"] != reads["pid"]]
+    number = beside.groupby("pid")["tid"].transform(lambda tids: pd.factorize(tids)[0]) + 1
+    found: NDArray[np.int64] = number.reindex(reads.index, fill_value=0).to_numpy(np.int64)
+    return found
+
+
 def reads_within(reads: pd.DataFrame, accesses: pd.DataFrame) -> pd.DataFrame:
-    """Return `Samples.reads` of these reads (pid, start_ns, file, offset, result), each in an access of its process."""
+    """Return `Samples.reads` of these reads (pid, tid, start_ns, file, offset, result), each in an access of its process."""
     begins = accesses[["pid", "start_ns"]].reset_index(names="read").sort_values("start_ns", kind="stable")
     made = pd.merge_asof(reads.sort_values("start_ns", kind="stable"), begins, on="start_ns", by="pid").dropna(subset=["read"])
     return reads_of(made, made["read"].to_numpy(np.int64))

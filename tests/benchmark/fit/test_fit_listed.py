@@ -1,5 +1,7 @@
 """Samples that are several reads, files that a job starts from, and checkpoints of several ranks: fitted, read by the twin."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from benchmark import config as c
 from benchmark.config import listed_reads
 from benchmark.emulator.checkpoints.plan import files_written
 from benchmark.emulator.data.dataset import open_dataset, start_up
+from benchmark.emulator.readers.access import Buffered
+from benchmark.emulator.readers.listed import ListedReads
 from benchmark.fit import fit, foretell
 from benchmark.fit.coverage import Coverage, Flow
 from common.errors import IotwinError, UsageError
@@ -16,8 +20,11 @@ from tracing_tools.trace.reader import Trace
 _SAMPLES, _CHUNK, _BATCH = 48, 50_000, 4
 
 
-def chunks_and_labels(folder, seed: int = 1) -> Trace:
-    """Two epochs over one file by a loader each: an index of 500 bytes, a chunk, a label; first a model is read, by the rank."""
+def chunks_and_labels(folder, seed: int = 1, thread: bool = False) -> Trace:
+    """Two epochs over one file by a loader each: an index of 500 bytes, a chunk, a label; first a model is read, by the rank.
+
+    With `thread`, the chunk is read by a thread of the loader's, of another id in each.
+    """
     made, rng = Made(), np.random.default_rng(seed)
     made.process(1000, 1, "rank")
     model, data = made.file("/models/start.pt", "checkpoint", 400_000), made.file("/data/all.h5", size=1_000 + _SAMPLES * 51_000)
@@ -31,7 +38,7 @@ def chunks_and_labels(folder, seed: int = 1) -> Trace:
             now = made.call(now + 0.2, loader, "read", asked, None, 30)
             for sample in batch.tolist():
                 now = made.call(now + 1, loader, "pread64", data, 200, 500)
-                now = made.call(now, loader, "pread64", data, 1_000 + sample * 51_000, _CHUNK)
+                now = made.call(now, loader, "pread64", data, 1_000 + sample * 51_000, _CHUNK, tid=loader + 50 * thread)
                 now = made.call(now, loader, "pread64", data, 1_000 + sample * 51_000 + _CHUNK, 8)
             now = made.call(now, loader, "write", given, None, 3000)
             now = 20 + made.call(now, 1000, "read", given, None, 3000)
@@ -188,3 +195,35 @@ def test_shards_of_a_checkpoint_are_written_by_their_ranks(tmp_path):
     written = {rank: [file.name for file in files_written(fitted.config, 1, 32, rank, 2)] for rank in (0, 1)}
     assert written == {rank: [f"step_1_32/__{rank}_0.distcp"] for rank in (0, 1)}
     assert fitted.coverage["write_share"] == 1.0
+
+
+def test_what_a_loaders_thread_read_is_read_by_a_thread_of_the_twins_loader(tmp_path):
+    traces = [chunks_and_labels(tmp_path / str(thread), thread=thread) for thread in (False, True)]
+    plain, beside = (fit(trace, "structured").config.twin for trace in traces)
+    assert plain.train_reads and all("@" not in reads for reads in plain.train_reads)
+    parts = [[read.partition("@")[2] for read in reads.split()] for reads in beside.train_reads]
+    assert parts == [["", "1", ""]] * _SAMPLES
+    assert [reads.replace("@1", "") for reads in beside.train_reads] == plain.train_reads
+
+
+def test_threads_read_beside_the_one_that_reads_the_sample(tmp_path):
+    """Two of them at the same time: each waits for the other before it reads."""
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    both, seen = threading.Barrier(2), []
+
+    class Noting(Buffered):
+        def read(self, offset, size_bytes):
+            if offset:
+                both.wait(60)
+            seen.append((offset, threading.current_thread() is not threading.main_thread(), threading.get_ident()))
+            return super().read(offset, size_bytes)
+
+    reader = ListedReads(Noting, [str(tmp_path / "a")], ["0:0+4 0:10+5@1 0:20+6@2", "0:20+6@2 0:10+5@1 0:0+4"])
+    assert [reader.read(str(number), 0, 1).read_bytes for number in (0, 1)] == [15, 15]
+    assert {(offset, beside) for offset, beside, _ in seen} == {(0, False), (10, True), (20, True)}
+    assert len({thread for _, _, thread in seen}) == 3  # the same ones for the second sample
+
+
+@pytest.mark.parametrize("listed", ["0:1+2@", "0:1+2@x", "0:1+2@1234", "0:1@1+2"])
+def test_threads_of_listed_reads_are_numbers(listed):
+    assert listed[:60] in (listed_reads.problem([listed], 1) or "")

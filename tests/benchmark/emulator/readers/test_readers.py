@@ -3,6 +3,7 @@
 import bz2
 import io
 import lzma
+import multiprocessing
 import os
 import struct
 import sys
@@ -237,6 +238,24 @@ def test_of_files_kept_open_the_oldest_is_closed_for_another(tmp_path: Path) -> 
         with opener(str(tmp_path / name)) as file:
             assert bytes(file.read(0, 1)) == b"x"
     assert closed == ["a"]
+
+
+def test_a_process_closes_what_it_kept_open_when_it_ends(tmp_path: Path) -> None:
+    """Of so many at a time; one that keeps all open closes none, as a job that never does."""
+    (tmp_path / "a").write_bytes(b"x")
+
+    class Noting(Buffered):
+        def __exit__(self, *error: object) -> None:
+            (tmp_path / "closed").write_text(f"{os.getpid()}")
+            super().__exit__(None, None, None)
+
+    for most_open, closed in ((None, False), (2, True)):
+        opener = KeptOpen(Noting, most_open)
+        process = multiprocessing.get_context("fork").Process(target=opener, args=(str(tmp_path / "a"),))
+        process.start()
+        process.join()
+        assert process.exitcode == 0 and (tmp_path / "closed").exists() is closed
+    assert (tmp_path / "closed").read_text() == str(process.pid)
 
 
 def test_direct_fs_reads_past_the_page_cache(generated: Path) -> None:
