@@ -115,11 +115,12 @@ def _kind(made: dict[str, Any]) -> str:
 
 
 def _told(made: dict[str, Any]) -> str:
-    """What else there is to say of a twin held out: its lowest part beside that of reruns, the reruns, the rounds and the verdict."""
+    """What else there is to say of a twin held out: its lowest part, also of reruns, the reruns, the rounds and the verdict."""
     held_out = made["held_out"][0]
     lowest = min(held_out["dimensions"].items(), key=lambda item: item[1])
     reruns, verdict = made["noise_floor_dimensions"][lowest[0]], held_out["verdict"].partition(":")[0]
-    return f"lowest part {lowest[0]} {lowest[1]:.3f}, of reruns {reruns:.3f}; a rerun {made['noise_floor']:.3f}; {len(made['rounds'])} rounds; {verdict}"
+    parts = f"lowest part {lowest[0]} {lowest[1]:.3f}, of reruns {reruns:.3f}"
+    return f"{parts}; a rerun {made['noise_floor']:.3f}; {len(made['rounds'])} rounds; {verdict}"
 
 
 def _figure(job: Path, folder: Path) -> Figure:
