@@ -125,7 +125,7 @@ def _pass(
 def _calls(config: c.Config, reads: Sequence[str] | None, sizes: Sequence[int], sample_bytes: float) -> float | None:
     """Read calls that bring something, of one pass over all samples; None where a format's own reader makes them."""
     if reads is not None:
-        return float(sum(size > 0 for one in reads for _, _, size in listed_reads.parse(one)))
+        return float(sum(read.size_bytes > 0 for one in reads for read in listed_reads.parse(one)))
     if config.twin.layout or config.twin.reader.streamed:
         return None
     if asked := config.twin.reader.read_sizes:
