@@ -210,6 +210,8 @@ class CheckpointFile(Section):
     looked_at: Literal["opened", "read"] | None = None
     rank: Count = 0  # that writes it; of fewer ranks the last
     epochs: list[Count] | None = None  # written only at these epochs' checkpoints (a best-so-far file); None: at every one
+    after_steps: list[Count] | None = None  # the same of the whole run's steps, where two kinds have cadences of their own
+    keep: Count | None = None  # newest of this file alone that stay, 0: all; None: as twin.checkpoint.keep says
     # Seconds besides writing; None: its share, by bytes, of those that the section says.
     serialization_time: Duration | None = None
     format: CheckpointFormat | None = None  # that its writes are of; None: another, or not known

@@ -51,6 +51,7 @@ class SeenFile:
     calls_s: float  # in system calls on it
     next_ns: int | None = None  # when the next checkpoint begins
     looked_at: Literal["opened", "read"] | None = None  # what was done to it in later checkpoints
+    keep: int | None = None  # newest of its like that stay when older ones are removed; None: all
 
     @property
     def read_back(self) -> list[tuple[int, int]]:

@@ -130,44 +130,56 @@ def _removals(job: Job) -> pd.DataFrame:
     return job.calls[job.calls["op"].isin(REMOVALS) & (job.calls["result"] >= 0)]
 
 
-def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[tuple[str, list[int]]]:
-    """Return a name and the files of each checkpoint that the job found and did not write, oldest first.
+def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[list[tuple[str, int]]]:
+    """Return the files (name, file_id) of each checkpoint that the job found and did not write, oldest first.
 
     They are known by names that are like its own but for the numbers.
     """
-    shapes = {_NUMBER.sub("#", file.name) for point in each for file in point.files}
+    shapes = {_shape(file.name) for point in each for file in point.files}
     own = {_numbered(file.name) for point in each for file in point.files}
     files = job.files[job.files["path"].str.startswith(f"{folder}/") & (job.files["kind"] != "missing")]
-    found: dict[str, tuple[str, list[int]]] = {}
+    found: dict[str, list[tuple[str, int]]] = {}
     for file_id, path in zip(files["file_id"], files["path"], strict=True):
         name = without_leaving(path).removeprefix(f"{folder}/")
         number = _numbered(name)
-        if number is not None and number not in own and _NUMBER.sub("#", name) in shapes:
-            found.setdefault(number, (name, []))[1].append(int(file_id))
+        if number is not None and number not in own and _shape(name) in shapes:
+            found.setdefault(number, []).append((name, int(file_id)))
     return [found[number] for number in sorted(found, key=lambda number: [int(digits) for digits in _NUMBER.findall(number)])]
 
 
-def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[tuple[str, list[int]]]) -> tuple[int | None, list[str]]:
+def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tuple[str, int]]]) -> tuple[int | None, list[str]]:
     """Return how many whole checkpoints there were, the newest included, when files of an older one had been removed.
 
-    Beside it the names of those `before` that were removed, or are among those that stay: others are not the job's to remove.
+    Each file is told how many of its like there were. Beside it a name of each of those `before` that were removed, or are among
+    those that stay: others are not the job's to remove.
     """
-    own = [(max(file.whole_ns for file in point.files), [file.file_id for file in point.files]) for point in each]
-    points = [*((-1, ids) for _, ids in before), *own]
-    whole = np.sort([whole_ns for whole_ns, _ in points])
     removed = _removals(job).set_index("file_id")["start_ns"]
     removed = removed if removed.index.is_unique else removed.iloc[:0]
-    left = [
-        int(np.searchsorted(whole, removed[file_id])) - index - 1
-        for index, (_, ids) in enumerate(points)
-        for file_id in ids
-        if file_id in removed.index
-    ]
-    found, counts = np.unique([count for count in left if count > 0], return_counts=True)
-    keep = int(found[counts.argmax()]) if len(found) else None
-    first = 0 if keep is None else len(points) - keep
-    names = [name for index, (name, ids) in enumerate(before) if index >= first or removed.index.isin(ids).any()]
-    return keep, names
+    own = [(file, max(other.whole_ns for other in point.files)) for point in each for file in point.files]
+    left: list[int] = []
+    for shape in {_shape(file.name) for file, _ in own}:
+        files = [(-1, file_id) for found in before for name, file_id in found if _shape(name) == shape]
+        files += [(whole_ns, file.file_id) for file, whole_ns in own if _shape(file.name) == shape]
+        whole = np.sort([whole_ns for whole_ns, _ in files])
+        numbered = [(index, file_id) for index, (_, file_id) in enumerate(files) if file_id in removed.index]
+        of_shape = [int(np.searchsorted(whole, removed[file_id])) - index - 1 for index, file_id in numbered]
+        for file in (file for file, _ in own if _shape(file.name) == shape):
+            file.keep = _mode(of_shape)
+        left += of_shape
+    keep = _mode(left)
+    first = 0 if keep is None else len(before) + len(each) - keep
+    stay = [found for index, found in enumerate(before) if index >= first or any(each in removed.index for _, each in found)]
+    return keep, [found[0][0] for found in stay]
+
+
+def _mode(counts: Sequence[int]) -> int | None:
+    """The count above 0 that comes most often; of several such, the least."""
+    found, times = np.unique([count for count in counts if count > 0], return_counts=True)
+    return int(found[times.argmax()]) if len(found) else None
+
+
+def _shape(name: str) -> str:
+    return _NUMBER.sub("#", name)
 
 
 def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.int64]) -> bool:
@@ -224,8 +236,8 @@ def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, take
     """
     if file.folder_renamed and any(other.folder_renamed and _folder(other) != _folder(file) for other in point.files):
         return True
-    whole_ns, shape = point.files[-1].whole_ns, _NUMBER.sub("#", file.name)
-    alike = [other for other in point.files if other.rank == file.rank and _NUMBER.sub("#", other.name) == shape]
+    whole_ns, shape = point.files[-1].whole_ns, _shape(file.name)
+    alike = [other for other in point.files if other.rank == file.rank and _shape(other.name) == shape]
     if any(file.name == other.name for other in point.files):
         return True
     if any(np.searchsorted(taken, other.start_ns) < before for other in alike):

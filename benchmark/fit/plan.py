@@ -190,7 +190,8 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
     before = len(config.twin.checkpoint.before)
     amounts = dict.fromkeys((("write", "checkpoint"), ("open", "checkpoint"), ("read", "checkpoint")), 0.0)
     for file in config.twin.checkpoint.files:
-        times = checkpoints if file.epochs is None else len(file.epochs)
+        listed = file.after_steps if file.epochs is None else file.epochs
+        times = checkpoints if listed is None else len(listed)
         written = sum(size * count for size, count in file.write_sizes)
         amounts["write", "checkpoint"] += times * written
         read_anew = sum(offset == 0 or not number for number, (offset, _) in enumerate(file.read_back))

@@ -77,7 +77,7 @@ def fit_samples(job: Job) -> Fitted:
     config.twin = _twin(job, samples, typical, evaluations, checkpoints, assumptions)
     first_ns = min(part.start_ns for part in training)
     config.twin.startup_time, config.twin.init_time = start_times(job, start_up, first_ns, assumptions)
-    config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, typical[0].rank_pids, snapshots_s)
+    config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, typical[0].rank_pids, snapshots_s, in_blocks is None)
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
     steps = sum(len(part.batch_sizes) for part in training)
     ends = since[0] + len(training), since[1] + steps

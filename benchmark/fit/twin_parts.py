@@ -111,7 +111,10 @@ def set_checkpoints(
     twin.first_after_step = due.first * each if due.first != due.every else None
     if due.also > 0:
         section.checkpoint_after_step = due.also * each
-    if twin.seconds_between is None and not (between or explains(due, times, until, exact=False, since=begun)):
+    several = any(file.after_steps for file in twin.files)  # kinds of checkpoints, each of its own cadence
+    explained = between or twin.seconds_between is not None or explains(due, times, until, exact=False, since=begun)
+    if several or not explained:
+        times = [point.steps for point in checkpoints.each if point.steps]
         twin.after_steps, section.checkpoint_after_step = sorted(times), 0 if before_training else -1
         assumptions.append("no cadence explains all checkpoints: twin.checkpoint.after_steps lists when they come")
 
@@ -144,16 +147,18 @@ def twin_checkpoint(
     assumptions: list[str],
     ranks: Sequence[int] = (),
     snapshots_s: NDArray[np.float64] = _NO_TIMES,
+    by_epochs: bool = True,
 ) -> c.TwinCheckpoint:
     """Return what the twin writes at a checkpoint, and how.
 
-    `ranks` are the pids of the twin's ranks; `snapshots_s` the seconds of each snapshot, where they were seen.
+    `ranks` are the pids of the twin's ranks; `snapshots_s` the seconds of each snapshot, where they were seen; `by_epochs`: the
+    job's epochs are counted, so that what came at their ends does so in the twin.
     """
     if not checkpoints.each:
         return c.TwinCheckpoint()
     files = [file for point in checkpoints.each for file in point.files]
     first_lead_s, lead_s = warm_up(checkpoints.lead_s)
-    recorded = _checkpoint_files(checkpoints, ranks, assumptions)
+    recorded = _checkpoint_files(checkpoints, ranks, by_epochs and checkpoints.between_epochs, assumptions)
     return c.TwinCheckpoint(
         files=recorded,
         asynchronous=checkpoints.asynchronous,
@@ -184,23 +189,30 @@ def _ahead(files: Sequence[SeenFile]) -> float:
     return min(sum(file.ahead_s for file in files) / max(sum(file.serialization_s for file in files), 1e-9), 1.0)
 
 
-def _checkpoint_files(checkpoints: SeenCheckpoints, ranks: Sequence[int], assumptions: list[str]) -> list[c.CheckpointFile]:
-    """One entry per file name; a file that only some checkpoints wrote says at which epochs."""
+def _checkpoint_files(
+    checkpoints: SeenCheckpoints, ranks: Sequence[int], by_epochs: bool, assumptions: list[str]
+) -> list[c.CheckpointFile]:
+    """One entry per file name; a file that only some checkpoints wrote says at which epochs, or after which steps."""
     names = dict.fromkeys(file.name for point in checkpoints.each for file in point.files)
     every = {point.epoch for point in checkpoints.each}
     found = []
     for name in names:
-        seen = [(point.epoch, file) for point in checkpoints.each for file in point.files if file.name == name]
-        epochs, last = sorted({epoch for epoch, _ in seen}), seen[-1][1]
-        some = set(epochs) != every
-        if some and not checkpoints.between_epochs:
+        seen = [(point, file) for point in checkpoints.each for file in point.files if file.name == name]
+        epochs, steps = {point.epoch for point, _ in seen}, {point.steps for point, _ in seen}
+        last, some = seen[-1][1], epochs != every
+        # One that is missing once may have been cut off; beside training, steps are not told exactly.
+        told = not (by_epochs or checkpoints.asynchronous) and checkpoints.seconds_between is None
+        listed = told and len(checkpoints.each) - len(seen) > 1
+        if some and not (by_epochs or listed):
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
             format=last.format,
             read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
             rank=ranks.index(last.rank) if last.rank in ranks else 0,
-            epochs=epochs if some and checkpoints.between_epochs else None,
+            epochs=sorted(epochs) if some and by_epochs else None,
+            after_steps=sorted(steps) if listed else None,
+            keep=last.keep or 0 if listed else None,
             serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip
     return found

@@ -30,8 +30,11 @@ def files_written(config: Config, epoch: int, step: int, rank: int, ranks: int) 
     """Return what `rank` writes at the checkpoint after `epoch` and `step`; a recorded file is one rank's."""
     if not config.twin.checkpoint.files:
         return _formatted(config, lambda other: _of_state(config, states_written(config, other, ranks), epoch, step), rank, ranks)
-    found = _formatted(config, lambda other: _recorded(config, other, ranks, epoch), rank, ranks)
-    return [file._replace(name=file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step))) for file in found]
+    found = _formatted(config, lambda other: _recorded(config, other, ranks, (epoch, step)), rank, ranks)
+    return [
+        file._replace(name=file.name.replace("{epoch}", str(epoch)).replace("{step}", str(step)), pattern=file.name)
+        for file in found
+    ]
 
 
 def ever_written(config: Config, rank: int, ranks: int) -> list[PlannedFile]:
@@ -53,11 +56,12 @@ def _formatted(config: Config, files_of: Callable[[int], list[PlannedFile]], ran
     return files_of(rank) if section.format is None else as_format(section.format, files_of, rank, ranks, section.persist_threads)
 
 
-def _recorded(config: Config, rank: int, ranks: int, epoch: int | None = None) -> list[PlannedFile]:
-    """Return the recorded files of a rank that are due at an epoch's checkpoints; None: at any."""
+def _recorded(config: Config, rank: int, ranks: int, number: tuple[int, int] | None = None) -> list[PlannedFile]:
+    """Return the recorded files of a rank that are due at the checkpoint after that epoch and step; None: at any."""
 
     def is_due(file: CheckpointFile) -> bool:
-        return rank == min(file.rank, ranks - 1) and (epoch is None or file.epochs is None or epoch in file.epochs)
+        listed = zip((file.epochs, file.after_steps), number or (), strict=False)
+        return rank == min(file.rank, ranks - 1) and all(only is None or own in only for only, own in listed)
 
     return [
         PlannedFile(
@@ -70,6 +74,7 @@ def _recorded(config: Config, rank: int, ranks: int, epoch: int | None = None) -
             file.direct,
             file.looked_at,
             file.format,
+            keep=file.keep,
         )
         for file in config.twin.checkpoint.files
         if is_due(file)

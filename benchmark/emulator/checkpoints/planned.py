@@ -21,6 +21,8 @@ class PlannedFile(NamedTuple):
     commits: bool = False  # written when the others are
     synced_early: bool = False  # before its bytes are written
     slots: bool = False  # mapped, and overwritten in turns
+    pattern: str = ""  # its name with '{epoch}' and '{step}' in it
+    keep: int | None = None  # newest of that pattern that stay, 0: all; None: as twin.checkpoint.keep says
 
     @property
     def size_bytes(self) -> int:

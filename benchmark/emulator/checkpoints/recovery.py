@@ -17,11 +17,16 @@ from common.beneath import folder_of
 CHECKED_BYTES = 1 << 20  # read at a time where a checksum is taken of them
 
 
-def stand_in(folder: Path, file: PlannedFile) -> None:
-    """Make `file` in the checkpoint folder, if it is not there, without a write: a hole of its size. OSError when that fails."""
-    with folder_of(folder, file.name, make=True) as (parent, last), suppress(FileExistsError):
-        os.mknod(last, stat.S_IFREG | 0o644, dir_fd=parent)  # which, unlike opening it, is no call that the job would make
-        os.truncate(folder / file.name, file.size_bytes)
+def stand_in(folder: Path, name: str, size_bytes: int) -> None:
+    """Make the file `name` in the checkpoint folder without a write: a hole of its size. OSError when that fails.
+
+    One that is there stays, unless another rank has made it just now and is about to give it its size.
+    """
+    with folder_of(folder, name, make=True) as (parent, last):
+        with suppress(FileExistsError):
+            os.mknod(last, stat.S_IFREG | 0o644, dir_fd=parent)  # which, unlike opening it, is no call that the job would make
+        if not (folder / name).stat().st_size:
+            os.truncate(folder / name, size_bytes)
 
 
 def look_at(folder: Path, files: Iterable[PlannedFile]) -> None:

@@ -1,6 +1,10 @@
 """Which of a run's checkpoints stay once a newer one is whole."""
 
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
 from benchmark.config import TwinCheckpoint
+from benchmark.emulator.checkpoints.planned import PlannedFile
 
 Number = tuple[int, int]  # epoch and step that a checkpoint came after
 
@@ -10,7 +14,8 @@ class Retention:
 
     def __init__(self, section: TwinCheckpoint, saved: list[Number]) -> None:
         self.saved = saved
-        self._newest, self._every = section.keep or 0, section.keep_every
+        self.removed: set[str] = set()  # names of files that have left
+        self._newest, self._every = section.keep, section.keep_every
         self._epoch_ends: set[Number] = set()  # those that stay
 
     def keep_epoch_end(self, number: Number) -> None:
@@ -22,10 +27,20 @@ class Retention:
         every = set(self.saved[self._every - 1 :: self._every]) if self._every else set()
         return every | self._epoch_ends.intersection(self.saved)
 
-    def kept(self) -> set[Number]:
-        """Return those that stay: the newest, and those that always do."""
-        return self.staying().union(self.saved[-self._newest :])
+    def _most(self, file: PlannedFile) -> float:
+        """How many of a file stay."""
+        return (self._newest if file.keep is None else file.keep) or float("inf")
 
-    def older(self) -> list[Number]:
-        """Return those before the newest, oldest first."""
-        return self.saved[: -self._newest]
+    def files(self, planned: Callable[[int, int], Sequence[PlannedFile]]) -> Iterator[tuple[list[PlannedFile], list[str]]]:
+        """Yield of each checkpoint, newest first, those of its `planned` files that stay, and the names of those that do not.
+
+        Each file counts those of its own pattern, as kinds of checkpoints may have cadences of their own. A name that another
+        checkpoint has as well stays.
+        """
+        always, newer, names = self.staying(), Counter[str](), set[str]()
+        for number in reversed(self.saved):
+            files = planned(*number)
+            newer.update(file.pattern for file in files)
+            stay = [file for file in files if number in always or newer[file.pattern] <= self._most(file)]
+            names.update(file.name for file in stay)
+            yield stay, [file.name for file in files if file.name not in names and file.name not in self.removed]

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmark.config import Config
+from benchmark.config.checkpoint_names import found_first
 from benchmark.emulator.checkpoints import folders, recovery
 from benchmark.emulator.checkpoints.background import Background, Took, Written
 from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
@@ -109,12 +110,14 @@ class CheckpointWriter:
         twin = self._config.twin
         if not twin.checkpoint.files or not twin.checkpoint.before:
             return self._there() if twin.resume is not None and twin.checkpoint.files else []
-        for number in twin.checkpoint.before if self._rank == 0 else ():
+        data = Path(self._config.dataset.data_folder)
+        sizes = {end: size_bytes(data / name) for name, end in found_first(self._config).items()}
+        for number in twin.checkpoint.before:  # on every rank, as each reads of them before they meet
             for file in self._of_all(*number):
                 for name in {file.name, folders.leaving(file.name)} if self._in_folders else {file.name}:
                     self._own.add(name)
                 try:
-                    recovery.stand_in(self._folder, file)
+                    recovery.stand_in(self._folder, file.name, sizes.get(file.name) or file.size_bytes)
                 except OSError as error:
                     raise IotwinError(
                         f"{self._folder / file.name}: cannot be made: {error.strerror}; change checkpoint.checkpoint_folder"
@@ -215,6 +218,7 @@ class CheckpointWriter:
         self._sleeper.sleep(spent.lead_s)
         # What names a folder is written once that has its name.
         first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
+        commits = self._in_folders and any(folders.folder_name(file.name) for file in self._of_all(epoch, step))
         written = []
         for in_folder in (True, False):
             own = [
@@ -227,7 +231,7 @@ class CheckpointWriter:
                 self._await_turn(last)
                 self._meet()
             written += self._save_files([(file, time_s) for file, time_s in own if file.commits], epoch)
-            if in_folder and self._in_folders:
+            if in_folder and commits:
                 self._await_turn(last)
                 self._commit(epoch, step)
         if self._config.twin.checkpoint.directory_sync:
@@ -236,8 +240,7 @@ class CheckpointWriter:
                 self._sync_folder(folder)
         self._sleeper.sleep(spent.tail_s)
         self._retention.saved.append((epoch, step))
-        if self._config.twin.checkpoint.keep is not None:
-            self._remove_old(epoch, step, self._config.twin.checkpoint.keep)
+        self._remove_old(epoch, step)
         return written
 
     def _await_turn(self, last: Background | None) -> None:
@@ -284,6 +287,7 @@ class CheckpointWriter:
         final = self._folder / name
         for own in {name, file.name, folders.leaving(file.name)} if self._in_folders else {name}:
             self._own.add(own)
+        self._retention.removed.discard(file.name)
         start_ns = time.monotonic_ns()
         try:
             self._files.write(name, file, serialization_s, sleeper)
@@ -303,19 +307,20 @@ class CheckpointWriter:
                 f"{folder}: cannot be synced: {error.strerror}; set twin.checkpoint.directory_sync to false"
             ) from None
 
-    def _remove_old(self, epoch: int, step: int, keep: int) -> None:
-        """Remove all but the newest `keep` checkpoints, once the one after `epoch` and `step` is whole on every rank."""
-        if not self._whole(epoch, step):
+    def _remove_old(self, epoch: int, step: int) -> None:
+        """Remove all but the newest checkpoints that are kept, once the one after `epoch` and `step` is whole on every rank."""
+        keep = self._config.twin.checkpoint.keep
+        if (keep is None and not any(file.keep for file in self._planned(epoch, step))) or not self._whole(epoch, step):
             return
         if self._config.twin.checkpoint.files:
-            kept = {file.name for saved in self._retention.kept() for file in self._planned(*saved)}
-            for saved in self._retention.older():
-                self._remove_own([file.name for file in self._planned(*saved) if file.name not in kept])
+            for _, leaving in reversed(list(self._retention.files(self._planned))):
+                self._remove_own(leaving)
+                self._retention.removed.update(leaving)
             return
         stay = self._retention.staying()
         before = [number for number in self._on_disk() if number < (epoch, step) and number not in stay]
         older = [number for number in before if self._own.below(checkpoint_name(*number))]
-        for number in older[: max(0, len(older) + 1 - keep)]:
+        for number in older[: max(0, len(older) + 1 - (keep or 0))]:
             planned = {
                 file.name for rank in range(self._ranks) for file in files_written(self._config, *number, rank, self._ranks)
             }
@@ -344,9 +349,8 @@ class CheckpointWriter:
 
     def _look_at_all(self) -> None:
         """Look at the checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
-        kept = self._retention.kept()
-        for number in [saved for saved in reversed(self._retention.saved) if saved in kept]:
-            recovery.look_at(self._folder, self._of_all(*number))
+        for files, _ in self._retention.files(self._of_all):
+            recovery.look_at(self._folder, files)
 
     def _there(self) -> list[Number]:
         """The (epoch, step) of all that are in the folder, whole or not, oldest first."""

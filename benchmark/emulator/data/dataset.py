@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from benchmark.config import Config, listed_reads
+from benchmark.config.checkpoint_names import found_first
 from benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFolder, open_folder
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.readers import file_format, make_reader
@@ -292,7 +293,9 @@ def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
     Raises IotwinError, naming the file, when that is not there.
     """
     twin, folder = config.twin, Path(config.dataset.data_folder)
-    reader = ListedReads(ToItsEnd, [str(folder / name) for name in twin.startup_files], twin.startup_reads)
+    found, saved = found_first(config), Path(config.checkpoint.checkpoint_folder)
+    paths = [str(saved / found[name] if name in found else folder / name) for name in twin.startup_files]
+    reader = ListedReads(ToItsEnd, paths, twin.startup_reads)
     readers = twin.startup_ranks or [0] * len(twin.startup_reads)
     own = [index for index, reader_rank in enumerate(readers) if min(reader_rank, ranks - 1) == rank]
     return sum(reader.read(str(number), 0, 1).read_bytes for number in own)

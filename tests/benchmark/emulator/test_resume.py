@@ -102,6 +102,40 @@ def test_without_recorded_reads_the_newest_checkpoint_is_read(tmp_path):
         run(config)
 
 
+@pytest.mark.parametrize(("looked_at", "here"), [("read", True), ("opened", False), (None, False)])
+def test_what_later_checkpoints_read_too_is_one_file_for_both(tmp_path, monkeypatch, looked_at, here):
+    """Else the twin would use more files of checkpoints than its job."""
+    from benchmark.emulator.readers.listed import ToItsEnd
+
+    config = workload(tmp_path, ranks=2, epoch=2, step=3)
+    config.twin.startup_files = [f"found/{number}/{name}" for number in (3, 6) for name in ("manifest", "state")]
+    for name in config.twin.startup_files:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_bytes(bytes(20))
+    config.twin.startup_reads, config.twin.startup_ranks = ["0:0+20 0:20+0", "1:0+20", "2:0+20", "3:0+20"], [0, 1, 1, 0]
+    config.twin.checkpoint.files = [
+        c.CheckpointFile(name="{step}/manifest", write_sizes=[(10, 1)], looked_at=looked_at),
+        c.CheckpointFile(name="{step}/state", write_sizes=[(10, 1)], looked_at="opened"),
+    ]
+    config.twin.checkpoint.before, config.twin.checkpoint.keep = [(1, 3), (1, 6)], 2
+    opened = tmp_path / "opened"
+    open_it = ToItsEnd.__init__
+
+    def watched(self: ToItsEnd, path: str) -> None:
+        with opened.open("a") as file:  # by every rank
+            print(Path(path).relative_to(tmp_path), file=file)
+        open_it(self, path)
+
+    monkeypatch.setattr(ToItsEnd, "__init__", watched)
+    measured = run(config)
+    assert sum(one.resumed.checkpoint_bytes_read for one in measured if one.resumed) == 80
+    names = set(opened.read_text().splitlines())
+    manifests = {f"{'saved' if here else 'data/found'}/{number}/manifest" for number in (3, 6)}
+    assert {name for name in names if name.endswith(("/3/manifest", "/6/manifest"))} == manifests
+    assert {f"data/found/{number}/state" for number in (3, 6)} <= names
+    assert not list((tmp_path / "saved").glob("[36]/*"))
+
+
 def test_a_step_after_the_epoch_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"twin.resume.step: 13 is after the last of the 12 steps"):
         run(workload(tmp_path, epoch=2, step=13))

@@ -194,7 +194,7 @@ def test_files_written_past_the_page_cache_are_so_in_the_twin(tmp_path):
     assert load(tmp_path / "twin.yaml").twin.checkpoint.files == config.twin.checkpoint.files
 
 
-# A job that goes four times through a file, and after each time commits its state to a store that keeps two.
+# A job that goes four times through a file, now and then commits its state to a store that keeps two, and writes light states.
 STORE = """
 import os, sys
 from pathlib import Path
@@ -205,8 +205,13 @@ source = os.open(sys.argv[1], os.O_RDONLY)
 with Store(Path(sys.argv[2]), Retention(2)) as store:
     for step in range(1, 81):
         os.pread(source, 4096, (step - 1) % 20 * 4096)
-        if step % 20 == 0:
+        if step % int(sys.argv[4]) == 0:
             store.commit(manifest(step), tensors(step), {"step": step})
+        if step % int(sys.argv[5]) == 0:
+            Path(sys.argv[2], f"light-{step}.pt").write_bytes(bytes(1000))
+            Path(sys.argv[2], "best.pt").write_bytes(bytes(1000))
+            if step > int(sys.argv[5]):
+                Path(sys.argv[2], f"light-{step - int(sys.argv[5])}.pt").unlink()
 """
 
 
@@ -221,17 +226,28 @@ def calls_on_checkpoints(trace: Trace) -> Counter[tuple[str, bool]]:
     return Counter(zip(named["op"], named["result"] == 0, strict=True))
 
 
-@pytest.mark.parametrize("before", [[], [7, 12]])
-def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_does(tmp_path, before):
+@pytest.mark.parametrize(
+    ("before", "every", "light", "steps"),
+    [
+        ([], 20, 100, {}),
+        ([7, 12], 20, 100, {}),
+        ([], 25, 10, {"light-{step}.pt": [*range(10, 81, 10)], "best.pt": [*range(10, 81, 10)], "store": [25, 50, 75]}),
+        ([], 12, 40, {"light-{step}.pt": [40, 80], "best.pt": [40, 80], "store": [*range(12, 73, 12)]}),
+    ],
+)
+def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_does(tmp_path, before, every, light, steps):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "data.bin").write_bytes(bytes(20 * 4096))
     fill(tmp_path / "saved", *before)
-    command = [sys.executable, "-c", STORE, str(tmp_path / "data" / "data.bin"), str(tmp_path / "saved"), str(ROOT)]
+    words = [tmp_path / "data" / "data.bin", tmp_path / "saved", ROOT, every, light]
+    command = [sys.executable, "-c", STORE, *map(str, words)]
     assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
     job = Trace(tmp_path / "job.trace")
     config = fit(job).config
     looks = {file.name.rpartition("/")[2]: file.looked_at for file in config.twin.checkpoint.files}
-    assert looks == {"rank-0.raw": "opened", "rank-0.json": "opened", "manifest.json": "read", "LATEST": None}
+    other = dict.fromkeys(set(steps) - {"store"})
+    assert looks == {"rank-0.raw": "opened", "rank-0.json": "opened", "manifest.json": "read", "LATEST": None, **other}
+    assert all(file.after_steps == steps.get(file.name, steps.get("store")) for file in config.twin.checkpoint.files)
     assert config.twin.checkpoint.before == [(step, 0) for step in before]  # they come at ends of epochs
     config.checkpoint.checkpoint_folder, config.output.folder = str(tmp_path / "twin_saved"), str(tmp_path / "twin_out")
     dump(config, tmp_path / "twin.yaml")
