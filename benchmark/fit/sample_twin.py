@@ -204,7 +204,9 @@ def _prefetch(training: Sequence[Pass], workers: int, assumptions: list[str]) ->
         return None
     seen = [(part.batches_ahead, len(part.batch_sizes)) for part in training if part.batches_ahead is not None]
     # A rank that asks for most batches of an epoch at its beginning does not show how many it would ask for.
-    if depths := [ahead for ahead, batches in seen if 2 * ahead <= batches]:
+    depths = [ahead for ahead, batches in seen if 2 * ahead <= batches]
+    # Of short epochs one shows a few only where the machine was slow to ask, as others of that length then tell.
+    if depths and most_common(depths) >= max((ahead for ahead, batches in seen if 2 * ahead > batches), default=0):
         return most_common(depths)
     assumptions.append("how many batches are loaded ahead could not be seen; two per loader process, as PyTorch does")
     return max([2 * workers, *(ahead for ahead, _ in seen)])

@@ -26,6 +26,7 @@ class Training:
         self.val = [self.made.file(f"/d/val/{i:03}.jpg", size=80_000 + 100 * i) for i in range(16)]
         self.kept: dict[tuple[int, str], tuple] = {}
         self.pids = 5000
+        self.at_once = 4  # batches that are asked for as a pass begins
 
     def loaders(self, rank: int, name: str, now: float) -> tuple:
         if (rank, name) not in self.kept or not self.persistent:
@@ -53,7 +54,7 @@ class Training:
         free, step_end = [now, now], now
         for number, batch in enumerate(batches):
             worker = number % 2
-            ask = now if number < 4 else taken[number - 4]
+            ask = now if number < self.at_once else taken[number - self.at_once]
             call(ask + 0.01 * number, rank, "write", asked[worker], None, 30, 0.005)
             t = call(max(ask + 0.5, free[worker]), pids[worker], "read", asked[worker], None, 30)
             for file in batch:
@@ -66,9 +67,10 @@ class Training:
             step_end = begin + compute
         return step_end
 
-    def trace(self, folder, epochs: int = 3, validated: bool = True) -> Trace:
+    def trace(self, folder, epochs: int = 3, validated: bool = True, slow_epoch: int | None = None) -> Trace:
         rng, now = np.random.default_rng(1), 10.0
         for epoch in range(epochs):
+            self.at_once = 2 if epoch == slow_epoch else 4
             order = rng.permutation(self.train).tolist()
             share = len(self.ranks)
             now = max(self.run(rank, "train", order[i::share], now) for i, rank in enumerate(self.ranks))
@@ -100,6 +102,13 @@ def test_what_kept_loaders_answer_to_a_new_epoch_is_no_batch(tmp_path, validated
     assert (config.train.epochs, config.reader.prefetch_size) == (3, 4)
     assert (config.checkpoint.checkpoint_after_epoch, config.checkpoint.epochs_between_checkpoints) == (1, 1)
     assert config.twin.checkpoint.after_steps is None and len(config.twin.checkpoint.files) == 1
+
+
+def test_a_short_epoch_in_which_the_machine_was_slow_to_ask_does_not_tell_the_depth(tmp_path):
+    job = Training(1, False)
+    job.train = job.train[: 4 * BATCH]
+    config = fit(job.trace(tmp_path, validated=False, slow_epoch=1)).config
+    assert (config.train.epochs, config.reader.read_threads, config.reader.prefetch_size) == (3, 2, 4)
 
 
 def test_windows_follow_one_another(tmp_path):
