@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from common.tensor_file import ALIGNMENT, Tensor
 from workloads.state.nested import ARRAY, TENSOR, flatten_by
@@ -26,11 +25,12 @@ _SMALL_BYTES = 256 << 10  # copied in less time than it costs training to have a
 
 
 class Room(NamedTuple):
-    """Where a tensor lies in a snapshot's host memory, in C order: `content` are its bytes, `offset` that of the first."""
+    """Where a tensor lies in a snapshot's host memory, in C order: `told` holds its bytes, of which `offset` is the first."""
 
     tensor: torch.Tensor
-    content: NDArray[np.uint8]
+    told: Tensor
     offset: int
+    end: int  # where the next one lies
 
 
 class Buffer:
@@ -128,9 +128,8 @@ def _fill(buffer: Buffer, state: Any, beside: bool, updated: Collection[int]) ->
 
     def copied(name: str, source: torch.Tensor) -> Tensor:
         nonlocal cuda
-        dtype = dtype_name(name, source)
-        room = rooms.next(source)
-        later = beside and source.nbytes > _SMALL_BYTES and source.data_ptr() in updated
+        room = rooms.next(name, source)
+        later = beside and room.told.data.size > _SMALL_BYTES and source.data_ptr() in updated
         if source.is_cuda:
             cuda = True
             if not later:
@@ -141,11 +140,11 @@ def _fill(buffer: Buffer, state: Any, beside: bool, updated: Collection[int]) ->
         else:
             _copy(room.tensor, source)
         snapshot.offsets.append(room.offset)
-        return Tensor(name, dtype, tuple(source.shape), room.content)
+        return room.told
 
     def leaf(name: str, value: Any) -> tuple[str, Tensor] | None:
         if isinstance(value, torch.Tensor):
-            return TENSOR, copied(name, value.detach())
+            return TENSOR, copied(name, value.detach() if value.requires_grad else value)
         if isinstance(value, np.ndarray):
             return ARRAY, copied(name, torch.from_numpy(value))
         return None
@@ -178,18 +177,13 @@ class _Carver:
 
     def carve(self, like: torch.Tensor) -> torch.Tensor:
         """Return room for `like`, in C order; _NoRoom when there is not enough."""
-        begin = self.pass_over(like)
+        begin = self.used
+        self.used += _padded(like.nbytes)
         if self.used > self._memory.numel():
             raise _NoRoom
         end = begin + like.nbytes
         self._memory[end : self.used].zero_()  # between tensors a file has zeros
         return self._memory[begin:end].view(like.dtype).view(like.shape)
-
-    def pass_over(self, like: torch.Tensor) -> int:
-        """Leave out what `like` takes; return where that begins."""
-        begin = self.used
-        self.used += _padded(like.nbytes)
-        return begin
 
 
 class _Rooms:
@@ -198,21 +192,22 @@ class _Rooms:
     def __init__(self, carver: _Carver, kept: list[Room]) -> None:
         self._carver, self._kept, self._count = carver, kept, 0
 
-    def next(self, like: torch.Tensor) -> Room:
-        """Return the room for `like`; _NoRoom when there is not enough."""
-        index = self._count
+    def next(self, name: str, like: torch.Tensor) -> Room:
+        """Return the room for `like`; _NoRoom when there is not enough, TypeError when no checkpoint can hold it."""
+        dtype, index = dtype_name(name, like), self._count
         self._count += 1
         if index < len(self._kept):
             room = self._kept[index]
-            if room.tensor.shape == like.shape and room.tensor.dtype == like.dtype:  # so were all before it: at the same place
-                self._carver.pass_over(like)
+            # So were all before it: it lies at the same place.
+            if room.told.name == name and room.told.dtype == dtype and room.tensor.shape == like.shape:
+                self._carver.used = room.end
                 return room
             del self._kept[index:]
         offset = self._carver.used
         tensor = self._carver.carve(like)
-        room = Room(tensor, tensor.reshape(-1).view(torch.uint8).numpy(), offset)
-        self._kept.append(room)
-        return room
+        told = Tensor(name, dtype, tuple(like.shape), tensor.reshape(-1).view(torch.uint8).numpy())
+        self._kept.append(Room(tensor, told, offset, self._carver.used))
+        return self._kept[-1]
 
 
 def _measure(state: Any, beside: bool) -> tuple[int, int]:

@@ -47,22 +47,32 @@ class WriterProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def write(self, request: Request, descriptor: int) -> float:
-        """Have a checkpoint written; return the CPU seconds that took. IotwinError when it cannot be, or the process is gone."""
+    def send(self, request: Request, descriptor: int) -> None:
+        """Have a checkpoint written, whose end `receive` tells. IotwinError when the process is gone."""
         connection = self._socket or self._start()
+        content = msgspec.json.encode(request)
         try:
-            content = msgspec.json.encode(request)
             socket.send_fds(connection, [_LENGTH.pack(len(content))], [descriptor])
             connection.sendall(content)
-            reply = json.loads(_receive(connection))
+        except OSError:
+            raise self._gone(request.directory) from None
+
+    def receive(self, directory: str) -> float:
+        """Return the CPU seconds that it took to write what was sent. IotwinError when that failed, or the process is gone."""
+        try:
+            if self._socket is None:
+                raise EOFError
+            reply = json.loads(_receive(self._socket))
         except (OSError, EOFError):
-            status = self.close()
-            raise IotwinError(
-                f"the process that writes checkpoints ended with status {status}; {request.directory} has those before it"
-            ) from None
+            raise self._gone(directory) from None
         if reply["error"] is not None:
             raise IotwinError(reply["error"])
         return float(reply["cpu_s"])
+
+    def _gone(self, directory: str) -> IotwinError:
+        return IotwinError(
+            f"the process that writes checkpoints ended with status {self.close()}; {directory} has those before it"
+        )
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()

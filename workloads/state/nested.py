@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ TENSOR, ARRAY = "$tensor", "$array"
 _TUPLE, _ITEMS = "$tuple", "$items"
 _MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)
 _PLAIN = frozenset((bool, int, float, str, type(None)))
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # no leaf is one of these
 # Of a value and the name it is to have: its mark and tensor, or None where it is no tensor; and the value of those two again.
 Leaf = Callable[[str, Any], tuple[str, Tensor] | None]
 Restored = Callable[[str, Tensor], Any]
@@ -26,33 +28,32 @@ def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
     TypeError for a value that is neither.
     """
     tensors: list[Tensor] = []
-    return tensors, _flatten(leaf, state, "", tensors)
 
+    def items(pairs: Iterable[tuple[Any, Any]], path: str) -> list[tuple[Any, Any]]:
+        prefix = f"{path}." if path else ""
+        return [(key, each if type(each) in _PLAIN else visit(each, f"{prefix}{key}")) for key, each in pairs]
 
-def _flatten(leaf: Leaf, value: Any, path: str, tensors: list[Tensor]) -> Any:
-    if type(value) in _PLAIN:
-        return value
+    def visit(value: Any, path: str) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind not in _CONTAINERS and (found := leaf(path, value)):
+            mark, tensor = found
+            tensors.append(tensor)
+            return {mark: path}
+        if isinstance(value, dict):
+            inner = items(value.items(), path)
+            plain = all(isinstance(key, str) and key not in _MARKS for key, _ in inner)
+            return dict(inner) if plain else {_ITEMS: [list(pair) for pair in inner]}
+        if isinstance(value, (tuple, list)):
+            plain = _PLAIN.issuperset(map(type, value))  # Python's generator has 625 numbers
+            content = list(value) if plain else [each for _, each in items(enumerate(value), path)]
+            return {_TUPLE: content} if isinstance(value, tuple) else content
+        if isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError(f"{path or 'the state'} is a {kind.__name__}, which a checkpoint cannot hold")
 
-    def inner(key: Any, each: Any) -> Any:
-        return _flatten(leaf, each, f"{path}.{key}" if path else str(key), tensors)
-
-    if found := leaf(path, value):
-        mark, tensor = found
-        tensors.append(tensor)
-        return {mark: path}
-    if isinstance(value, (tuple, list)) and _PLAIN.issuperset(map(type, value)):  # Python's generator has 625 numbers
-        return {_TUPLE: list(value)} if isinstance(value, tuple) else list(value)
-    if isinstance(value, tuple):
-        return {_TUPLE: [inner(index, each) for index, each in enumerate(value)]}
-    if isinstance(value, list):
-        return [inner(index, each) for index, each in enumerate(value)]
-    if isinstance(value, dict):
-        pairs = [[key, inner(key, each)] for key, each in value.items()]
-        plain = all(isinstance(key, str) and key not in _MARKS for key, _ in pairs)
-        return dict(pairs) if plain else {_ITEMS: pairs}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{path or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold")
+    return tensors, visit(state, "")
 
 
 def unflatten_by(restored: Restored, values: Any, tensors: dict[str, Tensor]) -> Any:

@@ -89,7 +89,7 @@ def test_who_takes_less_of_the_training_process_writes_however_long_that_takes(t
 
     thread, process = (burning, waiting) if expensive == "thread" else (waiting, burning)
     monkeypatch.setattr(OurLayout, "commit", thread(OurLayout.commit))
-    monkeypatch.setattr(WriterProcess, "write", process(WriterProcess.write))
+    monkeypatch.setattr(WriterProcess, "receive", process(WriterProcess.receive))
     job = Job(tmp_path / "store")
     job.iterator._durations_s = [0.01]
     job.iterator.profile_all()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from workloads.checkfreq.checkpoint import CFCheckpoint
 from workloads.checkfreq.iterator import CFIterator
 from workloads.checkfreq.manager import CFManager, CFMode
 from workloads.checkfreq.snapshot import Buffer, take
+from workloads.checkfreq.writer import WriterProcess
 
 pytestmark = pytest.mark.torch
 EPOCHS, STEPS = 3, 18
@@ -336,6 +338,29 @@ def test_a_writer_that_is_killed_is_told_and_replaced(tmp_path):
         assert manager._persister.process.pid != pid
     assert newest(tmp_path / "store", print).manifest.step == 3
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_whole_snapshot_is_sent_to_an_idle_process_by_the_training_thread(tmp_path, monkeypatch):
+    senders, send = [], WriterProcess.send
+
+    def sending(process, request, descriptor):
+        senders.append(threading.current_thread().name)
+        send(process, request, descriptor)
+
+    monkeypatch.setattr(WriterProcess, "send", sending)
+    model = nn.Linear(2, 2)
+    with CFManager(tmp_path / "store", CFCheckpoint(model=model, optimizer=optimizer_of(model)), in_flight=2) as manager:
+        manager.worker = "process"
+        manager.save()  # starts the process
+        manager.wait()
+        manager.save()
+        manager.wait()
+        held = manager._persister.buffer()  # as if another one were on its way
+        manager.save()
+        manager._persister.give_back(held)
+        manager.wait()
+    assert senders == ["persist", threading.current_thread().name, "persist"]
+    assert newest(tmp_path / "store", print).manifest.step == 3
 
 
 def test_foreign_files_are_refused_and_damaged_checkpoints_passed_over(tmp_path):
