@@ -4,6 +4,7 @@ Such a job hands out records from a shuffle buffer that was filled before the fi
 batches: only how fast bytes are used up. Records are what the log says a step takes, or a step's bytes themselves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -17,7 +18,7 @@ from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and
 from benchmark.fit.look import Job
 from benchmark.fit.samples.samples import common_folder
 from benchmark.fit.streams.file_ends import records_of_file_and_buffer
-from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns
+from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns, without_saving
 from benchmark.fit.windows import Window, logged_windows
 from tracing_tools.trace import schema
 
@@ -174,7 +175,10 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
             f"{most_open} files were open at a time: taken as {cycle} read in turn and twice as many opened ahead by threads"
         )
     logged = logged_steps(job)
-    steps, batch_size, step_s = (*logged, None) if logged else _unlogged_steps(stream, reads, group, cycle, assumptions)
+    # The thread that trains does no step while it saves.
+    saved = [(file.start_ns, file.whole_ns) for file in find_files(job) if file.tid == stream.pid]
+    unlogged = stream, reads, group, saved, cycle, assumptions
+    steps, batch_size, step_s = (*logged, None) if logged else _unlogged_steps(*unlogged)
     steps = max(round(steps / len(stream.training)), 1)
     first_s, compute_s = _step_times(stream, reads, group, steps)
     compute_s = step_s or compute_s
@@ -204,17 +208,26 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
 
 
 def _unlogged_steps(
-    stream: Stream, reads: pd.DataFrame, group: NDArray[np.int64], cycle: int, assumptions: list[str]
+    stream: Stream,
+    reads: pd.DataFrame,
+    group: NDArray[np.int64],
+    saved: Sequence[tuple[int, int]],
+    cycle: int,
+    assumptions: list[str],
 ) -> tuple[int, int, float | None]:
-    """(steps in all, records of a step, seconds of a step if reads tell them): a step takes a record of each file in turn."""
-    period_ns = step_period_ns(reads["start_ns"].to_numpy()[group > 0])
+    """(steps in all, records of a step, seconds of a step if reads tell them): a step takes a record of each file in turn.
+
+    `saved`: when the thread that trains saved, (start, end) of each.
+    """
+    period_ns = step_period_ns(without_saving(reads["start_ns"].to_numpy()[group > 0], saved))
     if period_ns is None:
         assumptions.append(
             f"the job logged neither steps nor batch size: each group of reads counts as one step of {cycle} records"
         )
         return max(int(group[-1]), 1), cycle, None
     filled_ns = int(reads["end_ns"].to_numpy()[group == 0].max())
-    spent_ns = sum(window.end_ns - max(window.start_ns, filled_ns) for window in stream.training)
+    edges = np.array([(max(window.start_ns, filled_ns), window.end_ns) for window in stream.training], np.int64)
+    spent_ns = np.diff(without_saving(edges.ravel(), saved))[::2].sum()
     assumptions.append(
         f"the job logged neither steps nor batch size: steps of {period_ns / 1e6:.1f} ms, of which the times between reads are "
         f"multiples, each of {cycle} records"

@@ -1,5 +1,7 @@
 """How a stream without a log takes its turns: the time of a step, whether files give records in turn, and which threads read."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -17,7 +19,8 @@ _NEARLY_ALL_READS = 0.98
 def step_period_ns(starts: NDArray[np.int64]) -> float | None:
     """Return the longest time of which nearly all gaps between reads that start at `starts` are multiples; None when none is.
 
-    Reads of a stream wait for steps to take records, so that however many steps lie between two of them, they are whole ones.
+    Reads of a stream wait for steps to take records, so that however many steps lie between two of them, they are whole ones,
+    and at least one.
     """
     gaps = np.diff(np.sort(starts)).astype(np.float64)
     gaps = gaps[gaps >= _SHORTEST_STEP_NS]
@@ -25,11 +28,21 @@ def step_period_ns(starts: NDArray[np.int64]) -> float | None:
         return None
     periods = np.geomspace(_SHORTEST_STEP_NS, np.median(gaps), _PERIODS)
     some = gaps[:: -(-len(gaps) // _MOST_GAPS)]
-    coherence = np.abs(np.exp(2j * np.pi * some[None, :] / periods[:, None]).mean(axis=1))
+    whole = some[None, :] / periods[:, None]
+    coherence = np.abs((np.exp(2j * np.pi * whole) * (whole > 0.5)).mean(axis=1))
     if coherence.max() < _COHERENT:
         return None
     about = periods[np.flatnonzero(coherence >= max(_COHERENT, coherence.max() - _AS_COHERENT))[-1]]
     return float(gaps.sum() / np.maximum(np.round(gaps / about), 1).sum())
+
+
+def without_saving(times: NDArray[np.int64], saved: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the times less what was spent on saving before each; `saved`: (start, end), one after the other."""
+    if not saved:
+        return times
+    starts, ends = np.array(saved, np.int64).T
+    before: NDArray[np.int64] = (np.clip(times[:, None], starts, ends) - starts).sum(axis=1)
+    return times - before
 
 
 def in_turn(reads: pd.DataFrame, group: NDArray[np.int64], cycle: int) -> bool:

@@ -162,18 +162,23 @@ def test_files_opened_otherwise_are_no_epochs(turns):
 
 
 def test_steps_without_a_log_last_as_long_as_gaps_between_reads_are_multiples_of():
-    """First reads until 1 s; later ones 0.3, 0.4, 0.3, ... s apart, so steps of 0.1 s, in a window of 6 s from there."""
-    later = 1 + np.cumsum([0.3, 0.4] * 5)
+    """First reads until 1 s; later ones 0.3, 0.4, 0.3, ... s apart, so steps of 0.1 s, in a window of 6 s from there.
+
+    Amid the third, fifth and eighth gap 0.15 s are spent on saving, which makes these 0.45, 0.45 and 0.55 s long.
+    """
+    gaps, saves = np.array([0.3, 0.4] * 5), [2, 4, 7]
+    later = 1 + np.cumsum(gaps + 0.15 * np.isin(np.arange(10), saves))
+    saved = [(int((later[gap] - 0.2) * SECOND), int((later[gap] - 0.05) * SECOND)) for gap in saves]
     frame = reads((0, 1, 0, 1), *((second, second + 0.01, 0, 1) for second in later))
     said: list[str] = []
-    steps, batch, step_s = _unlogged_steps(stream(window(0.5, 7)), frame, np.arange(11), 4, said)
+    steps, batch, step_s = _unlogged_steps(stream(window(0.5, 7.45)), frame, np.arange(11), saved, 4, said)
     assert (steps, batch) == (60, 4) and step_s == pytest.approx(0.1, rel=0.01)
     assert "steps of 100.0 ms" in said[0]
 
 
 def test_steps_without_a_log_are_bursts_where_no_time_fits():
     frame = reads((0, 1, 0, 1), (2, 2.1, 0, 1), (2.7, 2.8, 0, 1))
-    assert _unlogged_steps(stream(window(0.5, 7)), frame, np.arange(3), 4, []) == (2, 4, None)
+    assert _unlogged_steps(stream(window(0.5, 7)), frame, np.arange(3), [], 4, []) == (2, 4, None)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns
+from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns, without_saving
 
 MS = 1_000_000
 BUFFER = 262_144
@@ -27,6 +27,21 @@ def test_a_step_is_the_longest_time_of_which_gaps_are_multiples():
     gaps = 40 * np.array([11, 10, 1, 11, 11, 10, 1, 1, 11, 10, 11, 11]) + rng.normal(0, 0.4, 12)
     found = step_period_ns((np.cumsum(gaps) * MS).astype(np.int64))
     assert found == pytest.approx(40 * MS, rel=0.01)
+
+
+def test_a_gap_is_a_step_at_least():
+    """One step of 40 ms between reads, and ten, are no steps of 400 ms, from which 40 ms is but a tenth off."""
+    rng = np.random.default_rng(3)
+    gaps = 40 * np.array([10, 10, 1, 11, 10, 10, 1, 10, 11, 10, 10, 1] * 3) + rng.normal(0, 1.0, 36)
+    found = step_period_ns((np.cumsum(gaps) * MS).astype(np.int64))
+    assert found == pytest.approx(40 * MS, rel=0.02)
+
+
+def test_time_spent_on_saving_is_none_between_reads():
+    """Saved from 20 to 25 and from 40 to 60: before, amid and after these."""
+    times = np.array([10, 20, 23, 25, 30, 50, 60, 80])
+    assert without_saving(times, [(20, 25), (40, 60)]).tolist() == [10, 20, 20, 20, 25, 35, 35, 55]
+    assert without_saving(times, []).tolist() == times.tolist()
 
 
 @pytest.mark.parametrize("seed", range(5))
