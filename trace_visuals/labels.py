@@ -51,6 +51,11 @@ def machine_words(host: Host) -> list[str]:
     return [word for word in words if word]
 
 
+def failure_line(manifest: Manifest) -> str:
+    """Return that the traced command failed, or an empty string when it did not or had not ended."""
+    return f"the command failed with exit status {manifest.exit_status}" if manifest.exit_status else ""
+
+
 def loss_line(manifest: Manifest) -> str:
     """Return what is missing from the trace, or an empty string when nothing is known to be."""
     parts = []

@@ -11,7 +11,7 @@ YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79
 # By the names in calls.GROUPS.
 GROUP_COLOURS = {"read": BLUE, "write": VERMILLION, "open": GREEN, "sync": PURPLE, "wait": ORANGE, "other": GREY}
 PHASE_COLOURS = {"init": "#D9D9D9", "epoch": "#BBDDF2", "block": "#BBDDF2", "evaluation": YELLOW, "checkpoint": ORANGE}
-CPU_COLOURS = {"user": SKY, "system": ORANGE, "iowait": VERMILLION}
+CPU_COLOURS = {"user": "#E3D3AE", "system": "#AD8B57", "iowait": "#5E4826"}  # sand to brown, of which nothing else is
 BLOCK_COLOURS = {"read": SKY, "write": ORANGE}
 PART_COLOUR = GREY  # of a step; their names are the job's own
 CHECKPOINT_COLOURS = {"persist": VERMILLION, "snapshot": ORANGE, "stall": BLACK}  # written, copied, waited for

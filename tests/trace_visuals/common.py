@@ -4,6 +4,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from trace_visuals.call_columns import GROUPS, READ, WRITE, Calls
+from tracing_tools.trace import schema
+from tracing_tools.trace.writer import write_table
 
 
 def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, result=None, storage=True, op=None):
@@ -22,6 +24,17 @@ def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, 
 
 def group_code(name):
     return GROUPS.index(name)
+
+
+def jagged(path, count=20_000):
+    """Give the trace samples of the CPU that are 0 and 100 % in turn."""
+    table = pq.read_table(path / "samples" / "cpu.parquet").to_pandas()
+    ends = np.linspace(table["time_ns"].min(), table["time_ns"].max(), count).astype(np.int64)
+    turn = np.arange(count) % 2
+    columns = {"time_ns": ends, "interval_ns": np.diff(ends, prepend=ends[0] - (ends[1] - ends[0])), "user": 1.0 * turn,
+               "system": 0.0 * turn, "iowait": 0.0 * turn, "idle": 1.0 - turn, "job_cpus": 2.0 * turn}  # fmt: skip
+    write_table(path / "samples" / "cpu.parquet", schema.CPU_SAMPLES, columns)
+    return path
 
 
 def stall(path, kind):

@@ -113,7 +113,7 @@ function addHistograms(place, page) {
       series.push({ x: mine.edges, y: mine.counts.map((count) => count / total), colour, filled: true });
       const parts = Object.entries(mine.percentiles).map(([label, value]) => `${label} ${format(value)}`);
       const who = page.traces.length > 1 ? `${trace.label}: ` : "";
-      notes.push([colour, `${who}${formatCount(total)} calls, ${parts.join(", ")}, most ${format(mine.most)}`]);
+      notes.push([colour, `${who}${formatCount(total)} call${total === 1 ? "" : "s"}, ${parts.join(", ")}, most ${format(mine.most)}`]);
     });
     const [base, axis, title] = what === "size" ? [16, "bytes moved by a call", "sizes"] : [10, "time in a call", "latencies"];
     const chart = lineChart(series, { log: true, base, formatX: format, formatY: formatShare, axis });

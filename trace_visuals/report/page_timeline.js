@@ -2,7 +2,7 @@
 
 const LEFT = 148, RIGHT = 132, AXIS = 26;
 const HEIGHTS = { head: 30, phases: 20, graph: 42, rate: 46, lane: 22 }, GAP = 4;
-const MOST_STEP_MARKS = 400;
+const MOST_STEP_MARKS = 400, PIXELS_A_SAMPLE = 3;
 
 const PHASE_FONT = "11.5px system-ui, sans-serif";
 
@@ -212,7 +212,7 @@ class Timeline {
     if (text && phaseFits(g, text, right - left)) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
   }
 
-  // How each kind of phase is written in all traces, so that they can be compared: the first of its words that fits most of its bars.
+  // How each kind of phase is written in all traces, so that they can be compared: as fits the most of its bars, in full if it can be.
   spellings(g) {
     g.font = PHASE_FONT;
     const bars = new Map();
@@ -224,7 +224,7 @@ class Timeline {
     }
     return new Map([...bars].map(([name, own]) => {
       const fitting = (form) => own.filter(([words, wide]) => phaseFits(g, words[form], wide)).length;
-      return [name, 2 * fitting(0) >= own.length ? 0 : 1];
+      return [name, fitting(0) >= fitting(1) ? 0 : 1];
     }));
   }
 
@@ -235,27 +235,31 @@ class Timeline {
     const first = Math.max(0, firstAbove(graph.time, this.view.from) - 1);
     const last = Math.min(graph.time.length, firstAbove(graph.time, this.view.to) + 1);
     const y = (share) => row.top + row.height * (1 - Math.min(share, 1));
-    const edges = Array.from({ length: last - first }, (_, i) => {
-      const at = first + i, before = at ? graph.time[at - 1] : graph.time[0] - ((graph.time[1] || graph.time[0] + 1) - graph.time[0]);
-      return [this.x(before), this.x(graph.time[at])];
+    // Neighbours are averaged: of a sample a pixel, a line that rises and falls is one black band.
+    const together = Math.max(1, Math.ceil(PIXELS_A_SAMPLE * (last - first) / this.plot));
+    const begin = (at) => (at ? graph.time[at - 1] : graph.time[0] - ((graph.time[1] || graph.time[0] + 1) - graph.time[0]));
+    const groups = Array.from({ length: Math.ceil((last - first) / together) }, (_, i) => {
+      const from = first + i * together, to = Math.min(from + together, last);
+      return { from, to, left: this.x(begin(from)), right: this.x(graph.time[to - 1]) };
     });
+    const mean = (name, { from, to }) => graph.curves[name].subarray(from, to).reduce((sum, value) => sum + value, 0) / (to - from);
     g.save();
     g.beginPath();
     g.rect(LEFT, row.top, this.plot, row.height);
     g.clip();
-    const base = new Float64Array(last - first);
+    const base = new Float64Array(groups.length);
     for (const name of graph.stacked) {
       g.fillStyle = colours[name];
-      edges.forEach(([left, right], i) => {
-        const share = graph.curves[name][first + i];
-        g.fillRect(left, y(base[i] + share), right - left + 0.4, y(base[i]) - y(base[i] + share));
+      groups.forEach((group, i) => {
+        const share = mean(name, group);
+        g.fillRect(group.left, y(base[i] + share), group.right - group.left + 0.4, y(base[i]) - y(base[i] + share));
         base[i] += share;
       });
     }
     for (const name of graph.lines) {
       g.strokeStyle = colours[name];
       g.beginPath();
-      edges.forEach(([left, right], i) => { const at = y(graph.curves[name][first + i]); g.lineTo(left, at); g.lineTo(right, at); });
+      for (const group of groups) { const at = y(mean(name, group)); g.lineTo(group.left, at); g.lineTo(group.right, at); }
       g.stroke();
     }
     this.paintGaps(g, row);

@@ -13,7 +13,7 @@ function formatDuration(ns) {
   const size = Math.abs(ns);
   if (!size) return "0 s";
   if (size < 1e3) return significant(ns) + " ns";
-  if (size < 1e6) return significant(ns / 1e3) + " µs";
+  if (size < 1e6) return significant(ns / 1e3) + " us";
   if (size < 1e9) return significant(ns / 1e6) + " ms";
   return significant(ns / 1e9) + " s";
 }

@@ -230,7 +230,8 @@ def _reads(analysis: Analysis) -> tuple[str, str]:
         return "", ""
     sequential = int(files["sequential_reads"].sum()) / sum(counts)
     middle, most = operations.size_bytes.percentile(rows, 0.5), operations.size_bytes.most(rows)
-    text = f"Half of the reads return {format_size(middle)} or less, the largest {format_size(most)}; "
+    half = f"{format_size(middle)} or less" if middle else "nothing (they are at a file's end)"
+    text = f"Half of the reads return {half}, the largest {format_size(most)}; "
     text += f"{sequential:.0%} of them continue where the last read of the same file ended or start a file. "
     text += f"Reads of {format_size(LARGE_BYTES)} or more are "
     moved, spent = ([histogram.total([row]) for row in (0, 1)] for histogram in (operations.reads_bytes, operations.reads_ns))

@@ -17,7 +17,7 @@ from common.errors import UsageError
 from common.files import check_output, check_type, write_whole
 from common.progress import progress
 from trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
-from trace_visuals.labels import command_line, loss_line, machine_line, plain, trace_labels
+from trace_visuals.labels import command_line, failure_line, loss_line, machine_line, plain, trace_labels
 from trace_visuals.requests import BLOCK_LANES
 from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
 from trace_visuals.timeline import rows as draw_row
@@ -33,6 +33,7 @@ _STRIP_IN, _GRAPH_IN, _LOW_GRAPH_IN, _PHASES_IN, _GAP_IN = 0.2, 0.42, 0.3, 0.17,
 _HEAD_IN, _GROUP_HEAD_IN, _BLOCK_GAP_IN = 0.36, 0.14, 0.16
 _AXIS_IN, _LEGEND_ROW_IN, _NOTE_IN = 0.34, 0.14, 0.17
 _LEGEND_LETTER_IN, _LEGEND_HANDLE_IN = 0.047, 0.34
+_COMMAND_LETTER_IN = 0.062  # of 7 points, as wide as they come in a command
 
 
 @dataclass(frozen=True)
@@ -248,15 +249,17 @@ def _write_head(figure: Figure, block: TraceTimeline, top: float, form: Form) ->
         0.01, top - 0.03 / height_in, plain(block.label, 30 if form.short else 60), fontsize=8.5, fontweight="bold", va="top"
     )
     title_end = title.get_window_extent().x1 / figure.bbox.width + 0.012
-    figure.text(
-        title_end, top - 0.038 / height_in, plain(command, 24 if form.short else 78), fontsize=7, va="top", color="#333333"
-    )
+    flaw = "; ".join(part for part in (failure_line(manifest), loss_line(manifest)) if part)
+    flaw_begin = 0.99
+    if flaw:
+        flaw, place = plain(flaw, 44 if form.short else 110), (0.99, top - 0.03 / height_in)
+        words = figure.text(*place, flaw, fontsize=6.2, va="top", ha="right", color=VERMILLION, fontweight="bold")
+        flaw_begin = words.get_window_extent().x0 / figure.bbox.width - 0.012
+    room = int((flaw_begin - title_end) * form.width_in / _COMMAND_LETTER_IN)
+    if room > 1:
+        figure.text(title_end, top - 0.038 / height_in, plain(command, min(room, 78)), fontsize=7, va="top", color="#333333")
     most = 74 if form.short else 150
     figure.text(0.01, top - 0.19 / height_in, plain(machine_line(manifest), most), fontsize=6.2, va="top", color="#555555")
-    loss = loss_line(manifest)
-    if loss:
-        figure.text(0.99, top - 0.03 / height_in, plain(loss, 44 if form.short else 110), fontsize=6.2, va="top", ha="right",
-                    color=VERMILLION, fontweight="bold")  # fmt: skip
 
 
 def _handles(phases: Iterable[str], shared: _Shared) -> list[Patch | Line2D]:

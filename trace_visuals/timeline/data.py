@@ -21,6 +21,8 @@ from tracing_tools.trace.workers import here
 # The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
 _MOST_GROUPS = 12
+_BINS_A_SAMPLE = 4  # of the calls' bins; narrower, a line that rises and falls from sample to sample is one black band
+_ADDED = ("interval_ns", "read_bytes", "written_bytes", "reads", "writes")  # columns of samples of which neighbours are added up
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     gaps = {
         kind: sample_gaps(table["time_ns"].to_numpy(), *span_ns(trace)) for kind, table in samples.items() if table is not None
     }
-    cpu, gpu, disk = (_in_window(table, window) for table in samples.values())
+    cpu, gpu, disk = (coarser(_in_window(table, window), bins // _BINS_A_SAMPLE) for table in samples.values())
     return TraceTimeline(
         label, trace.manifest, window, groups, accumulated.result(), leading_phases(trace), trace.inferred is not None, cpu, gpu,
         disk, gaps, block_lanes(trace, grid), *device_rows(trace, grid), *part_lanes(trace, grid),
@@ -73,6 +75,21 @@ def _row_of_group() -> Ints:
     rows = np.full(len(GROUPS), -1, dtype=np.int64)
     rows[list(ROW_GROUPS)] = np.arange(len(ROW_GROUPS))
     return rows
+
+
+def coarser(samples: pd.DataFrame | None, most: int) -> pd.DataFrame | None:
+    """Return the samples with neighbours put together, amounts added up and shares averaged, so that at most `most` are left."""
+    if samples is None:
+        return None
+    moments = np.unique(samples["time_ns"].to_numpy())
+    together = -(-len(moments) // max(most, 1))
+    if together == 1:
+        return samples
+    ends = np.append(moments[together - 1 :: together], moments[-1])
+    end = ends[np.searchsorted(ends, samples["time_ns"].to_numpy())]
+    keys = [name for name in ("time_ns", "device") if name in samples]
+    how = {name: "sum" if name in _ADDED else "mean" for name in samples if name not in keys}
+    return samples.assign(time_ns=end).groupby(keys, as_index=False, observed=True).agg(how)
 
 
 def _in_window(samples: pd.DataFrame | None, window: TimeWindow) -> pd.DataFrame | None:

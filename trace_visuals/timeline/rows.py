@@ -54,7 +54,7 @@ def _transfer_rows() -> dict[str, int]:
 
 
 def disk_rates(block: TraceTimeline) -> tuple[Ints, dict[str, Floats]] | None:
-    """Return the ends of the disk samples' intervals and bytes per second read and written, all disks together."""
+    """Return the edges of the disk samples' intervals and bytes per second read and written, all disks together."""
     if block.disk is None:
         return None
     # A partition's bytes are its disk's too: of names that begin alike, the shortest is the disk.
@@ -64,7 +64,8 @@ def disk_rates(block: TraceTimeline) -> tuple[Ints, dict[str, Floats]] | None:
     sums = chosen.groupby("time_ns").agg({"read_bytes": "sum", "written_bytes": "sum", "interval_ns": "max"})
     interval_s = sums["interval_ns"].to_numpy() / _SECOND
     rates = {"read": sums["read_bytes"].to_numpy() / interval_s, "write": sums["written_bytes"].to_numpy() / interval_s}
-    return sums.index.to_numpy(), rates
+    ends = sums.index.to_numpy()
+    return np.append(ends[0] - int(sums["interval_ns"].iloc[0]), ends), rates
 
 
 def name_row(ax: Axes, name: str, right: str = "") -> None:
@@ -80,7 +81,7 @@ def _seconds(block: TraceTimeline, time_ns: Ints | Floats) -> Floats:
 def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], width_in: float) -> dict[str, int]:
     """Return how each kind of phase is written in all blocks: as which of `_words`; those that none shows are left out.
 
-    It is the first that fits most bars of that kind on an axis `width_in` wide from `limits_s`.
+    It is the one that fits the most bars of that kind on an axis `width_in` wide from `limits_s`, in full if it can be.
     """
     per_in = (limits_s[1] - limits_s[0]) / width_in
     shown = {name: [bar for block in blocks for bar in _bars(block, name, limits_s)] for name in PHASE_COLOURS}
@@ -92,9 +93,9 @@ def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], wi
 
 
 def _spelling(name: str, bars: Sequence[tuple[float, float]]) -> int:
-    forms = len(_words(name, np.nan))
-    fitting = [sum(len(_words(name, number)[form]) * _LETTER_IN < width for number, width in bars) for form in range(forms)]
-    return next((form for form, fits in enumerate(fitting) if 2 * fits >= len(bars)), forms - 1)
+    forms = range(len(_words(name, np.nan)))
+    fitting = [sum(len(_words(name, number)[form]) * _LETTER_IN < width for number, width in bars) for form in forms]
+    return fitting.index(max(fitting))
 
 
 def _words(name: str, number: float) -> tuple[str, str]:
@@ -149,7 +150,7 @@ def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
         name_row(ax, "", "CPU not sampled")
         return
     end = samples["time_ns"].to_numpy()
-    edges = _seconds(block, np.concatenate(([end[0] - int(samples["interval_ns"].iloc[0])], end)))
+    edges = sample_edges(block, np.concatenate(([end[0] - int(samples["interval_ns"].iloc[0])], end)))
     base = np.zeros(len(end))
     for name, colour in CPU_COLOURS.items():
         top = base + 100 * np.nan_to_num(samples[name].to_numpy(dtype=float))
@@ -199,10 +200,15 @@ def draw_disk(ax: Axes, block: TraceTimeline, peak: float) -> None:
     if found is None:
         name_row(ax, "", "disk not sampled")
         return
-    times, rates = found
+    edges, rates = found
     for name, rate in rates.items():
-        ax.plot(_seconds(block, times), rate, color=GROUP_COLOURS[name], linewidth=0.6, drawstyle="steps-pre")
+        _add_line(ax, rate, sample_edges(block, edges), GROUP_COLOURS[name])
     name_row(ax, "", "disks, whole\nmachine")
+
+
+def sample_edges(block: TraceTimeline, edges_ns: Ints) -> Floats:
+    """Return edges of samples' intervals in seconds, the first of which may have begun before the trace: it is cut there."""
+    return _seconds(block, np.maximum(edges_ns, block.window.begin_ns))
 
 
 def _mark_gaps(ax: Axes, block: TraceTimeline, kind: str) -> None:

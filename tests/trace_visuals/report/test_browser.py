@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PATIENCE_S
 from tests.synthetic import Job, write_job
-from tests.trace_visuals.common import stall
+from tests.trace_visuals.common import jagged, stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
 from trace_visuals import report as report_module
 from trace_visuals.report import write_report
@@ -37,6 +37,7 @@ def pages(tmp_path_factory):
     block = write_job(place / "block.trace", Job(block=True, gpu=True))
     stall(block, "cpu")
     write_report([block], place / "block.html")
+    write_report([jagged(write_job(place / "jagged.trace", Job()))], place / "jagged.html")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_module, "_CALLS", 100)
         write_report([real], place / "bins.html")
@@ -74,9 +75,10 @@ def _change(browser, act):
     return before, _range(browser)
 
 
-def _ink(browser):
-    """Pixels of the timeline that are the colour of reads."""
-    return browser.execute_script("""
+def _ink(browser, colour=(0, 0x72, 0xB2)):
+    """Pixels of the timeline that are the colour of reads, or another."""
+    return browser.execute_script(
+        """
         const canvas = document.getElementById('timeline-canvas'), copy = document.createElement('canvas');
         [copy.width, copy.height] = [canvas.width, canvas.height];
         const context = copy.getContext('2d', { willReadFrequently: true });
@@ -84,8 +86,10 @@ def _ink(browser):
         const data = context.getImageData(0, 0, copy.width, copy.height).data;
         let found = 0;
         for (let i = 0; i < data.length; i += 4)
-          if (data[i] === 0 && data[i + 1] === 0x72 && data[i + 2] === 0xb2 && data[i + 3] === 255) found += 1;
-        return found;""")
+          if (arguments[0].every((value, place) => data[i + place] === value) && data[i + 3] === 255) found += 1;
+        return found;""",
+        colour,
+    )
 
 
 def _point(browser, x, y, *steps):
@@ -246,6 +250,14 @@ def test_a_page_without_single_calls_says_so(browser, pages):
     _open(browser, pages / "bins.html")
     assert "not every call" in browser.find_element("id", "detail-note").text
     assert not browser.find_element("id", "timeline-filter").is_enabled() and _ink(browser) > 100
+    _no_complaints(browser)
+
+
+def test_many_samples_are_means_and_no_black_band(browser, pages):
+    """A sample is 0 or 100 %: drawn one by one on two pixels or fewer, the job's line would fill the row."""
+    _open(browser, pages / "jagged.html")
+    row = browser.execute_script("return document.getElementById('timeline-canvas').clientWidth") * 42
+    assert _ink(browser, (0, 0, 0)) < row / 10
     _no_complaints(browser)
 
 

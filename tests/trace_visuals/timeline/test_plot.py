@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib
 import matplotlib.image
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,13 +20,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from common.errors import IotwinError, UsageError
 from iotwin.commands.plot import Plot
 from tests.synthetic import SECOND, Job, write_job
-from tests.trace_visuals.common import stall
+from tests.trace_visuals.common import jagged, stall
 from trace_visuals.gaps import sample_gaps
 from trace_visuals.style import FIGURE_RC, PHASE_COLOURS
 from trace_visuals.timeline import Form, draw, plot_timeline
-from trace_visuals.timeline.data import load_timeline
+from trace_visuals.timeline.data import coarser, load_timeline
+from trace_visuals.timeline.rows import disk_rates, sample_edges
 from trace_visuals.windows import choose_view
 from tracing_tools.trace import schema
+from tracing_tools.trace.manifest import read_manifest, write_manifest
 from tracing_tools.trace.reader import Trace
 from tracing_tools.trace.writer import write_table
 
@@ -240,6 +243,63 @@ def test_hostile_names_are_drawn_as_text(tmp_path):
     assert "<b>&$x_{1}$??.trace" in _svg_text(tmp_path / "t.svg")
 
 
+def test_many_samples_are_means_of_neighbours(tmp_path):
+    """No sample's time or share is lost: of 0 and 100 % in turn each mean is a half, and they can be told apart."""
+    path = jagged(write_job(tmp_path / "jagged.trace", Job()))
+    one_by_one = Trace(path).samples("cpu")
+    block = plot_timeline([path], tmp_path / "t.svg")[0]
+    assert len(block.cpu) <= block.lanes.grid.count / 4 and block.cpu["user"].tolist()[:-1] == pytest.approx(
+        [0.5] * (len(block.cpu) - 1)
+    )
+    assert block.cpu["interval_ns"].sum() == one_by_one["interval_ns"].sum()
+    assert block.cpu["time_ns"].iloc[-1] == one_by_one["time_ns"].iloc[-1]
+
+
+def test_samples_of_disks_are_added_up_disk_by_disk():
+    times = np.repeat(np.arange(1, 6), 2) * SECOND
+    columns = {"time_ns": times, "interval_ns": SECOND, "device": ["vda", "vdb"] * 5, "read_bytes": np.arange(10)}
+    table = pd.DataFrame(columns | {"written_bytes": 1, "busy": [0.0, 1.0] * 5})
+    assert coarser(None, 3) is None and len(coarser(table, 5)) == 10
+    found = coarser(table, 3)
+    assert found["time_ns"].tolist() == [2 * SECOND] * 2 + [4 * SECOND] * 2 + [5 * SECOND] * 2
+    assert found["device"].tolist() == ["vda", "vdb"] * 3 and found["read_bytes"].tolist() == [2, 4, 10, 12, 8, 9]
+    assert found["busy"].tolist() == [0.0, 1.0] * 3 and found["interval_ns"].tolist() == [2 * SECOND] * 4 + [SECOND] * 2
+
+
+def test_the_first_sample_is_drawn_within_the_trace(tmp_path):
+    """A trace of less than an interval has one sample, which began before it."""
+    path = write_job(tmp_path / "brief.trace", Job(epochs=1, block=True))
+    for kind in ("cpu", "disk"):
+        table = pq.read_table(path / "samples" / f"{kind}.parquet")
+        first = table.filter(pc.equal(table["time_ns"], pc.min(table["time_ns"])))
+        long = pa.array([60 * SECOND] * first.num_rows, type=first.schema.field("interval_ns").type)
+        pq.write_table(
+            first.set_column(first.schema.get_field_index("interval_ns"), "interval_ns", long),
+            path / "samples" / f"{kind}.parquet",
+        )
+    block = plot_timeline([path], tmp_path / "t.svg")[0]
+    edges, rates = disk_rates(block)
+    assert len(edges) == 2 and edges[1] - edges[0] == 60 * SECOND and len(rates["read"]) == 1
+    assert sample_edges(block, edges).tolist() == [block.window.seconds()[0], (edges[1] - block.window.zero_ns) / SECOND]
+
+
+def test_a_failed_command_is_told_beside_its_name_and_runs_into_no_words(tmp_path):
+    path = write_job(tmp_path / "failed.trace", Job(lost={"ring buffer": 77}))
+    manifest = read_manifest(path)
+    manifest.exit_status, manifest.target.command = 3, ["python", "train.py", *("--option=value",) * 20]
+    write_manifest(path, manifest)
+    view = choose_view([Trace(path)], None)
+    block = load_timeline(Trace(path), "failed.trace", view.windows[0], 100, "all", lambda amount: None)
+    with matplotlib.rc_context(FIGURE_RC):
+        figure = draw([block], view, Form())
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        head = [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts[:3]]
+    assert head[1][0].startswith("the command failed with exit status 3; 77 events LOST")
+    label, flaw, command = (box for _, box in head)
+    assert label.x1 < command.x0 and command.x1 < flaw.x0
+
+
 def test_a_trace_without_calls_is_drawn(tmp_path):
     path = write_job(tmp_path / "idle.trace", Job(files=0, evaluation_files=0, checkpoint_every=0, epochs=1))
     plot_timeline([path], tmp_path / "t.svg")
@@ -277,6 +337,19 @@ def test_the_command(traces, tmp_path, capsys):
     command.show(outcome.document)
     assert outcome.exit_status == 0 and outcome.document["traces"][0]["lost"] == 77
     assert "events lost: 77" in capsys.readouterr().out
+
+
+def test_epochs_are_numbered_where_some_are_too_short_for_more(tmp_path):
+    """Most epochs have room for their names and two for their numbers alone: all are numbered, and none goes without."""
+    path = write_job(tmp_path / "t.trace", Job(epochs=6, evaluation_files=0, checkpoint_every=0))
+    phases = pq.read_table(path / "phases.parquet")
+    begin, end = pc.min(phases["start_ns"]).as_py(), pc.max(phases["end_ns"]).as_py()
+    edges = begin + ((end - begin) * np.array([0, 2, 5, 8, 11, 14, 14.6, 15.2]) / 15.2).astype(np.int64)  # init, epochs
+    columns = {name: phases[name] for name in phases.column_names} | {"start_ns": edges[:-1], "end_ns": edges[1:]}
+    write_table(path / "phases.parquet", schema.PHASES, columns)
+    plot_timeline([path], tmp_path / "t.svg", zoom=f"0..{(end - edges[1]) / SECOND}")
+    text = (tmp_path / "t.svg").read_text()
+    assert "epoch 1" not in text and all(re.search(f">{epoch}</text>", text) for epoch in range(1, 7))
 
 
 def test_phases_have_one_name_and_one_colour_in_all_traces_and_in_the_legend(tmp_path):
