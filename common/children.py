@@ -45,6 +45,12 @@ def become_sampler(parent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def become_keeper(parent_pid: int) -> None:
+    """The same for the process that keeps pages in the page cache."""
+    _become("iotwin-keeper", parent_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def become_rank(rank: int, parent_pid: int) -> None:
     """The same for a rank, which on SIGTERM cleans up."""
     _become(f"iotwin-rank{rank}", parent_pid)

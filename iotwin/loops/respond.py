@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from common.files import claim_directory, write_json
 from common.foreign_files import read_foreign_json
 from common.progress import note
 from common.units import parse_size
+from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import evict
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import OUTPUT, SUMMARY, TWIN, data_files
@@ -157,12 +159,18 @@ class _Side:
         """Run it once under a change, under the tracer, and return what it took."""
         if self._output is not None:
             shutil.rmtree(self._output, ignore_errors=True)
-        for path in self._data:
-            (evict if change.is_cold else _fetch)(path)
+        if change.is_cold:
+            for path in self._data:
+                evict(path)
         memory = None if change.cache_bytes is None else self._own_memory_bytes + change.cache_bytes
         limits = Limits(change.read_bytes_per_s, change.read_requests_per_s, memory)
         devices = self.devices() if limits.read_bytes_per_s or limits.read_requests_per_s else set()
-        with LimitedCgroups(limits, devices) as cgroups:
+        # Which pages stay in a cache that is short is for the kernel to say.
+        kept = nullcontext() if change.cache_bytes else kept_cached(self._data)
+        with kept, LimitedCgroups(limits, devices) as cgroups:
+            if not change.is_cold:
+                for path in self._data:
+                    _fetch(path)
             run_traced(self._command, trace, trace.stem, page_faults=self._page_faults, limits=cgroups)
         if change is UNCHANGED:
             self._own_memory_bytes = max(self._own_memory_bytes, cgroups.most_memory_bytes)

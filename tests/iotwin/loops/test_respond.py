@@ -1,6 +1,7 @@
 """The response to other storage, from runs that are made up: what is evicted, capped, timed and told."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ class Machine:
         monkeypatch.setattr(module, "reason_against", lambda what: None)
         monkeypatch.setattr(module, "device_below", lambda path: f"8:{len(path.name)}")
         monkeypatch.setattr(module, "LimitedCgroups", self._limited)
+        monkeypatch.setattr(module, "kept_cached", self._kept)
         monkeypatch.setattr(module, "run_traced", self._run)
 
     def _limited(self, limits, devices):
@@ -42,6 +44,12 @@ class Machine:
                 machine.asked.append(("end", None))
 
         return Cgroups()
+
+    @contextmanager
+    def _kept(self, paths):
+        self.asked.append(("keep", sorted(paths)))
+        yield
+        self.asked.append(("leave", None))
 
     def _run(self, command, path, workload, page_faults, limits):
         side = workload.partition("-")[0]
@@ -103,6 +111,16 @@ def test_limits_hold_for_their_run_alone_and_leave_the_cache_beside_the_runs_own
         ("run", "twin"),
         ("end", None),
     ]
+
+
+def test_what_a_run_reads_stays_cached_unless_the_cache_is_short(twin, machine, tmp_path):
+    """What is to be cached is fetched when it is kept already; what is to be cold goes before, as nothing kept goes."""
+    respond(twin, tmp_path / "out", [parse_change("requests=60"), parse_change("read=4MB,cache=8MiB")], 1, [], force=False)
+    asked = [what for what, _ in machine.asked if what not in ("limit", "end")]
+    cached, cold = ["keep", "fetch", "fetch", "run", "leave"], ["evict", "evict", "keep", "run", "leave"]
+    assert asked == [*cached, *cold, "evict", "evict", "run"]
+    data = [twin / "data" / name for name in ("a.npy", "b.npy")]
+    assert all(paths == data for what, paths in machine.asked if what == "keep")
 
 
 def test_a_row_has_the_mean_epoch_and_the_first_of_both(twin, machine, tmp_path):
