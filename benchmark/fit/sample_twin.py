@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,11 +10,11 @@ from numpy.typing import NDArray
 from benchmark import config as c
 from benchmark.fit.cadences import find_cadence
 from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
-from benchmark.fit.confidence import agreement, interval
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass, find_passes
 from benchmark.fit.refusal import check_is_training
 from benchmark.fit.resume import find_resume, go_on
+from benchmark.fit.samples.evidence import confidence_of, evidence_of
 from benchmark.fit.samples.find_samples import find_samples
 from benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
 from benchmark.fit.samples.numpy_reads import are_read_by_numpy
@@ -27,7 +26,6 @@ from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
     evaluated_after_saving,
-    in_words,
     loss_notes,
     most_common,
     order_agreement,
@@ -83,11 +81,11 @@ def fit_samples(job: Job) -> Fitted:
     ends = since[0] + len(training), since[1] + steps
     set_checkpoints(config, checkpoints, *ends, in_blocks, of_checkpoints, since)
     assumptions[before:before] = of_checkpoints
-    confidence = _confidence(times, training, evaluations, checkpoints)
+    confidence = confidence_of(times, training, evaluations, checkpoints)
     files = _files(job, samples, training, evaluations)
     config.twin.startup_files, config.twin.startup_reads = [name for name, _ in start_up.files], start_up.reads
     config.twin.startup_ranks = start_up.ranks if any(start_up.ranks) else []
-    evidence = _evidence(samples, typical, evaluations, checkpoints)
+    evidence = evidence_of(samples, typical, evaluations, checkpoints)
     if resume is not None:
         evidence["resume"] = f"after step {resume.step} of epoch {resume.epoch}, from what was read first: " + ", ".join(
             format_size(size) + f" of {kind} files" for kind, size in start_up.read_bytes.items()
@@ -144,7 +142,8 @@ def _record_sizes(samples: Samples, passes: Sequence[Pass]) -> NDArray[np.int64]
 def _files_of(samples: Samples, passes: Sequence[Pass]) -> list[int]:
     """The files (by index in samples.names) that the passes read, each once, ascending."""
     files = samples.file_of(np.array(_members(passes), np.int64))
-    if passes and samples.buffer_bytes is not None and samples.reads is not None:  # what a step used up may lie in several
+    in_several = samples.buffer_bytes is not None or samples.sample_of is not None
+    if passes and in_several and samples.reads is not None:
         read = samples.reads["read"].isin(np.concatenate([part.reads for part in passes]))
         files = np.append(files, samples.reads.loc[read, "file"])
     return [int(file) for file in np.unique(files)]
@@ -345,55 +344,3 @@ def _are_persistent(training: Sequence[Pass]) -> bool:
     if len(training) == 1:
         return training[0].workers > 0 and training[0].phase == "block" and not training[0].logged
     return training[0].workers > 0 and training[0].pids == training[1].pids
-
-
-def _confidence(
-    times: Times, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
-) -> dict[str, dict[str, Any]]:
-    """How many observations agree with each count, and between what the mean of each time lies."""
-    found = {
-        "twin.ranks": agreement([part.ranks for part in training]),
-        "reader.batch_size": agreement([size for part in training for size in part.batch_sizes]),
-        "reader.read_threads": agreement([part.workers for part in training]),
-        "reader.prefetch_size": agreement([part.batches_ahead for part in training if part.batches_ahead is not None]),
-        "train.steps_per_epoch": agreement([len(part.batch_sizes) for part in training]),
-        "train.computation_time": interval(times.compute_s),
-        "reader.preprocess_time": interval(times.preprocess_s),
-    }
-    if evaluations:
-        found["evaluation.epochs_between_evals"] = agreement(np.diff([part.epoch for part in evaluations]).tolist())
-    if checkpoints.each:
-        by_epochs = checkpoints.between_epochs
-        between = np.diff([point.epoch if by_epochs else point.steps for point in checkpoints.each]).tolist()
-        found[f"checkpoint.{'epochs' if by_epochs else 'steps'}_between_checkpoints"] = agreement(between)
-        seconds = [file.serialization_s for point in checkpoints.each for file in point.files]
-        found["twin.checkpoint.files.serialization_time"] = interval(np.array(seconds))
-    return found
-
-
-def _dataset_evidence(samples: Samples) -> str:
-    if samples.record_bytes is None:
-        return f"{len(samples.names)} samples ({samples.layout}) in {samples.folder}, by their reads"
-    sizes = format_size(float(np.median(samples.record_bytes)))
-    if samples.buffer_bytes is not None:
-        return f"{len(samples.names)} files in {samples.folder}, of which each step uses up {sizes}, by batches handed over"
-    return f"{len(samples.names)} files in {samples.folder}, read {sizes} at a time, each read one batch or record"
-
-
-def _evidence(
-    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
-) -> dict[str, str]:
-    batches = [size for part in training for size in part.batch_sizes]
-    batch, steps = most_common(batches), most_common([len(part.batch_sizes) for part in training])
-    return {
-        "dataset": _dataset_evidence(samples),
-        "epochs": f"{len(training)} passes over the training samples, "
-        + ("as the job logged them" if training[0].logged else "by samples read again"),
-        "batch_size": f"{batch} samples between hand-overs in {np.mean(np.array(batches) == batch):.0%} "
-        f"of {len(batches)} batches",
-        "ranks": f"{training[0].ranks} processes that take batches",
-        "read_threads": f"{most_common([part.workers for part in training])} loader processes in each epoch",
-        "steps_per_epoch": f"{steps}",
-        "evaluation": f"{len(evaluations)} evaluations",
-        "checkpoint": in_words(checkpoints, steps),
-    }

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples.record_samples import find_other_samples
+from benchmark.fit.samples.partners import find_partners
+from benchmark.fit.samples.record_samples import data_reads, find_other_samples
 from benchmark.fit.samples.samples import Samples, accesses_of_files, common_folder
 from benchmark.fit.samples.step_samples import by_steps
 from common.errors import IotwinError
@@ -30,6 +31,8 @@ def find_samples(job: Job) -> Samples:
     folder = common_folder(dataset["path"].tolist())
     keys = [_sample_key(path, folder) for path in dataset["path"]]
     layout: Literal["unet3d", "npy"] = "unet3d" if _are_pairs(dataset["path"].tolist()) else "npy"
+    if layout == "npy" and find_partners(data_reads(job), len(files)) is not None:
+        return by_steps(job, find_other_samples(job))
     if layout == "npy":
         keys = [str(PurePosixPath(path).relative_to(folder)) for path in dataset["path"]]
     names, sample = np.unique(keys, return_inverse=True)

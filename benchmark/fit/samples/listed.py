@@ -7,9 +7,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.passes import Pass
-from benchmark.fit.samples.samples import Samples
+from benchmark.fit.samples.samples import MOST_READS_LISTED, Samples
 
-_MOST_READS = 40_000  # listed; the YAML of more would take long to read, and be too large for an archive
 _FEW = 0.1  # so many of the accesses may jump in a file that is read in sequence: the tracer's or the file's doing
 
 
@@ -17,7 +16,7 @@ def are_listed(samples: Samples, training: Sequence[Pass], evaluations: Sequence
     """Whether the twin lists what each sample reads: where samples are not files, and not each one equal part of a file."""
     if samples.reads is None or samples.layout == "dlrm" or sum(len(_chosen(part)) for part in (training, evaluations)) == 0:
         return False
-    if len(_rows(samples, training)) + len(_rows(samples, evaluations)) > _MOST_READS:
+    if len(_rows(samples, training)) + len(_rows(samples, evaluations)) > MOST_READS_LISTED:
         return False
     together = _irregular(samples) or (samples.record_bytes is not None and _shared(samples, training, evaluations))
     return together or samples.buffer_bytes is not None or drawn_at_random(training)

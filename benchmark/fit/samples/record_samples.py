@@ -9,7 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import Samples, accesses_of_files, common_folder, reads_of, reads_within
+from benchmark.fit.samples.partners import by_first_file, find_partners
+from benchmark.fit.samples.samples import MOST_READS_LISTED, Samples, accesses_of_files, common_folder, reads_of, reads_within
 from common.errors import IotwinError
 from datagen.layouts import DlrmLayout
 from tracing_tools.trace import schema
@@ -29,13 +30,25 @@ def find_other_samples(job: Job) -> Samples:
 
     Raises IotwinError when nothing is read from any.
     """
-    files, reads = job.files, _reads(job)
+    reads, files = data_reads(job), job.files
     suffix = files["path"].map(_suffix)
     read_bytes = reads.groupby(suffix.reindex(reads["file_id"]).to_numpy())["result"].sum()
     if read_bytes.empty or not read_bytes.max():
         raise IotwinError(f"{job.path}: no data file is read by calls; if it is mapped, trace with --detail data,mmap")
-    chosen = files[(files["kind"] == "dataset") & (suffix == read_bytes.idxmax())]
-    chosen = chosen[chosen["file_id"].isin(reads["file_id"])].sort_values("path", key=lambda paths: paths.map(_by_number))
+    alike = ((files["kind"] == "dataset") & (suffix == read_bytes.idxmax())).to_numpy()
+    if (sample := find_partners(reads, len(files))) is not None:
+        together = np.isin(sample, np.unique(sample[alike & files["file_id"].isin(reads["file_id"]).to_numpy()]))
+        found = _samples(job, reads, together, sample)
+        if found.sample_of is not None:
+            return found
+    return _samples(job, reads, alike)
+
+
+def _samples(job: Job, reads: pd.DataFrame, chosen_files: NDArray[np.bool_], sample: NDArray[np.int64] | None = None) -> Samples:
+    """Return the samples of the chosen files that are read; with `sample` (of each file), those that are several whole files."""
+    files = job.files
+    chosen = files[chosen_files & files["file_id"].isin(reads["file_id"]).to_numpy()]
+    chosen = chosen.sort_values("path", key=lambda paths: paths.map(_by_number))
     reads = reads[reads["file_id"].isin(chosen["file_id"])].copy()
     folder = common_folder(chosen["path"].tolist())
     names = [str(PurePosixPath(path).relative_to(folder)) for path in chosen["path"]]
@@ -44,13 +57,19 @@ def find_other_samples(job: Job) -> Samples:
     reads["number"] = number[reads["file_id"].to_numpy(np.int64)]
     file_bytes = _sizes(chosen, reads)
     reads["access"] = _visits(reads, file_bytes)
-    if _read_whole(reads, file_bytes):
-        sizes, past_end = _read_sizes(reads)
-        accesses = accesses_of_files(job, number).rename_axis("read").reset_index()
-        seen = pd.concat([reads[reads["result"] > 0], _opened_anew(job, reads, number)]).assign(file=lambda rows: rows["number"])
-        made = reads_within(seen, accesses)
-        return Samples(folder, "files", names, file_bytes, accesses, read_sizes=sizes, read_past_end=past_end, reads=made)
-    return _records(job, reads, folder, names, file_bytes, number)
+    if not _read_whole(reads, file_bytes):
+        return _records(job, reads, folder, names, file_bytes, number)
+    sample_of = None if sample is None else by_first_file(sample[chosen["file_id"].to_numpy()])
+    if sample_of is not None and len(reads) / reads["access"].nunique() * len(names) > MOST_READS_LISTED:
+        sample_of = None
+    of_file = number if sample_of is None else np.append(sample_of, -1)[number]
+    sizes, past_end = _read_sizes(reads)
+    accesses = accesses_of_files(job, of_file).rename_axis("read").reset_index()
+    seen = pd.concat([reads[reads["result"] > 0], _opened_anew(job, reads, number)]).assign(file=lambda rows: rows["number"])
+    made = reads_within(seen, accesses)
+    return Samples(
+        folder, "files", names, file_bytes, accesses, read_sizes=sizes, read_past_end=past_end, reads=made, sample_of=sample_of
+    )
 
 
 def _suffix(path: str) -> str:
@@ -64,7 +83,7 @@ def _by_number(path: str) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in _TEXT_AND_NUMBER.findall(path)]
 
 
-def _reads(job: Job) -> pd.DataFrame:
+def data_reads(job: Job) -> pd.DataFrame:
     """Return the reads of data-set files that did not fail, process by process in order of start."""
     reads = job.calls_on(job.file_ids("dataset"), schema.READ_OPS)
     return reads[reads["result"] >= 0].sort_values(["pid", "start_ns"], kind="stable").reset_index(drop=True)
@@ -95,12 +114,13 @@ def _visits(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> pd.Series:
 
 
 def _opened_anew(job: Job, reads: pd.DataFrame, number: NDArray[np.int64]) -> pd.DataFrame:
-    """Return, as reads of nothing, the opens of files by a process whose last read was of the same file and the same access."""
+    """Return, as reads of nothing, the opens of files by a process whose last and whose next read are of the same file."""
     opens = job.calls_on(np.flatnonzero(number >= 0).tolist(), schema.OPEN_OPS)
     opens = opens[opens["result"] >= 0].assign(number=lambda rows: number[rows["file_id"].to_numpy()], offset=0, result=0)
     rows = pd.concat([reads, opens]).sort_values(["pid", "start_ns"], kind="stable", ignore_index=True)
-    last, following = rows["access"].groupby(rows["pid"]).ffill(), rows["access"].groupby(rows["pid"]).bfill()
-    return rows[rows["access"].isna() & (last == following)]
+    read = rows["number"].where(rows["access"].notna())
+    last, following = read.groupby(rows["pid"]).ffill(), read.groupby(rows["pid"]).bfill()
+    return rows[rows["access"].isna() & (last == following) & (last == rows["number"])]
 
 
 def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:

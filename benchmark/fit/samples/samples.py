@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from benchmark.fit.look import Job
 from tracing_tools.trace import schema
 
+MOST_READS_LISTED = 40_000  # the YAML of more would take long to read, and be too large for an archive
+
 
 @dataclass
 class Samples:
@@ -37,20 +39,27 @@ class Samples:
     # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size, thread (0 is
     # the process's main one; others are numbered by process from 1, as they came).
     reads: pd.DataFrame | None = None
+    sample_of: NDArray[np.int64] | None = None  # by name: the sample that a file is of, where samples are several files
 
     def file_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of each sample's file in `names`."""
+        """Return the index of each sample's file in `names`, of several files the first one's."""
+        if self.sample_of is not None:
+            return np.unique(self.sample_of, return_index=True)[1][samples]
         if self.first_record is None:
             return samples
         found: NDArray[np.int64] = np.searchsorted(self.first_record, samples, side="right") - 1
         return found
 
     def records(self) -> NDArray[np.int64]:
-        """Return the samples in each file, by name."""
+        """Return the samples in each file, by name; one of several files is in the first."""
+        if self.sample_of is not None:
+            return np.bincount(np.unique(self.sample_of, return_index=True)[1], minlength=len(self.names))
         return np.ones(len(self.names), np.int64) if self.first_record is None else np.diff(self.first_record)
 
     def size_bytes(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes of each sample."""
+        if self.sample_of is not None:
+            return np.bincount(self.sample_of, self.file_bytes).astype(np.int64)[samples]
         sizes = self.file_bytes if self.record_bytes is None else self.record_bytes
         return sizes[self.file_of(samples)]
 

@@ -60,6 +60,7 @@ def by_steps(job: Job, samples: Samples) -> Samples:
         most_open=_most_open(job, samples, given),
         buffer_bytes=_most_used(reads["requested"].to_numpy(np.int64), reads["result"].to_numpy(np.int64)),
         reads=reads_of(reads[known], batch[known]),
+        sample_of=None,
     )
 
 
