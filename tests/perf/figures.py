@@ -1,5 +1,6 @@
 """How a measurement is told: one line a figure, with what was asked of it."""
 
+import math
 import os
 import statistics
 from collections.abc import Callable
@@ -47,6 +48,13 @@ def median_ratio(numerators: list[float], denominators: list[float]) -> float:
 def paired_ratio(numerators: list[float], denominators: list[float]) -> float:
     """The median of the rounds' ratios: for work so long that the machine changes between rounds."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def paired_median(numerators: list[float], denominators: list[float]) -> tuple[float, float, float]:
+    """The median of the rounds' ratios, and between which of them it lies with a confidence of 95 %, by their order alone."""
+    ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
+    out = max(0, math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2) - 1)  # of so many at each end
+    return statistics.median(ratios), ratios[out], ratios[-1 - out]
 
 
 def machine() -> str:

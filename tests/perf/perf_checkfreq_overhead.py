@@ -1,134 +1,142 @@
 """CheckFreq's library: all time that checkpoints take at the interval that the program chose and corrects itself.
 
-One network takes two minutes: `python -m tests.perf.perf_checkfreq_overhead vgg16`.
+One network takes about two minutes: `python -m tests.perf.perf_checkfreq_overhead vgg16`.
 """
 
 import os
-import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from tests.perf.figures import Figure, interleaved, paired_ratio
+from tests.perf.figures import Figure, interleaved, paired_median
 from workloads.checkfreq.checkpoint import CFCheckpoint
 from workloads.checkfreq.iterator import CFIterator
 from workloads.checkfreq.manager import CFManager
+from workloads.checkfreq.persist import PROCESS
 from workloads.models import build_network
 
-_STEPS = {"resnet18": 300, "vgg16": 480, "densenet121": 160}  # about as long
+_STEPS = {"resnet18": 50, "vgg16": 80, "densenet121": 25}  # of a stretch: about as long
 _PERCENT = (5.0, 3.5)
-_ROUNDS, _PROFILED, _BATCH = 9, 100, 8
+_ROUNDS, _SETTLING, _BATCH = 54, 5, 8
 
 
 def measure(networks: Iterable[str] = _STEPS) -> Iterator[Figure]:
     """Yield the figures of `networks`, each when it is there."""
     torch.set_num_threads(1)  # two of them wait for one another where processors are shared, more than they work
-    with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
-        for network in networks:
+    for network in networks:
+        with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
             yield from _overhead(Path(name), network)
 
 
 def _overhead(base: Path, name: str) -> list[Figure]:
-    """Each bound's runs between runs without checkpoints: from the same weights, in the same memory."""
+    """One job whose steps are taken in short stretches in turns: without checkpoints, and under each bound."""
     job = Training(name)
-    runs: dict[float, list[_Run]] = {percent: [] for percent in (0.0, *_PERCENT)}
-
-    def timed(percent: float) -> float:
-        run = job.run(base / name, percent) if percent else job.run_without()
-        runs[percent].append(run)
-        return run.seconds
-
-    none, *others = interleaved(_ROUNDS, *(lambda percent=percent: timed(percent) for percent in runs))  # type: ignore[misc]
-    used = [run.processor_s for run in runs[0.0]]
-    noise = f"runs without any differ by {100 * (max(none) / min(none) - 1):.1f} %"
-    return [
-        Figure(
-            f"CheckFreq: tiny {name}: all time that checkpoints take at their own interval, bound {percent:g} %",
-            paired_ratio(seconds, none) - 1,
-            percent / 100,
-            detail=f"intervals at the end {', '.join(str(run.interval) for run in runs[percent])}; "
-            f"waited {100 * statistics.median(run.waited_s / run.seconds for run in runs[percent]):.1f} %, processor time "
-            f"{100 * (paired_ratio([run.processor_s for run in runs[percent]], used) - 1):.1f} %, both processes' together; "
-            f"{noise}; {_STEPS[name]} steps after the profile, median of {_ROUNDS} in turns",
-        )
-        for percent, seconds in zip(_PERCENT, others, strict=True)
-    ]
-
-
-class _Run:
-    """A stretch of training after its profile, from `begin` to `end`: seconds of wall and processor time, waits."""
-
-    def __init__(self, manager: CFManager | None = None) -> None:
-        self._manager = manager
-        self.interval, self.waited_s = 0, 0.0
-        if manager is not None:
-            self._written, self._stalled_s = len(manager.persisted), manager.stalls.total_s
-        self._used_s, self._begin_s = time.process_time(), time.perf_counter()
-
-    def end(self) -> None:
-        """Take the times; what is on its way is still to be written, and so was what was when it began."""
-        self.seconds, self.processor_s = time.perf_counter() - self._begin_s, time.process_time() - self._used_s
-        if self._manager is not None:
-            self.waited_s = self._manager.stalls.total_s - self._stalled_s
-            if self._manager.worker == "process":
-                self.processor_s += sum(each.cpu_s for each in self._manager.persisted[self._written :])
+    with ExitStack() as managers:
+        bounded = [managers.enter_context(Bounded(job, base / f"{percent:g}", percent)) for percent in _PERCENT]
+        for each in bounded:
+            each.profile()
+        none, *others = interleaved(_ROUNDS, job.stretch, *(each.stretch for each in bounded))
+    return [each.figure(name, seconds, none) for each, seconds in zip(bounded, others, strict=True)]
 
 
 class Training:
-    """A network, an optimizer and batches, all from the same beginning in every run."""
+    """A network, and batches for it; a stretch of its steps, with one optimizer or another over the same state."""
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(1)
-        self.network, self._steps = build_network(name, "tiny", 10), _STEPS[name]
-        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-3, momentum=0.9)
+        self.network, self.steps = build_network(name, "tiny", 10), _STEPS[name]
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-5, momentum=0.9)
         self._data = [torch.randn(_BATCH, 3, 32, 32) for _ in range(4)]
+        self.processor_s: list[float] = []  # of each stretch
         self.step(0)
-        self._initial = deepcopy((self.network.state_dict(), self.optimizer.state_dict()))
 
-    def step(self, number: int) -> None:
+    def another_optimizer(self) -> torch.optim.Optimizer:
+        """Return another optimizer of the same state, so that what a manager adds to it is left out of stretches without."""
+        other = torch.optim.SGD(self.network.parameters(), lr=1e-5, momentum=0.9)
+        other.state, other.param_groups = self.optimizer.state, self.optimizer.param_groups
+        return other
+
+    def step(self, number: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Train one step."""
-        self.optimizer.zero_grad()
+        optimizer = optimizer or self.optimizer
+        optimizer.zero_grad()
         self.network(self._data[number % 4]).pow(2).mean().backward()
-        self.optimizer.step()
+        optimizer.step()
 
-    def _begin(self) -> None:
-        """Go back to where every run begins."""
-        self.network.load_state_dict(self._initial[0])
-        self.optimizer.load_state_dict(deepcopy(self._initial[1]))
-
-    def run_without(self) -> _Run:
-        """Train without checkpoints."""
-        self._begin()
-        for number in range(_PROFILED):
+    def stretch(self) -> float:
+        """Return the seconds of a stretch without checkpoints."""
+        used_s, begin_s = time.process_time(), time.perf_counter()
+        for number in range(self.steps):
             self.step(number)
-        run = _Run()
-        for number in range(self._steps):
-            self.step(number)
-        run.end()
-        return run
+        seconds = time.perf_counter() - begin_s
+        self.processor_s.append(time.process_time() - used_s)
+        return seconds
 
-    def run(self, store: Path, percent: float) -> _Run:
-        """Train with checkpoints for at most `percent`; the steps of the profile, and the last writing, do not count."""
-        self._begin()
-        shutil.rmtree(store, ignore_errors=True)
-        with CFManager(store, CFCheckpoint(model=self.network, optimizer=self.optimizer)) as manager:
-            total = _PROFILED + self._steps
-            iterator = CFIterator(range(total), bs=_BATCH, cf_manager=manager, max_overhead=percent, dynamic=True)
-            iterator.before_epoch_checkpoint = lambda: run.end()
-            for number in iterator:
-                if number == _PROFILED:
-                    run = _Run(manager)
-                self.step(number)
-            run.interval = iterator.interval
-        return run
+
+class Bounded(ExitStack):
+    """The job with checkpoints that are to take at most `percent` of its time; a stretch of it is an epoch."""
+
+    def __init__(self, job: Training, store: Path, percent: float) -> None:
+        super().__init__()
+        self._job, self._percent, self._optimizer = job, percent, job.another_optimizer()
+        self._manager = self.enter_context(CFManager(store, CFCheckpoint(model=job.network, optimizer=self._optimizer)))
+        self._iterator = CFIterator(range(job.steps), bs=_BATCH, cf_manager=self._manager, max_overhead=percent, dynamic=True)
+        self._iterator.before_epoch_checkpoint = self._end
+        self._begun: tuple[float, ...] = ()  # clock, processor time and waits at the begin of a stretch
+        self._spent: list[float] = []  # of them in it
+        self._waits: list[float] = []  # of each stretch, as a share of it
+        self._used_s: list[float] = []
+        self._intervals: list[int] = []
+
+    def profile(self) -> None:
+        """Train until the interval is planned, and some stretches by it."""
+        while not self._iterator.interval:
+            self.stretch()
+        for _ in range(_SETTLING):
+            self.stretch()
+        self._waits, self._used_s, self._intervals = [], [], []
+
+    def stretch(self) -> float:
+        """Return the seconds of a stretch; the checkpoint at its end, which every epoch has, is waited for and does not count."""
+        manager, written = self._manager, len(self._manager.persisted)
+        self._begun = time.perf_counter(), time.process_time(), manager.stalls.total_s
+        for number in self._iterator:
+            self._job.step(number, self._optimizer)
+        manager.wait()
+        seconds, used_s, waited_s = self._spent
+        written_s = sum(each.cpu_s for each in manager.persisted[written:-1]) if manager.worker == PROCESS else 0.0
+        self._waits.append(waited_s / seconds)
+        self._used_s.append(used_s + written_s)
+        self._intervals.append(self._iterator.interval)
+        return seconds
+
+    def _end(self) -> None:
+        now = time.perf_counter(), time.process_time(), self._manager.stalls.total_s
+        self._spent = [after - before for after, before in zip(now, self._begun, strict=True)]
+
+    def figure(self, name: str, seconds: list[float], none: list[float]) -> Figure:
+        """Return the share of time beyond stretches without checkpoints, as the median of the rounds."""
+        overhead, least, most = (value - 1 for value in paired_median(seconds, none))
+        low, *_, high = statistics.quantiles(self._intervals, n=10)
+        together = sum(seconds) / sum(none) - 1
+        used = paired_median(self._used_s, self._job.processor_s)[0] - 1
+        return Figure(
+            f"CheckFreq: tiny {name}: all time that checkpoints take at their own interval, bound {self._percent:g} %",
+            overhead,
+            self._percent / 100,
+            detail=f"95 % sure of {100 * least:.1f} to {100 * most:.1f} %; all stretches together {100 * together:.1f} %; "
+            f"intervals {statistics.median(self._intervals):g} ({low:.0f} to {high:.0f}); waited "
+            f"{100 * statistics.median(self._waits):.1f} %, processor time {100 * used:.1f} %, both processes' together; "
+            f"median of {len(none)} stretches of {self._job.steps} steps, in turns with as many without",
+        )
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:]):
+    for figure in measure(sys.argv[1:] or _STEPS):
         print(figure.line(), flush=True)

@@ -20,8 +20,11 @@ from workloads.checkfreq.batches import CFBatches
 from workloads.checkfreq.checkpoint import State
 from workloads.checkfreq.manager import DEVICE, HOST, CFManager, CFMode
 from workloads.policies.cadence import LoopPosition, Policy
-from workloads.policies.frequency import Controller, Plan, StepWindow, plan
+from workloads.policies.frequency import AIMED, Controller, Plan, StepWindow, plan
 from workloads.state.position import after, begin, go_on
+
+_COLD_STEPS = 3  # after a writing find other things in the caches
+_LEAST_SHARE = 0.1  # of the bound that is left to checkpoints where steps are so short that looking at them takes the rest
 
 
 class CFIterator:
@@ -66,7 +69,9 @@ class CFIterator:
         self._controller: Controller | None = None
         self._calls, self._since, self._began_s = 0, 0, 0.0
         self._durations_s: list[float] = []
-        self._took = self._beside = self._wrote = False  # whether the step that runs began with a checkpoint, is beside one
+        self._took = self._beside = False  # whether the step that runs began with a checkpoint, is beside one or soon after
+        self._after = _COLD_STEPS  # steps since a checkpoint was written
+        self._own_s: list[float] = []  # what this class took between two steps of a window
         self._fetching: Iterator[Any] | None = None
         self._cut = False
         self._skip = 0  # batches to drop, of a loader that cannot go on
@@ -152,8 +157,10 @@ class CFIterator:
         if self._manager is not None:
             self._manager.check()
             self._took = self._take_due(self._manager)
-            writing = self._manager.writing
-            self._beside, self._wrote = writing or self._wrote, writing  # the step after it finds cold caches
+            self._after = 0 if self._manager.writing else self._after + 1
+            self._beside = self._after <= min(_COLD_STEPS, max(1, self.interval // 4))
+            if self._controller is not None and not self._took:
+                self._own_s.append(time.perf_counter() - now_s)
         if 0 <= self._steps_to_run <= self._steps_here:
             self.exit = True
 
@@ -169,6 +176,10 @@ class CFIterator:
     def _correct(self, window: StepWindow) -> None:
         """Move the interval as a window has shown; without `dynamic` until the first one within the bound."""
         self.windows.append(window)
+        if self._own_s and self._controller is not None:  # what every step takes shows in none
+            own = median(self._own_s) / window.base_s
+            self._controller.overhead = max(AIMED * self._bound - own, _LEAST_SHARE * self._bound)
+        self._own_s.clear()
         if window.interval != self.interval:
             self._set_interval(window.interval)
         if window.overhead <= self._bound * (1 + 1e-6) and not self._dynamic:
@@ -296,7 +307,9 @@ class CFIterator:
         manager.worker, manager.snapshot = measured.worker, DEVICE if self.plan.snapshot == DEVICE else HOST
         least = max(self.plan.interval_no_overlap, self.plan.interval_mtbf or 1)
         self._controller = (
-            None if self._synchronous else Controller(self._bound, self.plan.interval, least, measured.profile.interference_s)
+            None
+            if self._synchronous
+            else Controller(AIMED * self._bound, self.plan.interval, least, measured.profile.interference_s)
         )
         self._set_interval(self.plan.interval)
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from benchmark.config import CheckpointPolicy
 from benchmark.emulator.checkpoints.background import Took
-from workloads.policies.frequency import Controller, Profile, plan
+from workloads.policies.frequency import AIMED, Controller, Profile, plan
 from workloads.policies.goodput import Job, goodput
 
 _WARM_UP = 5  # first steps, which do not count
@@ -102,7 +102,7 @@ class Frequency:
         profile = Profile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0, interference_s=work_s)
         found = plan(profile, self._policy.overhead, self._policy.mtbf, self._in_flight)
         self._by_mtbf = found.interval_mtbf or 1
-        self._controller = Controller(self._policy.overhead, found.interval, self._least(), work_s)
+        self._controller = Controller(AIMED * self._policy.overhead, found.interval, self._least(), work_s)
         self._note(self._controller.interval)
 
     def _least(self) -> int:
