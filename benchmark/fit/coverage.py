@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
 from benchmark.fit.plan import Plan, plan
+from benchmark.fit.samples.samples import is_mapped
 from benchmark.fit.samples.step_samples import given_batches
 from benchmark.fit.streams.stream import logged_steps
 from benchmark.fit.twin_parts import Fitted
@@ -25,7 +26,6 @@ _LEAST = 0.5  # a structured twin that accounts for a smaller share of the bytes
 # Below these shares of the bytes read, of those written (one checkpoint more is the same job) or of the data's reads or opens,
 # a recorded twin is made unless a structured one is asked for.
 _NEAR, _NEAR_WRITTEN, _ALIKE = 0.9, 0.7, 0.8
-_MAPPED = 0.5  # the data is mapped if this share of the bytes read of it comes by page faults
 _BESIDE = 0.5  # it is read by threads if those beside the main ones read more than this share of the bytes
 _AGAIN = 1.5  # a process goes through its data again if it reads this many times their bytes
 _APART = 2.0  # hand-overs and steps that differ by this factor contradict one another
@@ -55,7 +55,7 @@ class Coverage:
     flows: tuple[Flow, ...]
     reasons: tuple[str, ...]  # contradictions, and what is not seen at all
     reads: tuple[int, float] | None = None  # calls on data: the job's and the twin's, where these are known
-    mapped: bool = False  # most of what is read of the data comes by page faults; a structured twin would make calls instead
+    mapped: bool = False  # most of what is read of the data comes by page faults, of which one may bring many pages, or none
     untold: bool = False  # the data is streamed by a job that logs no steps, which its reads do not show
     beside: float = 0.0  # share of the bytes read of the data that threads read which the twin lacks
 
@@ -83,7 +83,7 @@ class Coverage:
     def short_of(self) -> str | None:
         """Why a recorded twin is nearer to the job than this one; None where it is not."""
         if self.mapped:
-            return "the data are mapped, and the structured one would read them by calls"
+            return "the data are mapped, and at which places pages fault is more than the structured one tells"
         if self.untold:
             return "the data are streamed, which hides the steps, and the job logs none"
         if self.beside > _BESIDE:
@@ -120,11 +120,9 @@ def account(job: Job, fitted: Fitted) -> Coverage:
     flows = flows_of(job.calls[job.calls["result"] >= 0], job.files["kind"].astype(str).to_numpy(), planned.bytes_or_opens)
     made = job.calls_on([*job.file_ids("dataset"), *_started_from(job, fitted)], schema.READ_OPS)
     reads = None if planned.data_reads is None else (int((made["result"] > 0).sum()), planned.data_reads)
-    faults = int(made.loc[made["op"] == "page_fault", "result"].sum())
-    mapped = faults > _MAPPED * int(made["result"].sum()) and not fitted.config.twin.reader.mmap
     untold = fitted.config.twin.reader.streamed and logged_steps(job) is None
     beside = 0.0 if fitted.config.twin.reader.streamed else _read_beside(job)
-    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, mapped, untold, beside)
+    return Coverage(tuple(flows), tuple(_reasons(job, fitted, planned)), reads, is_mapped(job), untold, beside)
 
 
 def _read_beside(job: Job) -> float:

@@ -18,7 +18,7 @@ from benchmark.fit.samples.evidence import confidence_of, evidence_of
 from benchmark.fit.samples.find_samples import find_samples
 from benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
 from benchmark.fit.samples.numpy_reads import are_read_by_numpy
-from benchmark.fit.samples.samples import Samples
+from benchmark.fit.samples.samples import Samples, is_mapped
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.startup import find_start_up
 from benchmark.fit.times import Times, pass_times, quantiles, warm_up
@@ -303,7 +303,7 @@ def _twin(
         ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,
         reader=c.TwinReader(
             read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
-            most_open=samples.most_open,
+            most_open=samples.most_open, mmap=is_mapped(job),
             random_batches=samples.layout == "dlrm" and _is_shuffled(training),
         ),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from datagen.content import Content
 from datagen.files import Piece, PieceWriter
 from datagen.layouts import RecordedLayout, npy_header
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 2 << 20  # of a huge page: so much written at once lies in the page cache as what a job wrote in one go
 _LARGEST_BYTES = 256 << 20
 _MOST_FILES = 4_000_000
 

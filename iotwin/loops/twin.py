@@ -1,7 +1,9 @@
 """From a trace to a proven twin: fit it, make its data set, run it traced, compare, correct, until it gets no better."""
 
 import json
+import mmap
 import shutil
+import statistics
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -60,11 +62,13 @@ def _prepare(directory: Path, force: bool) -> None:
 
 
 def _make_data(fitted: "Fitted", directory: Path) -> None:
+    from benchmark.config import dump
     from datagen.datasets.recorded import write_recipe
 
     start_up = [(_beside(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
     fitted.config.twin.startup_files = [name for name, _ in start_up]
     write_recipe(directory / RECIPE, sorted(dict([*fitted.files, *start_up]).items()))
+    dump(fitted.config, directory / TWIN)  # as fitted, which tells how it reads; until the best round's takes its place
     generate_data(directory)
 
 
@@ -78,11 +82,10 @@ def _beside(name: str, number: int) -> str:
 
 
 def generate_data(directory: Path) -> None:
-    """Write the data set that the recipe in `directory` lists, unless it is there already; of a job that maps it, page by page.
+    """Write the data set that the recipe in `directory` lists, unless it is there already.
 
-    Mapped data are found in the page cache as the job found its own, however they were written.
+    Mapped data are found in the page cache as the job found its own.
     """
-    from benchmark.config.recording import Op, read_recording
     from datagen.datasets.recorded import read_recipe
     from datagen.generate import generate
 
@@ -92,9 +95,28 @@ def generate_data(directory: Path) -> None:
         (directory / _DATA).mkdir(exist_ok=True)
         return
     generate(layout, directory / _DATA, samples=len(layout.files))
-    if (recording := directory / RECORDING).exists() and Op.TOUCH in read_recording(recording).columns["op"]:
+    if _faults_around(directory):
         for name, _ in layout.files:
             cache_in_pages(directory / _DATA / name)
+
+
+def _faults_around(directory: Path) -> bool:
+    """Whether the twin in `directory` maps its data, and most faults brought the job several pages: it found them read, not new.
+
+    Of large folios, in which data lie that were just written, a fault tells one page.
+    """
+    from benchmark.config import load
+    from benchmark.config.listed_reads import parse
+    from benchmark.config.recording import Op, read_recording
+
+    if (recording := directory / RECORDING).exists():
+        columns = read_recording(recording).columns
+        sizes = columns["size"][columns["op"] == Op.TOUCH].tolist()
+    elif (twin := directory / TWIN).exists() and (config := load(twin)).twin.reader.mmap:
+        sizes = [read.size_bytes for reads in config.twin.train_reads or [] for read in parse(reads)]
+    else:
+        return False
+    return bool(sizes) and statistics.median(sizes) > mmap.PAGESIZE
 
 
 def data_files(directory: Path) -> list[Path]:

@@ -13,6 +13,8 @@ from benchmark.emulator.readers.access import Buffered
 from benchmark.emulator.readers.listed import ListedReads
 from benchmark.fit import fit, foretell
 from benchmark.fit.coverage import Coverage, Flow
+from benchmark.fit.look import look
+from benchmark.fit.samples.samples import is_mapped
 from common.errors import IotwinError, UsageError
 from tests.benchmark.made_trace import Made
 from tracing_tools.trace.reader import Trace
@@ -156,8 +158,19 @@ def test_mapped_data_have_a_recorded_twin(tmp_path):
     for page in range(200):
         now = 20 + made.call(now, 1000, "page_fault", data, page * 65_536, 65_536)
     trace = made.trace(tmp_path / "t")
-    assert fit(trace, "structured").evidence["kind"].startswith("structured")
+    structured = fit(trace, "structured")
+    assert structured.evidence["kind"].startswith("structured") and structured.config.twin.reader.mmap
     assert foretell(trace).startswith("recorded, as that is nearer: the data are mapped")
+
+
+@pytest.mark.parametrize(("faults", "mapped"), [(99, False), (101, True)])
+def test_data_are_mapped_where_faults_bring_most_of_them(tmp_path, faults, mapped):
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    data = made.file("/d/tokens.bin", size=200 * 65_536)
+    for page in range(200):
+        now = 20 + made.call(now, 1000, "page_fault" if page < faults else "pread64", data, page * 65_536, 65_536)
+    assert is_mapped(look(made.trace(tmp_path / "t"))) == mapped
 
 
 def test_a_mapped_file_is_read_to_its_end_and_no_farther(tmp_path):

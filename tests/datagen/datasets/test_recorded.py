@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UsageError
-from datagen.datasets.recorded import read_recipe, write_recipe
+from datagen.datasets.recorded import read_recipe, write_file, write_recipe
 from datagen.generate import generate
 from datagen.layouts import RecordedLayout
 from datagen.verify import verify
@@ -28,6 +28,13 @@ def test_files_have_their_recorded_names_and_sizes(tmp_path):
     for name, size_bytes in FILES:
         assert (tmp_path / "data" / name).stat().st_size == size_bytes
     verify(tmp_path / "data")
+
+
+def test_as_much_as_a_huge_page_is_written_at_once(tmp_path):
+    """So that the page cache can keep it in one: a job that maps what it has just written faults once for it."""
+    sizes: list[int] = []
+    write_file(RecordedLayout((("big.bin", (5 << 20) + 7),)), 1, tmp_path, 0, sizes.append)
+    assert sizes == [2 << 20, 2 << 20, (1 << 20) + 7]
 
 
 def test_npy_stand_ins_are_whole_npy_files(tmp_path):
