@@ -203,6 +203,7 @@ class CheckpointFile(Section):
     write_sizes: Annotated[list[tuple[Count, Positive]], msgspec.Meta(min_length=1)]  # [bytes, how often], in order
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
+    made_first: bool = False  # opened and closed once before it is opened to be written, as where tempfile.mkstemp names it
     direct: bool = False  # past the page cache, O_DIRECT, as far as writes fill blocks and the file system knows how
     # [offset, bytes] of each read once it is written, as TensorFlow merges indices; each at 0 opens it anew, no bytes: its end.
     read_back: list[tuple[Count, Count]] = []

@@ -35,6 +35,15 @@ def explains(cadence: Cadence, seen: Sequence[int], until: int, exact: bool, sin
     return missed <= max(1, _MANY_MISSED * len(seen)) and apart == 0
 
 
+def steady(seen: Sequence[int]) -> int | None:
+    """Return the steps between those that were `seen`, where all came when one number has them due, or a little late."""
+    if len(seen) < _ROW:
+        return None
+    numbers = np.arange(1, len(seen) + 1)
+    every = int((np.array(seen) // numbers).min())  # none comes early
+    return every if (np.array(seen) - numbers * every <= _LATE * every).all() else None
+
+
 def find_intervals(seen: Sequence[int], in_epoch: int) -> list[tuple[int, int]]:
     """Return (step, interval): from which step on how many lay between two, in order; it may change now and then.
 

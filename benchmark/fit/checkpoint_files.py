@@ -52,6 +52,7 @@ class SeenFile:
     next_ns: int | None = None  # when the next checkpoint begins
     looked_at: Literal["opened", "read"] | None = None  # what was done to it in later checkpoints
     keep: int | None = None  # newest of its like that stay when older ones are removed; None: all
+    made_first: bool = False  # it was opened and closed once before
 
     @property
     def read_back(self) -> list[tuple[int, int]]:
@@ -112,6 +113,7 @@ def find_files(job: Job) -> list[SeenFile]:
     ranks: dict[int, int] = {}
     seen: list[SeenFile] = []
     last: dict[int, SeenFile] = {}
+    made: set[int] = set()  # opened before they were written for the first time
     for begin, end in pairwise([*begins.tolist(), len(file_ids)]):
         own, file_id = calls.within(begin, end), int(file_ids[begin])
         if own.writes.any():
@@ -120,11 +122,14 @@ def find_files(job: Job) -> list[SeenFile]:
                 ranks[pid] = _rank_of(job, pid)
             path, renamed_to = paths[file_id]
             seen.append(_seen_file(file_id, path, renamed_to, own, ranks[pid]))
+            seen[-1].made_first = file_id in made and file_id not in last
             last[file_id] = seen[-1]
         elif file_id in last:
             reads = own.chosen(own.reads)
             own_reads = list(zip(reads.offset.astype(np.int64).tolist(), reads.result.tolist(), strict=True))
             last[file_id].visits.append((int(own.start_ns[0]), own_reads))
+        elif not own.reads.any() and (own.op == "openat").any():
+            made.add(file_id)
     folder = folder_of(seen) if seen else ""
     for file in seen:
         file.name = str(PurePosixPath(file.path).relative_to(folder))

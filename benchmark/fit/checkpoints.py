@@ -1,6 +1,7 @@
 """The checkpoints of a traced job: when, which files, in what writes, how they were made safe, and whether training went on."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from benchmark.fit.passes import Pass
 from benchmark.fit.times import taken_ns
 from tracing_tools.trace import schema
 
-_NUMBER = re.compile(r"(\d+)")
+# What counts checkpoints in a name, or is drawn anew for each: digits, a random identifier (RFC 9562).
+_NUMBER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)")
 LATE = 0.25  # another thread may open a checkpoint's file this share of a step after the next one has begun
 _IN_FLIGHT = 8  # so many checkpoints, the last ones, may still be being written
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci", "/dev/neuron")  # of those that compute
@@ -144,7 +146,12 @@ def _before(job: Job, folder: str, each: Sequence[SeenCheckpoint]) -> list[list[
         number = _numbered(name)
         if number is not None and number not in own and _shape(name) in shapes:
             found.setdefault(number, []).append((name, int(file_id)))
-    return [found[number] for number in sorted(found, key=lambda number: [int(digits) for digits in _NUMBER.findall(number)])]
+    return [found[number] for number in sorted(found, key=_in_order)]
+
+
+def _in_order(number: str) -> list[tuple[int, str]]:
+    """What sorts names by their numbers; identifiers, which have no order, come last."""
+    return [(int(part), "") if part.isdigit() else (sys.maxsize, part) for part in _NUMBER.findall(number)]
 
 
 def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tuple[str, int]]]) -> tuple[int | None, list[str]]:
@@ -285,10 +292,16 @@ def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     for points in shapes.values():
         fields = len(next(iter(points.values()))[0][1])
         counting = [field for field in range(1, fields, 2) if _differs(points.values(), field)]
-        for file, parts in (entry for own in points.values() for entry in own):
-            for field in counting:
-                parts[field] = number
-            file.name = "".join(parts)
+        for own in points.values():
+            alike = Counter[str]()
+            for file, parts in own:
+                for field in counting:
+                    parts[field] = number
+                file.name = "".join(parts)
+                alike[file.name] += 1
+                if counting and alike[file.name] > 1:  # they differed by what counts checkpoints, too
+                    parts[counting[-1]] = f"{number}.{alike[file.name] - 1}"
+                    file.name = "".join(parts)
     committed = [file for point in each for file in point.files if file.folder_renamed and _folder(file) != PurePosixPath()]
     if committed:
         [(usual, _)] = Counter(map(_folder, committed)).most_common(1)

@@ -195,7 +195,7 @@ def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str],
         written = sum(size * count for size, count in file.write_sizes)
         amounts["write", "checkpoint"] += times * written
         read_anew = sum(offset == 0 or not number for number, (offset, _) in enumerate(file.read_back))
-        amounts["open", "checkpoint"] += times * (1 + read_anew)
+        amounts["open", "checkpoint"] += times * (1 + file.made_first + read_anew)
         amounts["read", "checkpoint"] += times * sum(size for _, size in file.read_back)
         if file.looked_at is not None:
             looks = sum(_standing(config, number, before + times) for number in range(before, before + times))

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from benchmark import config as c
 from benchmark.config.checkpoint_names import numbers_in
 from benchmark.config.recording import Recording
-from benchmark.fit.cadences import explains, find_cadence, find_intervals
+from benchmark.fit.cadences import explains, find_cadence, find_intervals, steady
 from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.checkpoints import SeenCheckpoints
+from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
 from benchmark.fit.look import Job
 from benchmark.fit.startup import StartUp
 from benchmark.fit.times import quantiles, warm_up
@@ -136,6 +136,9 @@ def _when_saved(checkpoints: SeenCheckpoints, in_epoch: int) -> str:
         return "at ends of epochs"
     if checkpoints.seconds_between is not None:
         return f"every {checkpoints.seconds_between} s"
+    seen = [point.steps for point in checkpoints.each if point.steps]
+    if checkpoints.asynchronous and (every := steady(seen)) is not None:
+        return f"every {every} steps"
     found = find_intervals([point.steps for point in checkpoints.each], in_epoch)
     if len(found) < 2:
         return f"every {found[0][1]} steps" if found else "by steps"
@@ -202,12 +205,13 @@ def _checkpoint_files(
         last, some = seen[-1][1], epochs != every
         # One that is missing once may have been cut off; beside training, steps are not told exactly.
         told = not (by_epochs or checkpoints.asynchronous) and checkpoints.seconds_between is None
-        listed = told and len(checkpoints.each) - len(seen) > 1
+        cut_off = len(checkpoints.each) - len(seen) == 1 and _is_cut_off(checkpoints.each[-1], name, list(names))
+        listed = told and len(seen) < len(checkpoints.each) and not cut_off
         if some and not (by_epochs or listed):
             assumptions.append(f"{name} was not written at every checkpoint; the twin does so")
         found.append(c.CheckpointFile(
             name=name, write_sizes=last.write_sizes, fsync=last.fsync, rename=last.renamed, direct=last.direct,
-            format=last.format,
+            format=last.format, made_first=last.made_first,
             read_back=last.read_back, looked_at=_looked_at([file for _, file in seen]),
             rank=ranks.index(last.rank) if last.rank in ranks else 0,
             epochs=sorted(epochs) if some and by_epochs else None,
@@ -216,6 +220,11 @@ def _checkpoint_files(
             serialization_time=quantiles(np.array([file.serialization_s for _, file in seen])),
         ))  # fmt: skip
     return found
+
+
+def _is_cut_off(point: SeenCheckpoint, name: str, names: Sequence[str]) -> bool:
+    """Whether a checkpoint may lack the file `name` because the job ended: it has none of the `names` that follow."""
+    return not {file.name for file in point.files} & set(names[names.index(name) :])
 
 
 def _looked_at(files: Sequence[SeenFile]) -> Literal["opened", "read"] | None:

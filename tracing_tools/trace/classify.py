@@ -72,6 +72,12 @@ def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is
     return "dataset"
 
 
+def kind_of_removed(path: str) -> str:
+    """Return the kind of a file that was removed and never opened: an old checkpoint is called like one."""
+    named = _suffix(PurePosixPath(path)) in _CHECKPOINT_SUFFIXES or PurePosixPath(path).name in _CHECKPOINT_NAMES
+    return "checkpoint" if named or _STORED.search(path) else "other"
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a file was read that the job never wrote."""
@@ -89,7 +95,8 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
 
     Files of a folder and suffix go together. Many small text files that bring much are data (a corpus), not settings. What is
     read again and again is data; so are many files that are read while no other data is. What is read once, before more data is,
-    is a state that the job starts from (checkpoint). Else the suffix says.
+    or is of a few with a state's suffix and read only then, is a state that the job starts from (checkpoint). Else the suffix
+    says.
     """
     kinds = _with_corpora(files)
     groups = _groups(files, [i for i, kind in enumerate(kinds) if kind in ("dataset", "checkpoint")])
@@ -104,7 +111,9 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
         key, ended = (folder, suffix), max(files[i].last_ns for i in group)
         others = [other for other in groups if other != key and (again[other] or read[other] > read[key])]
         first = any(begun[other] > ended for other in others)
-        if again[key] or (len(group) >= _FEWEST_SAMPLES and not first):
+        # A state may be opened, and mapped, several times.
+        state = first and suffix in _CHECKPOINT_SUFFIXES and len(group) < _FEWEST_SAMPLES
+        if (again[key] and not state) or (len(group) >= _FEWEST_SAMPLES and not first):
             kind = "dataset"
         else:
             kind = "checkpoint" if first or suffix in _CHECKPOINT_SUFFIXES else "dataset"

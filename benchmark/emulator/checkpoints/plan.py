@@ -75,6 +75,7 @@ def _recorded(config: Config, rank: int, ranks: int, number: tuple[int, int] | N
             file.looked_at,
             file.format,
             keep=file.keep,
+            made_first=file.made_first,
         )
         for file in config.twin.checkpoint.files
         if is_due(file)

@@ -23,6 +23,7 @@ class PlannedFile(NamedTuple):
     slots: bool = False  # mapped, and overwritten in turns
     pattern: str = ""  # its name with '{epoch}' and '{step}' in it
     keep: int | None = None  # newest of that pattern that stay, 0: all; None: as twin.checkpoint.keep says
+    made_first: bool = False  # opened and closed once before it is opened to be written
 
     @property
     def size_bytes(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmark import config as c
 from benchmark.emulator.run import emulate
-from benchmark.fit.cadences import explains, find_cadence, find_intervals, find_seconds
+from benchmark.fit.cadences import explains, find_cadence, find_intervals, find_seconds, steady
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
 from benchmark.fit.plan import plan
@@ -156,6 +156,22 @@ def test_a_clock_is_told_from_a_count():
 )
 def test_intervals_that_change(seen, intervals):
     assert find_intervals(seen, 32) == intervals
+
+
+@pytest.mark.parametrize(
+    ("seen", "every"),
+    [
+        ([25, 50, 75, 100], 25),
+        ([27, 51, 75, 100, 128], 25),  # what is written beside training may be late
+        ([25, 54, 75], None),
+        ([24, 50, 75, 100, 125], None),  # and never early
+        ([10, 20, 30, 33, 36, 39], None),
+        ([25, 50], None),  # too few to tell
+        ([], None),
+    ],
+)
+def test_late_checkpoints_are_no_change_of_their_number(seen, every):
+    assert steady(seen) == every
 
 
 def test_checkpoints_that_no_cadence_explains_are_listed(tmp_path):

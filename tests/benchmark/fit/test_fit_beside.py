@@ -8,9 +8,10 @@ import pytest
 
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _point_of, unnumbered
+from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _in_order, _point_of, unnumbered
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.times import Times
+from benchmark.fit.twin_parts import twin_checkpoint
 from common.numbers.draws import inverse_cdf
 from tests.synthetic import MILLISECOND
 from tracing_tools.recorder.session import Options, trace_command
@@ -79,6 +80,31 @@ def test_folders_that_are_renamed_as_wholes_are_checkpoints_of_their_own():
     each = [SeenCheckpoint(1, step, True, files[3 * step : 3 * step + 3]) for step in range(3)]
     unnumbered(each, "{step}")
     assert {file.name for file in files} == {"step-{step}/a.raw", "step-{step}/b.json", "LATEST"}
+
+
+RANDOM = [f"{number:08x}-7b32-4a68-8adb-6c2d053eb60b" for number in (3724797676, 17, 42, 3)]
+
+
+def test_names_that_are_drawn_anew_for_each_checkpoint_are_one():
+    files = [seen_file(f"step_{25 * (n // 2 + 1)}/batched/{name}", 41 + n, 42 + n) for n, name in enumerate(RANDOM)]
+    each = [SeenCheckpoint(1, step, True, files[2 * step : 2 * step + 2]) for step in range(2)]
+    unnumbered(each, "{step}")
+    first, second = "step_{step}/batched/{step}", "step_{step}/batched/{step}.1"
+    assert [file.name for file in files] == [first, second] * 2
+
+
+def test_names_that_are_drawn_for_files_found_before_have_no_order():
+    """They come behind those that count, where both do."""
+    assert sorted([RANDOM[0], "step-10", "step-9"], key=_in_order) == ["step-9", "step-10", RANDOM[0]]
+
+
+@pytest.mark.parametrize(("written", "listed"), [(["a", "b", "c"], False), (["a", "c"], True), (["a"], False), ([], False)])
+def test_a_file_is_missing_and_not_cut_off_where_later_ones_were_written(written, listed):
+    """Three checkpoints of three files each, of which the last has those that were `written`."""
+    whole = [SeenCheckpoint(1, step, False, [seen_file(name, step, step + 1) for name in "abc"]) for step in (10, 20)]
+    last = SeenCheckpoint(1, 30, False, [seen_file(name, 30, 31) for name in written])
+    seen = SeenCheckpoints("/out", [*whole, last], False, np.zeros(0), np.zeros(0))
+    assert {file.name: file.after_steps for file in twin_checkpoint(seen, []).files}["b"] == ([10, 20] if listed else None)
 
 
 def test_a_file_without_a_number_belongs_to_the_checkpoint_before():

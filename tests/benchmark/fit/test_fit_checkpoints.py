@@ -1,5 +1,6 @@
 """When and how a job writes checkpoints: between epochs or after steps, beside training or not, under which names."""
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,9 +11,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from benchmark.config import Config, dump, load
+from benchmark.config import Checkpoint, Config, dump, load
+from benchmark.emulator.checkpoints.content import Content
+from benchmark.emulator.checkpoints.one_file import FileWriter
+from benchmark.emulator.checkpoints.planned import PlannedFile
 from benchmark.fit import fit
 from benchmark.fit.checkpoint_files import find_files
+from common.numbers.sleeper import Sleeper
 from tests.common.stores import fill
 from tests.conftest import ROOT, run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
@@ -145,6 +150,24 @@ def test_a_file_opened_again_once_closed_is_written_anew_and_one_opened_twice_is
     # From the first open to the last write, less the writes; from the end of that open to the first write; all calls.
     assert [(file.serialization_s, file.ahead_s, file.calls_s) for file in found] == [(1, 0, 6), (4, 1, 7)]
     assert [file.whole_ns // second for file in found] == [7, 18]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_that_is_made_before_it_is_written_is_so_in_the_twin(tmp_path, monkeypatch, first):
+    """As a temporary name is taken, which is then opened by that."""
+    ops = [*(("openat", "close") if first else ()), "openat", "write", "close", "openat", "close"]
+    calls = pd.DataFrame({"op": ops, "start_ns": range(0, 10 * len(ops), 10), "result": [100 * (op == "write") for op in ops]})
+    calls = calls.assign(end_ns=calls["start_ns"] + 5, duration_ns=5, pid=7, tid=7, file_id=0, offset=0.0, flags=0)
+    files = pd.DataFrame({"file_id": [0], "kind": ["checkpoint"], "path": ["/tmp/x"], "renamed_to": ["/out/last.pt"]})
+    processes = pd.DataFrame({"pid": [7], "ppid": [1], "role": ["rank"]})
+    [file] = find_files(SimpleNamespace(calls=calls, files=files, roles=lambda: {7: "rank"}, processes=processes))
+    assert (file.made_first, len(file.visits)) == (first, 1)
+    config = Config(checkpoint=Checkpoint(checkpoint_folder=str(tmp_path)))
+    opened, really = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **named: (opened.append(path), really(path, *rest, **named))[1])
+    planned = PlannedFile("last.pt", file.write_sizes, False, file.renamed, made_first=file.made_first)
+    FileWriter(config, Content(100, None), None).write("last.pt", planned, 0.0, Sleeper())
+    assert opened == [str(tmp_path / "last.pt.partial")] * (1 + first) and (tmp_path / "last.pt").stat().st_size == 100
 
 
 @pytest.mark.parametrize("log_phases", [True, False])

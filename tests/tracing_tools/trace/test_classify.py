@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracing_tools.trace.classify import Reading, file_kind, kinds_by_use
+from tracing_tools.trace.classify import Reading, file_kind, kind_of_removed, kinds_by_use
 from tracing_tools.trace.raw.records import TYPE_REGULAR
 
 
@@ -81,6 +81,20 @@ def test_many_files_read_once_in_the_course_of_training_are_data():
 def test_a_state_read_once_before_the_data_is_a_checkpoint(name):
     kind = file_kind(f"/m/{name}", TYPE_REGULAR, 9000, 0, False)
     assert kinds_by_use([Reading(f"/m/{name}", kind, 9000, 9000, 10, 20), *samples(".jpg", 3)])[0] == "checkpoint"
+
+
+@pytest.mark.parametrize(("count", "until", "kind"), [(1, 20, "checkpoint"), (8, 20, "dataset"), (1, 150, "dataset")])
+def test_a_few_states_opened_several_times_before_the_data_are_checkpoints(count, until, kind):
+    """As safetensors maps a file of them once for each look."""
+    states = [Reading(f"/out/checkpoint-225/{i}.safetensors", "checkpoint", 9000, 27_000, 10, until) for i in range(count)]
+    assert kinds_by_use([*states, *samples(".jpg", 3)])[:count] == [kind] * count
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/out/ckpt_175.pt", "checkpoint"), ("/out/.metadata", "checkpoint"), ("/tmp/9gbnrifs", "other")]
+)
+def test_what_is_removed_without_being_opened_is_what_its_name_says(path, kind):
+    assert kind_of_removed(path) == kind
 
 
 def test_a_state_alone_is_what_its_name_says():

@@ -134,6 +134,17 @@ def test_paths_on_an_overlay(tmp_path):
 
 
 @pytest.mark.root
+def test_a_checkpoint_that_is_removed_without_being_opened_is_one(tmp_path):
+    for name in ("old.pt", "notes", "there.pt"):
+        (tmp_path / name).write_bytes(bytes(10))
+    script = "import os, sys; os.chdir(sys.argv[1]); os.unlink('old.pt'); os.unlink('notes'); os.stat('there.pt')"
+    call("trace", "-o", tmp_path / "t", "--", sys.executable, "-c", script, tmp_path)
+    files = Trace(tmp_path / "t").files()
+    kinds = {path.rpartition("/")[2]: kind for path, kind in zip(files["path"], files["kind"], strict=True)}
+    assert (kinds["old.pt"], kinds["notes"], kinds.get("there.pt", "other")) == ("checkpoint", "other", "other")
+
+
+@pytest.mark.root
 def test_a_program_that_only_the_kernel_opens_is_named(tmp_path):
     """Page faults on the program itself, which no call opens."""
     result = call("trace", "-o", tmp_path / "t", "--detail", "data,mmap", "--", "true")

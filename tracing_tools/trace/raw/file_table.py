@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tracing_tools.trace import schema
-from tracing_tools.trace.classify import Reading, file_kind, kinds_by_use
+from tracing_tools.trace.classify import Reading, file_kind, kind_of_removed, kinds_by_use
 from tracing_tools.trace.columns import column, rows_table
 from tracing_tools.trace.raw.given_names import GivenNames
 from tracing_tools.trace.raw.records import (
@@ -31,6 +31,7 @@ _READING = np.array([NUMBER_OF_OP[op] for op in (*schema.READ_OPS, *schema.MAP_O
 _WRITING = np.array([NUMBER_OF_OP[op] for op in schema.WRITE_OPS])
 _READS_MAPPED = np.array([NUMBER_OF_OP[op] for op in schema.MAP_OPS])
 _RENAMING = np.array([NUMBER_OF_OP[op] for op in ("rename", "renameat", "renameat2")])
+_REMOVING = np.array([NUMBER_OF_OP[op] for op in ("unlink", "unlinkat")])
 _PAGE_FAULT = NUMBER_OF_OP["page_fault"]
 _UNNAMED = b"unnamed:"
 _MEMORY_DEVICE = 1  # 0:1, of the kernel's own mount for memfd_create and shared memory: what is there was never opened by a name
@@ -54,6 +55,7 @@ class FileTable:
         self._log_paths = log_paths
         self._pid_file_bytes: dict[tuple[int, int], int] = {}
         self._read_at: dict[int, tuple[int, int]] = {}  # file_id -> starts of its first and last reads
+        self._removed: set[int] = set()  # by a name
         self._called: set[int] = set()  # files that a call was made on, not only page faults
         self._opened: dict[bytes, NameRecord] = {}
         self._inherited: dict[tuple[int, int], NameRecord] = {}
@@ -163,6 +165,7 @@ class FileTable:
                 self._rename(found, self._given.paths[first[i]], self._given.paths[second[i]], start_ns)
         for found in np.unique(file_id[rows[succeeded]]).tolist():
             self._rows[found]["was_found"] = True
+        self._removed.update(np.unique(file_id[rows[succeeded & np.isin(number[rows], _REMOVING)]]).tolist())
 
     def _file_always(self, name: int, succeeded: bool) -> int:
         """Return the file that a name meant at any time; -1 if that depends. Most names led to one file, or to none."""
@@ -241,7 +244,8 @@ class FileTable:
         if row["path"].startswith(_UNNAMED) and row["file_id"] not in self._called:
             return "library"  # mapped, and opened by nobody: a program or its loader, which the kernel opens
         if not row["file_type"] and row["was_found"]:
-            return "other"  # seen by name only, but there
+            # Seen by name only, but there.
+            return kind_of_removed(path) if row["file_id"] in self._removed else "other"
         is_log, moved = row["path"] in self._log_paths, (row["read_bytes"], row["written_bytes"])
         return file_kind(path, row["file_type"], *moved, is_log, row["size_bytes"])
 

@@ -72,7 +72,8 @@ def test_a_checkpoint_works_where_it_computes_and_where_the_job_does_and_not_whe
 
     background = Background(wait_and_compute, 3.0)
     background.result()
-    assert background.took.seconds >= 0.07 and 3.02 <= background.took.work_s < 3.0 + background.took.seconds - 0.04
+    # A thread has worked a little before its time is taken.
+    assert background.took.seconds >= 0.05 and 3.02 <= background.took.work_s < 3.0 + background.took.seconds - 0.04
 
 
 def test_a_writer_tells_what_its_job_works_beside_calls(tmp_path):
