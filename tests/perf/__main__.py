@@ -14,6 +14,7 @@ from tests.perf import (
     perf_capture,
     perf_checkfreq,
     perf_checkfreq_crash,
+    perf_checkfreq_hogs,
     perf_checkfreq_overhead,
     perf_checkfreq_recovery,
     perf_checkfreq_twins,
@@ -56,7 +57,7 @@ _MODULES = {
         perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_dlio, perf_reading, perf_samplers, perf_tracesim,
         perf_verdict, perf_page_faults, perf_visuals, perf_workloads, perf_fuzz, perf_mutations, perf_pipedream, perf_dtr,
         perf_checkpoints, perf_resume, perf_checkfreq, perf_checkfreq_overhead, perf_checkfreq_recovery,
-        perf_checkfreq_crash, perf_checkfreq_twins,
+        perf_checkfreq_crash, perf_checkfreq_hogs, perf_checkfreq_twins,
     )
 }  # fmt: skip
 
