@@ -153,7 +153,7 @@ class Job:
         left = self.manager.restore() if self.manager is not None and config.resume else None
         iterator = CFIterator(
             self._loader, bs=config.batch_size, arch=config.network.replace(" ", "-"),
-            chk_freq=0 if config.chk_policy == "epoch" else config.chk_freq, steps_to_run=config.steps_per_run,
+            chk_freq=0 if config.chk_policy in ("epoch", "none") else config.chk_freq, steps_to_run=config.steps_per_run,
             max_overhead=config.max_overhead, dynamic=config.dynamic, cf_manager=self.manager, seconds=config.chk_seconds,
             mtbf_s=config.mtbf, synchronous=config.chk_policy == "sync", reprofile=config.reprofile,
             cache=config.profile_cache or profile.cache_folder(),

@@ -92,9 +92,10 @@ def test_it_learns_and_says_what_its_checkpoints_took(data, tmp_path, capsys):
 
 
 def test_without_a_learning_rate_it_learns_nothing(data, tmp_path):
-    result = run(data, tmp_path, epochs=2, lr=0, chk_policy="none", noeval=True)
+    result = run(data, tmp_path, epochs=2, lr=0, chk_policy="none", chk_freq=4, noeval=True)
     assert result["train_loss"][-1] > 2 / 3 * result["train_loss"][0]
     assert result["checkpoints"] == {"policy": "none", "interval": None, "intervals": [], "count": 0}
+    assert {row["interval"] for row in rows(tmp_path / "time-split0.csv")} == {"0"}
     assert not (tmp_path / "checkpoints").exists()
 
 
