@@ -3,9 +3,9 @@
     python -m tests.perf.perf_respond [JOB ...] [--change CHANGE ...] [--runs N]
 
 The jobs are those of tests/perf/unseen, whose data are so small that the caps are, too. The twin is fitted to a run with the data
-set in the page cache, so that it has seen none of the changes; the job runs again as it ran then, since how far the kernel reads
-ahead of random reads, and so how many requests they take, hangs on their order. Job and twin run in turns, each N times, of which the
-medians are held against one another; how far the job's own runs are apart is told beside. Needs root.
+set in the page cache, so that it has seen none of the changes. The job then runs as it did when traced: how far the kernel reads
+ahead of random reads, and so how many requests they take, hangs on their order. Job and twin run in turns, each N times, of which
+the medians are held against one another; how far the job's own runs are apart is told beside. Needs root.
 """
 
 import argparse
