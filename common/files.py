@@ -20,14 +20,21 @@ def check_type(path: Path, known: tuple[str, ...]) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raise before any work is done: UsageError when `path` is a directory, IotwinError when it cannot be written there."""
+    """Raise before any work is done: UsageError when `path` is no name for a file, IotwinError when none can be written there."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the name of a file in it")
+    _refuse_special(path)
     directory = path.parent
     if not directory.is_dir():
         raise IotwinError(f"{directory} is not a directory, so {path.name} cannot be written there; make it first")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise IotwinError(f"{directory} is not writable, so {path.name} cannot be written there; choose another place")
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise UsageError for what is no file: root could replace a device or a pipe by one, and /dev/stdout, which is a link."""
+    if (path.exists() and not path.is_file() and not path.is_dir()) or path.parent.resolve() == Path("/dev"):
+        raise UsageError(f"{path} is no regular file, and would be replaced by one; give the name of a file")
 
 
 def temporary_directory() -> str:
@@ -67,8 +74,10 @@ def _remove(path: Path) -> None:
 def open_whole(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
     """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails.
 
+    UsageError when `path` is a device, a pipe or a socket, IotwinError when it cannot be written.
     `durable`: bytes and name are on disk when the block has ended, so that a loss of power leaves the old file or the new one.
     """
+    _refuse_special(path)
     try:
         with made_whole(path, path.with_name(f".{path.name}.{os.getpid()}.partial")) as partial, partial.open("wb") as file:
             yield file

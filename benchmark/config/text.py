@@ -41,6 +41,9 @@ def read(path: Path) -> tuple[dict[Any, Any], str]:
         text = read_text(path)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; give the YAML that `iotwin fit` wrote, or workload=NAME") from None
+    except IsADirectoryError:
+        hint = f"; make its twin: iotwin fit {path} -o twin.yaml" if (path / "events.parquet").exists() else ""
+        raise UsageError(f"{path}: is a directory and cannot be read as a YAML{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as text: {error}") from None
     raw = parse(text, str(path))

@@ -2,11 +2,12 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from common.errors import IotwinError, UsageError
-from common.files import claim_directory, fsync_directory, made_whole, open_whole, write_json, write_whole
+from common.files import check_output, claim_directory, fsync_directory, made_whole, open_whole, write_json, write_whole
 
 
 def test_a_file_appears_whole_and_leaves_nothing_else(tmp_path):
@@ -28,6 +29,19 @@ def test_what_fails_leaves_the_old_file(tmp_path):
     assert path.read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == ["result"]
     with pytest.raises(IotwinError, match="cannot be written: No such file or directory"):
         write_whole(tmp_path / "none" / "result", b"")
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    """Root may rename a file to /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/null"), Path("/dev/stdout"), Path("/dev/none")):
+        with pytest.raises(UsageError, match="no regular file"):
+            check_output(path)
+    for name in ("pipe", "link"):
+        with pytest.raises(UsageError, match="no regular file"):
+            write_whole(tmp_path / name, b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "pipe"} and (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize("folder", [False, True])

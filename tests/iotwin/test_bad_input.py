@@ -36,6 +36,11 @@ from tests.processes import call, one_line
         (["emulate", "text.yaml"], "is not a workload"),
         (["emulate", "code.yaml"], "is not YAML"),
         (["emulate", "."], "cannot be read"),
+        (["emulate", "TRACE"], "make its twin: iotwin fit"),
+        (["import", "TRACE", "-o", "t"], "is an iotwin trace already"),
+        (["merge", "TRACE", "TRACE", "-o", "t"], "is given twice"),
+        (["trace", "-o", "good.yaml", "--", "true"], "good.yaml is a file"),
+        (["export", "TRACE", "-o", "/dev/none", "--format", "csv"], "/dev/none is no regular file"),
         (["generate", "--config", "bad.yaml", "-o", "d"], "has no section 'dataset'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -57,7 +62,7 @@ def test_a_wrong_request_is_one_line_and_status_2(arguments, expected, trace, tm
 
 
 @pytest.mark.parametrize(
-    "what", ["nothing", "a directory", "an empty directory", "a file", "an empty file", "a socket", "a broken link"]
+    "what", ["nothing", "a directory", "an empty directory", "a file", "an empty file", "a socket", "a broken link", "a data set"]
 )
 @pytest.mark.parametrize("command", ["info", "compare", "recover"])
 def test_what_is_no_trace_is_named(command, what, tmp_path, trace, monkeypatch):
@@ -68,6 +73,9 @@ def test_what_is_no_trace_is_named(command, what, tmp_path, trace, monkeypatch):
             (path / "manifest.json").mkdir()
     elif "file" in what:
         path.write_bytes(b"" if "empty" in what else b"PK\x03\x04")
+    elif what == "a data set":
+        path.mkdir()
+        (path / "manifest.json").write_text('{"samples": 3}')
     elif what == "a socket":
         with socket.socket(socket.AF_UNIX) as server:
             monkeypatch.chdir(tmp_path)  # the name of a socket is at most 107 bytes

@@ -119,7 +119,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise IotwinError(f"{directory}: no such trace; check the path")
     try:
         content = read_foreign(path, _MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        raise IotwinError(f"{directory} is a file; a trace is a directory, with a {MANIFEST_NAME} in it") from None
+    except FileNotFoundError:
         raise IotwinError(f"{directory} is not an iotwin trace: it has no {MANIFEST_NAME}") from None
     if not content.strip(b"\0 \n"):
         raise IotwinError(f"{path} is empty: the machine went down or the disk was full; try: iotwin recover {directory}")
@@ -131,9 +133,9 @@ def decode_manifest(content: bytes, path: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise IotwinError(f"{path} is not an iotwin manifest: {error}") from None
+        raise IotwinError(f"{path.parent} is not an iotwin trace, or damaged: its {path.name} is no trace's ({error})") from None
     if manifest.kind != KIND:
-        raise IotwinError(f"{path} is not an iotwin manifest: it says that it is of the kind {manifest.kind!r:.60}")
+        raise IotwinError(f"{path.parent} is not an iotwin trace: its {path.name} is of the kind {manifest.kind!r:.60}")
     if manifest.schema_version > SCHEMA_VERSION:
         raise IotwinError(
             f"{path} has schema version {manifest.schema_version}, this iotwin reads up to {SCHEMA_VERSION}; upgrade iotwin"

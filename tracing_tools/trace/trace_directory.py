@@ -62,6 +62,8 @@ def _is_directory(path: Path | str) -> bool:
 
 def refuse_foreign(directory: Path) -> None:
     """Raise UsageError unless the directory is a trace and nothing else, as its manifest and all it holds say."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is a file; choose another name for the trace")
     if not (directory / MANIFEST_NAME).exists():
         raise UsageError(f"{directory} holds other files; choose another name for the trace")
     try:

@@ -8,7 +8,7 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,6 +39,14 @@ class OwnFiles:
     def __contains__(self, name: str) -> bool:
         """Whether an emulator wrote the file `name`."""
         return name in self._names
+
+    def refuse_others(self, names: Iterable[str]) -> None:
+        """Raise UsageError if one of `names`, which are there, is a file that no emulator wrote."""
+        for name in names:
+            if name not in self:
+                raise UsageError(
+                    f"{self._folder / name}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it"
+                )
 
     def below(self, folder: str) -> list[str]:
         """Return the names of the files in the folder `folder`."""

@@ -26,7 +26,7 @@ from benchmark.emulator.checkpoints.retention import Number, Retention
 from benchmark.emulator.checkpoints.slots import make_slots
 from benchmark.emulator.checkpoints.snapshot import Snapshot
 from common.beneath import unlink_beneath
-from common.errors import IotwinError, UsageError
+from common.errors import IotwinError
 from common.files import fsync_directory
 from common.numbers.keyed import Purpose, generator
 from common.numbers.sleeper import Sleeper
@@ -85,11 +85,7 @@ class CheckpointWriter:
     def _claim(self) -> OwnFiles:
         """Return the list of what is the emulator's in the folder, if nothing else stands where it would write."""
         own = OwnFiles(self._folder, self._note)
-        for name in self._names_there() if self._config.twin.checkpoint.files else self._strange(own):
-            if name not in own:
-                raise UsageError(
-                    f"{self._folder / name}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it"
-                )
+        own.refuse_others(self._names_there() if self._config.twin.checkpoint.files else self._strange(own))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             own.begin()

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from benchmark.config.recording import File
+from benchmark.emulator.checkpoints.own_files import OwnFiles
 from common.beneath import folder_of, open_beneath
 from common.errors import IotwinError
 from tracing_tools.trace.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, FLAG_WRITABLE
@@ -21,6 +22,19 @@ class JobFiles:
     def __init__(self, files: list[File], data: Path, output: Path) -> None:
         self._files, self._data, self._output = files, data, output
         self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
+
+    def claim(self) -> None:
+        """Note the files that the replay writes as an emulator's; UsageError if one of them is there and is none's."""
+        written = (file for file in self._files if file.written)
+        names = sorted({name for file in written for name in (file.name, file.renamed_to or file.name)})
+        if names:
+            self._output.mkdir(parents=True, exist_ok=True)
+            own = OwnFiles(self._output, 0)
+            own.refuse_others(name for name in names if os.path.lexists(self._output / name))
+            own.begin()
+            for name in names:
+                own.add(name)
+            own.settle()
 
     def prepare(self) -> None:
         """See that the data set is there, and write what the job found and later changed; IotwinError names what is missing."""

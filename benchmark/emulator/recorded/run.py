@@ -63,6 +63,7 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     )
     log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
     measured, before = Replayed(rank.index, time.time()), Usage.so_far()
+    files.claim()
     files.prepare()
     rank.meet()
     begin_ns = time.monotonic_ns() if rank.count > 1 else started_ns

@@ -304,7 +304,7 @@ def test_a_manifest_says_nothing_impossible(tmp_path, change):
     path = write_job(tmp_path / "t", _SMALL)
     document = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(document | change))
-    with pytest.raises(IotwinError, match="not an iotwin manifest") as error:
+    with pytest.raises(IotwinError, match=r"not an iotwin trace.*: its manifest\.json is") as error:
         Trace(path)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 1000
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from common.errors import UsageError, nearest
+from common.errors import IotwinError, UsageError, nearest
 from tracing_tools.trace.importers.assemble import Imported, write_imported
-from tracing_tools.trace.manifest import Manifest
+from tracing_tools.trace.manifest import Manifest, read_manifest
 from tracing_tools.trace.raw.recording import refuse_unusable
 
 # In the order in which a source is tried; a DFTracer file is Chrome's events, one a line.
@@ -47,7 +47,17 @@ def _importer(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{FORMATS[name]}")
 
 
+def _is_trace(source: Path) -> bool:
+    try:
+        read_manifest(source)
+    except IotwinError:
+        return False
+    return True
+
+
 def _recognised(source: Path) -> str:
+    if _is_trace(source):
+        raise UsageError(f"{source} is an iotwin trace already; see: iotwin info {source}")
     for name in FORMATS:
         if _importer(name).recognises(source):
             return "dftracer" if name == "chrome" and ".pfw" in source.suffixes else name

@@ -14,7 +14,7 @@ from benchmark.config import load
 from benchmark.config.recording import RENAMED, File, Mark, Op, Pipe
 from benchmark.emulator.recorded.player import Player
 from benchmark.emulator.recorded.run import lateness, replay
-from common.errors import IotwinError
+from common.errors import IotwinError, UsageError
 from iotwin.loops.emulation import Options, run_workload
 from tests.benchmark.recordings import CREATE, recording, row, write_twin
 from tests.benchmark.strace import needs_strace, strace
@@ -47,9 +47,23 @@ def test_what_is_written_and_counted_is_what_was_recorded(tmp_path: Path) -> Non
     assert (own["bytes_read"], own["bytes_written"]) == (9000 + 300_000, 5_000_017)
     assert own["recorded"]["calls"] == {"open": 3, "read": 3, "write": 2, "sync": 1, "close": 3, "rename": 1}
     assert own["recorded"]["timing_error"]["calls"] == 13 and own["recorded"]["waits_given_up"] == 0
-    assert [file.name for file in (tmp_path / "made").rglob("*") if file.is_file()] == ["out.pt"]
+    assert {file.name for file in (tmp_path / "made").rglob("*") if file.is_file()} == {"out.pt", "iotwin-emulated.txt"}
     assert (tmp_path / "made" / "out.pt").stat().st_size == 5_000_017
     assert json.loads((tmp_path / "results" / "summary.json").read_text())["iotwin"] == own
+
+
+@pytest.mark.parametrize("name", ["part/out.tmp", "out.pt"])
+def test_files_that_no_emulator_wrote_are_spared(tmp_path: Path, name: str) -> None:
+    """The folder of written files may be the job's own; what an emulator wrote there may be written again."""
+    path = write_twin(tmp_path, recording(one_thread(), FILES))
+    there = tmp_path / "made" / name
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"precious")
+    with pytest.raises(UsageError, match=rf"made/{name}: exists, and no emulator wrote it"):
+        run_workload(load(path), Options())
+    assert there.read_bytes() == b"precious"
+    there.unlink()
+    assert run_workload(load(path), Options()) and run_workload(load(path), Options())
 
 
 @needs_strace
