@@ -32,9 +32,8 @@ class OwnFiles:
         self._memory: mmap.mmap | None = None
         self._lock = threading.Lock()
         self._note = _NAME if rank == 0 else _NAME.replace(".", f"-{rank}.")
-        for path in sorted(folder.glob(_NAME.replace(".", "*."))):
-            if _is_note(path.name):
-                self._read(path.name)
+        for name in self._notes():
+            self._read(name)
 
     def __contains__(self, name: str) -> bool:
         """Whether an emulator wrote the file `name`."""
@@ -43,6 +42,10 @@ class OwnFiles:
     def refuse_others(self, names: Iterable[str]) -> None:
         """Raise UsageError if one of `names`, which are there, is a file that no emulator wrote."""
         for name in names:
+            if name not in self:  # when the notes were read; another rank may have made it since, and noted it before
+                for note in self._notes():
+                    if note != self._note:
+                        self._read(note)
             if name not in self:
                 raise UsageError(
                     f"{self._folder / name}: exists, and no emulator wrote it; change checkpoint.checkpoint_folder to spare it"
@@ -71,6 +74,9 @@ class OwnFiles:
             self._memory = None
             with self._opened() as descriptor:
                 os.ftruncate(descriptor, self._length)
+
+    def _notes(self) -> list[str]:
+        return sorted(path.name for path in self._folder.glob(_NAME.replace(".", "*.")) if _is_note(path.name))
 
     def _read(self, note: str) -> None:
         with os.fdopen(open_beneath(self._folder, note, os.O_RDONLY), "rb") as file:

@@ -135,6 +135,17 @@ def test_a_checkpoint_of_the_real_job_is_spared(twin: Config, tmp_path: Path) ->
     assert saved(model.parent) == {"epoch_2.pt": 2 * 1280 + 70_000}
 
 
+def test_what_another_rank_makes_after_the_notes_were_read_is_an_emulator_s(tmp_path: Path) -> None:
+    """Ranks begin together: one may make what stands in for a checkpoint while the other looks at what is there."""
+    late = OwnFiles(tmp_path, 1)
+    first = OwnFiles(tmp_path, 0)
+    first.begin()
+    first.add("6/state")
+    late.refuse_others(["6/state"])
+    with pytest.raises(UsageError, match="7/state: exists, and no emulator wrote it"):
+        late.refuse_others(["6/state", "7/state"])
+
+
 @pytest.mark.parametrize("written", [0, 1, 60, 107])
 def test_a_note_that_another_rank_is_about_to_write_is_no_stranger(tmp_path: Path, written: int) -> None:
     OwnFiles(tmp_path, 1).begin()
