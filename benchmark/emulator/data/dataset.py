@@ -305,7 +305,8 @@ def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener
     """Return the samples that the twin lists the reads of, where it does; `samples` are of their files."""
     if listed is None or not len(samples):
         return samples
-    reader = ListedReads(opener, [path for paths in samples.files for path in paths], listed)
+    paths = [path for paths in samples.files for path in paths]
+    reader = ListedReads(ToItsEnd if opener is Buffered else opener, paths, listed)
     return SampleSet([(str(index),) for index in range(len(listed))], listed_reads.size_bytes(listed), reader)
 
 

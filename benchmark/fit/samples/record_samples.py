@@ -65,7 +65,8 @@ def _samples(job: Job, reads: pd.DataFrame, chosen_files: NDArray[np.bool_], sam
     of_file = number if sample_of is None else np.append(sample_of, -1)[number]
     sizes, past_end = _read_sizes(reads)
     accesses = accesses_of_files(job, of_file).rename_axis("read").reset_index()
-    seen = pd.concat([reads[reads["result"] > 0], _opened_anew(job, reads, number)]).assign(file=lambda rows: rows["number"])
+    told = reads[(reads["result"] > 0) | (reads["offset"] > 0)]  # also those that find nothing more
+    seen = pd.concat([told, _opened_anew(job, reads, number)]).assign(file=lambda rows: rows["number"])
     made = reads_within(seen, accesses)
     return Samples(
         folder, "files", names, file_bytes, accesses, read_sizes=sizes, read_past_end=past_end, reads=made, sample_of=sample_of

@@ -1,5 +1,6 @@
 """Samples that are several reads, files that a job starts from, and checkpoints of several ranks: fitted, read by the twin."""
 
+import os
 import threading
 
 import numpy as np
@@ -86,6 +87,31 @@ def test_a_file_that_is_opened_again_and_again_is_one_sample(tmp_path):
     opens = [flow for flow in fitted.coverage["flows"] if flow["direction"] == "open" and flow["kind"] == "dataset"]
     assert [(flow["seen"], flow["twin"]) for flow in opens] == [(3 * 3 * 24, 3 * 3 * 24)]
     assert fitted.coverage["read_share"] == 1.0
+
+
+def test_files_read_until_nothing_comes_are_so_read_where_their_reads_are_listed(tmp_path, monkeypatch):
+    """Files of 3000 bytes drawn at random, none twice in a row, each read to its end, and once more."""
+    made, rng, now = Made(), np.random.default_rng(1), 10.0
+    made.process(1000, 1, "rank")
+    files = [made.file(f"/d/{i:03}.bin", size=3_000) for i in range(16)]
+    for file in (np.cumsum(rng.integers(1, 16, 96)) % 16).tolist():
+        now = made.call(now, 1000, "openat", files[file])
+        now = made.call(now, 1000, "read", files[file], 0, 3_000)
+        now = made.call(now, 1000, "read", files[file], 3_000)
+        made.rows[-1] = (*made.rows[-1][:9], 0, 0, 0)  # brings nothing
+        now = 20 + made.call(now, 1000, "close", files[file])
+    found = fit(made.trace(tmp_path / "t"), "structured").config
+    listed = found.twin.train_reads or []
+    numbers = [reads.partition(":")[0] for reads in listed]
+    assert len(listed) == 96 and listed == [f"{number}:0+3000 {number}:3000+0" for number in numbers]
+    for name in found.twin.train_files or []:
+        (tmp_path / name).write_bytes(bytes(3_000))
+    found.dataset.data_folder = str(tmp_path)
+    asked: list[tuple[int, int]] = []
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: asked.append((offset, read(fd, views, offset))) or asked[-1][1])
+    assert open_dataset(found).train.read(0) == 3_000
+    assert asked == [(0, 3_000), (3_000, 0)]
 
 
 def test_a_twin_that_opens_less_gives_way_to_a_recorded_one():
