@@ -9,6 +9,9 @@ from benchmark.fit.checkpoints import LATE, SeenCheckpoints
 from benchmark.fit.times import Times
 
 _FEWEST = 3  # with fewer checkpoints, their steps cannot be told from others
+_EACH = 0.9  # each step holds a snapshot if so many as this share of them were seen
+_SOONEST, _LATEST = 0.25, 0.5  # shares of steps that all hold a snapshot: whose room came soonest, and latest
+_FOLLOWS = 0.7  # the step ends by the room that it has: what follows that varies less than this share of what steps do
 _ERRORS = 3.0  # medians that differ by so many standard errors do not do so by chance
 
 
@@ -17,7 +20,8 @@ def apart_from_snapshots(times: Times, checkpoints: SeenCheckpoints) -> tuple[Ti
 
     A checkpoint's first file is opened once the state is copied, so the copy lies in the last computation that had begun by
     then; or in the one before, where that had only just begun, since another thread opens the file. Where these steps are no
-    longer than chance makes them, `times` stay whole, and there are no snapshots.
+    longer than chance makes them, `times` stay whole, and there are no snapshots. Where all steps hold one, those that end when
+    there is room for another tell what follows the wait, and those whose room came soonest what they compute.
     """
     if not checkpoints.asynchronous or times.waits_unseen or not len(times.compute_s):
         return times, np.zeros(0)
@@ -29,12 +33,40 @@ def apart_from_snapshots(times: Times, checkpoints: SeenCheckpoints) -> tuple[Ti
     known = (held >= 0) & (opened_ns <= begins_ns[held] + compute_s[held] * 1e9 + late_ns)  # else after the last known step
     opened_ns, held = opened_ns[known], held[known]
     rest = np.setdiff1d(np.arange(len(compute_s)), held)
-    if min(len(held), len(rest)) < _FEWEST or not _longer(compute_s[held], compute_s[rest]):
+    if len(held) >= max(_EACH * len(compute_s), _FEWEST):
+        return _apart_from_waits(times, begins_ns, compute_s, held, _room_ns(checkpoints, begins_ns[held], opened_ns))
+    if len(held) < _FEWEST or not _longer(compute_s[held], compute_s[rest]):
         return times, np.zeros(0)
     ready_ns = begins_ns[held] + np.median(compute_s[rest]) * 1e9  # when the computation was done, and the checkpoint was due
     waits_s = np.maximum(_room_ns(checkpoints, begins_ns[held], opened_ns) - ready_ns, 0) / 1e9
     snapshots_s = np.maximum(compute_s[held] - np.median(compute_s[rest]) - waits_s, 0.0)
     return replace(times, compute_s=compute_s[rest], begins_ns=begins_ns[rest]), snapshots_s
+
+
+def _apart_from_waits(
+    times: Times,
+    begins_ns: NDArray[np.int64],
+    compute_s: NDArray[np.float64],
+    held: NDArray[np.int64],
+    room_ns: NDArray[np.int64],
+) -> tuple[Times, NDArray[np.float64]]:
+    """The same of steps that all hold a snapshot: as far as they end when there is room, from the room on it is that."""
+    held, first = np.unique(held, return_index=True)
+    lengths_s, room_s = compute_s[held], (room_ns[first] - begins_ns[held]) / 1e9
+    soon, late = (room_s <= np.quantile(room_s, _SOONEST)), (room_s > np.quantile(room_s, 1 - _LATEST))
+    after_s = lengths_s - room_s
+    if min(soon.sum(), late.sum()) < _FEWEST or _spread(after_s[late]) > _FOLLOWS * _spread(lengths_s):
+        return times, np.zeros(0)
+    if not _longer(lengths_s[late], lengths_s[soon]):
+        return times, np.zeros(0)
+    snapshots_s = np.minimum(np.maximum(after_s[late], 0.0), np.median(lengths_s[soon]))
+    computed_s = np.maximum(lengths_s[soon] - np.median(snapshots_s), 0.0)
+    return replace(times, compute_s=computed_s, begins_ns=begins_ns[held][soon]), snapshots_s
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    low, high = np.quantile(values, (0.25, 0.75)) if len(values) else (0.0, 0.0)
+    return float(high - low)
 
 
 def _longer(values_s: NDArray[np.float64], others_s: NDArray[np.float64]) -> bool:

@@ -1,8 +1,9 @@
 """One file of a checkpoint: really written, synced and renamed, whole under its final name or absent."""
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,7 @@ class FileWriter:
         self._ahead = config.twin.checkpoint.serialization_ahead
         self._content, self._slots, self._threads = content, slots, config.twin.checkpoint.persist_threads
         self.abandoned = False
+        self._in_turn = threading.Lock()  # for files that every checkpoint writes under the same name, several at once
 
     def write(self, name: str, file: PlannedFile, serialization_s: float, sleeper: Sleeper) -> None:
         """Write `file` as `name`, in that many seconds beside its calls; OSError when that fails, IotwinError once abandoned.
@@ -44,7 +46,7 @@ class FileWriter:
             sleeper.sleep(serialization_s)
             self._slots.write(file.size_bytes, self._threads, self._is_synced(file), lambda: self.abandoned)
             return
-        with self._target(name) as target:
+        with self._in_turn if file.pattern == file.name else nullcontext(), self._target(name) as target:
             path = target.path + ".partial" if file.rename else target.path
             try:
                 self._write(path, target.folder, file, serialization_s, sleeper)

@@ -155,6 +155,29 @@ def test_a_snapshot_that_waits_for_room_is_told_without_the_wait():
     assert np.median(apart_from_snapshots(times, checkpoints)[1]) == pytest.approx(0.004, rel=0.15)
 
 
+def times_back_to_back(waits: bool) -> tuple[Times, SeenCheckpoints]:
+    """Steps that all hold a checkpoint: if it waits for the writing of the one before, 4 ms follow that; else none does."""
+    room_ms = np.random.default_rng(4).uniform(2, 40 if waits else 8, 60)
+    lengths_ms = np.maximum(6, room_ms) + 4 if waits else np.random.default_rng(5).uniform(9, 11, 60)
+    begins_ms = np.concatenate([[0], np.cumsum(lengths_ms + 50)[:-1]])
+    opened_ms = begins_ms + lengths_ms
+    whole_ms = np.append(begins_ms[1:] + room_ms[1:], opened_ms[-1] + 30)
+    return (
+        Times(lengths_ms / 1e3, np.zeros(0), np.round(begins_ms * MILLISECOND).astype(np.int64)),
+        checkpoints_at(*zip(opened_ms.tolist(), whole_ms.tolist(), strict=True)),
+    )
+
+
+def test_a_wait_in_each_step_is_no_computation():
+    times, checkpoints = times_back_to_back(waits=True)
+    assert checkpoints.in_flight == 1 and np.median(times.compute_s) > 0.02
+    rest, snapshots_s = apart_from_snapshots(times, checkpoints)
+    assert np.median(snapshots_s) == pytest.approx(0.004, abs=1e-6)
+    assert np.min(rest.compute_s) == pytest.approx(0.006, abs=1e-6) and np.median(rest.compute_s) < 0.012
+    alone, checkpoints = times_back_to_back(waits=False)
+    assert apart_from_snapshots(alone, checkpoints)[0] is alone
+
+
 def test_no_snapshot_is_made_of_chance():
     times, checkpoints = times_with_snapshots(0.0)
     rest, snapshots_s = apart_from_snapshots(times, checkpoints)

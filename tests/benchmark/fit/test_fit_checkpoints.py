@@ -3,6 +3,7 @@
 import os
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -168,6 +169,16 @@ def test_a_file_that_is_made_before_it_is_written_is_so_in_the_twin(tmp_path, mo
     planned = PlannedFile("last.pt", file.write_sizes, False, file.renamed, made_first=file.made_first)
     FileWriter(config, Content(100, None), None).write("last.pt", planned, 0.0, Sleeper())
     assert opened == [str(tmp_path / "last.pt.partial")] * (1 + first) and (tmp_path / "last.pt").stat().st_size == 100
+
+
+def test_checkpoints_that_are_written_at_once_share_a_file_in_turn(tmp_path, monkeypatch):
+    """Or one would rename what the other still writes."""
+    writer = FileWriter(Config(checkpoint=Checkpoint(checkpoint_folder=str(tmp_path))), Content(100, None), None)
+    planned = PlannedFile("LATEST", [(100, 3)], False, True, pattern="LATEST")
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(writer.write, "LATEST", planned, 0.002, Sleeper()) for _ in range(40)]:
+            done.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["LATEST"]
 
 
 @pytest.mark.parametrize("log_phases", [True, False])
