@@ -34,6 +34,7 @@ _SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini"
 _SETTINGS_LIMIT_BYTES = 1 << 20  # a text file larger than this is data, whatever its name
 # So many of a folder's text files are a corpus if together they bring as much as one that is data by itself.
 _FEWEST_TEXTS = 8
+_FEWEST_LABELS = 16  # so many that are read again and again are data however small: labels or transcripts, one a sample
 _CHECKPOINT_MINIMUM_BYTES = 1 << 16
 _RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # what a job tells, not what it restarts from
 
@@ -93,18 +94,16 @@ class Reading:
 def kinds_by_use(files: Sequence[Reading]) -> list[str]:
     """Return the kinds of read files, those that may be samples, settings or a state (.txt, .pt, ...) by how they were read.
 
-    Files of a folder and suffix go together. Many small text files that bring much are data (a corpus), not settings. What is
-    read again and again is data; so are many files that are read while no other data is. What is read once, before more data is,
-    or is of a few with a state's suffix and read only then, is a state that the job starts from (checkpoint). Else the suffix
-    says.
+    Files of a folder and suffix go together. Many small text files that bring much, or that are read again and again, are data
+    (a corpus, labels), not settings. What is read again and again is data; so are many files that are read while no other data
+    is. What is read once, before more data is, or is of a few with a state's suffix and read only then, is a state that the job
+    starts from (checkpoint). Else the suffix says.
     """
     kinds = _with_corpora(files)
     groups = _groups(files, [i for i, kind in enumerate(kinds) if kind in ("dataset", "checkpoint")])
     begun = {key: min(files[i].first_ns for i in group) for key, group in groups.items()}
     read = {key: sum(files[i].read_bytes for i in group) for key, group in groups.items()}
-    again = {
-        key: _AGAIN * sum(files[i].size_bytes or files[i].read_bytes for i in group) <= read[key] for key, group in groups.items()
-    }
+    again = {key: _AGAIN * sum(_held(files[i]) for i in group) <= read[key] for key, group in groups.items()}
     for (folder, suffix), group in groups.items():
         if suffix not in _EITHER_SUFFIXES or all(_STORED.search(files[i].path) for i in group):
             continue
@@ -122,14 +121,21 @@ def kinds_by_use(files: Sequence[Reading]) -> list[str]:
     return kinds
 
 
+def _held(file: Reading) -> int:
+    """Bytes of the file, where they are not known those read of it."""
+    return file.size_bytes or file.read_bytes
+
+
 def _with_corpora(files: Sequence[Reading]) -> list[str]:
-    """Return the kinds of the files, text files of a corpus being data."""
+    """Return the kinds of the files, text files of a corpus, and labels of samples, being data."""
     kinds = [file.kind for file in files]
     texts = [
         i for i, file in enumerate(files) if file.kind == "other" and _suffix(PurePosixPath(file.path)) in _SETTINGS_SUFFIXES
     ]
     for group in _groups(files, texts).values():
-        if len(group) >= _FEWEST_TEXTS and sum(files[i].read_bytes for i in group) >= _SETTINGS_LIMIT_BYTES:
+        read, held = (sum(sizes) for sizes in zip(*((files[i].read_bytes, _held(files[i])) for i in group), strict=True))
+        much, again = read >= _SETTINGS_LIMIT_BYTES, read >= _AGAIN * held
+        if (len(group) >= _FEWEST_TEXTS and much) or (len(group) >= _FEWEST_LABELS and again):
             for i in group:
                 kinds[i] = "dataset"
     return kinds

@@ -110,6 +110,12 @@ def test_many_text_files_that_bring_much_are_a_corpus(count, size, kind):
     assert kinds_by_use([*documents, *settings]) == [kind] * count + ["other"] * 20
 
 
+@pytest.mark.parametrize(("count", "times", "kind"), [(16, 2, "dataset"), (15, 2, "other"), (16, 1, "other")])
+def test_many_small_texts_that_are_read_again_are_labels(count, times, kind):
+    labels = [Reading(f"/labels/{i}.txt", "other", 60, 60 * times, i, 50 + i) for i in range(count)]
+    assert kinds_by_use([*labels, *samples(".jpg", times)])[:count] == [kind] * count
+
+
 def test_a_state_read_before_a_corpus_is_a_checkpoint():
     documents = [Reading(f"/corpus/{i}.txt", "other", 1 << 18, 1 << 19, 100 + i, 200 + i) for i in range(20)]
     assert kinds_by_use([Reading("/m/base.bin", "dataset", 9000, 9000, 10, 20), *documents])[0] == "checkpoint"
