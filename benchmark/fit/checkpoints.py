@@ -162,15 +162,15 @@ def _kept(job: Job, each: Sequence[SeenCheckpoint], before: Sequence[Sequence[tu
     """
     removed = _removals(job).set_index("file_id")["start_ns"]
     removed = removed if removed.index.is_unique else removed.iloc[:0]
-    own = [(file, max(other.whole_ns for other in point.files)) for point in each for file in point.files]
+    own = [file for point in each for file in point.files]
     left: list[int] = []
-    for shape in {_shape(file.name) for file, _ in own}:
+    for shape in {_shape(file.name) for file in own}:
         files = [(-1, file_id) for found in before for name, file_id in found if _shape(name) == shape]
-        files += [(whole_ns, file.file_id) for file, whole_ns in own if _shape(file.name) == shape]
+        files += [(file.whole_ns, file.file_id) for file in own if _shape(file.name) == shape]
         whole = np.sort([whole_ns for whole_ns, _ in files])
         numbered = [(index, file_id) for index, (_, file_id) in enumerate(files) if file_id in removed.index]
         of_shape = [int(np.searchsorted(whole, removed[file_id])) - index - 1 for index, file_id in numbered]
-        for file in (file for file, _ in own if _shape(file.name) == shape):
+        for file in (file for file in own if _shape(file.name) == shape):
             file.keep = _mode(of_shape)
         left += of_shape
     keep = _mode(left)

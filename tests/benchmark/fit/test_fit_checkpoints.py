@@ -290,6 +290,31 @@ def test_the_twin_of_a_job_with_a_store_looks_at_its_checkpoints_as_the_store_do
     assert calls_on_checkpoints(Trace(tmp_path / "twin.trace")) == calls_on_checkpoints(job)
 
 
+# A job that goes four times through a file and keeps its two newest checkpoints; it removes one before it writes the last file.
+LAST = """
+import os, sys
+from pathlib import Path
+source = os.open(sys.argv[1], os.O_RDONLY)
+for step in range(1, 81):
+    os.pread(source, 4096, (step - 1) % 20 * 4096)
+    if step % 16 == 0:
+        Path(sys.argv[2], f"step-{step}.pt").write_bytes(bytes(5000))
+        if step > 32:
+            Path(sys.argv[2], f"step-{step - 32}.pt").unlink()
+        Path(sys.argv[2], "last.pt").write_bytes(bytes(5000))
+"""
+
+
+def test_a_checkpoint_removed_before_the_next_is_whole_is_counted_by_files_of_its_kind(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.bin").write_bytes(bytes(20 * 4096))
+    (tmp_path / "saved").mkdir()
+    command = [sys.executable, "-c", LAST, str(tmp_path / "data" / "data.bin"), str(tmp_path / "saved")]
+    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    found = fit(Trace(tmp_path / "job.trace")).config.twin.checkpoint
+    assert ([file.name for file in found.files], found.keep) == (["step-{step}.pt", "last.pt"], 2)
+
+
 def test_checkpoints_of_a_job_that_counts_no_epochs_are_numbered_by_its_steps(tmp_path):
     path = write_job(tmp_path / "t", Job(loaders=0, evaluation_files=0))
     phases = pq.read_table(path / "phases.parquet").to_pandas()
