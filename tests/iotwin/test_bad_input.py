@@ -38,7 +38,6 @@ from tests.processes import call, one_line
         (["emulate", "."], "cannot be read"),
         (["emulate", "TRACE"], "make its twin: iotwin fit"),
         (["import", "TRACE", "-o", "t"], "is an iotwin trace already"),
-        (["merge", "TRACE", "TRACE", "-o", "t"], "is given twice"),
         (["trace", "-o", "good.yaml", "--", "true"], "good.yaml is a file"),
         (["export", "TRACE", "-o", "/dev/none", "--format", "csv"], "/dev/none is no regular file"),
         (["generate", "--config", "bad.yaml", "-o", "d"], "has no section 'dataset'"),

@@ -40,9 +40,6 @@ def merge_traces(traces: Sequence[Trace], directory: Path, force: bool = False) 
     if not 1 < len(traces) < MAX_HOSTS:
         raise UsageError(f"give 2 to {MAX_HOSTS - 1} traces to merge, not {len(traces)}")
     refuse_unusable(directory, force)
-    paths = [trace.path.resolve() for trace in traces]
-    if twice := next((trace.path for index, trace in enumerate(traces) if paths[index] in paths[:index]), None):
-        raise UsageError(f"{twice} is given twice; merge the traces of different hosts, or of different jobs")
     names = _unique([trace.manifest.host.hostname for trace in traces])
     if unread := next((trace for trace in traces if not trace.manifest.clock), None):
         raise IotwinError(f"{unread.path} holds no reading of the clocks, so the traces cannot be aligned; record again")
