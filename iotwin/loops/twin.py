@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from common.files import claim_directory, write_json, write_whole
 from common.progress import note
 from common.units import format_size
+from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command
@@ -47,9 +48,11 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
         fitted.config.twin.recorded.file = str(directory.absolute() / RECORDING)
     _make_data(fitted, directory)
     loop = _Rounds(traces, fitted, directory)
-    for number in range(1, rounds + 1):
-        if not loop.run(number):
-            break
+    mapped = data_files(directory) if "page_fault" in traces[0].manifest.counts else []
+    with kept_cached(mapped):
+        for number in range(1, rounds + 1):
+            if not loop.run(number):
+                break
     return loop.finish()
 
 

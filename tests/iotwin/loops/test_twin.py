@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import sys
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from benchmark import config as workload
 from datagen.datasets.recorded import read_recipe, write_recipe
+from iotwin.loops import twin
 from iotwin.loops.twin import make_twin
 from iotwin.main import main
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
@@ -106,6 +109,34 @@ def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeyp
     assert run_iotwin("twin", "pack", tmp_path / "twin", "-o", tmp_path / "w.twin").returncode == 0
     ran = run_iotwin("twin", "run", tmp_path / "w.twin", "-o", tmp_path / "ran")
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.root
+def test_mapped_data_stay_in_the_page_cache_while_the_twin_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kept: list[tuple[str, int]] = []
+
+    @contextmanager
+    def keeping(paths):
+        kept.extend((path.name, path.stat().st_size) for path in paths)
+        yield
+        assert (tmp_path / "twin" / "round-1" / "twin.trace").exists()
+
+    monkeypatch.setattr(twin, "kept_cached", keeping)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "tokens.bin").write_bytes(bytes(8 << 20))
+    program = (
+        f"import mmap, time\nf = open('{tmp_path}/d/tokens.bin', 'rb')\nm = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "for i in range(0, len(m), 1 << 18):\n m[i]\n time.sleep(0.001)"
+    )
+    command = [sys.executable, "-S", "-c", program]
+    for detail, expected in (("data", []), ("data,mmap", [("tokens.bin", 8 << 20)])):
+        options = Options(forward_output=False, detail=tuple(detail.split(",")))
+        kept.clear()
+        assert trace_command(command, tmp_path / f"{detail}.trace", options).exit_status == 0
+        shutil.rmtree(tmp_path / "twin", ignore_errors=True)
+        make_twin([tmp_path / f"{detail}.trace"], tmp_path / "twin", rounds=1, force=False)
+        assert kept == expected
 
 
 def test_an_archive_tells_no_name_and_no_path(made, tmp_path, capsys):
