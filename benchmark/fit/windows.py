@@ -2,8 +2,8 @@
 
 Loaders that are forked together are a generation: a framework asks for the first batch once all of them have begun, so one that
 begins after another has read belongs to the next. A generation that is gone after one pass is an epoch or an evaluation; one that
-stays makes several, and a pass of its own begins where samples come again. Generations that read other samples than those of the
-training are evaluations.
+stays makes several, and a pass of its own begins where it is asked anew for what it read before, or, where its requests do not
+tell, where samples come again. Generations that read other samples than those of the training are evaluations.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
+from benchmark.fit.samples.rounds import begin_anew_ns
 from benchmark.fit.samples.samples import Samples
 from tracing_tools.trace import schema
 
@@ -41,11 +42,10 @@ def find_windows(job: Job, samples: Samples, fed: bool) -> list[Window]:
         return logged
     generations = _generations(job, samples.accesses) if fed else []
     samples_return = samples.buffer_bytes is None  # what a step uses up is no sample that comes again
-    windows = (
-        _windows_of_generations(job, generations, samples_return)
-        if len(generations) > 1
-        else _windows_of_turns(samples.accesses, samples_return)
-    )
+    if len(generations) > 1 or (generations and begin_anew_ns(job, generations[0].pids, generations[0].accesses)):
+        windows = _windows_of_generations(job, generations, samples_return)
+    else:
+        windows = _windows_of_turns(samples.accesses, samples_return)
     windows[-1].end_ns = max([windows[-1].end_ns, *_handed_ns(job, samples.accesses["pid"])])
     return windows
 
@@ -185,6 +185,11 @@ def _sets(generations: Sequence[_Generation]) -> tuple[list[_Generation], list[_
 def _windows_of(job: Job, generation: _Generation, samples_return: bool) -> list[Window]:
     """The passes of one generation: one, or as many as its samples come again, each from the first batch asked for."""
     accesses = generation.accesses
+    if begins := begin_anew_ns(job, generation.pids, accesses):
+        starts_ns = [generation.start_ns, *begins]
+        ends_ns = [*(begin - 1 for begin in begins), int(accesses["end_ns"].max())]
+        spans = enumerate(zip(starts_ns, ends_ns, strict=True), 1)
+        return [Window("epoch", index, *span, False, generation.pids) for index, span in spans]
     turn = accesses.groupby("sample").cumcount().to_numpy(np.int64)
     counts = np.bincount(turn)
     passes = int((counts >= _OF_ALL * counts[0]).sum())  # a few samples that come again make no pass

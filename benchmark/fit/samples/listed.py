@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from benchmark.fit.passes import Pass
 from benchmark.fit.samples.samples import MOST_READS_LISTED, Samples
 
-_FEW = 0.1  # so many of the accesses may jump in a file that is read in sequence: the tracer's or the file's doing
+_FEW = 0.1  # so many of the accesses may jump in a file that is read in sequence, or come again: the tracer's or the file's doing
 
 
 def are_listed(samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> bool:
@@ -23,8 +23,11 @@ def are_listed(samples: Samples, training: Sequence[Pass], evaluations: Sequence
 
 
 def drawn_at_random(training: Sequence[Pass]) -> bool:
-    """Whether samples come in no epochs: as drawn with replacement."""
-    return training[0].phase == "block"
+    """Whether samples come again before all have come: as drawn with replacement, or as neighbours of several that are drawn."""
+    if training[0].phase == "block":
+        return True
+    samples = sorted((part.samples for part in training), key=len)[len(training) // 2]
+    return len(np.unique(samples)) < (1 - _FEW) * len(samples)
 
 
 def listed(samples: Samples, passes: Sequence[Pass], files: Sequence[int], by_sample: bool) -> list[str]:

@@ -64,7 +64,8 @@ def _samples(job: Job, reads: pd.DataFrame, chosen_files: NDArray[np.bool_], sam
         sample_of = None
     of_file = number if sample_of is None else np.append(sample_of, -1)[number]
     sizes, past_end = _read_sizes(reads)
-    accesses = accesses_of_files(job, of_file).rename_axis("read").reset_index()
+    anew = (reads["access"].diff() == 1) & (reads["number"].diff() == 0) & (reads["pid"].diff() == 0)
+    accesses = accesses_of_files(job, of_file, reads.loc[anew, "call"].tolist()).rename_axis("read").reset_index()
     told = reads[(reads["result"] > 0) | (reads["offset"] > 0)]  # also those that find nothing more
     seen = pd.concat([told, _opened_anew(job, reads, number)]).assign(file=lambda rows: rows["number"])
     made = reads_within(seen, accesses)
@@ -85,9 +86,9 @@ def _by_number(path: str) -> list[tuple[str, int]]:
 
 
 def data_reads(job: Job) -> pd.DataFrame:
-    """Return the reads of data-set files that did not fail, process by process in order of start."""
+    """Return the reads of data-set files that did not fail, process by process in order of start, with their index as `call`."""
     reads = job.calls_on(job.file_ids("dataset"), schema.READ_OPS)
-    return reads[reads["result"] >= 0].sort_values(["pid", "start_ns"], kind="stable").reset_index(drop=True)
+    return reads[reads["result"] >= 0].sort_values(["pid", "start_ns"], kind="stable").reset_index(names="call")
 
 
 def _sizes(chosen: pd.DataFrame, reads: pd.DataFrame) -> NDArray[np.int64]:

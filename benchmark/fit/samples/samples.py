@@ -1,5 +1,6 @@
 """The samples of a traced data set: which files they are, and when and by whom each was read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -83,9 +84,10 @@ def is_mapped(job: Job) -> bool:
     return faults > _MAPPED * int(reads.loc[reads["result"] > 0, "result"].sum())
 
 
-def accesses_of_files(job: Job, sample_of_file: NDArray[np.int64]) -> pd.DataFrame:
+def accesses_of_files(job: Job, sample_of_file: NDArray[np.int64], anew: Sequence[int] = ()) -> pd.DataFrame:
     """Return the accesses to samples of whole files: consecutive reads of one sample by one process are one.
 
+    But for the calls `anew` (by their index in `job.calls`), with which a process reads the file again that it has just read.
     Opens and closes belong to the next and the last read of their process where that is of their sample; others (a shard that is
     opened before the last one is closed) do not split what is read.
     """
@@ -93,7 +95,7 @@ def accesses_of_files(job: Job, sample_of_file: NDArray[np.int64]) -> pd.DataFra
     events = job.calls_on(np.flatnonzero(sample_of_file >= 0).tolist(), ops)
     events = events.assign(sample=sample_of_file[events["file_id"].to_numpy()])
     events = events.sort_values(["pid", "start_ns"], kind="stable")
-    events = events.assign(access=_access_numbers(events)).dropna(subset=["access"])
+    events = events.assign(access=_access_numbers(events, anew)).dropna(subset=["access"])
     joined = events.groupby("access", sort=False).agg(
         sample=("sample", "first"),
         pid=("pid", "first"),
@@ -105,11 +107,11 @@ def accesses_of_files(job: Job, sample_of_file: NDArray[np.int64]) -> pd.DataFra
     return joined.sort_values("start_ns", kind="stable").reset_index(drop=True)
 
 
-def _access_numbers(events: pd.DataFrame) -> pd.Series:
+def _access_numbers(events: pd.DataFrame, anew: Sequence[int]) -> pd.Series:
     """Return the number of the access that each event (by process, in order of start) belongs to; NaN: to none."""
     opens, closes = (events["op"].isin(ops) for ops in (schema.OPEN_OPS, schema.CLOSE_OPS))
     reads = events[~opens & ~closes]
-    changes = (reads["sample"].diff() != 0) | (reads["pid"].diff() != 0)
+    changes = (reads["sample"].diff() != 0) | (reads["pid"].diff() != 0) | reads.index.isin(anew)
     near = pd.DataFrame({"access": changes.cumsum(), "of": reads["sample"]}).reindex(events.index)
     following, last = near.groupby(events["pid"]).bfill(), near.groupby(events["pid"]).ffill()
     near = near.where(~opens, following).where(~closes, last)

@@ -89,6 +89,19 @@ def test_a_file_that_is_opened_again_and_again_is_one_sample(tmp_path):
     assert fitted.coverage["read_share"] == 1.0
 
 
+def test_a_file_that_is_drawn_twice_in_a_row_is_two_samples(tmp_path):
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    files = [made.file(f"/d/{i:03}.bin", size=3_000) for i in range(16)]
+    drawn = np.random.default_rng(1).integers(0, 16, 96)
+    for file in drawn.tolist():
+        now = 20 + made.read_file(now, 1000, files[file])
+    assert (np.diff(drawn) == 0).any()
+    fitted = fit(made.trace(tmp_path / "t"), "structured")
+    assert (len(fitted.config.twin.train_reads), fitted.config.reader.batch_size) == (96, 1)
+    assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
+
+
 def test_files_read_until_nothing_comes_are_so_read_where_their_reads_are_listed(tmp_path, monkeypatch):
     """Files of 3000 bytes drawn at random, none twice in a row, each read to its end, and once more."""
     made, rng, now = Made(), np.random.default_rng(1), 10.0

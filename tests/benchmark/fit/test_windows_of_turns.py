@@ -15,6 +15,7 @@ def accesses(*rows: tuple[int, int, int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["sample", "start_ns", "end_ns"]).assign(pid=7)
 
 
+LOADER = pd.DataFrame({"pid": [7], "ppid": [1], "role": ["loader"]})
 TWICE = accesses((0, 10, 12), (1, 20, 22), (2, 30, 32), (1, 50, 52), (0, 60, 62), (2, 70, 75))
 
 
@@ -50,7 +51,8 @@ def test_samples_drawn_at_random_make_one_block():
 def test_a_generation_s_later_epochs_begin_with_the_first_batch_asked_for(asked, begins):
     handed = [{"pid": 1, "op": "write", "file_id": 3, "start_ns": time_ns} for time_ns in asked]
     handed += [{"pid": 7, "op": "read", "file_id": 3, "start_ns": 6}, {"pid": 1, "op": "write", "file_id": 4, "start_ns": 46}]
-    job: Any = SimpleNamespace(calls_on=lambda files, ops: pd.DataFrame(handed), file_ids=lambda kind: [3, 4])
+    handed = [{**call, "result": 30, "end_ns": call["start_ns"]} for call in handed]
+    job: Any = SimpleNamespace(calls_on=lambda files, ops: pd.DataFrame(handed), file_ids=lambda kind: [3, 4], processes=LOADER)
     windows = _windows_of(job, _Generation((7,), 2, TWICE), True)
     assert spans(windows) == [(1, 2, 32), (2, begins, 75)]
     assert {window.pids for window in windows} == {(7,)}
@@ -59,8 +61,8 @@ def test_a_generation_s_later_epochs_begin_with_the_first_batch_asked_for(asked,
 def test_a_few_samples_that_come_again_are_no_epoch():
     """Of ten samples one is read twice, after all others."""
     once = [(sample, 10 * sample, 10 * sample + 5) for sample in range(10)]
-    calls = pd.DataFrame({"pid": [1], "op": ["write"], "file_id": [3], "start_ns": [0]})
-    job: Any = SimpleNamespace(calls_on=lambda files, ops: calls, file_ids=lambda kind: [3])
+    calls = pd.DataFrame({"pid": [1], "op": ["write"], "file_id": [3], "start_ns": [0], "end_ns": [0], "result": [30]})
+    job: Any = SimpleNamespace(calls_on=lambda files, ops: calls, file_ids=lambda kind: [3], processes=LOADER)
     assert spans(_windows_of(job, _Generation((7,), 0, accesses(*once, (9, 200, 205))), True)) == [(1, 0, 205)]
 
 
