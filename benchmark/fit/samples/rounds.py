@@ -29,14 +29,14 @@ def begin_anew_ns(job: Job, pids: Sequence[int], accesses: pd.DataFrame) -> list
     of_ranks = []
     for rank, own in parents:
         starts = accesses.loc[accesses["pid"].isin(own), "start_ns"].to_numpy(np.int64)
-        of_ranks.append(_between_reads(_asked_anew(moved, int(rank), own), starts))
+        of_ranks.append(_between_reads(_asked_anew(moved, rank, own), starts))
     if len({len(begins) for begins in of_ranks}) != 1:
         return []
     begins = np.min(of_ranks, axis=0)
     return begins.tolist() if _are_read_anew(accesses, begins) else []
 
 
-def _asked_anew(moved: pd.DataFrame, rank: int, loaders: pd.Series) -> NDArray[np.int64]:
+def _asked_anew(moved: pd.DataFrame, rank: object, loaders: pd.Series) -> NDArray[np.int64]:
     """Return when the rank asked its loaders for a batch while it waited for none; nothing where the two do not balance."""
     by_loader, by_rank, reads = moved["pid"].isin(loaders), moved["pid"] == rank, moved["op"].isin(schema.READ_OPS)
     asked_on = moved.loc[by_loader & reads, "file_id"].unique()
@@ -47,10 +47,10 @@ def _asked_anew(moved: pd.DataFrame, rank: int, loaders: pd.Series) -> NDArray[n
     lengths = taken["result"] == LENGTH_BYTES  # one before each message, which may come in parts
     taken_ns = taken.loc[lengths if lengths.any() else ~lengths, "end_ns"].to_numpy(np.int64)
     asked_ns, taken_ns = np.sort(asked_ns), np.sort(taken_ns)
-    before = np.searchsorted(taken_ns, asked_ns)
     if len(taken_ns) > len(asked_ns) or (asked_ns[: len(taken_ns)] > taken_ns).any():
         return np.zeros(0, np.int64)
-    return asked_ns[before == np.arange(len(asked_ns))]
+    anew: NDArray[np.int64] = asked_ns[np.searchsorted(taken_ns, asked_ns) == np.arange(len(asked_ns))]
+    return anew
 
 
 def _between_reads(asked_ns: NDArray[np.int64], starts_ns: NDArray[np.int64]) -> NDArray[np.int64]:
