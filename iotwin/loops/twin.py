@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from common.errors import IotwinError
 from common.files import claim_directory, write_json, write_whole
 from common.progress import note
 from common.units import format_size
@@ -33,27 +34,38 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
 
     Further paths are reruns of the job: they give the noise floor, at which there is nothing left to correct, and are what
     the finished twin is held against, since the fit has not seen them. Every round keeps its YAML, trace and similarity.
+    Of kind `auto`, a structured twin whose run is different makes room for a recorded one, if the run of that is nearer.
     """
-    from benchmark.config.recording import write_recording
     from benchmark.fit import fit
-    from benchmark.fit.coverage import describe_coverage
 
     traces = [Trace(path) for path in paths]
     fitted = fit(traces[0], kind)
     _prepare(directory, force)
-    note(fitted.evidence["kind"])
-    note(describe_coverage(fitted.coverage))
-    if fitted.recording is not None and fitted.config.twin.recorded is not None:
-        write_recording(fitted.recording, directory / RECORDING)
-        fitted.config.twin.recorded.file = str(directory.absolute() / RECORDING)
-    _make_data(fitted, directory)
-    loop = _Rounds(traces, fitted, directory)
-    mapped = data_files(directory) if "page_fault" in traces[0].manifest.counts else []
-    with kept_cached(mapped):
-        for number in range(1, rounds + 1):
-            if not loop.run(number):
-                break
-    return loop.finish()
+    made = _Rounds(traces, fitted, directory, [])
+    made.run_all(rounds)
+    if kind == "auto" and fitted.recording is None and made.differs and (recorded := _recorded_instead(traces[0], made)):
+        instead = _Rounds(traces, recorded, directory, made.records)
+        instead.run_all(1)
+        if instead.rank > made.rank:
+            made = instead
+        else:
+            note("the recorded twin is no nearer: the structured one stays, which can be edited")
+            made.keep_also(instead)
+    return made.finish()
+
+
+def _recorded_instead(trace: Trace, made: "_Rounds") -> "Fitted | None":
+    """Return the recorded twin of a job whose structured one was run and is different; None if the trace can have none."""
+    from benchmark.fit import fit
+
+    try:
+        fitted = fit(trace, "recorded")
+    except IotwinError:
+        return None
+    fitted.evidence["kind"] = (
+        f"recorded, as the run of the structured one is different (--kind structured can be edited): {made.difference}"
+    )
+    return fitted
 
 
 def _prepare(directory: Path, force: bool) -> None:
@@ -66,11 +78,19 @@ def _prepare(directory: Path, force: bool) -> None:
 
 def _make_data(fitted: "Fitted", directory: Path) -> None:
     from benchmark.config import dump
+    from benchmark.config.recording import write_recording
     from datagen.datasets.recorded import write_recipe
 
+    if fitted.recording is not None and fitted.config.twin.recorded is not None:
+        write_recording(fitted.recording, directory / RECORDING)
+        fitted.config.twin.recorded.file = str(directory.absolute() / RECORDING)
     start_up = [(_beside(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
     fitted.config.twin.startup_files = [name for name, _ in start_up]
-    write_recipe(directory / RECIPE, sorted(dict([*fitted.files, *start_up]).items()))
+    recipe = directory / RECIPE
+    before = recipe.read_bytes() if recipe.exists() else None
+    write_recipe(recipe, sorted(dict([*fitted.files, *start_up]).items()))
+    if before is not None and recipe.read_bytes() != before:  # another kind of twin's
+        shutil.rmtree(directory / _DATA, ignore_errors=True)
     dump(fitted.config, directory / TWIN)  # as fitted, which tells how it reads; until the best round's takes its place
     generate_data(directory)
 
@@ -137,17 +157,57 @@ def confine(config: "Config", directory: Path) -> None:
 
 
 class _Rounds:
-    """The rounds so far, each in a directory of its own, and the best of them."""
+    """The rounds of one fitted twin, each in a directory of its own, and the best; after the `earlier` ones of another twin."""
 
-    def __init__(self, traces: list[Trace], fitted: "Fitted", directory: Path) -> None:
-        self._traces, self._wanted, self._directory = traces, fitted.config, directory
-        self._config, self._kind, self._coverage = fitted.config, fitted.evidence["kind"], fitted.coverage
-        self._records: list[dict[str, Any]] = []
-        self._best = -1
+    def __init__(self, traces: list[Trace], fitted: "Fitted", directory: Path, earlier: list[dict[str, Any]]) -> None:
+        self._traces, self._fitted, self._directory = traces, fitted, directory
+        self._config = fitted.config
+        self.records = list(earlier)
+        self._best: dict[str, Any] | None = None
         self._stopped: str | None = None
-        confine(self._config, directory.absolute())
 
-    def run(self, number: int) -> bool:
+    def run_all(self, rounds: int) -> None:
+        """Lay out the data set and run up to so many rounds, until one gets no better."""
+        from benchmark.fit.coverage import describe_coverage
+
+        note(self._fitted.evidence["kind"])
+        note(describe_coverage(self._fitted.coverage))
+        self._lay_out()
+        mapped = data_files(self._directory) if "page_fault" in self._traces[0].manifest.counts else []
+        first = len(self.records) + 1
+        with kept_cached(mapped):
+            for number in range(first, first + rounds):
+                if not self._run(number):
+                    break
+
+    def _lay_out(self) -> None:
+        _make_data(self._fitted, self._directory)
+        confine(self._fitted.config, self._directory.absolute())
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What of two kinds of twin the nearer one has more of: not being different, then the score."""
+        best = self._best
+        return (not self.differs, best["overall"]) if best else (False, 0.0)
+
+    @property
+    def differs(self) -> bool:
+        """Whether its best run is called different from the job's."""
+        return self._best is not None and self._best["verdict"].startswith("different")
+
+    @property
+    def difference(self) -> str:
+        """The first thing in which its best run is different, in words."""
+        verdict = self._best["verdict"] if self._best else ""
+        return str(verdict).partition(": ")[2].partition(";")[0]
+
+    def keep_also(self, other: "_Rounds") -> None:
+        """Keep the records of the `other` twin's rounds, which came after these, and put this one's data set in its place."""
+        self.records = other.records
+        (self._directory / RECORDING).unlink(missing_ok=True)
+        self._lay_out()
+
+    def _run(self, number: int) -> bool:
         """Run and score round `number` and return whether another one may do better."""
         from benchmark.config import dump
         from benchmark.fit import structured
@@ -175,13 +235,13 @@ class _Rounds:
         similarity = compare(real, run, repeats=self._traces[1:]).to_document()
         write_json(folder / "similarity.json", similarity)
         record = {"round": number, **{key: similarity[key] for key in ("overall", "dimensions", "verdict")}}
-        self._records.append(record | {"verdict": with_names(record["verdict"], "the job", "its twin")})
-        note(f"round {number}: {_score(similarity['overall'])}")
-        best = self._records[self._best]["overall"] if self._best >= 0 else None
+        record["verdict"] = with_names(record["verdict"], "the job", "its twin")
+        self.records.append(record)
         overall = similarity["overall"]
-        if overall is None or (best is not None and overall < best + _LEAST_GAIN):
+        note(f"round {number}: {_score(overall)}")
+        if overall is None or (self._best is not None and overall < self._best["overall"] + _LEAST_GAIN):
             return False
-        self._best = len(self._records) - 1
+        self._best = record
         volume = similarity["dimensions"]["volume"]
         if volume < _LEAST_VOLUME:
             self._stopped = (
@@ -195,7 +255,7 @@ class _Rounds:
             return False
         if self._config.twin.recorded is not None:
             return False  # its times are the job's own: there is nothing to correct
-        self._config = corrected(self._config, self._wanted, structured(look(run)).config)
+        self._config = corrected(self._config, self._fitted.config, structured(look(run)).config)
         return True
 
     def finish(self) -> dict[str, Any]:
@@ -203,7 +263,7 @@ class _Rounds:
         from tracesim import compare
         from tracesim.sentences import with_names
 
-        best = self._records[max(self._best, 0)]
+        best = self._best or self.records[0]
         folder = self._directory / f"round-{best['round']}"
         write_whole(self._directory / TWIN, (folder / TWIN).read_bytes())
         held_out = [
@@ -214,7 +274,8 @@ class _Rounds:
         document = {
             "directory": str(self._directory), "twin": str(self._directory / TWIN), "best_round": best["round"],
             "overall": best["overall"], "verdict": best["verdict"],
-            "kind": self._kind, "coverage": self._coverage, "stopped": self._stopped, "noise_floor": similarity["noise_floor"],
+            "kind": self._fitted.evidence["kind"], "coverage": self._fitted.coverage, "stopped": self._stopped,
+            "noise_floor": similarity["noise_floor"],
             "noise_floor_dimensions": similarity["noise_floor_dimensions"],
             "equivalence": similarity["equivalence"],
             "held_out": [
@@ -222,7 +283,8 @@ class _Rounds:
                  "verdict": with_names(each["verdict"], "that run", "the twin")}
                 for each in held_out
             ],
-            "rounds": self._records, "assumptions": self._wanted.twin.assumptions, "source": source_summary(self._traces[0]),
+            "rounds": self.records, "assumptions": self._fitted.config.twin.assumptions,
+            "source": source_summary(self._traces[0]),
         }  # fmt: skip
         write_json(self._directory / SUMMARY, document)
         return document

@@ -85,9 +85,34 @@ def test_every_round_is_kept_and_the_best_one_is_the_twin(made):
 def test_a_twin_with_other_calls_is_not_corrected_further(job, tmp_path, monkeypatch):
     """Rounds move times only: where calls and bytes are off, the fit is wrong."""
     monkeypatch.setattr("iotwin.loops.twin.run_traced", lambda command, path, *_, **__: write_job(path, Job(files=3, epochs=1)))
-    document = make_twin(job, tmp_path / "twin", rounds=3, force=False)
+    document = make_twin(job, tmp_path / "twin", rounds=3, force=False, kind="structured")
     assert len(document["rounds"]) == 1 and "the fit is wrong" in document["stopped"]
     assert not re.search(r"\b[AB]\b", document["verdict"])
+
+
+@pytest.mark.parametrize("nearer", ["recorded", "structured"])
+def test_a_structured_twin_that_is_different_makes_room_for_a_nearer_recorded_one(job, nearer, tmp_path, monkeypatch):
+    runs = {"structured": write_job(tmp_path / "wrong.trace", Job(files=3, epochs=1)), "recorded": job[1]}
+    if nearer == "structured":
+        runs = {"structured": job[1], "recorded": runs["structured"]}
+        monkeypatch.setattr(twin._Rounds, "differs", True)
+
+    def run(command, path, *_, **__):
+        recorded = workload.load(Path(command[-1])).twin.recorded is not None
+        shutil.copytree(runs["recorded" if recorded else "structured"], path)
+
+    monkeypatch.setattr("iotwin.loops.twin.run_traced", run)
+    document = make_twin(job, tmp_path / "twin", rounds=2, force=False)
+    config = workload.load(tmp_path / "twin" / "twin.yaml")
+    assert document["kind"].startswith(nearer) and (config.twin.recorded is not None) == (nearer == "recorded")
+    assert (tmp_path / "twin" / "twin.recording").exists() == (nearer == "recorded")
+    assert [record["round"] for record in document["rounds"]] == list(range(1, len(document["rounds"]) + 1))
+    assert document["overall"] == max(record["overall"] for record in document["rounds"])
+    names = {name for name, _ in read_recipe(tmp_path / "twin" / "dataset.csv").files}
+    data = tmp_path / "twin" / "data"
+    assert {str(path.relative_to(data)) for path in data.rglob("*.*") if path.suffix in (".npy", ".yaml")} == names
+    if nearer == "recorded":
+        assert "--kind structured" in document["kind"] and "the fit is wrong" not in str(document["stopped"])
 
 
 def test_the_stand_in_data_has_the_names_and_sizes_of_the_original(made, job):
