@@ -64,15 +64,17 @@ def find_passes(job: Job, samples: Samples) -> list[Pass]:
     unfed = _unfed(job)
     processes = job.processes.assign(role=job.processes["role"].astype(str).mask(job.processes["pid"].isin(unfed), "rank"))
     handovers, saved = _handovers(job, processes), find_files(job)
-    passes = []
-    for window in find_windows(job, samples, not unfed):
-        inside = samples.accesses["start_ns"].between(window.start_ns, window.end_ns)
-        if window.pids is not None:
-            inside &= samples.accesses["pid"].isin(window.pids)
-        accesses = samples.accesses[inside]
-        if len(accesses):
-            passes.append(_pass(window, accesses.reset_index(drop=True), processes, handovers, saved, samples.layout == "dlrm"))
-    return passes
+    windows = find_windows(job, samples, not unfed)
+    read = zip(windows, [_within(samples.accesses, window) for window in windows], strict=True)
+    parts = [(window, accesses) for window, accesses in read if len(accesses)]
+    alone = _batches_alone(parts, processes, saved) if parts else pd.Series()
+    parts = [(window, accesses.assign(batch=alone.reindex(accesses.index)).reset_index(drop=True)) for window, accesses in parts]
+    return [_pass(window, accesses, processes, handovers, saved, samples.layout == "dlrm") for window, accesses in parts]
+
+
+def _within(accesses: pd.DataFrame, window: Window) -> pd.DataFrame:
+    inside = accesses["start_ns"].between(window.start_ns, window.end_ns)
+    return accesses[inside if window.pids is None else inside & accesses["pid"].isin(window.pids)]
 
 
 def _handovers(job: Job, processes: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +113,8 @@ def _pass(
     accesses = accesses[accesses["pid"].isin(own)].reset_index(drop=True)
     # A rank of DLRM reads a batch at a time.
     single = batches_read and not loaders
-    accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers, bool(loaders), saved)
+    if single or loaders:
+        accesses["batch"] = np.arange(len(accesses)) if single else _number_batches(accesses, handovers)
     ahead = _batches_ahead(own, rank, handovers, window) if loaders else None
     batches = _batches(accesses)
     # The rank takes batch k from worker k mod n: the k-th batch of each worker, workers in the order they began.
@@ -137,10 +140,8 @@ def _of_all_ranks(accesses: pd.DataFrame, rank_of: dict[int, int]) -> pd.DataFra
     return accesses.assign(rank=rank).iloc[np.lexsort((rank, accesses.groupby(rank).cumcount()))]
 
 
-def _number_batches(
-    accesses: pd.DataFrame, handovers: pd.DataFrame, by_loaders: bool, saved: list[SeenFile]
-) -> NDArray[np.int64]:
-    """Number the batch of each access, process by process; numbers are not shared between processes."""
+def _number_batches(accesses: pd.DataFrame, handovers: pd.DataFrame) -> NDArray[np.int64]:
+    """Number the batch of each access of loaders, process by process; numbers are not shared between processes."""
     number = np.zeros(len(accesses), np.int64)
     pids, starts, ends = (accesses[name].to_numpy() for name in ("pid", "start_ns", "end_ns"))
     reads = handovers[handovers["is_read"]]
@@ -148,15 +149,38 @@ def _number_batches(
     for pid in pd.unique(pids):
         rows = np.flatnonzero(pids == pid)
         times = np.sort(reads.loc[reads["pid"] == pid, "start_ns"].to_numpy())
-        if by_loaders and len(times):
-            own = _batches_by_handover(starts[rows], times)
-        else:
-            begins, over = starts[rows], ends[rows].copy()
-            over[:-1] += saved_ns(saved, int(pid), over[:-1], begins[1:])
-            own = regular_batches(begins, over, _batches_by_gaps(begins, over))
+        own = _batches_by_handover(starts[rows], times) if len(times) else _batches_by_pauses(starts[rows], ends[rows])
         number[rows] = taken + own
         taken = int(number[rows].max()) + 1
     return number
+
+
+def _batches_alone(parts: Sequence[tuple[Window, pd.DataFrame]], processes: pd.DataFrame, saved: list[SeenFile]) -> pd.Series:
+    """Return by access the number of its batch, for accesses of processes that nobody hands work.
+
+    One evaluation may have too few batches to show their size: all are looked at together.
+    """
+    own_parts = [(0 if window.phase == "evaluation" else part + 1, part, own) for part, (window, own) in enumerate(parts)]
+    read = pd.concat([own.assign(part=part, alike=alike) for alike, part, own in own_parts])
+    read = read[~read["pid"].isin(processes.loc[processes["role"] == "loader", "pid"])]
+    numbers = pd.Series(0, read.index)
+    taken = 0
+    for _, own in read.groupby(["alike", "pid"]):
+        begins, ends, part = (own[name].to_numpy(np.int64, copy=True) for name in ("start_ns", "end_ns", "part"))
+        ends[:-1] += saved_ns(saved, int(own["pid"].iloc[0]), ends[:-1], begins[1:])
+        begun = np.diff(part) > 0
+        # What passed between two passes says nothing of batches but that one ended.
+        gaps = (begins[1:] - ends[:-1])[~begun]
+        if len(gaps):
+            ends[:-1][begun] = begins[1:][begun] - gaps.max()
+        number = _batches_by_pauses(begins, ends)
+        numbers[own.index] = taken + np.cumsum(np.append(False, begun | (np.diff(number) > 0)))
+        taken += len(own)
+    return numbers
+
+
+def _batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    return regular_batches(starts, ends, _batches_by_gaps(starts, ends))
 
 
 def _batches_by_handover(starts: NDArray[np.int64], pipe_reads: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,7 +3,8 @@
 Loaders that are forked together are a generation: a framework asks for the first batch once all of them have begun, so one that
 begins after another has read belongs to the next. A generation that is gone after one pass is an epoch or an evaluation; one that
 stays makes several, and a pass of its own begins where it is asked anew for what it read before, or, where its requests do not
-tell, where samples come again. Generations that read other samples than those of the training are evaluations.
+tell, where samples come again. Generations that read other samples than those of the training are evaluations; so are passes over
+another set, where one process reads them in turns.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from benchmark.fit.look import Job
 from benchmark.fit.samples.rounds import begin_anew_ns
 from benchmark.fit.samples.samples import Samples
+from benchmark.fit.samples.sets import evaluation_samples
 from tracing_tools.trace import schema
 
 _OF_ALL = 0.5  # a job counts epochs if this share of all samples comes before any comes again: drawn at random, few do
@@ -45,7 +47,7 @@ def find_windows(job: Job, samples: Samples, fed: bool) -> list[Window]:
     if len(generations) > 1 or (generations and begin_anew_ns(job, generations[0].pids, generations[0].accesses)):
         windows = _windows_of_generations(job, generations, samples_return)
     else:
-        windows = _windows_of_turns(samples.accesses, samples_return)
+        windows = _windows_of_sets(samples, samples_return)
     windows[-1].end_ns = max([windows[-1].end_ns, *_handed_ns(job, samples.accesses["pid"])])
     return windows
 
@@ -82,6 +84,22 @@ def logged_windows(job: Job) -> list[Window]:
         epoch = epoch + 1 if phase == training else max(epoch, 1)
         windows.append(Window(phase, epoch, start_ns, end_ns, True))
     return windows
+
+
+def _windows_of_sets(samples: Samples, samples_return: bool) -> list[Window]:
+    """Windows of turns: of each of two sets that lie in files of their own, from its first sample to the other's."""
+    accesses = samples.accesses.sort_values("start_ns", kind="stable")
+    read = accesses["sample"].to_numpy(np.int64)
+    evaluated = evaluation_samples(read) if samples_return else read[:0]
+    training = np.setdiff1d(read, evaluated)
+    if not len(evaluated) or np.intersect1d(samples.file_of(training), samples.file_of(evaluated)).size:
+        return _windows_of_turns(accesses, samples_return)
+    evaluates = np.isin(read, evaluated)
+    windows = []
+    for _, own in accesses.groupby(np.cumsum(np.diff(evaluates, prepend=evaluates[0]))):
+        phase = "evaluation" if own["sample"].iloc[0] in evaluated else "epoch"
+        windows += [replace(window, phase=phase) for window in _windows_of_turns(own, samples_return=True)]
+    return _numbered(windows)
 
 
 def _windows_of_turns(accesses: pd.DataFrame, samples_return: bool) -> list[Window]:
@@ -157,7 +175,11 @@ def _windows_of_generations(job: Job, generations: Sequence[_Generation], sample
     windows = []
     for phase, own in (("epoch", training), ("evaluation", evaluation)):
         windows += [replace(window, phase=phase) for each in own for window in _windows_of(job, each, samples_return)]
-    windows.sort(key=lambda window: window.start_ns)
+    return _numbered(sorted(windows, key=lambda window: window.start_ns))
+
+
+def _numbered(windows: list[Window]) -> list[Window]:
+    """Number epochs, and have each window, in order of start, end where the next one starts."""
     epoch = 0
     for window in windows:
         epoch += window.phase == "epoch"
