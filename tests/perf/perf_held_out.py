@@ -83,7 +83,7 @@ def measure(jobs: Sequence[str] = tuple(_JOBS)) -> Iterator[Figure]:
             folder = Path(name)
             _generate(folder / "data", job)
             runs = [_run(folder, job, f"run{number}") for number in range(1 + _RERUNS)]
-            made = make_twin([run.path for run in runs], folder / "twin", rounds=_ROUNDS, force=False)
+            made = make_twin([run.path for run in runs], folder / "twin", rounds=_ROUNDS, force=False, kind="structured")
             yield from held_out(job, made, compare(runs[0], runs[1], repeats=runs[1:]).to_document(), _ASKED.get(job, 0.95))
             for what, options, edit in _EDITS.get(job, []):
                 real = _run(folder, job, what.replace(" ", "_"), **options)

@@ -127,7 +127,7 @@ class _Case:
 
     def make(self, real: Sequence[Trace], name: str) -> tuple[Config, dict[str, Any]]:
         """Make the twin of the first of `real` in the folder of that name; return it and its record."""
-        record = make_twin([run.path for run in real], self.folder / name, rounds=_FITTING_ROUNDS, force=False)
+        record = make_twin([run.path for run in real], self.folder / name, rounds=_FITTING_ROUNDS, force=False, kind="structured")
         config = load(self.folder / name / "twin.yaml")
         config.checkpoint.checkpoint_folder = str(self.folder / f"{name}_checkpoints")
         return config, record

@@ -24,7 +24,7 @@ def traced(folder: Path, script: str, *arguments: object) -> Trace:
 
 def twin_scores(trace: Trace, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    made = make_twin([trace.path], folder / "twin", rounds=1, force=False)
+    made = make_twin([trace.path], folder / "twin", rounds=1, force=False, kind="structured")
     return {"overall": made["overall"], **made["rounds"][0]["dimensions"]}
 
 

@@ -67,7 +67,7 @@ def made(job: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made") / "twin"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        make_twin(job, directory, rounds=2, force=False)
+        make_twin(job, directory, rounds=2, force=False, kind="structured")
     return directory
 
 
