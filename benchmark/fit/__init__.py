@@ -15,6 +15,7 @@ from benchmark.fit.streams.stream_twin import fit_stream
 from benchmark.fit.twin_parts import Fitted, failure
 from common.errors import IotwinError
 from common.progress import note
+from tracing_tools.trace.figures.mapped import mapped_data_note
 from tracing_tools.trace.reader import Trace
 
 Kind = Literal["auto", "structured", "recorded"]
@@ -28,6 +29,8 @@ def fit(trace: Trace, kind: Kind = "auto") -> Fitted:
     """
     if failed := failure(trace.manifest):
         note(f"{trace.path}: {failed}; what follows is of what it did until then")
+    if unseen := mapped_data_note(trace):
+        note(f"{trace.path}: {unseen}")
     if kind == "recorded":
         return _with_kind(fit_recorded(trace), "recorded, as asked")
     try:

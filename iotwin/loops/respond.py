@@ -18,7 +18,7 @@ from common.units import parse_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import evict
 from iotwin.loops.traced import run_traced
-from iotwin.loops.twin import OUTPUT, SUMMARY, TWIN, data_files
+from iotwin.loops.twin import OUTPUT, SUMMARY, TWIN, generate_data
 from iotwin.own_command import own_command
 from tracing_tools.targets.limits import MEMORY, READS, LimitedCgroups, Limits, device_below, reason_against
 from tracing_tools.trace.reader import Trace
@@ -106,7 +106,7 @@ def _sides(directory: Path, job: Sequence[str]) -> "dict[str, _Side]":
     if not (directory / SUMMARY).exists():
         raise UsageError(f"{directory} holds no twin; make one: iotwin twin TRACE -o {directory}")
     page_faults = "page_fault" in read_foreign_json(directory / SUMMARY)["source"]["counts"]
-    twin = _Side(own_command("emulate", directory / TWIN), data_files(directory), directory / OUTPUT, page_faults)
+    twin = _Side(own_command("emulate", directory / TWIN), generate_data(directory), directory / OUTPUT, page_faults)
     return {_JOB: _Side(list(job), _data_of_job(directory), None, page_faults), _TWIN: twin} if job else {_TWIN: twin}
 
 

@@ -1,9 +1,7 @@
 """From a trace to a proven twin: fit it, make its data set, run it traced, compare, correct, until it gets no better."""
 
 import json
-import mmap
 import shutil
-import statistics
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ from common.files import claim_directory, write_json, write_whole
 from common.progress import note
 from common.units import format_size
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import cache_in_pages
+from iotwin.loops.page_cache import cache_in_pages, found_in_pages
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command
 from tracing_tools.trace.reader import Trace
@@ -76,7 +74,7 @@ def _prepare(directory: Path, force: bool) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
-def _make_data(fitted: "Fitted", directory: Path) -> None:
+def _make_data(fitted: "Fitted", directory: Path) -> list[Path]:
     from benchmark.config import dump
     from benchmark.config.recording import write_recording
     from datagen.datasets.recorded import write_recipe
@@ -92,7 +90,7 @@ def _make_data(fitted: "Fitted", directory: Path) -> None:
     if before is not None and recipe.read_bytes() != before:  # another kind of twin's
         shutil.rmtree(directory / _DATA, ignore_errors=True)
     dump(fitted.config, directory / TWIN)  # as fitted, which tells how it reads; until the best round's takes its place
-    generate_data(directory)
+    return generate_data(directory)
 
 
 def _beside(name: str, number: int) -> str:
@@ -104,8 +102,8 @@ def _beside(name: str, number: int) -> str:
     return f"start-up/{number}/{path.parent.name or 'root'}/{path.name}" if path.is_absolute() else name
 
 
-def generate_data(directory: Path) -> None:
-    """Write the data set that the recipe in `directory` lists, unless it is there already.
+def generate_data(directory: Path) -> list[Path]:
+    """Write the data set that the recipe in `directory` lists, unless it is there already, and return its files.
 
     Mapped data are found in the page cache as the job found its own.
     """
@@ -116,38 +114,11 @@ def generate_data(directory: Path) -> None:
     note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
     if not layout.files:  # a job that only writes
         (directory / _DATA).mkdir(exist_ok=True)
-        return
+        return []
     generate(layout, directory / _DATA, samples=len(layout.files))
-    if _faults_around(directory):
-        for name, _ in layout.files:
-            cache_in_pages(directory / _DATA / name)
-
-
-def _faults_around(directory: Path) -> bool:
-    """Whether the twin in `directory` maps its data, and most faults brought the job several pages: it found them read, not new.
-
-    Of large folios, in which data lie that were just written, a fault tells one page.
-    """
-    from benchmark.config import load
-    from benchmark.config.listed_reads import parse
-    from benchmark.config.recording import Op, read_recording
-
-    if (recording := directory / RECORDING).exists():
-        columns = read_recording(recording).columns
-        sizes = columns["size"][columns["op"] == Op.TOUCH].tolist()
-    elif (twin := directory / TWIN).exists() and (config := load(twin)).twin.reader.mmap:
-        sizes = [read.size_bytes for reads in config.twin.train_reads or [] for read in parse(reads)]
-    else:
-        return False
-    return bool(sizes) and statistics.median(sizes) > mmap.PAGESIZE
-
-
-def data_files(directory: Path) -> list[Path]:
-    """Return the files of the twin's data set; they are made if they are not there."""
-    from datagen.datasets.recorded import read_recipe
-
-    generate_data(directory)
-    return [directory / _DATA / name for name, _ in read_recipe(directory / RECIPE).files]
+    for file, stretches in found_in_pages(directory / RECORDING, directory / TWIN, layout.files):
+        cache_in_pages(directory / _DATA / file, stretches)
+    return [directory / _DATA / name for name, _ in layout.files]
 
 
 def confine(config: "Config", directory: Path) -> None:
@@ -172,17 +143,17 @@ class _Rounds:
 
         note(self._fitted.evidence["kind"])
         note(describe_coverage(self._fitted.coverage))
-        self._lay_out()
-        mapped = data_files(self._directory) if "page_fault" in self._traces[0].manifest.counts else []
+        files = self._lay_out()
         first = len(self.records) + 1
-        with kept_cached(mapped):
+        with kept_cached(files if "page_fault" in self._traces[0].manifest.counts else []):
             for number in range(first, first + rounds):
                 if not self._run(number):
                     break
 
-    def _lay_out(self) -> None:
-        _make_data(self._fitted, self._directory)
+    def _lay_out(self) -> list[Path]:
+        files = _make_data(self._fitted, self._directory)
         confine(self._fitted.config, self._directory.absolute())
+        return files
 
     @property
     def rank(self) -> tuple[bool, float]:

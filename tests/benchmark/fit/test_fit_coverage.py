@@ -140,6 +140,18 @@ def test_mapped_data_that_was_not_traced_says_what_to_add(tmp_path):
         fit(made.trace(tmp_path / "t"), "structured")
 
 
+def test_a_recorded_twin_says_which_data_it_does_not_see(tmp_path, capsys):
+    """An index of it may be read by calls, so that all that is seen is accounted for."""
+    made = Made()
+    made.process(1000, 1, "rank")
+    data = made.file("/d/tokens.bin", size=1 << 20)
+    made.call(0, 1000, "openat", data), made.call(1, 1000, "mmap", data, 0, 1 << 20), made.call(2, 1000, "read", data, 0, 4096)
+    (trace := made.trace(tmp_path / "t")).manifest.counts = {"mmap": 1}
+    fit(trace, "recorded")
+    said = capsys.readouterr().err
+    assert "1 MiB of the data set (1 file) are mapped into memory" in said and "--detail data,mmap" in said
+
+
 @pytest.mark.parametrize(("mapped_bytes", "said"), [(5 << 20, False), (60 << 20, True)])
 def test_a_little_mapped_data_beside_much_that_is_read_is_no_contradiction(trace, mapped_bytes, said):
     """Of a job that reads 288 MiB."""

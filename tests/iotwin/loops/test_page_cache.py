@@ -10,30 +10,29 @@ from benchmark import config as c
 from benchmark.config.recording import File, Op, write_recording
 from datagen.datasets.recorded import write_recipe
 from iotwin.loops import twin
-from iotwin.loops.page_cache import cache_in_pages
+from iotwin.loops.page_cache import FOLIO_BYTES, cache_in_pages, found_in_pages
 from tests.benchmark.recordings import recording, row
 
 _AROUND_BYTES = 1 << 16  # what the kernel maps at a fault, by default
 
 
-def _faults(path: Path) -> tuple[int, int]:
-    """Touch the file once in each stretch that a fault maps; return how often, and the faults of it that the kernel counted."""
+def _faults(path: Path) -> int:
+    """Touch the file once in each stretch that a fault maps; return the faults of it that the kernel counted."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-        offsets = range(0, len(mapped), _AROUND_BYTES)
         before = resource.getrusage(resource.RUSAGE_SELF)
-        for offset in offsets:
+        for offset in range(0, len(mapped), _AROUND_BYTES):
             mapped[offset]
         after = resource.getrusage(resource.RUSAGE_SELF)
-    return len(offsets), sum(getattr(after, name) - getattr(before, name) for name in ("ru_minflt", "ru_majflt"))
+    return sum(getattr(after, name) - getattr(before, name) for name in ("ru_minflt", "ru_majflt"))
 
 
-def test_what_was_just_written_is_mapped_page_by_page(tmp_path):
+@pytest.mark.parametrize("stretches", [(0, 1, 2, 3), (1, 3)], ids=["all", "in part"])
+def test_what_was_just_written_is_mapped_page_by_page(tmp_path, stretches):
     path = tmp_path / "written"
-    path.write_bytes(bytes(8 << 20))
+    path.write_bytes(bytes(4 * FOLIO_BYTES))
     content = path.read_bytes()
-    cache_in_pages(path)
-    touches, faults = _faults(path)
-    assert faults >= touches and path.read_bytes() == content
+    cache_in_pages(path, [(stretch * FOLIO_BYTES, FOLIO_BYTES) for stretch in stretches])
+    assert _faults(path) >= len(stretches) * FOLIO_BYTES // _AROUND_BYTES and path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -42,20 +41,38 @@ def test_what_was_just_written_is_mapped_page_by_page(tmp_path):
     ids=["one page a fault", "several pages a fault", "read by calls"],
 )
 @pytest.mark.parametrize("recorded", [False, True], ids=["structured", "recorded"])
-def test_mapped_data_are_found_new_or_read_as_the_job_found_its_own(
-    tmp_path, monkeypatch, maps, fault_bytes, read_before, recorded
-):
+def test_mapped_data_are_found_new_or_read_as_the_job_found_its_own(tmp_path, maps, fault_bytes, read_before, recorded):
     """Of the job's three faults one brought more, or less, than the others."""
-    cached: list[str] = []
-    monkeypatch.setattr(twin, "cache_in_pages", lambda path: cached.append(path.name))
-    write_recipe(tmp_path / "dataset.csv", [("a.bin", 200_000), ("b.bin", 1_000)])
     brought = [fault_bytes, 4096 + 65_536 - fault_bytes, fault_bytes]
-    if recorded:
-        rows = [row(0, Op.TOUCH if maps else Op.READ, offset=0, size=size) for size in brought]
-        write_recording(recording(rows, [File("a.bin", size_bytes=200_000)]), tmp_path / "twin.recording")
-    else:
-        reads = [f"0:0+{size}" for size in brought]
-        config = c.Config(twin=c.Twin(train_files=["a.bin"], train_reads=reads, reader=c.TwinReader(mmap=maps)))
-        c.dump(config, tmp_path / "twin.yaml")
+    _write(tmp_path, [(0, size) for size in brought], 200_000, recorded, maps)
+    in_pages = dict(found_in_pages(tmp_path / "twin.recording", tmp_path / "twin.yaml", [("a.bin", 200_000), ("b.bin", 1_000)]))
+    assert in_pages == ({"a.bin": [(0, FOLIO_BYTES)], "b.bin": [(0, FOLIO_BYTES)]} if read_before else {})
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["structured", "recorded"])
+def test_of_a_file_that_was_read_in_part_that_part_is_found_read(tmp_path, recorded):
+    """More faults than elsewhere lie in the part that was read, as each maps less."""
+    around = [(2 * FOLIO_BYTES + offset, 65_536) for offset in range(0, 10 * 65_536, 65_536)]
+    _write(tmp_path, [*((stretch * FOLIO_BYTES, 4096) for stretch in (0, 1, 3)), *around], 5 * FOLIO_BYTES, recorded)
+    found = found_in_pages(tmp_path / "twin.recording", tmp_path / "twin.yaml", [("a.bin", 5 * FOLIO_BYTES), ("b.bin", 1_000)])
+    assert dict(found) == {"a.bin": [(2 * FOLIO_BYTES, FOLIO_BYTES)]}
+
+
+def test_data_are_made_as_they_were_found(tmp_path, monkeypatch):
+    cached: list[tuple[str, list[tuple[int, int]]]] = []
+    monkeypatch.setattr(twin, "cache_in_pages", lambda path, stretches: cached.append((path.name, stretches)))
+    write_recipe(tmp_path / "dataset.csv", [("a.bin", 200_000)])
+    _write(tmp_path, [(0, 65_536)], 200_000, recorded=True)
     twin.generate_data(tmp_path)
-    assert cached == (["a.bin", "b.bin"] if read_before else [])
+    assert cached == [("a.bin", [(0, FOLIO_BYTES)])]
+
+
+def _write(folder: Path, faults: list[tuple[int, int]], size_bytes: int, recorded: bool, maps: bool = True) -> None:
+    """Write a twin whose job had these faults, or reads, (offset, bytes), of a.bin."""
+    if recorded:
+        rows = [row(0, Op.TOUCH if maps else Op.READ, offset=offset, size=size) for offset, size in faults]
+        write_recording(recording(rows, [File("a.bin", size_bytes=size_bytes)]), folder / "twin.recording")
+    else:
+        reads = [f"0:{offset}+{size}" for offset, size in faults]
+        config = c.Config(twin=c.Twin(train_files=["a.bin"], train_reads=reads, reader=c.TwinReader(mmap=maps)))
+        c.dump(config, folder / "twin.yaml")
