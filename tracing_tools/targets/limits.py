@@ -19,7 +19,9 @@ from tracing_tools.targets.mounts import cgroup2_mount, v1_cgroup_of
 
 READS, MEMORY = "reads", "memory"
 _V2_CONTROLLERS, _V1_CONTROLLERS = {READS: "io", MEMORY: "memory"}, {READS: "blkio", MEMORY: "memory"}
+_V2_KERNEL_MEMORY = ("kernel_stack", "pagetables", "percpu", "sock", "slab_unreclaimable")
 _LOOK_EVERY_S = 0.02  # at the memory in use
+_MORE = 1.1  # times as much memory is more, not about as much
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ def device_below(path: Path) -> str:
 class LimitedCgroups:
     """The cgroups of one run: `parent` is where a v2 cgroup of the job belongs (None: anywhere); `add` puts it into the others.
 
-    Within the block it also looks how much memory the job uses besides the page cache: `most_memory_bytes`.
+    Within the block it also looks how much memory the job needs besides the page cache: `most_memory_bytes`.
     """
 
     def __init__(self, limits: Limits, devices: Collection[str]) -> None:
         self._limits, self._devices = limits, devices
         self.parent: Path | None = None
-        self.most_memory_bytes = 0
+        self._own_memory = _OwnMemory()
         self._joined: list[Path] = []  # of v1, each in another hierarchy
         self._enabled: list[str] = []
         self._memory: Path | None = None
@@ -135,6 +137,11 @@ class LimitedCgroups:
             control.write_text(f"+{controller}")
             self._enabled.append(controller)
 
+    @property
+    def most_memory_bytes(self) -> int:
+        """What the job had for itself at its most, without any page cache."""
+        return self._own_memory.total_bytes()
+
     def add(self, pid: int) -> None:
         """Put a process, with all that it will start, under the limits of v1."""
         for place in self._joined:
@@ -143,7 +150,7 @@ class LimitedCgroups:
     def _watch(self) -> None:
         while self._memory is not None and not self._over.wait(_LOOK_EVERY_S):
             with contextlib.suppress(OSError, ValueError):
-                self.most_memory_bytes = max(self.most_memory_bytes, _used_bytes(self._memory))
+                self._own_memory.see(*_found_memory(self._memory))
 
     def _remove(self) -> None:
         for place in [*self._joined, *([self.parent] if self.parent else [])]:
@@ -166,10 +173,31 @@ def _cap_reads(version: int, place: Path, device: str, limits: Limits) -> None:
             (place / f"blkio.throttle.read_{unit}_device").write_text(f"{device} {cap}")
 
 
-def _used_bytes(memory: Path) -> int:
-    """Return the bytes of a memory cgroup that are no page cache of files: what its tasks have for themselves."""
-    stat = dict(line.split() for line in (memory / "memory.stat").read_text().splitlines())
-    if "total_cache" in stat:
-        used = int((memory / "memory.usage_in_bytes").read_text())
-        return used - int(stat["total_cache"]) + int(stat.get("total_shmem", 0))
-    return int((memory / "memory.current").read_text()) - int(stat["file"]) + int(stat["shmem"])
+class _OwnMemory:
+    """The most that the tasks of a memory cgroup had for themselves, the kernel's memory for them with it.
+
+    What the kernel keeps beside cached pages (buffer heads: 26 bytes of 1000) goes with them, so that of its memory the least
+    counts that was seen while the tasks had about their most.
+    """
+
+    def __init__(self) -> None:
+        self._most_bytes = self._kernel_bytes = 0
+
+    def see(self, own_bytes: int, kernel_bytes: int) -> None:
+        """Take what was found at one moment."""
+        if own_bytes > _MORE * self._most_bytes:
+            self._kernel_bytes = kernel_bytes
+        elif own_bytes * _MORE > self._most_bytes:
+            self._kernel_bytes = min(self._kernel_bytes, kernel_bytes)
+        self._most_bytes = max(self._most_bytes, own_bytes)
+
+    def total_bytes(self) -> int:
+        return self._most_bytes + self._kernel_bytes
+
+
+def _found_memory(memory: Path) -> tuple[int, int]:
+    """Return the bytes that a memory cgroup's tasks have for themselves, and those that the kernel has for them."""
+    stat = {name: int(value) for name, value in (line.split() for line in (memory / "memory.stat").read_text().splitlines())}
+    if "total_rss" in stat:
+        return stat["total_rss"] + stat.get("total_shmem", 0), int((memory / "memory.kmem.usage_in_bytes").read_text())
+    return stat["anon"] + stat["shmem"], sum(stat.get(name, 0) for name in _V2_KERNEL_MEMORY)

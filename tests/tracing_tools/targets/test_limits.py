@@ -95,6 +95,14 @@ def test_the_memory_of_a_job_is_what_it_has_beside_the_page_cache(tmp_path):
     assert 48 << 20 <= cgroups.most_memory_bytes < 48 << 22
 
 
+def test_what_the_kernel_keeps_beside_cached_pages_is_not_the_jobs_own_memory():
+    """In MiB: it starts, needs its most, writes files whose pages have buffer heads, and ends."""
+    memory = module._OwnMemory()
+    for own, kernel in ((10, 0), (60, 1), (100, 2), (105, 3), (100, 7), (102, 12), (90, 1), (5, 0)):
+        memory.see(own << 20, kernel << 20)
+    assert memory.total_bytes() == (105 + 2) << 20
+
+
 @pytest.mark.root
 def test_limits_of_a_killed_recorder_are_removed_by_the_next_one():
     blkio = v1_cgroup_of("blkio")
@@ -119,9 +127,9 @@ def test_version_2_is_asked_for_the_same_in_its_own_words(tmp_path, monkeypatch)
         assert (cgroups.parent / "memory.max").read_text() == str(64 << 20)
         assert (cgroups.parent / "memory.swap.max").read_text() == "0"
         assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
-        (cgroups.parent / "memory.current").write_text(str(50 << 20))
-        (cgroups.parent / "memory.stat").write_text(f"anon {9 << 20}\nfile {41 << 20}\nshmem {1 << 20}\n")
-        assert module._used_bytes(cgroups.parent) == 10 << 20
+        stat = f"anon {9 << 20}\nfile {41 << 20}\nshmem {1 << 20}\nkernel_stack 4096\npagetables 8192\nslab_reclaimable {5 << 20}\n"
+        (cgroups.parent / "memory.stat").write_text(stat)
+        assert module._found_memory(cgroups.parent) == (10 << 20, 12_288)
     assert not cgroups.parent.exists()
     assert (tmp_path / "cgroup.subtree_control").read_text() == "-memory"
 
