@@ -3,7 +3,8 @@
     python -m tests.perf.perf_unseen [NAME ...] [--part twin|recorded|edited ...]
 
 The shapes are the job files of tests/perf/fio, the training jobs the programs of tests/perf/unseen, which log nothing. Each is
-traced twice: the twin is fitted to the first run and held against the second, which the fit has not seen. Of a training job
+traced twice: the twin is fitted to the first run and held against the second, which the fit has not seen. Mapped data lie in the
+page cache page by page, and stay there, while their job runs, as while its twin does. Of a training job
 there are three parts: `twin`, as `iotwin twin` makes it; `recorded`, by `--kind recorded`; and `edited`, the twin by `--kind
 structured` with the batch doubled, and with the loaders halved, against the job so run.
 """
@@ -19,6 +20,8 @@ from typing import Any
 
 from benchmark.config import Config
 from common.errors import IotwinError
+from iotwin.loops.kept_cache import kept_cached
+from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.twin import make_twin
 from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
@@ -80,9 +83,19 @@ class _Job:
         """Run it, with its options `changed`, and return the trace; of the first run always the same."""
         trace = self.folder / f"{seed}{''.join(changed)}.trace"
         if not trace.exists():
-            manifest = trace_command(self._command(seed, *changed), trace, Options(forward_output=False, detail=self._groups))
+            with kept_cached(self._mapped()):
+                manifest = trace_command(self._command(seed, *changed), trace, Options(forward_output=False, detail=self._groups))
             assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
         return trace
+
+    def _mapped(self) -> list[Path]:
+        """Return the files that the job maps, in the page cache as data that have been read, not as they were just written."""
+        if self._program[0] not in _MAPPED:
+            return []
+        files = [path for path in (self.folder / "data").glob("*/*") if not path.parent.name.startswith("out")]
+        for path in files:
+            cache_in_pages(path)
+        return files
 
 
 def _held_out(name: str, job: _Job, parts: Sequence[str]) -> Iterator[Figure]:
