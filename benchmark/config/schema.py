@@ -303,6 +303,8 @@ class TwinReader(Section):
     read_past_end: bool = False  # with read_sizes: the read that finds nothing more is made too
     keep_open: bool = False  # files stay open from their first read on
     most_open: Positive | None = None  # with keep_open, in each process: the one opened first is closed for another; None: all
+    # With keep_open: loaders open files for themselves, or share those that the main process opened, once or for each pass.
+    opened: Literal["by_loaders", "once", "each_pass"] = "by_loaders"
     pinned_copies: bool = False  # each batch is copied to the main process, as pinned memory is
 
 

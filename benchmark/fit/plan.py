@@ -233,8 +233,12 @@ def _opens(
 
 
 def _kept_open(config: c.Config, training: _Planned, evaluation: _Planned, passes: float, evaluations: int) -> float:
-    """Opens by processes that keep files open: ranks that read for themselves open all at once, loaders those that they meet."""
+    """Opens by processes that keep files open: ranks that read, or open for loaders, open all; loaders those that they meet."""
     reader, twin = config.reader, config.twin
+    if twin.reader.opened == "each_pass":
+        return twin.ranks * (training.files * math.ceil(passes) + evaluation.files * evaluations)
+    if twin.reader.opened == "once":
+        return float(twin.ranks * _named(config, training, evaluation))
     threads = reader.read_threads, reader.read_threads if twin.evaluation.read_threads is None else twin.evaluation.read_threads
     opens = 0.0 if reader.read_threads else float(twin.ranks * _named(config, training, evaluation))
     for planned, workers, times, shuffled in (

@@ -16,6 +16,7 @@ from benchmark.fit.refusal import check_is_training
 from benchmark.fit.resume import find_resume, go_on
 from benchmark.fit.samples.evidence import confidence_of, evidence_of
 from benchmark.fit.samples.find_samples import find_samples
+from benchmark.fit.samples.kept_open import opened_by
 from benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
 from benchmark.fit.samples.numpy_reads import are_read_by_numpy
 from benchmark.fit.samples.samples import Samples, is_mapped
@@ -304,6 +305,7 @@ def _twin(
         reader=c.TwinReader(
             read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
             most_open=samples.most_open, mmap=is_mapped(job),
+            opened=opened_by(job, set(samples.accesses["pid"])) if samples.keep_open else "by_loaders",
             random_batches=samples.layout == "dlrm" and _is_shuffled(training),
         ),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -15,7 +15,7 @@ from benchmark.config.checkpoint_names import found_first
 from benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFolder, open_folder
 from benchmark.emulator.data.order import Batch
 from benchmark.emulator.readers import file_format, make_reader
-from benchmark.emulator.readers.access import Buffered, Opener
+from benchmark.emulator.readers.access import Buffered, KeptOpen, Opener
 from benchmark.emulator.readers.listed import ListedReads, ToItsEnd
 from benchmark.emulator.readers.numpy_files import NumpyLoad
 from benchmark.emulator.readers.records import Raw
@@ -44,6 +44,7 @@ class SampleSet:
     reader: Reader = _NUMPY
     each: int = 1
     shapes: tuple[tuple[int, ...], ...] = ()  # that a sample may have, if it is an array; () for any
+    shared: "SharedFiles | None" = None  # that are opened for each pass
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -85,6 +86,21 @@ class SampleSet:
         return read_bytes
 
 
+class SharedFiles(NamedTuple):
+    """Files that the main process has open while its loaders, which it starts meanwhile, read them."""
+
+    opener: KeptOpen
+    paths: Sequence[str]
+
+    def open(self) -> None:
+        """Open them; IotwinError names the one that cannot be opened."""
+        self.opener.share(self.paths)
+
+    def close(self) -> None:
+        """Close them."""
+        self.opener.close_shared()
+
+
 class DataSet(NamedTuple):
     """The training and the evaluation samples; no evaluation samples when the workload does not evaluate."""
 
@@ -121,11 +137,22 @@ def open_dataset(config: Config, ranks: int = 1) -> DataSet:
     opened = DataSet(*(_listed_samples(_samples(found, folder, reader, config), reads, opener) for found, reads in parts))
     _check_enough(config, opened, folder, ranks)
     _compare_sizes(config, opened)
-    if config.twin.reader.keep_open and not config.reader.read_threads:
-        for paths in (*chosen.files, *chosen_evaluation.files):
-            for path in paths:
-                opener(path)  # as a job does that reads by itself from files it keeps open
-    return opened
+    if not isinstance(opener, KeptOpen):
+        return opened
+    files = [[path for paths in found.files for path in paths] for found in (chosen, chosen_evaluation)]
+    return _opened_first(config, opened, opener, files)
+
+
+def _opened_first(config: Config, dataset: DataSet, opener: KeptOpen, files: Sequence[Sequence[str]]) -> DataSet:
+    """Open the `files` of each part that the main process has open from the start, or have them opened for each pass."""
+    if config.twin.reader.opened == "each_pass":
+        return DataSet(*(replace(part, shared=SharedFiles(opener, own)) for part, own in zip(dataset, files, strict=True)))
+    for path in (path for own in files for path in own):
+        if config.twin.reader.opened == "once":
+            opener.share([path])
+        elif not config.reader.read_threads:
+            opener(path)  # as a job does that reads by itself from files it keeps open
+    return dataset
 
 
 def _synthetic(config: Config) -> DataSet:

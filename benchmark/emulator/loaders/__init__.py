@@ -12,6 +12,7 @@ from benchmark.emulator.loaders.base import Fetcher, Loader
 from benchmark.emulator.loaders.main import MainLoader
 from benchmark.emulator.loaders.pinned import PinnedCopies
 from benchmark.emulator.loaders.processes import WorkerLoader
+from benchmark.emulator.loaders.shared import OpenedEachPass
 from benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from benchmark.emulator.loaders.threads import ThreadLoader
 from benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
@@ -29,6 +30,11 @@ _DLIO_SAMPLERS = ("iterative", "index")  # DLIO's own, which say nothing of the 
 
 def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
     """Return the loader of the training or the evaluation samples for `rank`; UsageError when its name is unknown."""
+    loader = _named_loader(config, samples, rank, ranks, evaluation)
+    return OpenedEachPass(loader, samples.shared) if samples.shared else loader
+
+
+def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, evaluation: bool) -> Loader:
     reader, twin = config.reader, config.twin
     seconds = twin.evaluation.preprocess_time if evaluation else reader.preprocess_time
     purpose = Purpose.EVALUATION_SAMPLE if evaluation else Purpose.TRAIN_SAMPLE

@@ -8,7 +8,7 @@ import io
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Protocol, Self
@@ -161,14 +161,37 @@ class Mapped(_Descriptor):
 
 
 class KeptOpen:
-    """An opener that keeps files open for next time, in each process for itself; `most_open` at a time, all closed at last."""
+    """An opener that keeps files open for next time, in each process for itself; `most_open` at a time, all closed at last.
+
+    What is opened by `share` serves this process and all that it forks later.
+    """
 
     def __init__(self, opener: Opener, most_open: int | None = None) -> None:
         self._opener, self._most_open = opener, most_open
         self._files: dict[tuple[int, int, str], OpenFile] = {}
+        self._shared: dict[str, OpenFile] = {}
+
+    def share(self, paths: Iterable[str]) -> None:
+        """Open files for this process and those that it forks; IotwinError when one cannot be opened."""
+        for path in paths:
+            if path not in self._shared:
+                self._shared[path] = self._opener(path)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return an opener for the reader of another thread, which shares what is shared."""
+        other = type(self)(self._opener, self._most_open)
+        other._shared = self._shared
+        return other
+
+    def close_shared(self) -> None:
+        """Close what is shared, in this process."""
+        while self._shared:
+            self._shared.popitem()[1].__exit__(None, None, None)
 
     def __call__(self, path: str) -> OpenFile:
         """Return the file; IotwinError when it cannot be opened."""
+        if path in self._shared:
+            return _Kept(self._shared[path])
         # A fork shares descriptors, and the reader's buffers are each thread's own.
         key = (os.getpid(), threading.get_ident(), path)
         if key not in self._files:

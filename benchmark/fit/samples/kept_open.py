@@ -1,14 +1,27 @@
-"""How often data files that stay open are opened: once by each loader that reads from one."""
+"""How often data files that stay open are opened: by each loader that reads from one, or for all by who starts the loaders."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from benchmark.fit.look import Job
+from tracing_tools.trace import schema
+
+Opened = Literal["by_loaders", "once", "each_pass"]
 Shuffled = Literal["", "samples", "files", "batches"]
+
+
+def opened_by(job: Job, readers: Collection[int]) -> Opened:
+    """Return how files come to be open that the processes `readers` keep open: by themselves, or by those who started them."""
+    opens = job.calls_on(job.file_ids("dataset"), schema.OPEN_OPS)
+    opens = opens[opens["result"] >= 0]
+    if opens.empty or opens["pid"].isin(readers).any():
+        return "by_loaders"
+    return "each_pass" if opens.duplicated(["pid", "file_id"]).any() else "once"
 
 
 @dataclass(frozen=True)

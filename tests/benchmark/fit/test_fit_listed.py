@@ -23,10 +23,10 @@ from tracing_tools.trace.reader import Trace
 _SAMPLES, _CHUNK, _BATCH = 48, 50_000, 4
 
 
-def chunks_and_labels(folder, seed: int = 1, thread: bool = False) -> Trace:
+def chunks_and_labels(folder, seed: int = 1, thread: bool = False, opened: str = "by_loaders") -> Trace:
     """Two epochs over one file by a loader each: an index of 500 bytes, a chunk, a label; first a model is read, by the rank.
 
-    With `thread`, the chunk is read by a thread of the loader's, of another id in each.
+    With `thread`, the chunk is read by a thread of the loader's, of another id in each. The file may be `opened` by the rank.
     """
     made, rng = Made(), np.random.default_rng(seed)
     made.process(1000, 1, "rank")
@@ -35,7 +35,8 @@ def chunks_and_labels(folder, seed: int = 1, thread: bool = False) -> Trace:
     now = made.call(made.call(5, 1000, "openat", model), 1000, "read", model, 0, 300_000)
     for epoch in range(2):
         loader = made.process(1001 + epoch, 1000, "loader", now, now + 5_000)
-        now = made.call(now + 5, loader, "openat", data)
+        if opened != "once" or not epoch:
+            now = made.call(now + 5, loader if opened == "by_loaders" else 1000, "openat", data)
         for batch in rng.permutation(_SAMPLES).reshape(-1, _BATCH):
             made.call(now, 1000, "write", asked, None, 30)
             now = made.call(now + 0.2, loader, "read", asked, None, 30)
@@ -47,6 +48,12 @@ def chunks_and_labels(folder, seed: int = 1, thread: bool = False) -> Trace:
             now = 20 + made.call(now, 1000, "read", given, None, 3000)
         now = made.write_file(now, 1000, f"/out/epoch_{epoch}.pt", 1_000_000)
     return made.trace(folder / "t")
+
+
+@pytest.mark.parametrize("opened", ["by_loaders", "once", "each_pass"])
+def test_a_file_is_opened_by_who_opened_it_and_as_often(tmp_path, opened):
+    fitted = fit(chunks_and_labels(tmp_path, opened=opened))
+    assert fitted.config.twin.reader.opened == opened and fitted.coverage["open_share"] == 1.0
 
 
 def test_a_sample_of_several_reads_is_listed_and_counted(tmp_path):

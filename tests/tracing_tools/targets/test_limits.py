@@ -127,7 +127,9 @@ def test_version_2_is_asked_for_the_same_in_its_own_words(tmp_path, monkeypatch)
         assert (cgroups.parent / "memory.max").read_text() == str(64 << 20)
         assert (cgroups.parent / "memory.swap.max").read_text() == "0"
         assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
-        stat = f"anon {9 << 20}\nfile {41 << 20}\nshmem {1 << 20}\nkernel_stack 4096\npagetables 8192\nslab_reclaimable {5 << 20}\n"
+        stat = (
+            f"anon {9 << 20}\nfile {41 << 20}\nshmem {1 << 20}\nkernel_stack 4096\npagetables 8192\nslab_reclaimable {5 << 20}\n"
+        )
         (cgroups.parent / "memory.stat").write_text(stat)
         assert module._found_memory(cgroups.parent) == (10 << 20, 12_288)
     assert not cgroups.parent.exists()

@@ -1,6 +1,7 @@
 """Every reader against what datagen generated: the bytes delivered are the bytes asked for, by whatever access."""
 
 import bz2
+import copy
 import io
 import lzma
 import multiprocessing
@@ -238,6 +239,28 @@ def test_of_files_kept_open_the_oldest_is_closed_for_another(tmp_path: Path) -> 
         with opener(str(tmp_path / name)) as file:
             assert bytes(file.read(0, 1)) == b"x"
     assert closed == ["a"]
+
+
+def test_a_file_that_is_shared_is_open_in_a_process_forked_later_and_for_the_reader_of_another_thread(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    opener, path = KeptOpen(Buffered), str(tmp_path / "a")
+    opener.share([path])
+    opener.share([path])
+    (tmp_path / "a").unlink()  # so that nobody can open it any more
+
+    def read(by: KeptOpen) -> None:
+        assert bytes(by(path).read(0, 1)) == b"x"
+
+    process = multiprocessing.get_context("fork").Process(target=read, args=(opener,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    other = copy.deepcopy(opener)
+    read(other)
+    opener.close_shared()
+    for each in (opener, other):
+        with pytest.raises(IotwinError, match="cannot be read"):
+            each(path)
 
 
 def test_a_process_closes_what_it_kept_open_when_it_ends(tmp_path: Path) -> None:
