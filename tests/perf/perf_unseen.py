@@ -36,7 +36,7 @@ _TRAINING = {
     "HDF5 chunks": ("hdf5",), "tar shards": ("tar_shards",), "a .pt file a sample": ("features",),
     "a resumed job": ("features", "--resume"), "two ranks": ("two_ranks",), "distributed checkpoints": ("two_ranks", "--sharded"),
     "Parquet": ("parquet",), "mapped Arrow tables": ("arrow",), "mapped tokens": ("tokens",), "chunk files": ("zarr_chunks",),
-    "TFRecords": ("tfrecords",),
+    "TFRecords": ("tfrecords",), "images and masks": ("pairs",),
 }  # fmt: skip
 _MAPPED = ("arrow", "tokens")
 

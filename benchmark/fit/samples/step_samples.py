@@ -12,10 +12,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import Samples, reads_of
+from benchmark.fit.samples.samples import Samples, is_mapped, reads_of
 from tracing_tools.trace import schema
 
 LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
+_ALIKE = 0.5  # batches are of one size if this share of them is
 _BEGUN = 0.9  # a batch is the samples read before it if a sample begins before this share of the hand-overs
 
 
@@ -31,15 +32,18 @@ def given_batches(job: Job) -> pd.DataFrame:
 
 
 def by_steps(job: Job, samples: Samples) -> Samples:
-    """Return `samples`, or where many batches were handed over without one begun, one sample for each batch."""
+    """Return `samples`, or where many batches were handed over without one begun, one sample for each batch.
+
+    So it is also where data are mapped and the batches' page faults are of any number.
+    """
     given = given_batches(job)
     reads = _reads(job, samples)
     reads = reads[reads["pid"].isin(given["pid"])]
     if reads.empty:
         return samples
     asked = _asked(job, given)
-    begun = np.unique(_batch_of(samples.accesses, given, asked))
-    if (begun < len(given)).sum() >= _BEGUN * len(given):
+    begun = np.bincount(_batch_of(samples.accesses, given, asked), minlength=len(given) + 1)[:-1]
+    if (begun > 0).sum() >= _BEGUN * len(given) and not (is_mapped(job) and _vary(begun)):
         return samples
     batch = _batch_of(reads, given, asked)
     known = batch < len(given)
@@ -62,6 +66,11 @@ def by_steps(job: Job, samples: Samples) -> Samples:
         reads=reads_of(reads[known], batch[known]),
         sample_of=None,
     )
+
+
+def _vary(counts: NDArray[np.int64]) -> bool:
+    """Whether few batches have as many samples as most: faults on pages, each of which comes once, tell no samples."""
+    return int(np.bincount(counts).max()) < _ALIKE * len(counts)
 
 
 def _most_open(job: Job, samples: Samples, given: pd.DataFrame) -> int | None:
