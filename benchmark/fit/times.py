@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from benchmark.config import Duration, Quantiles
 from benchmark.fit.checkpoint_files import saved_ns
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
-from benchmark.fit.samples.step_samples import LENGTH_BYTES
+from benchmark.fit.samples.step_samples import LENGTH_BYTES, are_ends
 from tracing_tools.trace import schema
 
 _QUANTILES = 21
@@ -172,18 +173,18 @@ def _arrivals_ns(calls: _Calls, part: Pass) -> NDArray[np.int64]:
         reads = np.flatnonzero((calls.pid == part.rank) & calls.reads & (calls.file_id == pipe))
         whole = ~_announces_another(calls, writes)
         read = np.searchsorted(np.cumsum(calls.result[reads]), np.cumsum(calls.result[writes])[whole])
-        taken = (read < len(reads)) & _are_batches(calls.pid[writes[whole]], calls.start_ns[writes[whole]], part)
+        taken = (read < len(reads)) & _are_batches(calls, writes[whole], part)
         loaders.append(calls.pid[writes[whole]][taken])
         arrivals.append(calls.end_ns[reads[read[taken]]])
     return _in_turn(np.concatenate(loaders), np.concatenate(arrivals), part.pids)
 
 
-def _are_batches(loaders: NDArray[np.int64], given_ns: NDArray[np.int64], part: Pass) -> NDArray[np.bool_]:
-    """Which messages, ascending, are batches: a loader that is kept for a new epoch answers before its first read in it."""
-    batches = np.zeros(len(loaders), np.bool_)
+def _are_batches(calls: _Calls, writes: NDArray[np.int64], part: Pass) -> NDArray[np.bool_]:
+    """Which messages are batches: a loader that is kept for a new epoch answers before its first read in it."""
+    loaders, given_ns, batches = calls.pid[writes], calls.start_ns[writes], np.zeros(len(writes), np.bool_)
+    more = ~are_ends(pd.DataFrame({"pid": loaders, "result": calls.result[writes]}))
     for pid, accesses in part.accesses.groupby("pid"):
-        own = np.flatnonzero(loaders == pid)
-        own = own[given_ns[own] > accesses["start_ns"].min()]
+        own = np.flatnonzero((loaders == pid) & more & (given_ns > accesses["start_ns"].min()))
         batches[own[: accesses["batch"].nunique()]] = True
     return batches
 

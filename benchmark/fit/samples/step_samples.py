@@ -17,18 +17,37 @@ from tracing_tools.trace import schema
 
 LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
 _ALIKE = 0.5  # batches are of one size if this share of them is
+_SHORT = 0.5  # a message this much shorter than any batch of its loader is none
+_NUMBER_BYTES = 8  # by which messages differ that say the same of another batch
 _BEGUN = 0.9  # a batch is the samples read before it if a sample begins before this share of the hand-overs
 
 
 def given_batches(job: Job) -> pd.DataFrame:
-    """Return the hand-overs of batches, pid and start_ns, by process in order of time: what loaders write for ranks to read."""
+    """Return the hand-overs of batches, by process in order of time: what loaders write for ranks to read.
+
+    Columns pid, start_ns and turn: which of its process's messages it was.
+    """
     roles = job.roles()
     moved = job.calls_on(job.file_ids("pipe"), [*schema.READ_OPS, *schema.WRITE_OPS])
     moved = moved[moved["result"] > 0]
     role, reads = moved["pid"].map(roles), moved["op"].isin(schema.READ_OPS)
     taken = moved.loc[(role == "rank") & reads, "file_id"].unique()
     given = moved[(role == "loader") & ~reads & moved["file_id"].isin(taken) & (moved["result"] != LENGTH_BYTES)]
-    return given[["pid", "start_ns"]].sort_values(["pid", "start_ns"], kind="stable", ignore_index=True)
+    given = given[["pid", "start_ns", "result"]].sort_values(["pid", "start_ns"], kind="stable")
+    given["turn"] = given.groupby("pid").cumcount()
+    return given[~are_ends(given)].drop(columns="result").reset_index(drop=True)
+
+
+def are_ends(given: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which messages (pid, result; in order of time) say that a loader has no more to give.
+
+    They are its last one and those as short, if any batch is much longer.
+    """
+    of_loader = given.groupby("pid")["result"]
+    short = given["result"] <= of_loader.transform("last") + _NUMBER_BYTES
+    shortest = given["result"].where(~short).groupby(given["pid"]).transform("min")
+    ends: NDArray[np.bool_] = (short & (given["result"] < _SHORT * shortest)).to_numpy(np.bool_)
+    return ends
 
 
 def by_steps(job: Job, samples: Samples) -> Samples:
@@ -111,11 +130,13 @@ def _ids(job: Job, samples: Samples) -> list[int]:
 
 
 def _asked(job: Job, given: pd.DataFrame) -> pd.DataFrame:
-    """Return when each process that gives batches was asked for one, pid and asked_ns, in order of time."""
+    """Return when each process was asked for the batches that it gave, pid and asked_ns, in order of time."""
     asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
     whole = (asked["result"] > 0) & (asked["result"] != LENGTH_BYTES)
-    asked = asked.loc[asked["pid"].isin(given["pid"]) & whole, ["pid", "end_ns"]]
-    return asked.sort_values("end_ns", ignore_index=True).rename(columns={"end_ns": "asked_ns"})
+    asked = asked.loc[asked["pid"].isin(given["pid"]) & whole, ["pid", "end_ns"]].sort_values("end_ns", kind="stable")
+    asked["turn"] = asked.groupby("pid").cumcount()
+    asked = asked.merge(given[["pid", "turn"]])
+    return asked.sort_values("end_ns", ignore_index=True).drop(columns="turn").rename(columns={"end_ns": "asked_ns"})
 
 
 def _batch_of(reads: pd.DataFrame, given: pd.DataFrame, asked: pd.DataFrame) -> NDArray[np.int64]:

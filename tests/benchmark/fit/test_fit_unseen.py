@@ -169,6 +169,31 @@ def test_files_that_a_step_used_up_beside_others_are_the_twins_too(tmp_path):
     assert (fitted.config.train.total_training_steps, fitted.coverage["read_share"]) == (24, 1.0)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_that_a_loader_has_no_more_to_give_is_no_batch(tmp_path, kept):
+    """Two loaders, in each of three epochs new ones or kept, read a shard for every other batch, then say that they are done."""
+    made, now = Made(), 10.0
+    made.process(1000, 1, "rank")
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    shards = [made.file(f"/d/{number:02}.tar", size=60_000) for number in range(12)]
+    for epoch in range(3):
+        loaders = (1001, 1002) if kept else (1001 + 2 * epoch, 1002 + 2 * epoch)
+        for pid in loaders if epoch == 0 or not kept else ():
+            made.process(pid, 1000, "loader", now)
+        for step in range(26):
+            pid, batch = loaders[step % 2], step < 24
+            now = made.call(now, 1000, "write", asked, None, 30)
+            now = made.call(now + 0.2, pid, "read", asked, None, 30)
+            if batch and step % 4 < 2:
+                now = made.read_file(now, pid, shards[step // 4 * 2 + step % 2])
+            now = made.call(now, pid, "write", given, None, 350 if batch else 100 + step % 2)
+            now = made.call(now, 1000, "poll", -1)
+            now = made.call(now, 1000, "read", given, None, 350 if batch else 100 + step % 2) + (20 if batch else 0.2)
+    train = fit(made.trace(tmp_path / "t"), "structured").config.train
+    assert (train.epochs, train.total_training_steps) == ((1, 72) if kept else (3, 24))
+    assert min(train.computation_time.values) > 0.02
+
+
 def test_a_stream_without_a_log_of_its_steps_is_recorded(tmp_path):
     """Four files open at a time, read in turn a buffer at a time, one of which lasts for several steps, in two epochs."""
     made, now = Made(), 10.0
