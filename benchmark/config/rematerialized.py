@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from benchmark.config import Duration, Exponential, Gamma, Lognormal, Normal, Quantiles, Rematerialized, Uniform
+from benchmark.config import Duration, Exponential, Gamma, InOrder, Lognormal, Normal, Quantiles, Rematerialized, Uniform
 from common.errors import UsageError
 
 _SCALED = {"mean", "stdev", "min", "max", "scale", "values"}
@@ -40,7 +40,7 @@ def rematerialized(time: Rematerialized) -> Duration:
     factor, base = overhead(time), time.base
     if isinstance(base, int | float):
         return base * factor
-    if not isinstance(base, Normal | Uniform | Gamma | Exponential | Lognormal | Quantiles):
+    if not isinstance(base, Normal | Uniform | Gamma | Exponential | Lognormal | Quantiles | InOrder):
         raise UsageError("the base of a rematerialized step time is a number, or a distribution but poisson and recorded")
     grown: dict[str, Any] = {
         name: [value * factor for value in old] if isinstance(old, list) else old * factor

@@ -290,6 +290,7 @@ class TwinReader(Section):
     """What DLIO's reader section cannot say."""
 
     workers: Literal["processes", "threads"] = "processes"
+    start_time: Duration = 0.0  # seconds from when a pass begins to start its loader processes until the first of them reads
     mmap: bool = False  # files are mapped, not read
     interleave_files: Positive | None = None  # files that dataset.interleave takes turns among; None: 8
     # Files of any format are streamed as tf.data streams TFRecords, in records of dataset.record_length_bytes, and begun again
@@ -357,6 +358,7 @@ class Twin(Section):
     resume: TwinResume | None = None  # None: from the first step
     startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
     init_time: Duration = 0.0  # from the start of init to the first epoch
+    epoch_warm_up_time: Duration = 0.0  # seconds that the first step of an epoch takes longer than the others
     first_step_time: Duration | None = None  # of the very first training step, which warms up; None: as the others
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = (
         1  # processes that each stand for one accelerator, where `iotwin emulate --ranks` does not say

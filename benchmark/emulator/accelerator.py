@@ -23,6 +23,7 @@ class ComputeTime:
         self._begin = (1, 1) if resume is None else (resume.epoch, 1 if resume.mode == "full" else resume.step + 1)
         self._train = DrawnTime(computation, seed, Purpose.TRAIN_STEP, even_strata(steps))
         self._first = None if first is None else DrawnTime(first, seed, Purpose.FIRST_STEP)
+        self._warm_up = DrawnTime(config.twin.epoch_warm_up_time, seed, Purpose.EPOCH_WARM_UP, even_strata(config.train.epochs))
         of_evaluation = even_strata(evaluation_steps)
         self._evaluation = DrawnTime(config.evaluation.eval_time, seed, Purpose.EVALUATION_STEP, of_evaluation)
 
@@ -32,7 +33,8 @@ class ComputeTime:
             return self._evaluation.seconds(self._rank, epoch, step - 1)
         if self._first is not None and (epoch, step) == self._begin:
             return self._first.seconds(self._rank, epoch, 0)
-        return self._train.seconds(self._rank, epoch, step - 1)
+        warm_up_s = self._warm_up.seconds(self._rank, 0, epoch - 1) if step == 1 else 0.0
+        return self._train.seconds(self._rank, epoch, step - 1) + warm_up_s
 
 
 class Accelerator:

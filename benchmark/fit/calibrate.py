@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.config import Config, Duration
+from benchmark.config import Config, Duration, InOrder
 from benchmark.fit.times import quantiles
 from common.numbers.draws import inverse_cdf
 
 # Every time of a workload that a fit finds, as the attributes that lead to it.
 _TIMES = (
     ("train", "computation_time"), ("evaluation", "eval_time"), ("reader", "preprocess_time"), ("twin", "init_time"),
-    ("twin", "first_step_time"), ("twin", "evaluation", "preprocess_time"), ("twin", "evaluation", "lead_time"),
+    ("twin", "epoch_warm_up_time"), ("twin", "first_step_time"), ("twin", "reader", "start_time"),
+    ("twin", "evaluation", "preprocess_time"), ("twin", "evaluation", "lead_time"),
     ("twin", "checkpoint", "lead_time"), ("twin", "checkpoint", "first_lead_time"), ("twin", "checkpoint", "tail_time"),
     ("twin", "checkpoint", "snapshot_time"),
 )  # fmt: skip
@@ -46,9 +47,21 @@ def corrected(current: Config, wanted: Config, seen: Config) -> Config:
 
 
 def _moved(now: Duration, should: Duration, found: Duration) -> Duration:
+    if isinstance(should, InOrder) or isinstance(found, InOrder) or isinstance(now, InOrder):
+        return _moved_in_order(now, should, found)
     moved = np.maximum(_curve(now) + _curve(should) - _curve(found), 0.0)
     # A sum of quantile curves need not rise everywhere; sorting is its closest rising rearrangement.
     return quantiles(np.sort(moved))
+
+
+def _moved_in_order(now: Duration, should: Duration, found: Duration) -> Duration:
+    """Each step's time by itself; as it is, where the twin's run did not show the order."""
+    if not (isinstance(now, InOrder) and isinstance(should, InOrder) and isinstance(found, InOrder)):
+        return now
+    if not len(now.values) == len(should.values) == len(found.values):
+        return now
+    moved = np.maximum(np.array(now.values) + should.values - np.array(found.values), 0.0)
+    return InOrder([round(float(value), 6) for value in moved])
 
 
 def _curve(duration: Duration) -> NDArray[np.float64]:

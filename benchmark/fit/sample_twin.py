@@ -22,7 +22,7 @@ from benchmark.fit.samples.numpy_reads import are_read_by_numpy
 from benchmark.fit.samples.samples import Samples, is_mapped
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.startup import find_start_up
-from benchmark.fit.times import Times, pass_times, quantiles, warm_up
+from benchmark.fit.times import Times, apart_from_first, by_step, epoch_warm_up, pass_times, quantiles, start_time
 from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
@@ -54,7 +54,9 @@ def fit_samples(job: Job) -> Fitted:
     check_is_training(job, training)
     assumptions, checkpoints = loss_notes(job), find_checkpoints(job, training)
     times, snapshots_s = apart_from_snapshots(pass_times(job, training), checkpoints)
-    first_step_s, times.compute_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
+    first_step_s, times = apart_from_first(times)
+    epochs = [part for part in training[first_step_s is not None :] if part.phase == "epoch"]
+    epoch_warm_up_s, times = epoch_warm_up(times, epochs)
     start_up, since = find_start_up(job, samples.folder, training), (0, 0)
     resume, typical = find_resume(job, start_up, training, _steps_in_data(samples, training)), training
     if resume is not None:
@@ -78,6 +80,7 @@ def fit_samples(job: Job) -> Fitted:
     config.twin.startup_time, config.twin.init_time = start_times(job, start_up, first_ns, assumptions)
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, typical[0].rank_pids, snapshots_s, in_blocks is None)
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
+    config.twin.epoch_warm_up_time = epoch_warm_up_s
     steps = sum(len(part.batch_sizes) for part in training)
     ends = since[0] + len(training), since[1] + steps
     set_checkpoints(config, checkpoints, *ends, in_blocks, of_checkpoints, since)
@@ -272,7 +275,8 @@ def _evaluation(
     first, between, _ = find_cadence(seen, max(since + len(training), seen[-1]), exact=True, one_more=False, since=since)
     if len(evaluations) == 1:
         assumptions.append(f"one evaluation, after epoch {first}: taken to come every {between} epochs")
-    evaluation = c.Evaluation(eval_time=quantiles(pass_times(job, evaluations).compute_s))
+    each_s = [pass_times(job, [part]).compute_s for part in evaluations]
+    evaluation = c.Evaluation(eval_time=by_step(each_s, most_common([len(part.batch_sizes) for part in evaluations])))
     if training[0].phase == "block":
         steps = most_common([len(part.batch_sizes) for part in training])
         evaluation.eval_after_step, evaluation.steps_between_evals = first * steps, between * steps
@@ -304,7 +308,7 @@ def _twin(
         ranks=training[0].ranks, barrier=training[0].ranks == 1 or training[0].workers > 0 or training[0].logged,
         reader=c.TwinReader(
             read_sizes=list(samples.read_sizes), read_past_end=samples.read_past_end, keep_open=samples.keep_open,
-            most_open=samples.most_open, mmap=is_mapped(job),
+            most_open=samples.most_open, mmap=is_mapped(job), start_time=start_time(job, [*training, *evaluations]),
             opened=opened_by(job, set(samples.accesses["pid"])) if samples.keep_open else "by_loaders",
             random_batches=samples.layout == "dlrm" and _is_shuffled(training),
         ),

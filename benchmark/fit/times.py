@@ -1,13 +1,13 @@
 """How long a traced job computed and preprocessed: the times between what it did to files and pipes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.config import Duration, Quantiles
+from benchmark.config import Duration, InOrder, Quantiles
 from benchmark.fit.checkpoint_files import saved_ns
 from benchmark.fit.look import Job
 from benchmark.fit.passes import Pass
@@ -15,6 +15,10 @@ from benchmark.fit.samples.step_samples import LENGTH_BYTES, are_ends
 from tracing_tools.trace import schema
 
 _QUANTILES = 21
+_LEAST_STEPS = 4  # of a pass whose times have an order
+_EVEN = 0.1  # times that deviate by less than this share of their mean need no order
+_BY_CHANCE = 0.2  # at most this share of the variance of times in order is among those of the same step
+_EPOCH_WARM_UP = 1.2  # first steps of epochs are usually this many times longer than the others to be so by more than chance
 _WARM_UP = 1.5  # a first value this many times longer than the 95th percentile of the later ones is warm-up
 
 
@@ -43,6 +47,23 @@ def quantiles(values_s: NDArray[np.float64]) -> Duration:
     return Quantiles(values=[round(max(float(value), 0.0), 6) for value in values])
 
 
+def by_step(passes_s: Sequence[NDArray[np.float64]], steps: int) -> Duration:
+    """Return the times of the steps of several passes: in order, where each pass takes as long for the same step; else drawn.
+
+    So evaluations do whose samples come in the same order each time. `steps`: of a pass; the time of the last may not be known.
+    """
+    values_s = np.concatenate(passes_s)
+    if len(passes_s) < 2 or steps < _LEAST_STEPS or any(len(each) not in (steps - 1, steps) for each in passes_s):
+        return quantiles(values_s)
+    known = min(map(len, passes_s))
+    by_pass = np.stack([each[:known] for each in passes_s])
+    chance, spread = by_pass.var(axis=0, ddof=1).mean(), by_pass.var()
+    if spread < (_EVEN * by_pass.mean()) ** 2 or chance > _BY_CHANCE * spread:
+        return quantiles(values_s)
+    rest_s = [np.median(values_s)] * (steps - known)
+    return InOrder([round(float(value), 6) for value in (*np.median(by_pass, axis=0), *rest_s)])
+
+
 def warm_up(values_s: NDArray[np.float64]) -> tuple[float | None, NDArray[np.float64]]:
     """Return the first value, if it is unlike the later ones (a framework compiles, or starts threads), and the others."""
     later = values_s[1:]
@@ -59,6 +80,35 @@ def pass_times(job: Job, passes: Sequence[Pass]) -> Times:
     computed = [_compute_s(job, part) for part in passes]
     seconds, begins_ns = (np.concatenate(column) for column in zip(*((own[0], own[1]) for own in computed), strict=True))
     return Times(seconds, preprocess, begins_ns, any(unseen for _, _, unseen in computed))
+
+
+def apart_from_first(times: Times) -> tuple[float | None, Times]:
+    """Return the seconds of the very first step, if it is warm-up, and the times of the others."""
+    first_s, rest_s = (None, times.compute_s) if times.waits_unseen else warm_up(times.compute_s)
+    return first_s, times if first_s is None else replace(times, compute_s=rest_s, begins_ns=times.begins_ns[1:])
+
+
+def epoch_warm_up(times: Times, passes: Sequence[Pass]) -> tuple[Duration, Times]:
+    """Return the seconds that the first step of an epoch takes longer than others, 0.0 if by chance, and the others' times."""
+    first = np.searchsorted(times.begins_ns, [part.start_ns for part in passes])
+    first = np.unique(first[first < len(times.begins_ns)])
+    others = np.delete(np.arange(len(times.begins_ns)), first)
+    if len(first) < 2 or not len(others) or times.waits_unseen or (np.diff(times.begins_ns) < 0).any():
+        return 0.0, times
+    first_s, others_s = times.compute_s[first], times.compute_s[others]
+    usual_s = float(np.median(others_s))
+    least_s, most_s = np.quantile(first_s, 0.1, method="lower"), np.quantile(others_s, 0.95)
+    if least_s <= most_s or np.median(first_s) <= _EPOCH_WARM_UP * usual_s:
+        return 0.0, times
+    rest = replace(times, compute_s=others_s, begins_ns=times.begins_ns[others])
+    return quantiles(first_s - usual_s), rest
+
+
+def start_time(job: Job, passes: Sequence[Pass]) -> Duration:
+    """Return the seconds from the start of a pass that starts its loaders until their first read; 0.0 if none does."""
+    begun_ns = job.processes.set_index("pid")["start_ns"].to_dict()
+    started = [part for part in passes if part.pids and begun_ns[part.pids[0]] >= part.start_ns]
+    return quantiles(np.array([part.accesses["start_ns"].min() - part.start_ns for part in started]) / 1e9)
 
 
 def taken_ns(job: Job, part: Pass) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from common.numbers.durations import (
     Duration,
     Exponential,
     Gamma,
+    InOrder,
     Lognormal,
     Normal,
     Poisson,
@@ -59,6 +60,8 @@ def inverse_cdf(duration: Duration, probability: float) -> float:
             return float(_poisson_quantile(lam, inner))
         case Recorded(file):
             raise TypeError(f"{file}: a recording is replayed, not drawn from")
+        case InOrder():
+            raise TypeError("times in order are not drawn")
     return float(duration)
 
 
@@ -85,7 +88,7 @@ class DrawnTime:
     an epoch of few steps comes closer to its mean than that of independent draws, so that a short twin lasts as long as the job.
     `even_strata` chooses them so that they end with the epoch.
 
-    A recording is replayed instead, each rank and epoch from a place drawn for it.
+    A recording is replayed instead, each rank and epoch from a place drawn for it, and times in order from their first.
     """
 
     def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = _STRATA) -> None:
@@ -100,6 +103,8 @@ class DrawnTime:
         if self._recording is not None:
             first = int(generator(self._seed, self._purpose, rank, epoch).integers(len(self._recording)))
             return float(self._recording[(first + step) % len(self._recording)])
+        if isinstance(self._duration, InOrder):
+            return self._duration.values[step % len(self._duration.values)]
         if isinstance(self._duration, float | int):
             return float(self._duration)
         block, index = divmod(step, self._strata)

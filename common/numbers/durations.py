@@ -70,5 +70,11 @@ class Recorded(Distribution, tag_field="type", tag="recorded"):
     file: str
 
 
+class InOrder(Distribution, tag_field="type", tag="in_order"):
+    """Not drawn: the first step of an epoch, or of an evaluation, takes the first of `values`, and so on, over and over."""
+
+    values: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
+
+
 # Seconds: always the same, or drawn anew each time.
-Duration = Seconds | Normal | Uniform | Gamma | Exponential | Poisson | Lognormal | Quantiles | Recorded
+Duration = Seconds | Normal | Uniform | Gamma | Exponential | Poisson | Lognormal | Quantiles | Recorded | InOrder

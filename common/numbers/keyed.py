@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     EVALUATION_LEAD = 13
     SLEPT_STEP = 14
     SNAPSHOT = 15
+    LOADER_START = 16
+    EPOCH_WARM_UP = 17
 
 
 def generator(seed: int, purpose: Purpose, rank: int = 0, epoch: int = 0, step: int = 0) -> np.random.Generator:

@@ -11,13 +11,13 @@ from benchmark.emulator.data.order import Batch, training_batches
 from benchmark.emulator.loaders.base import Fetcher, Loader
 from benchmark.emulator.loaders.main import MainLoader
 from benchmark.emulator.loaders.pinned import PinnedCopies
-from benchmark.emulator.loaders.processes import WorkerLoader
+from benchmark.emulator.loaders.processes import StartTime, WorkerLoader, at_once
 from benchmark.emulator.loaders.shared import OpenedEachPass
 from benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from benchmark.emulator.loaders.threads import ThreadLoader
 from benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
 from benchmark.emulator.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
-from common.numbers.draws import DrawnTime
+from common.numbers.draws import DrawnTime, even_strata
 from common.numbers.keyed import Purpose
 from common.progress import note
 
@@ -70,13 +70,17 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
     elif twin.reader.workers == "threads" and workers:
         loader = ThreadLoader(fetcher, workers, prefetch)
     else:
-        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers)
+        start = DrawnTime(twin.reader.start_time, config.train.seed, Purpose.LOADER_START, even_strata(config.train.epochs))
+        loader = make_loader(fetcher, workers, prefetch, twin.persistent_workers, lambda epoch: start.seconds(rank, 0, epoch - 1))
     return PinnedCopies(loader) if twin.reader.pinned_copies else loader
 
 
-def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> Loader:
-    """Return a loader with `workers` processes, each with `prefetch` batches in flight; with none, the caller's process reads."""
-    return WorkerLoader(fetcher, workers, prefetch, persistent) if workers else MainLoader(fetcher)
+def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool, start_s: StartTime = at_once) -> Loader:
+    """Return a loader with `workers` processes, each with `prefetch` batches in flight; with none, the caller's process reads.
+
+    Processes read `start_s` of the epoch after they began to be started.
+    """
+    return WorkerLoader(fetcher, workers, prefetch, persistent, start_s) if workers else MainLoader(fetcher)
 
 
 def _installed(package: str) -> bool:

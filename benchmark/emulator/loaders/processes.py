@@ -11,7 +11,8 @@ import multiprocessing
 import os
 import select
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import Self
@@ -23,6 +24,12 @@ from common.errors import IotwinError
 
 _fork = multiprocessing.get_context("fork")
 _EXIT_PATIENCE_S = 5.0
+StartTime = Callable[[int], float]  # seconds that starting the loaders of an epoch takes
+
+
+def at_once(epoch: int) -> float:
+    """Return that loaders start as fast as they can."""
+    return 0.0
 
 
 class _Worker:
@@ -68,10 +75,14 @@ def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, out
 
 
 class WorkerLoader:
-    """Reads in forked processes: fresh ones for each epoch, or the same ones for all when `persistent`."""
+    """Reads in forked processes: fresh ones for each epoch, or the same ones for all when `persistent`.
 
-    def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool) -> None:
+    They are asked for nothing until `start_s` of the epoch after the first began to be started: a framework's take longer.
+    """
+
+    def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool, start_s: StartTime) -> None:
         self._fetcher, self._count, self._prefetch, self._persistent = fetcher, workers, prefetch, persistent
+        self._start_s = start_s
         self._workers: list[_Worker] = []
         self._by_descriptor: dict[int, _Worker] = {}
 
@@ -87,7 +98,7 @@ class WorkerLoader:
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""
-        self._start()
+        self._start(epoch)
         arrived: dict[int, Fetched] = {}
         sent = 0
         for taken in range(len(batches) + 1):
@@ -101,8 +112,9 @@ class WorkerLoader:
         if not self._persistent:
             self._finish()
 
-    def _start(self) -> None:
+    def _start(self, epoch: int) -> None:
         """Fork the workers that an epoch needs and that are not there."""
+        due = time.monotonic() + self._start_s(epoch) if len(self._workers) < self._count else 0.0
         while len(self._workers) < self._count:
             self._workers.append(_Worker(len(self._workers), self._fetcher))
         # Registered once: multiprocessing's own wait() sets up its selector anew for every batch, at several times the cost.
@@ -110,6 +122,7 @@ class WorkerLoader:
         self._poller = select.poll()
         for descriptor in self._by_descriptor:
             self._poller.register(descriptor, select.POLLIN)
+        time.sleep(max(due - time.monotonic(), 0.0))
 
     def _send(self, epoch: int, index: int, batch: Batch) -> None:
         worker = self._workers[index % self._count]

@@ -35,6 +35,14 @@ def test_each_checkpoint_file_is_corrected_by_its_own_name():
     assert [file.serialization_time for file in result.twin.checkpoint.files] == [pytest.approx(0.047, abs=1e-6), 0.020, None]
 
 
+def test_times_in_order_move_step_by_step_and_stay_where_the_run_shows_no_order():
+    now, should, found = c.InOrder([0.2, 0.1]), c.InOrder([0.3, 0.1]), c.InOrder([0.2, 0.15])
+    moved = corrected(_config(now), _config(should), _config(found)).train.computation_time
+    assert moved == c.InOrder([0.3, 0.05])
+    for other in (c.InOrder([0.2]), c.Quantiles([0.1, 0.2])):
+        assert corrected(_config(now), _config(should), _config(other)).train.computation_time == now
+
+
 def test_times_never_fall_below_zero_and_unknown_ones_stay_unknown():
     result = corrected(_config(0.001), _config(0.001, 0.2), _config(0.010, 0.2))
     assert result.train.computation_time == 0.0 and result.twin.first_step_time is None

@@ -7,11 +7,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.config import Quantiles
+from benchmark.config import InOrder, Quantiles
 from benchmark.fit import sample_twin
 from benchmark.fit.checkpoint_files import SeenFile
 from benchmark.fit.passes import Pass
-from benchmark.fit.times import Times, _calls, _in_turn, pass_times, quantiles, taken_ns, warm_up
+from benchmark.fit.times import (
+    Times,
+    _calls,
+    _in_turn,
+    apart_from_first,
+    by_step,
+    epoch_warm_up,
+    pass_times,
+    quantiles,
+    start_time,
+    taken_ns,
+    warm_up,
+)
 from common.numbers.draws import inverse_cdf
 
 SECOND = 10**9
@@ -95,6 +107,17 @@ def test_batches_that_came_by_no_pipe_are_taken_when_they_were_read():
     assert (taken_ns(made_job(), part) / SECOND).tolist() == [8, 15]
 
 
+def test_the_start_of_loaders_is_told_by_passes_that_start_them():
+    """Two passes start theirs, 2 and 4 s before they read; one has the first one's loaders, and one none."""
+    began = {FIRST: 0.5, SECOND_LOADER: 1}
+    job = SimpleNamespace(processes=pd.DataFrame({"pid": list(began), "start_ns": [int(at * SECOND) for at in began.values()]}))
+    passes = [made_pass(60, [(pid, at, at + 1, 0, 0)], BATCHES, (pid,)) for pid, at in ((FIRST, 2), (SECOND_LOADER, 4))]
+    assert start_time(job, passes) == Quantiles([2.0, 4.0])
+    kept, without = made_pass(60, [(FIRST, 50, 51, 0, 0)], BATCHES, (FIRST,)), made_pass(60, [(RANK, 9, 10, 0, 0)], BATCHES)
+    kept.start_ns = 40 * SECOND
+    assert start_time(job, [*passes, kept, without]) == Quantiles([2.0, 4.0]) and start_time(job, [kept, without]) == 0.0
+
+
 def test_no_passes_have_no_times():
     times = pass_times(made_job(), [])
     assert not len(times.compute_s) and not len(times.preprocess_s)
@@ -118,12 +141,45 @@ def test_a_first_value_is_warm_up_when_half_as_long_again_as_nearly_all_others()
     assert warm_up(np.append(3.01, others))[1].tolist() == others.tolist() and warm_up(np.array([9.0]))[0] is None
 
 
+def test_the_first_steps_of_epochs_are_longer_where_all_and_clearly_are():
+    """Of three epochs of five steps, told whether the run's very first step is apart already or not."""
+    passes = [SimpleNamespace(start_ns=begin * SECOND) for begin in (0, 100, 200)]
+    begins = (np.array([0, 1, 2, 3, 4, 100, 101, 102, 103, 104, 200, 201, 202, 203, 204]) * SECOND).astype(np.int64)
+    times = Times(np.tile([1.5, 1.0, 1.01, 0.99, 1.0], 3), np.zeros(0), begins)
+    longer_s, rest = epoch_warm_up(times, passes)
+    assert longer_s == 0.5 and rest.compute_s.tolist() == [1.0, 1.01, 0.99, 1.0] * 3 and len(rest.begins_ns) == 12
+    times.compute_s[0] = 9.0
+    first_s, others = apart_from_first(times)
+    longer_s, rest = epoch_warm_up(others, passes[1:])
+    assert (first_s, longer_s, len(rest.compute_s)) == (9.0, 0.5, 12)
+    # One is as the others; all are, nearly; others vary as much.
+    for changed, at in ((1.0, 5), (1.15, [0, 5, 10]), (3.0, [2, 7])):
+        times.compute_s[[0, 5, 10]] = 1.5
+        times.compute_s[at] = changed
+        assert epoch_warm_up(times, passes) == (0.0, times)
+    assert epoch_warm_up(times, passes[:1])[0] == 0.0
+
+
 def test_values_become_as_many_quantiles_as_tell_something():
     assert quantiles(np.zeros(0)) == 0.0 and quantiles(np.full(5, 0.25)) == 0.25
     assert quantiles(np.array([3.0, 1.0, 2.0])).values == [1.0, 2.0, 3.0]
     many = quantiles(np.arange(1.0, 101.0)).values
     assert len(many) == 21 and many[0] == 1.0 and many[10] == pytest.approx(50.5)
     assert many[-1] == pytest.approx(2 * np.mean([96, 97, 98, 99, 100]) - many[-2])
+
+
+def test_steps_that_take_as_long_in_each_pass_have_an_order():
+    first, second = np.array([0.3, 0.1, 0.1, 0.2, 0.6]), np.array([0.32, 0.1, 0.12, 0.2, 0.6])
+    assert by_step([first, second], 5) == InOrder([0.31, 0.1, 0.11, 0.2, 0.6])
+    assert by_step([first, second[:-1]], 5) == InOrder([0.31, 0.1, 0.11, 0.2, 0.2])  # the last one's is not known
+    for passes, steps in (
+        ([first], 5),  # once is no order
+        ([first, first[::-1]], 5),
+        ([first, second[:3]], 5),
+        ([first[:3], second[:3]], 3),
+        ([1 + first / 10, 1 + second / 10], 5),  # much alike
+    ):
+        assert by_step(passes, steps) == quantiles(np.concatenate(passes))
 
 
 def test_one_stall_among_thousands_does_not_become_many():
