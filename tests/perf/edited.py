@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmark.config import Config, Quantiles, dump, load
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.traced import run_traced
-from iotwin.loops.twin import data_files
+from iotwin.loops.twin import generate_data
 from tests.perf.figures import Figure
 from tracesim import compare
 from tracing_tools.trace.reader import Trace
@@ -38,7 +38,7 @@ def edited_figure(job: str, what: str, real: Trace, twin: Path, edit: Callable[[
     config.checkpoint.checkpoint_folder = config.output.folder = str(twin.parent / f"{name}_out")
     dump(config, path)
     page_faults = "page_fault" in real.manifest.counts
-    with kept_cached(data_files(twin.parent) if page_faults else []):  # as `iotwin twin` does
+    with kept_cached(generate_data(twin.parent) if page_faults else []):  # as `iotwin twin` does
         run_traced([sys.executable, "-m", "iotwin.main", "emulate", str(path)], trace, "edited", page_faults=page_faults)
     similarity = compare(real, Trace(trace))
     dimensions = {dimension.name: dimension.score for dimension in similarity.dimensions}
