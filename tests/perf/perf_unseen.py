@@ -94,7 +94,7 @@ class _Job:
             return []
         files = [path for path in (self.folder / "data").glob("*/*") if not path.parent.name.startswith("out")]
         for path in files:
-            cache_in_pages(path)
+            cache_in_pages(path, [(0, path.stat().st_size)])
         return files
 
 
