@@ -4,9 +4,9 @@
 
 The shapes are the job files of tests/perf/fio, the training jobs the programs of tests/perf/unseen, which log nothing. Each is
 traced twice: the twin is fitted to the first run and held against the second, which the fit has not seen. Mapped data lie in the
-page cache page by page, and stay there, while their job runs, as while its twin does. Of a training job
-there are three parts: `twin`, as `iotwin twin` makes it; `recorded`, by `--kind recorded`; and `edited`, the twin by `--kind
-structured` with the batch doubled, and with the loaders halved, against the job so run.
+page cache page by page, and stay there, while their job runs, as while its twin does. Of a training job there are three parts:
+`twin`, as `iotwin twin` makes it; `recorded`, by `--kind recorded`; and `edited`, the twin by `--kind structured` with the batch
+doubled, and with the loaders halved, against the job so run.
 """
 
 import argparse
