@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Protocol, Self
@@ -161,14 +162,15 @@ class Mapped(_Descriptor):
 
 
 class KeptOpen:
-    """An opener that keeps files open for next time, in each process for itself; `most_open` at a time, all closed at last.
+    """An opener that keeps files open for next time, in each process for itself.
 
+    With `most_open` the oldest is closed for another one, one that was read whole, to its end, at once, and the rest at last.
     What is opened by `share` serves this process and all that it forks later.
     """
 
     def __init__(self, opener: Opener, most_open: int | None = None) -> None:
         self._opener, self._most_open = opener, most_open
-        self._files: dict[tuple[int, int, str], OpenFile] = {}
+        self._files: dict[tuple[int, int, str], _Kept] = {}
         self._shared: dict[str, OpenFile] = {}
 
     def share(self, paths: Iterable[str]) -> None:
@@ -199,30 +201,39 @@ class KeptOpen:
             if self._most_open and not own:
                 Finalize(None, self._close, key[:2], exitpriority=0)  # loaders end without a look at what Python keeps
             if self._most_open and len(own) >= self._most_open:
-                self._files.pop(own[0]).__exit__(None, None, None)
-            self._files[key] = self._opener(path)
-        return _Kept(self._files[key])
+                self._files.pop(own[0]).close()
+            self._files[key] = _Kept(self._opener(path), partial(self._end, key) if self._most_open else None)
+        return self._files[key]
+
+    def _end(self, key: tuple[int, int, str]) -> None:
+        self._files.pop(key).close()
 
     def _close(self, pid: int, thread: int) -> None:
         for key in [key for key in self._files if key[:2] == (pid, thread)]:
-            self._files.pop(key).__exit__(None, None, None)
+            self._end(key)
 
 
 class _Kept:
-    """A file that outlives its context."""
+    """A file that outlives its context, at the end of which `end` is called if all of it was read, last its end."""
 
-    def __init__(self, file: OpenFile) -> None:
-        self._file = file
+    def __init__(self, file: OpenFile, end: Callable[[], None] | None = None) -> None:
+        self._file, self._end = file, end
         self.size_bytes = file.size_bytes
+        self._read_bytes, self._reached = 0, 0
 
     def read(self, offset: int, size_bytes: int) -> memoryview:
+        self._read_bytes, self._reached = self._read_bytes + size_bytes, offset + size_bytes
         return self._file.read(offset, size_bytes)
+
+    def close(self) -> None:
+        self._file.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
+        if self._end is not None and self.size_bytes and min(self._read_bytes, self._reached) >= self.size_bytes:
+            self._end()
 
 
 def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes: int, end: int | None = None) -> None:

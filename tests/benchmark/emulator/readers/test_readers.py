@@ -233,12 +233,16 @@ def test_of_files_kept_open_the_oldest_is_closed_for_another(tmp_path: Path) -> 
             super().__exit__(None, None, None)
 
     for name in "abc":
-        (tmp_path / name).write_bytes(b"x")
+        (tmp_path / name).write_bytes(b"xy")
     opener = KeptOpen(Noting, most_open=2)
     for name in "abacb":  # a is opened first, however often it is read since
         with opener(str(tmp_path / name)) as file:
             assert bytes(file.read(0, 1)) == b"x"
     assert closed == ["a"]
+    for name, offset in (("a", 1), ("c", 0), ("c", 1)):  # of a the end alone, in place of b; of c all
+        with opener(str(tmp_path / name)) as file:
+            assert bytes(file.read(offset, 1)) == b"xy"[offset : offset + 1]
+    assert closed == ["a", "b", "c"]
 
 
 def test_a_file_that_is_shared_is_open_in_a_process_forked_later_and_for_the_reader_of_another_thread(tmp_path: Path) -> None:
