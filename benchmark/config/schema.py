@@ -284,6 +284,7 @@ class TwinEvaluation(Section):
     lead_time: Duration = 0.0  # seconds of an evaluation before it asks for its first batch
     preprocess_time: Duration = 0.0  # per evaluation sample
     after_checkpoint: bool = False  # where both are due
+    steps_before: Count = 0  # of an evaluation before the first epoch, as frameworks make sure that one will work
 
 
 class TwinReader(Section):

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 from typing import TextIO
 
 from benchmark.config import Config
@@ -162,6 +163,8 @@ class _Run:
         config = self._config
         if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0 and self._resume is None:
             self._save(self._checkpoints, 0)
+        if self._evaluates and config.twin.evaluation.steps_before:
+            self._evaluate(0, config.twin.evaluation.steps_before)
         for epoch in range(1 if self._resume is None else self._resume.epoch, config.train.epochs + 1):
             with self._span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
@@ -256,16 +259,17 @@ class _Run:
             if not self._stopped:
                 interruption(epoch)
 
-    def _evaluate(self, epoch: int) -> None:
+    def _evaluate(self, epoch: int, most: int | None = None) -> None:
+        """Evaluate, or take the first steps of that, at `most` so many."""
         batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.index, self._rank.count)
         begin = time.monotonic()
         with self._log.interval("eval", epoch_num=epoch), self._span("eval", epoch) as amounts:
             self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
-            amounts.append(sum(1 for _ in self._passing("evaluation", epoch, batches)))
+            amounts.append(sum(1 for _ in islice(self._passing("evaluation", epoch, batches), most)))
         self._tell(epoch, "evaluation", int(amounts[0]), time.monotonic() - begin)
 
     def _tell(self, epoch: int, phase: str, steps: int, elapsed_s: float) -> None:
-        of = f"{epoch} of {self._config.train.epochs}"
+        of = f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
         size = self._config.reader.batch_size if phase == "train" else self._config.reader.batch_size_eval
         rate = steps * size * self._rank.count / max(elapsed_s, 1e-9)
         note(f"epoch {of}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")

@@ -73,19 +73,29 @@ def plan(fitted: Fitted) -> Plan:
     steps = training.steps * epochs
     evaluations, checkpoints = _evaluations(config, steps, done_epochs, done), _checkpoints(config, steps, done_epochs, done)
     passes = epochs - unread / max(training.steps, 1)
-    read_bytes = training.size_bytes * passes + evaluation.size_bytes * evaluations
+    before = _before_training(config, evaluation.steps)
+    evaluated = evaluations + before / max(evaluation.steps, 1)
+    read_bytes = training.size_bytes * passes + evaluation.size_bytes * evaluated
     if config.twin.reader.streamed and config.train.total_training_steps >= 0:
         read_bytes += _streamed(config, sizes, training.size_bytes * passes)[0] - training.size_bytes * passes
     amounts = _of_checkpoints(config, checkpoints)
     amounts["read", "dataset"] = read_bytes
-    amounts["open", "dataset"] = _opens(config, training, evaluation, passes, evaluations, read_bytes, sizes)
+    amounts["open", "dataset"] = _opens(config, training, evaluation, passes, evaluated, read_bytes, sizes)
     for direction, of_kind in (("read", fitted.start_up.read_bytes), ("open", fitted.start_up.opens)):
         for kind, amount in of_kind.items():
             amounts[direction, kind] = amounts.get((direction, kind), 0.0) + amount
     reads = None
-    if training.reads is not None and (evaluation.reads is not None or not evaluations):
-        reads = training.reads * passes + (evaluation.reads or 0.0) * evaluations + _start_up_reads(config)
-    return Plan((steps - done + evaluation.steps * evaluations) * config.twin.ranks, checkpoints, amounts, reads)
+    if training.reads is not None and (evaluation.reads is not None or not evaluated):
+        reads = training.reads * passes + (evaluation.reads or 0.0) * evaluated + _start_up_reads(config)
+    return Plan((steps - done + evaluation.steps * evaluations + before) * config.twin.ranks, checkpoints, amounts, reads)
+
+
+def _before_training(config: c.Config, steps: int) -> int:
+    """Steps of an evaluation, of `steps`, whose batches are read before training: those that loaders read ahead are, too."""
+    workers = config.reader.read_threads if config.twin.evaluation.read_threads is None else config.twin.evaluation.read_threads
+    taken = config.twin.evaluation.steps_before if config.workflow.evaluation else 0
+    ahead = workers * -(-(config.reader.prefetch_size or 2 * workers) // max(workers, 1))
+    return min(taken + ahead, steps) if taken else 0
 
 
 def _done_before(config: c.Config, steps: int) -> tuple[int, int, int]:
@@ -217,7 +227,7 @@ def _opens(
     training: _Planned,
     evaluation: _Planned,
     passes: float,
-    evaluations: int,
+    evaluations: float,
     read_bytes: float,
     sizes: Mapping[str, int],
 ) -> float:
@@ -228,7 +238,7 @@ def _opens(
             return read_bytes / file_bytes
         return _streamed(config, sizes, training.size_bytes * passes)[1] + evaluation.size_bytes * evaluations / file_bytes
     if config.twin.reader.keep_open or config.twin.layout == "dlrm":
-        return _kept_open(config, training, evaluation, passes, evaluations)
+        return _kept_open(config, training, evaluation, passes, math.ceil(evaluations))
     return (training.opens * passes + evaluation.opens * evaluations) * (2 if config.twin.layout == "unet3d" else 1)
 
 

@@ -22,7 +22,7 @@ from benchmark.fit.samples.numpy_reads import are_read_by_numpy
 from benchmark.fit.samples.samples import Samples, is_mapped
 from benchmark.fit.snapshots import apart_from_snapshots
 from benchmark.fit.startup import find_start_up
-from benchmark.fit.times import Times, apart_from_first, by_step, epoch_warm_up, pass_times, quantiles, start_time
+from benchmark.fit.times import Times, apart_from_first, by_step, epoch_warm_up, pass_times, quantiles, start_time, taken_ns
 from benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
@@ -52,12 +52,13 @@ def fit_samples(job: Job) -> Fitted:
         reason = "its log and its events may use different clocks" if not passes else "only evaluations do"
         raise IotwinError(f"{job.path}: no training epoch reads the data set: {reason}; is this the trace of a training job?")
     check_is_training(job, training)
+    evaluations, steps_before = _since_training(job, training[0].start_ns, evaluations)
     assumptions, checkpoints = loss_notes(job), find_checkpoints(job, training)
     times, snapshots_s = apart_from_snapshots(pass_times(job, training), checkpoints)
     first_step_s, times = apart_from_first(times)
     epochs = [part for part in training[first_step_s is not None :] if part.phase == "epoch"]
     epoch_warm_up_s, times = epoch_warm_up(times, epochs)
-    start_up, since = find_start_up(job, samples.folder, training), (0, 0)
+    start_up, since = find_start_up(job, samples.folder, passes), (0, 0)
     resume, typical = find_resume(job, start_up, training, _steps_in_data(samples, training)), training
     if resume is not None:
         # The rest of a resumed epoch shows least of how the job reads.
@@ -76,9 +77,10 @@ def fit_samples(job: Job) -> Fitted:
     )
     of_checkpoints, before = list[str](), len(assumptions)
     config.twin = _twin(job, samples, typical, evaluations, checkpoints, assumptions)
-    first_ns = min(part.start_ns for part in training)
+    first_ns = min(part.start_ns for part in passes)
     config.twin.startup_time, config.twin.init_time = start_times(job, start_up, first_ns, assumptions)
     config.twin.checkpoint = twin_checkpoint(checkpoints, assumptions, typical[0].rank_pids, snapshots_s, in_blocks is None)
+    config.twin.evaluation.steps_before = steps_before
     config.twin.first_step_time, config.twin.resume = first_step_s, resume
     config.twin.epoch_warm_up_time = epoch_warm_up_s
     steps = sum(len(part.batch_sizes) for part in training)
@@ -89,12 +91,28 @@ def fit_samples(job: Job) -> Fitted:
     files = _files(job, samples, training, evaluations)
     config.twin.startup_files, config.twin.startup_reads = [name for name, _ in start_up.files], start_up.reads
     config.twin.startup_ranks = start_up.ranks if any(start_up.ranks) else []
-    evidence = evidence_of(samples, typical, evaluations, checkpoints)
+    evidence = evidence_of(samples, typical, evaluations, steps_before, checkpoints)
     if resume is not None:
         evidence["resume"] = f"after step {resume.step} of epoch {resume.epoch}, from what was read first: " + ", ".join(
             format_size(size) + f" of {kind} files" for kind, size in start_up.read_bytes.items()
         )
     return Fitted(config, evidence, files, confidence, start_up, by_numpy=are_read_by_numpy(job, samples))
+
+
+def _since_training(job: Job, training_ns: int, evaluations: list[Pass]) -> tuple[list[Pass], int]:
+    """Return the evaluations since training began, and the steps of those before, as of a first look whether it will work.
+
+    Of a look that ends early the steps are those that had loaders read what they did.
+    """
+    since = [part for part in evaluations if part.start_ns > training_ns]
+    if not since:
+        return evaluations, 0
+    usual, steps = max(len(part.batch_sizes) for part in since), 0
+    for part in evaluations[: len(evaluations) - len(since)]:
+        read = len(part.batch_sizes)
+        whole = part.batches_ahead is None or read >= usual
+        steps += len(taken_ns(job, part)) if whole else max(read - (part.batches_ahead or 0), 1)
+    return since, steps
 
 
 def _files(job: Job, samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass]) -> list[tuple[str, int]]:

@@ -28,11 +28,11 @@ class StartUp:
     begin_ns: int | None = None  # of the first read
 
 
-def find_start_up(job: Job, folder: str, training: Sequence[Pass]) -> StartUp:
+def find_start_up(job: Job, folder: str, passes: Sequence[Pass]) -> StartUp:
     """Return what processes other than loaders read before the first step; nothing of too many reads."""
     roles, kinds = job.roles(), job.files.set_index("file_id")["kind"].astype(str)
     calls = job.calls_on(job.file_ids(*_KINDS), [*schema.READ_OPS, *schema.OPEN_OPS])
-    calls = calls[(calls["start_ns"] < training[0].start_ns) & (calls["result"] >= 0) & (calls["pid"].map(roles) != "loader")]
+    calls = calls[(calls["start_ns"] < passes[0].start_ns) & (calls["result"] >= 0) & (calls["pid"].map(roles) != "loader")]
     calls = calls.assign(opened=calls["op"].isin(schema.OPEN_OPS))
     calls["visit"] = calls.groupby(["pid", "file_id"])["opened"].cumsum()
     of_state = calls["file_id"].map(kinds) == "checkpoint"
@@ -60,7 +60,7 @@ def find_start_up(job: Job, folder: str, training: Sequence[Pass]) -> StartUp:
         sizes = own["result"].to_numpy(np.int64)
         number = numbers[file_id]
         found.reads.append(" ".join(f"{number}:{offset}+{size}" for offset, size in zip(offsets, sizes, strict=True)))
-        found.ranks.append(training[0].rank_pids.index(pid) if pid in training[0].rank_pids else 0)
+        found.ranks.append(passes[0].rank_pids.index(pid) if pid in passes[0].rank_pids else 0)
         found.read_bytes[kind] = found.read_bytes.get(kind, 0) + int(sizes.sum())
         found.opens[kind] = found.opens.get(kind, 0) + 1
     return found

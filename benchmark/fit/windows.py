@@ -81,8 +81,8 @@ def logged_windows(job: Job) -> list[Window]:
     windows, epoch = [], 0
     spans = zip(logged["phase"].astype(str), logged["start_ns"].tolist(), logged["end_ns"].tolist(), strict=True)
     for phase, start_ns, end_ns in spans:
-        epoch = epoch + 1 if phase == training else max(epoch, 1)
-        windows.append(Window(phase, epoch, start_ns, end_ns, True))
+        epoch += phase == training
+        windows.append(Window(phase, max(epoch, 1), start_ns, end_ns, True))
     return windows
 
 

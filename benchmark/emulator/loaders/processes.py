@@ -85,6 +85,7 @@ class WorkerLoader:
         self._start_s = start_s
         self._workers: list[_Worker] = []
         self._by_descriptor: dict[int, _Worker] = {}
+        self._due = 0  # batches that were asked for and have not come
 
     def __enter__(self) -> Self:
         """Return the loader; workers start with the first epoch."""
@@ -97,7 +98,14 @@ class WorkerLoader:
             worker.kill()
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""
+        """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies.
+
+        What is left of an epoch that was given up is waited for before the next one, by the same workers if they are kept.
+        """
+        while self._due:
+            self._receive(epoch, 0, {})
+        if not self._persistent:
+            self._finish()
         self._start(epoch)
         arrived: dict[int, Fetched] = {}
         sent = 0
@@ -128,6 +136,7 @@ class WorkerLoader:
         worker = self._workers[index % self._count]
         try:
             worker.tasks.send((epoch, index, batch))
+            self._due += 1
         except BrokenPipeError:
             raise _died(worker, epoch) from None
 
@@ -146,6 +155,7 @@ class WorkerLoader:
             raise _died(worker, epoch) from None
         if isinstance(outcome, str):
             raise IotwinError(outcome)
+        self._due -= 1
         arrived[index] = outcome
 
     def _finish(self) -> None:

@@ -50,9 +50,9 @@ def _dataset_evidence(samples: Samples) -> str:
 
 
 def evidence_of(
-    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], checkpoints: SeenCheckpoints
+    samples: Samples, training: Sequence[Pass], evaluations: Sequence[Pass], before: int, checkpoints: SeenCheckpoints
 ) -> dict[str, str]:
-    """What each value comes from, in words."""
+    """What each value comes from, in words; `before`: steps of an evaluation before training."""
     batches = [size for part in training for size in part.batch_sizes]
     batch, steps = most_common(batches), most_common([len(part.batch_sizes) for part in training])
     return {
@@ -64,6 +64,6 @@ def evidence_of(
         "ranks": f"{training[0].ranks} processes that take batches",
         "read_threads": f"{most_common([part.workers for part in training])} loader processes in each epoch",
         "steps_per_epoch": f"{steps}",
-        "evaluation": f"{len(evaluations)} evaluations",
+        "evaluation": f"{len(evaluations)} evaluations" + (f", and {before} steps of one before training" if before else ""),
         "checkpoint": in_words(checkpoints, steps),
     }

@@ -36,8 +36,8 @@ class Training:
             self.kept[rank, name] = (pids, asked, self.made.file(f"pipe:[{pids[0]}-]", "pipe"))
         return self.kept[rank, name]
 
-    def run(self, rank: int, name: str, files: list[int], now: float) -> float:
-        """Make one pass and return its end."""
+    def run(self, rank: int, name: str, files: list[int], now: float, most: int | None = None) -> float:
+        """Make one pass, or `most` steps of it, and return its end."""
         again = self.persistent and (rank, name) in self.kept
         pids, asked, given = self.loaders(rank, name, now)
         call = self.made.call
@@ -52,7 +52,7 @@ class Training:
         ready: list[float] = []
         taken: list[float] = []
         free, step_end = [now, now], now
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(batches[: most and most + self.at_once]):
             worker = number % 2
             ask = now if number < self.at_once else taken[number - self.at_once]
             call(ask + 0.01 * number, rank, "write", asked[worker], None, 30, 0.005)
@@ -61,14 +61,18 @@ class Training:
                 t = self.made.read_file(t, pids[worker], file) + 0.5
             free[worker] = call(t, pids[worker], "write", given, None, 3000)
             ready.append(free[worker])
+            if most is not None and number >= most:  # read ahead, and not taken
+                continue
             call(step_end, rank, "poll", -1, None, 0, max(ready[-1] - step_end, 0.01))
             begin = call(max(step_end, ready[-1]) + 0.02, rank, "read", given, None, 3000)
             taken.append(begin)
             step_end = begin + compute
         return step_end
 
-    def trace(self, folder, epochs: int = 3, validated: bool = True, slow_epoch: int | None = None) -> Trace:
+    def trace(self, folder, epochs: int = 3, validated: bool = True, slow_epoch: int | None = None, before: int = 0) -> Trace:
         rng, now = np.random.default_rng(1), 10.0
+        if before:
+            now = self.run(self.ranks[0], "val", self.val, now, before) + 40
         for epoch in range(epochs):
             self.at_once = 2 if epoch == slow_epoch else 4
             order = rng.permutation(self.train).tolist()
@@ -109,6 +113,19 @@ def test_a_short_epoch_in_which_the_machine_was_slow_to_ask_does_not_tell_the_de
     job.train = job.train[: 4 * BATCH]
     config = fit(job.trace(tmp_path, validated=False, slow_epoch=1)).config
     assert (config.train.epochs, config.reader.read_threads, config.reader.prefetch_size) == (3, 2, 4)
+
+
+@pytest.mark.parametrize("batches", [8, 4])
+def test_steps_of_an_evaluation_before_training_are_told_apart(tmp_path, batches):
+    """Of eight batches two are evaluated, for which loaders read six; of four batches all are read, and two are taken."""
+    job = Training(1, False)
+    job.val = [job.made.file(f"/d/looked/{i:03}.jpg", size=80_000) for i in range(batches * BATCH)]
+    fitted = fit(job.trace(tmp_path, before=2))
+    config = fitted.config
+    assert (config.train.epochs, config.twin.evaluation.steps_before, config.reader.prefetch_size) == (3, 2, 4)
+    assert (config.evaluation.eval_after_epoch, config.evaluation.epochs_between_evals) == (1, 1)
+    assert (config.dataset.num_files_eval, config.reader.batch_size_eval) == (batches * BATCH, BATCH)
+    assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
 
 
 def test_windows_follow_one_another(tmp_path):

@@ -85,6 +85,17 @@ def test_the_test_set_of_a_job_without_loaders_is_evaluated(tmp_path):
     assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
 
 
+def test_a_look_at_the_test_set_before_training_is_no_evaluation(tmp_path):
+    fitted = fit(job(tmp_path, named("eABABAB")))
+    config = fitted.config
+    assert (config.train.epochs, config.twin.evaluation.steps_before) == (3, 1)
+    assert (config.evaluation.eval_after_epoch, config.evaluation.epochs_between_evals) == (1, 1)
+    assert config.twin.startup_files == []
+    assert config.twin.init_time == pytest.approx(0.01, abs=0.001)
+    assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
+    assert fitted.evidence["evaluation"] == "3 evaluations, and 1 steps of one before training"
+
+
 def test_a_test_set_read_every_second_epoch(tmp_path):
     trace = job(tmp_path, named("AABAAB"))
     config = fit(trace).config

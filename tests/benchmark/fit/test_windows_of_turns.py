@@ -82,6 +82,13 @@ def test_logged_passes_are_those_of_the_first_rank_in_order():
     assert [window.phase for window in logged_windows(none)] == ["block", "evaluation", "block", "block"]
 
 
+def test_an_evaluation_before_the_first_epoch_is_no_epoch():
+    rows = [("evaluation", 5, 9), ("epoch", 10, 39), ("evaluation", 40, 45), ("epoch", 50, 90)]
+    frame = pd.DataFrame(rows, columns=["phase", "start_ns", "end_ns"]).assign(epoch=np.nan, rank=0)
+    found = [(window.phase, window.epoch) for window in logged_windows(job_of(frame))]
+    assert found == [("evaluation", 1), ("epoch", 1), ("evaluation", 1), ("epoch", 2)]
+
+
 def test_blocks_of_an_epoch_between_checkpoints_are_one_pass():
     rows = [("block", 10, 19, 2), ("block", 20, 29, 3), ("checkpoint", 30, 34, 3), ("block", 35, 39, 3), ("block", 40, 49, 4)]
     frame = pd.DataFrame(rows, columns=["phase", "start_ns", "end_ns", "epoch"]).assign(rank=0)

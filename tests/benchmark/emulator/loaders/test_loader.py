@@ -212,3 +212,15 @@ def test_a_caller_that_gives_up_midway_leaves_no_process(tmp_path: Path) -> None
     with make_loader(Recorder(tmp_path / "log"), 3, 2, True) as loader:
         next(loader.epoch(1, batches(30)))
         assert len(children()) >= 3
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_that_was_given_up_leaves_nothing_to_the_next(tmp_path: Path, persistent: bool) -> None:
+    with make_loader(Recorder(tmp_path / "log"), 2, 2, persistent) as loader:
+        given_up = loader.epoch(0, batches(9))
+        assert [next(given_up).size_bytes for _ in range(2)] == [0, 1]
+        assert [fetched.size_bytes for fetched in loader.epoch(1, batches(5))] == list(range(5))
+    seen = records(tmp_path / "log")
+    assert sorted(number for _, epoch, number in seen if epoch == 0) == list(range(6))  # four are read ahead of the two
+    early, later = ({pid for pid, epoch, _ in seen if epoch == number} for number in (0, 1))
+    assert (early == later) is persistent and persistent is not early.isdisjoint(later)
