@@ -13,6 +13,7 @@ _NOT_WRITTEN_BY_COPIES = ("dataset", "log", "pipe", "socket", "device", "system"
 _COPIED = 0.8  # a job copies if it writes this share of the bytes it reads, in this share of the stretches between reads
 _STRETCHES = 20
 _IN_SEQUENCE = 0.9  # share of reads that begin where their file's last read ended
+_MADE = 0.5  # a job makes files of its data if its loaders write this share of what it keeps
 _FEWEST_PROGRAMS = 3  # so many processes that read a file or two each are programs, not ranks
 
 
@@ -34,12 +35,24 @@ def check_is_training(job: Job, training: Sequence[Pass]) -> None:
             f"{job.path}: this is no training job: what looks like {len(training)} epochs are as many programs that "
             "read the same files, as a build does; trace a job that goes through a data set"
         )
+    if made := _made_by_loaders(training):
+        raise IotwinError(
+            f"{job.path}: this is no training job: the processes that read its data wrote {made} files themselves, as data are "
+            "prepared; trace a job that goes through a data set"
+        )
     # Epochs of one process may each end with a checkpoint as large as the data: only passes of a process each are copies.
     if len({part.rank for part in training}) == len(training) and all(_copies(job, part) for part in training):
         raise IotwinError(
             f"{job.path}: this is no training job: what it reads it writes again at once, as a copy does; trace a job that "
             "goes through a data set"
         )
+
+
+def _made_by_loaders(training: Sequence[Pass]) -> int:
+    """How many files the loaders wrote that look like checkpoints; 0 where most are others', which save what was trained."""
+    loaders, saved = {pid for part in training for pid in part.pids}, training[0].saved
+    made = sum(file.pid in loaders for file in saved)
+    return made if made > _MADE * len(saved) else 0
 
 
 def _are_programs(job: Job, training: Sequence[Pass]) -> bool:

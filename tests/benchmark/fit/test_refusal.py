@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from benchmark.fit.refusal import _are_programs, _copies
+from benchmark.fit.refusal import _are_programs, _copies, _made_by_loaders
 
 
 def copying(written: int, stretches: int = 10) -> bool:
@@ -34,3 +34,11 @@ def test_two_processes_may_be_ranks_and_three_with_a_pass_each_are_programs(prog
     processes = pd.DataFrame({"pid": range(programs), "role": "rank"})
     passes = [SimpleNamespace(rank=pid, workers=0) for pid in range(programs)]
     assert _are_programs(SimpleNamespace(processes=processes), passes) is expected
+
+
+@pytest.mark.parametrize(("by_rank", "by_loaders", "expected"), [(0, 6, 6), (3, 4, 4), (4, 4, 0), (4, 1, 0), (0, 0, 0)])
+def test_loaders_that_write_most_of_what_is_kept_prepare_data(by_rank, by_loaders, expected):
+    writers = [1] * by_rank + [7 + index % 2 for index in range(by_loaders)]
+    saved = [SimpleNamespace(pid=pid) for pid in writers]
+    passes = [SimpleNamespace(pids=(7,), saved=saved), SimpleNamespace(pids=(8,), saved=saved)]
+    assert _made_by_loaders(passes) == expected
