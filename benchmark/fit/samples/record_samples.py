@@ -21,6 +21,8 @@ _PAUSED = 0.5  # where this share of an access passes between its reads, each re
 _SMALL = 0.1  # a read smaller than this share of the typical one belongs to the record read around it
 _ALIKE = 0.5  # reads of one size are the records if they bring this share of the file's bytes, or are this share of reads
 _BETWEEN_BATCHES_NS = 1e18  # longer than any gap, shorter than that between two processes
+_FEW_FILES = 20
+_SOON_AGAIN = 0.1  # share of the accesses; of a shuffle 3 % come again within a quarter of the files, of samples drawn anew 22 %
 _MOST_READS = 16  # told apart within a file
 _TEXT_AND_NUMBER = re.compile(r"(\D*)(\d*)")
 
@@ -57,7 +59,7 @@ def _samples(job: Job, reads: pd.DataFrame, chosen_files: NDArray[np.bool_], sam
     reads["number"] = number[reads["file_id"].to_numpy(np.int64)]
     file_bytes = _sizes(chosen, reads)
     reads["access"] = _visits(reads, file_bytes)
-    if not _read_whole(reads, file_bytes):
+    if not _read_whole(reads, file_bytes) and not _opened_for_each(job, reads, number):
         return _records(job, reads, folder, names, file_bytes, number)
     sample_of = None if sample is None else by_first_file(sample[chosen["file_id"].to_numpy()])
     if sample_of is not None and len(reads) / reads["access"].nunique() * len(names) > MOST_READS_LISTED:
@@ -139,6 +141,27 @@ def _read_whole(reads: pd.DataFrame, file_bytes: NDArray[np.int64]) -> bool:
     # A long way through a large file with pauses in it is a stream of samples, not one sample.
     streamed = (paused > _PAUSED) & (accesses["end"] - accesses["start"] > 10 * (accesses["end"] - accesses["start"]).median())
     return bool(((share >= _WHOLE) & ~streamed).mean() > 0.5) and reads["number"].nunique() > 2
+
+
+def _opened_for_each(job: Job, reads: pd.DataFrame, number: NDArray[np.int64]) -> bool:
+    """Whether a file is a sample though it is read in part (a crop of a recording): each time opened, and once in a pass.
+
+    A file of many samples that is opened for each of them comes again before most others have come; one that is read as a stream
+    is open while loaders are handed the next batches.
+    """
+    accesses = reads.groupby("access").agg(number=("number", "first"), reads=("result", "size"), start_ns=("start_ns", "first"))
+    opens = job.calls_on(np.flatnonzero(number >= 0).tolist(), schema.OPEN_OPS)
+    tasks = _tasks(job, reads).groupby(reads["access"]).agg(["min", "max"])
+    files = int(accesses["number"].nunique())
+    since = accesses["start_ns"].rank().sort_values().groupby(accesses["number"]).diff().dropna()
+    return bool(
+        files > _FEW_FILES
+        and (opens["result"] >= 0).sum() >= len(accesses)
+        and accesses["reads"].median() > 1
+        and tasks["max"].max() > 0
+        and (tasks["min"] < tasks["max"]).mean() < _SOON_AGAIN
+        and (since < files / 4).sum() <= _SOON_AGAIN * len(since)
+    )
 
 
 def _read_sizes(reads: pd.DataFrame) -> tuple[tuple[int, ...], bool]:

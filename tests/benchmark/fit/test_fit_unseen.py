@@ -1,10 +1,13 @@
 """Jobs that were fitted wrongly or refused falsely once: each a small made-up trace."""
 
+import re
+
 import numpy as np
 import pytest
 
 from benchmark.fit import fit, foretell
 from benchmark.fit.look import look
+from benchmark.fit.samples.record_samples import find_other_samples
 from benchmark.fit.samples.samples import accesses_of_files
 from common.errors import IotwinError
 from tests.benchmark.made_trace import Made
@@ -236,3 +239,40 @@ def test_data_that_threads_read_beside_the_main_one_are_recorded(tmp_path, of_ei
 
 def test_threads_are_beside_no_main_one_that_the_recording_lacks(tmp_path):
     assert fit(read_by_threads(tmp_path, 8, main_is_seen=False)).evidence["kind"].startswith("structured")
+
+
+def crops(folder, of_one_file: int = 1, drawn: bool = False) -> Trace:
+    """A loader reads the head and a random crop of a file of 30, two a batch; each is opened for so many crops in turn."""
+    made, now, rng = Made(), 10.0, np.random.default_rng(1)
+    made.process(1000, 1, "rank")
+    made.process(1001, 1000, "loader", 5)
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    files = [made.file(f"/d/{number:03}.wav", size=200_000 + number) for number in range(30)]
+    order = np.concatenate([rng.integers(30, size=30) if drawn else rng.permutation(30) for _ in range(4)])
+    for turn in range(len(order) * of_one_file):
+        if turn % 2 == 0:
+            made.call(now, 1000, "write", asked, None, 30)
+            now = made.call(now + 0.2, 1001, "read", asked, None, 30)
+        file = files[order[turn // of_one_file]]
+        now = now if turn % of_one_file else made.call(now, 1001, "openat", file)
+        now = made.call(now, 1001, "read", file, 0, 44)
+        now = made.call(now + 0.01, 1001, "read", file, int(rng.integers(44, 180_000)), 16_000)
+        now = now if (turn + 1) % of_one_file else made.call(now, 1001, "close", file)
+        if turn % 2:
+            now = made.call(now, 1001, "write", given, None, 3000)
+            now = 20 + made.call(now + 1, 1000, "read", given, None, 3000)
+    return made.trace(folder / "t")
+
+
+def test_a_file_opened_for_a_crop_once_a_pass_is_a_sample(tmp_path):
+    fitted = fit(crops(tmp_path))
+    assert fitted.evidence["kind"].startswith("structured") and fitted.evidence["dataset"].startswith("30 samples (files)")
+    assert (fitted.config.reader.batch_size, fitted.config.train.epochs, fitted.config.twin.reader.keep_open) == (2, 4, False)
+    assert (fitted.coverage["read_share"], fitted.coverage["open_share"]) == (1.0, 1.0)
+    crop = re.fullmatch(r"0:0\+44 0:(\d+)\+16000", fitted.config.twin.train_reads[0])
+    assert crop and 44 <= int(crop[1]) < 180_000
+
+
+@pytest.mark.parametrize(("of_one_file", "drawn"), [(4, False), (1, True)], ids=["kept open over batches", "drawn anew"])
+def test_a_file_of_several_samples_is_none(tmp_path, of_one_file, drawn):
+    assert find_other_samples(look(crops(tmp_path, of_one_file, drawn))).layout == "records"
