@@ -9,6 +9,7 @@ from tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
 _WHOLE = 1 << 40  # what all that is read counts as, so that shares of it are whole numbers to log_bin
+_ENOUGH_READS = 2.0
 _BINS = 1 << 16  # of equal length, over the run: the times of reads are known as exactly
 
 
@@ -76,7 +77,11 @@ class Saving:
         return counted.astype(np.float64)
 
     def beside(self) -> float:
-        """Return how fast the data set is read while checkpoints are written, over the rest of the reading; at most 1."""
+        """Return how fast the data set is read while checkpoints are written, over the rest of the reading; at most 1.
+
+        Less, in proportion, where the rest of the reading would not make _ENOUGH_READS in that time: whether one read fell into
+        checkpoints of a millisecond is chance.
+        """
         total = float(self._read_bytes.sum())
         if not total:
             return 0.0
@@ -89,7 +94,11 @@ class Saving:
         outside_ns = float(bins[1] - bins[0]) / _BINS * (self._end_ns - self._begin_ns) - within_ns
         if not within_ns:
             return 0.0
-        return min(within / within_ns / ((total - within) / outside_ns), 1.0) if total > within and outside_ns > 0 else 1.0
+        if total <= within or outside_ns <= 0:
+            return 1.0
+        usual = (total - within) / outside_ns * within_ns
+        reads = usual / (total / np.count_nonzero(self._read_bytes))
+        return float(min(within / usual, 1.0) * min(reads / _ENOUGH_READS, 1.0))
 
     def at_once(self) -> float:
         """Return the mean number of checkpoint files that were being written while any was; 0 without one."""

@@ -89,6 +89,18 @@ def test_files_that_are_written_at_once():
     assert Saving(whole_run(0, MS)).at_once() == 0.0
 
 
+@pytest.mark.parametrize("into_ns", [0, -MS])
+def test_a_read_that_falls_into_a_short_checkpoint_is_chance(into_ns):
+    """A read each 10 ms, a checkpoint of 0.1 ms each 100 ms: whether its start lies within one says nothing of the job."""
+    reads = [(now, MS, READ, 0, 0, READ_BYTES) for now in range(0, 1000 * MS, 10 * MS)]
+    saves = [(now + into_ns, MS // 10, WRITE, 1, 10 + now, 4096) for now in range(100 * MS, 1000 * MS, 100 * MS)]
+    start, duration, group, kind, file, moved = np.array(sorted(reads + saves), np.int64).T
+    (saving := Saving(whole_run(0, 1000 * MS))).add(
+        Calls(start, duration, group, kind, 0 * file, file, 0 * file, moved), 0 * file
+    )
+    assert saving.beside() < 0.1
+
+
 def test_without_checkpoints_or_reads_nothing_is_beside():
     assert job(1000).beside() == 0.0
     assert not job(1000).between_reads().any()
