@@ -36,9 +36,10 @@ _TRAINING = {
     "HDF5 chunks": ("hdf5",), "tar shards": ("tar_shards",), "a .pt file a sample": ("features",),
     "a resumed job": ("features", "--resume"), "two ranks": ("two_ranks",), "distributed checkpoints": ("two_ranks", "--sharded"),
     "Parquet": ("parquet",), "mapped Arrow tables": ("arrow",), "mapped tokens": ("tokens",), "chunk files": ("zarr_chunks",),
-    "TFRecords": ("tfrecords",), "images and masks": ("pairs",),
+    "TFRecords": ("tfrecords",), "images and masks": ("pairs",), "a mapped array without loaders": ("memmap",),
+    "clips of .wav files": ("clips",),
 }  # fmt: skip
-_MAPPED = ("arrow", "tokens")
+_MAPPED = ("arrow", "tokens", "memmap")
 
 
 PARTS = ("twin", "recorded", "edited")
