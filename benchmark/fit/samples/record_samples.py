@@ -24,6 +24,9 @@ _BETWEEN_BATCHES_NS = 1e18  # longer than any gap, shorter than that between two
 _FEW_FILES = 20
 _SOON_AGAIN = 0.1  # share of the accesses; of a shuffle 3 % come again within a quarter of the files, of samples drawn anew 22 %
 _MOST_READS = 16  # told apart within a file
+_CONTINUING = 0.1  # of the reads at least, for samples to be of several reads that follow on one another
+_ASTRAY = 0.1  # of the reads at most: at places that are read now first, now behind another; or behind those of another batch
+_LEAST_JUMPS = 8  # between samples; fewer may be those of a few files read in order
 _TEXT_AND_NUMBER = re.compile(r"(\D*)(\d*)")
 
 
@@ -205,6 +208,30 @@ def _with_small_ones(job: Job, reads: pd.DataFrame, small: pd.Series) -> pd.Seri
     return numbers
 
 
+def _go_on(job: Job, reads: pd.DataFrame) -> pd.Series:
+    """Which reads are of the sample that the one before is of: they begin where it ended, as a buffered reader's do.
+
+    None where that proves nothing: in files that are read from front to back each sample begins where the last one ended. Samples
+    that are drawn begin at the same places in every pass, and end before the next batch.
+    """
+    last = reads.shift(1)
+    behind = (reads[["pid", "tid", "number"]] == last[["pid", "tid", "number"]]).all(axis=1)
+    goes_on = behind & (reads["offset"] == last["offset"] + last["result"])
+    jumps = behind & ~goes_on
+    between = goes_on & (_tasks(job, reads).diff() != 0)
+    passes = goes_on.groupby([reads["number"], reads["offset"]])
+    share, again = passes.transform("mean"), passes.transform("size") > 1
+    found = (
+        goes_on.mean() >= _CONTINUING
+        and jumps.sum() >= _LEAST_JUMPS
+        and again.mean() > 0.5
+        and share[again].between(_ASTRAY, 1 - _ASTRAY, inclusive="neither").mean() <= _ASTRAY
+        and between.sum() <= _ASTRAY * goes_on.sum()
+    )
+    # Neighbours that are drawn one after the other by chance are still two.
+    return goes_on & ~between & (share > 0.5) if found else pd.Series(False, reads.index)
+
+
 def _tasks(job: Job, reads: pd.DataFrame) -> pd.Series:
     """How often the process of each read had read from a pipe before it."""
     asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
@@ -221,9 +248,12 @@ def _records(
     """Return the records: in each file what its typical read brings, with the small reads (an index, a label) around it."""
     reads = reads[reads["result"] > 0]
     typical = _typical_bytes(reads)
+    goes_on = _go_on(job, reads)
     small = reads["result"] < _SMALL * reads["number"].map(typical)
+    sample = _with_small_ones(job, reads[~goes_on], small[~goes_on]) if small.any() else (~goes_on).cumsum()
+    sample = sample.reindex(reads.index).ffill().astype(np.int64)
+    small |= goes_on
     record_bytes = _typical_bytes(reads[~small]).reindex(range(len(names))).to_numpy(np.int64)
-    sample = _with_small_ones(job, reads, small) if small.any() else pd.Series(np.arange(len(reads)), reads.index)
     spans = reads.groupby(sample).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), busy=("duration_ns", "sum"))
     each = np.maximum(file_bytes // record_bytes, 1)
     first = np.concatenate(([0], np.cumsum(each)))

@@ -66,6 +66,40 @@ def test_a_sample_of_several_reads_is_listed_and_counted(tmp_path):
     assert (fitted.coverage["read_share"], fitted.coverage["write_share"], fitted.coverage["open_share"]) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+def test_reads_that_go_on_where_the_last_one_ended_are_one_sample_if_samples_are_drawn(tmp_path, drawn):
+    """A member of an archive is read by its buffer, 4 KiB at a time and more at once; in order, nothing tells samples apart."""
+    made, rng, now = Made(), np.random.default_rng(1), 10.0
+    made.process(1000, 1, "rank")
+    data = made.file("/data/all.zip", size=40 * 20_000)
+    asked, given = made.file("pipe:[1]", "pipe"), made.file("pipe:[2]", "pipe")
+    sizes = [[4_096, 8_192, 4_096][: 2 + i % 2] for i in range(40)]
+    starts = np.cumsum([0, *map(sum, sizes)]).tolist()
+    for epoch in range(3):
+        loader = made.process(1001 + epoch, 1000, "loader", now, now + 5_000)
+        now = made.call(now + 5, loader, "openat", data)
+        for batch in (rng.permutation(40) if drawn else np.arange(40)).reshape(-1, 4):
+            made.call(now, 1000, "write", asked, None, 30)
+            now = made.call(now + 0.2, loader, "read", asked, None, 30)
+            for sample in batch.tolist():
+                offset = starts[sample]
+                for size in sizes[sample]:
+                    now = made.call(now, loader, "read", data, offset, size)
+                    offset += size
+            now = made.call(now, loader, "write", given, None, 3000)
+            now = 20 + made.call(now, 1000, "read", given, None, 3000)
+    config = fit(made.trace(tmp_path / "t"), "structured").config
+    if not drawn:
+        assert config.reader.batch_size == 10
+        return
+    assert (config.reader.batch_size, config.train.epochs, config.train.total_training_steps) == (4, 3, 10)
+    ends = [np.cumsum([start, *own]).tolist() for start, own in zip(starts, sizes, strict=False)]
+    samples = [
+        " ".join(f"0:{at}+{size}" for at, size in zip(end, own, strict=False)) for end, own in zip(ends, sizes, strict=True)
+    ]
+    assert config.twin.train_reads == samples
+
+
 def images_opened_three_times(folder, sizes=(100_000, 20_000)) -> Trace:
     """Three epochs over files of which a library looks at the first 12 KiB twice, a new open each, before it reads them."""
     made, rng, now = Made(), np.random.default_rng(1), 10.0
