@@ -269,5 +269,5 @@ def _records(
     accesses = accesses.sort_values("start_ns", kind="stable", ignore_index=True)
     return Samples(
         folder, layout, names, file_bytes, accesses, record_bytes, first,
-        keep_open=len(opens) * 2 < len(reads), reads=reads_of(reads.assign(file=reads["number"]), sample.to_numpy()),
+        keep_open=len(opens) * 2 < len(reads), reads=reads_of(reads.assign(file=reads["number"]), sample.to_numpy(np.int64)),
     )  # fmt: skip
