@@ -250,8 +250,8 @@ def _records(
     typical = _typical_bytes(reads)
     goes_on = _go_on(job, reads)
     small = reads["result"] < _SMALL * reads["number"].map(typical)
-    sample = _with_small_ones(job, reads[~goes_on], small[~goes_on]) if small.any() else (~goes_on).cumsum()
-    sample = sample.reindex(reads.index).ffill().astype(np.int64)
+    begun = _with_small_ones(job, reads[~goes_on], small[~goes_on]) if small.any() else (~goes_on).cumsum()
+    sample: pd.Series = begun.reindex(reads.index).ffill().astype(np.int64)
     small |= goes_on
     record_bytes = _typical_bytes(reads[~small]).reindex(range(len(names))).to_numpy(np.int64)
     spans = reads.groupby(sample).agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), busy=("duration_ns", "sum"))
@@ -269,5 +269,5 @@ def _records(
     accesses = accesses.sort_values("start_ns", kind="stable", ignore_index=True)
     return Samples(
         folder, layout, names, file_bytes, accesses, record_bytes, first,
-        keep_open=len(opens) * 2 < len(reads), reads=reads_of(reads.assign(file=reads["number"]), sample.to_numpy(np.int64)),
+        keep_open=len(opens) * 2 < len(reads), reads=reads_of(reads.assign(file=reads["number"]), sample.to_numpy()),
     )  # fmt: skip
