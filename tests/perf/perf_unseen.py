@@ -37,7 +37,7 @@ _TRAINING = {
     "a resumed job": ("features", "--resume"), "two ranks": ("two_ranks",), "distributed checkpoints": ("two_ranks", "--sharded"),
     "Parquet": ("parquet",), "mapped Arrow tables": ("arrow",), "mapped tokens": ("tokens",), "chunk files": ("zarr_chunks",),
     "TFRecords": ("tfrecords",), "images and masks": ("pairs",), "a mapped array without loaders": ("memmap",),
-    "clips of .wav files": ("clips",),
+    "clips of .wav files": ("clips",), "members of an archive": ("archive",),
 }  # fmt: skip
 _MAPPED = ("arrow", "tokens", "memmap")
 
