@@ -9,7 +9,7 @@ from tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
 _WHOLE = 1 << 40  # what all that is read counts as, so that shares of it are whole numbers to log_bin
-_ENOUGH_READS = 2.0
+_ENOUGH_READS = 2.0  # usual in the time of all checkpoints together, for what falls into them to be no chance
 _BINS = 1 << 16  # of equal length, over the run: the times of reads are known as exactly
 
 

@@ -199,5 +199,6 @@ def _found_memory(memory: Path) -> tuple[int, int]:
     """Return the bytes that a memory cgroup's tasks have for themselves, and those that the kernel has for them."""
     stat = {name: int(value) for name, value in (line.split() for line in (memory / "memory.stat").read_text().splitlines())}
     if "total_rss" in stat:
-        return stat["total_rss"] + stat.get("total_shmem", 0), int((memory / "memory.kmem.usage_in_bytes").read_text())
+        kernel = memory / "memory.kmem.usage_in_bytes"  # kernels built without it count none
+        return stat["total_rss"] + stat.get("total_shmem", 0), int(kernel.read_text()) if kernel.exists() else 0
     return stat["anon"] + stat["shmem"], sum(stat.get(name, 0) for name in _V2_KERNEL_MEMORY)
