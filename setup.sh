@@ -64,6 +64,7 @@ if [ "$mode" = test ]; then
     need busybox-static "tests in containers are skipped" has_static_busybox
     need bpftrace "the bpftrace backend is not tested" has_program bpftrace
     need python3-bpfcc "the bcc backend is not tested" system_python_has bcc
+    need xfsprogs "traces and data sets on xfs are not tested" has_program mkfs.xfs
     need bpftool "offsets in the kernel's structures are not held against bpftool's" has_program bpftool
     need chromium-driver "the report's browser tests are skipped" has_program chromedriver
     need chromium "the report's browser tests are skipped" has_program chromium
@@ -114,6 +115,6 @@ if [ "$mode" = test ]; then
     install "$(grep '^mpi4py==' requirements.lock)" || say "could not get mpi4py: tests of several nodes by MPI are skipped"
 fi
 
-.venv/bin/python -m tracing_tools.probes >/dev/null || say "tracing falls back to strace"
+.venv/bin/python -m iotwin.tracing_tools.probes >/dev/null || say "tracing falls back to strace"
 mkdir -p .setup
 echo "$current$complete" >".setup/$mode"

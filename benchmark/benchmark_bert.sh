@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Emulate BERT: benchmark_bert.sh [NUM_GPUS=8] [CONTAINER] [LOGGING_DIR] [IMAGE] [BATCH=6] [STEPS=2400] [OVERRIDE...]
-# Checkpoints come after the first step and the last. DATA_DIR and OUTPUT_DIR say where data and results are.
+# Checkpoints come after the first step and the last. DATA_DIR and OUTPUT_DIR are the folders of data and results.
 set -euo pipefail
 source "$(dirname "$0")/container.sh"
 parse_arguments 6 2400 "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Emulate 3D U-Net: benchmark_unet3d.sh [NUM_GPUS=8] [CONTAINER] [LOGGING_DIR] [IMAGE] [BATCH=4] [EPOCHS=50] [OVERRIDE...]
-# Evaluations come halfway and at the end, the checkpoint at the end. DATA_DIR and OUTPUT_DIR say where data and results are.
+# Evaluations come halfway and at the end, the checkpoint at the end. DATA_DIR and OUTPUT_DIR are the folders of data and results.
 set -euo pipefail
 source "$(dirname "$0")/container.sh"
 parse_arguments 4 50 "$@"

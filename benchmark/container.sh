@@ -1,6 +1,7 @@
 # What the benchmark scripts share: their arguments, and one container of the emulator's image. To be sourced.
 #
-#   DATA_DIR=data OUTPUT_DIR=results benchmark_WORKLOAD.sh [NUM_GPUS] [CONTAINER] [LOGGING_DIR] [IMAGE] [BATCH] [HOW_MANY] [OVERRIDE...]
+#   DATA_DIR=data OUTPUT_DIR=results benchmark_WORKLOAD.sh \
+#       [NUM_GPUS] [CONTAINER] [LOGGING_DIR] [IMAGE] [BATCH] [HOW_MANY] [OVERRIDE...]
 
 # parse_arguments DEFAULT_BATCH DEFAULT_HOW_MANY "$@": sets num_gpus, container, logging_dir, image, batch, how_many and overrides
 parse_arguments() {

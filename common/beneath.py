@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 _LONGEST_NAME, _LONGEST_PART = 4095, 240  # bytes: PATH_MAX; NAME_MAX, with room for what unfinished files are called
 
@@ -31,6 +31,20 @@ def stays_within(name: str) -> bool:
 def normal(name: str) -> str:
     """Return `name` in the one form that all its spellings share: ``./a//b`` is a/b."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def refuse_planted(path: Path) -> None:
+    """Raise IotwinError if a link that leads to `path`, or `path` itself, is another user's, who chose where it leads.
+
+    Links of root and of the user who called sudo count as our own.
+    """
+    caller = os.environ.get("SUDO_UID", "")
+    own = {0, os.geteuid(), int(caller) if caller.isdecimal() else 0}
+    for above in (*reversed(path.absolute().parents), path.absolute()):
+        with suppress(OSError):
+            found = os.lstat(above)
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in own:
+                raise IotwinError(f"{above} is a link that another user made; give the name of the directory that it leads to")
 
 
 @contextmanager
@@ -71,6 +85,12 @@ def _is_link(name: str, descriptor: int) -> bool:
     return stat.S_ISLNK(os.lstat(name, dir_fd=descriptor).st_mode) if name else False
 
 
+def make_folder_beneath(directory: Path, name: str) -> None:
+    """Make the folder `name` and those above it, unless they are there; errors as `folder_of`."""
+    with folder_of(directory, f"{name}/made", make=True):
+        pass
+
+
 def open_beneath(directory: Path, name: str, flags: int, *, make_folders: bool = False) -> int:
     """Return the descriptor of the regular file `name`, opened with `flags` (mode 0666 where it is made).
 
@@ -109,15 +129,6 @@ def size_beneath(directory: Path, name: str) -> int | None:
     except OSError:
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-def unlink_beneath(directory: Path, name: str) -> None:
-    """Remove the file (or link) `name`, if it is there."""
-    try:
-        with folder_of(directory, name) as (folder, last):
-            os.unlink(last, dir_fd=folder)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return
 
 
 def rename_beneath(directory: Path, name: str, new_name: str) -> None:

@@ -1,6 +1,6 @@
-"""Checkpoints as they lie in a store: what their manifests say, which are whole, and which is the newest that loads.
+"""Read checkpoints of a store: list them, verify them, and find the newest that loads.
 
-How they are written is said in `common.commit`. `sequence` grows with every commit, so that neither a run that went back to an
+`common.commit` writes them. `sequence` grows with every commit, so that neither a run that went back to an
 earlier step nor a clock that was set back makes an old checkpoint the newest.
 """
 
@@ -13,17 +13,31 @@ from typing import Annotated, Any
 
 import msgspec
 
-from common.errors import IotwinError
-from common.tensor_file import Damaged, Tensor, checksum_of, crc32c, decode_index, read_checked, read_small, size_of, tensors_in
+from iotwin.common.errors import IotwinError
+from iotwin.common.tensor_file import (
+    Damaged,
+    Tensor,
+    check_index,
+    checksum_of,
+    crc32c,
+    decode_index,
+    read_checked,
+    read_small,
+    size_of,
+    tensors_in,
+)
 
 VERSION = 1
 MANIFEST, LATEST = "manifest.json", "LATEST"
-CHECKPOINT = re.compile(r"step-(\d{1,18})(?:\.(\d{1,9}))?")  # .1, .2 ...: the step once more, after a return to an earlier one
+# .1, .2 ...: the step once more, after a return to an earlier one
+CHECKPOINT = re.compile(r"step-([0-9]{1,19})(?:\.[0-9]{1,9})?")
 _MOST_MANIFEST_BYTES = 64 << 20
+_MOST_SEQUENCE = 2**53  # a commit each microsecond for 285 years
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]  # of a file in the folder, nowhere else
 _Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_verified: dict[int, str | None] = {}  # what `verify` found, by the state of the files that it read
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -61,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True):
     reason: str = ""  # why it was written: "epoch", "steps", "seconds", "list", "signal", "end"
     metric: float | None = None  # of the newest evaluation; higher is better
     job: dict[str, Any] = {}  # what must agree for a job to go on from here
-    sequence: _Natural = 0
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=_MOST_SEQUENCE)] = 0
     crc32c: _Checksum = 0
 
 
@@ -71,7 +85,7 @@ class _OfVersion(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint in a store: usable when `reason` is None."""
+    """A checkpoint in a store. It is usable if `reason` is None."""
 
     path: Path
     manifest: Manifest | None
@@ -84,14 +98,14 @@ class Found:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of its files, as the manifest tells; 0 without one."""
+        """Return the bytes of its files, by its manifest; 0 if it has no manifest."""
         return sum(file.size_bytes for file in self.manifest.files) if self.manifest else 0
 
 
 def look(path: Path) -> Found:
     """Return the checkpoint at `path` by its manifest and its files' sizes, without reading them."""
     try:
-        manifest = _read_manifest(path / MANIFEST)
+        manifest = decode(read_small(path / MANIFEST, _MOST_MANIFEST_BYTES))
     except Damaged as damage:
         return Found(path, None, f"{MANIFEST} {damage}")
     for file in manifest.files:
@@ -103,8 +117,15 @@ def look(path: Path) -> Found:
     return Found(path, manifest)
 
 
-def _read_manifest(path: Path) -> Manifest:
-    content = read_small(path, _MOST_MANIFEST_BYTES)
+def files_of_ranks(ranks: int) -> list[StoredFile]:
+    """Return the files that the ranks will write, without sizes and checksums, which are known only afterwards."""
+    return [StoredFile(f"rank-{rank}.{kind}", rank, 0, 0) for rank in range(ranks) for kind in ("raw", "json")]
+
+
+def decode(content: bytes) -> Manifest:
+    """Return the manifest in `content`. Raises Damaged if it is no manifest or lists no complete state of a job."""
+    if len(content) > _MOST_MANIFEST_BYTES:
+        raise Damaged(f"has {len(content)} bytes, more than any such file")
     try:
         version = msgspec.json.decode(content, type=_OfVersion).version
         if version > VERSION:
@@ -115,6 +136,11 @@ def _read_manifest(path: Path) -> Manifest:
     ending = b"%d}" % manifest.crc32c
     if not content.endswith(ending) or crc32c(content[: -len(ending)]) != manifest.crc32c:
         raise Damaged("does not have its own checksum")
+    ranks = len(manifest.files) // 2
+    listed = sorted((file.name, file.rank) for file in manifest.files)
+    # One rank may write for all of them.
+    if ranks not in (1, manifest.world_size) or listed != sorted((file.name, file.rank) for file in files_of_ranks(ranks)):
+        raise Damaged(f"does not list the files of {manifest.world_size} ranks, nor those of one")
     return manifest
 
 
@@ -126,16 +152,54 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def verify(found: Found) -> Found:
-    """Return `found` after reading all its files: with a reason when one is not what was written."""
+    """Read all files of `found`; return it, with a reason if a file differs from what was written."""
     if found.reason is not None or found.manifest is None:
         return found
-    for file in found.manifest.files:
+    state = _state_of_files(found)
+    checked = replace(found, reason=_flaw(found.path, found.manifest.files))
+    if state is not None:
+        _verified[state] = checked.reason
+    return checked
+
+
+def verify_once(found: Found) -> Found:
+    """Return what `verify` returns, but skip files that this process has read or written and that are unchanged since."""
+    state = _state_of_files(found)
+    if found.reason is None and state in _verified:
+        return replace(found, reason=_verified[state])
+    return verify(found)
+
+
+def trust(found: Found) -> None:
+    """Let `verify_once` count `found`, which this process has just written, as verified."""
+    if found.reason is None and (state := _state_of_files(found)) is not None:
+        _verified[state] = None
+
+
+def _state_of_files(found: Found) -> int | None:
+    """Return a number that changes with every write to a file; None if a file is missing. Decay on disk does not change it."""
+    if found.manifest is None:
+        return None
+    try:
+        stats = [os.lstat(found.path / file.name) for file in found.manifest.files]
+    except OSError:
+        return None
+    times = tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in stats)
+    return hash((found.manifest.crc32c, times))
+
+
+def _flaw(folder: Path, files: list[StoredFile]) -> str | None:
+    """Return how the bytes of `files` differ from what was written; None if they do not."""
+    sizes = {file.name: file.size_bytes for file in files}
+    for file in files:
         try:
-            if checksum_of(found.path / file.name) != file.crc32c:
-                return replace(found, reason=f"{file.name} does not have its checksum")
+            if checksum_of(folder / file.name) != file.crc32c:
+                return f"{file.name} does not have its checksum"
+            if file.name.endswith(".json"):
+                check_index(decode_index(read_small(folder / file.name)), sizes[f"rank-{file.rank}.raw"])
         except Damaged as damage:
-            return replace(found, reason=f"{file.name}: {damage}")
-    return found
+            return f"{file.name}: {damage}"
+    return None
 
 
 def checkpoints(directory: Path) -> list[Found]:
@@ -178,14 +242,21 @@ def newest(directory: Path, refused: Callable[[str], None]) -> Found | None:
 
 def open_checkpoint(path: Path, refused: Callable[[str], None]) -> Found:
     """Return the checkpoint that `path` is, or the newest of the store that it is; IotwinError when there is none that loads."""
-    if (path / MANIFEST).is_file():
+    if _has_manifest(path):
         found = verify(look(path))
         if found.reason is not None:
             raise IotwinError(f"{path} cannot be used: {found.reason}")
         return found
     if (chosen := newest(path, refused)) is None:
-        raise IotwinError(f"{path} holds no checkpoint that loads; iotwin checkpoints verify {path} says why")
+        raise IotwinError(f"{path} holds no checkpoint that loads; find the reason with: iotwin checkpoints verify {path}")
     return chosen
+
+
+def _has_manifest(path: Path) -> bool:
+    try:
+        return (path / MANIFEST).is_file()
+    except OSError:  # `checkpoints` reports the error
+        return False
 
 
 def read_rank(found: Found, rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,18 +1,16 @@
-"""The one commit protocol of checkpoints: a power cut at any instant leaves the checkpoint before, or the new one.
+"""Write checkpoints: after a power cut at any instant, the store holds the previous checkpoint or the new one.
 
 step-N.tmp/                 made by rank 0
   rank-R.raw, rank-R.json   each rank: tensors, their index and plain values, fsynced; then all ranks wait for one another
   manifest.json             rank 0: what was written, with checksums; fsynced, then the folder is
 step-N/                     by rename, then fsync of the store: from here on it is durable
-LATEST                      names it, replaced by rename; for people, as the manifests tell which is the newest
-the older ones              leave, but for those that the retention keeps
+LATEST                      name of the newest, replaced by rename; for people only: programs compare the manifests
+step-M.gone/                an older checkpoint during removal; the folder remains if it holds files of others
 """
 
 import contextlib
-import fcntl
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +19,39 @@ from typing import Annotated, Any, Protocol, Self
 
 import msgspec
 
-from common.checkpoints import CHECKPOINT, LATEST, MANIFEST, Found, Manifest, StoredFile, checkpoints, encode, verify
-from common.errors import IotwinError, UsageError
-from common.files import fsync_directory, open_whole
-from common.tensor_file import Damaged, Index, Packed, Tensor, crc32c, read_small, write_durably, write_tensors
+from iotwin.common.checkpoints import (
+    CHECKPOINT,
+    LATEST,
+    MANIFEST,
+    Found,
+    Manifest,
+    StoredFile,
+    checkpoints,
+    decode,
+    encode,
+    files_of_ranks,
+    look,
+    trust,
+    verify,
+    verify_once,
+)
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import fsync_directory, make_folder, new_folder, open_whole, rename
+from iotwin.common.locks import hold_lock, release_lock
+from iotwin.common.progress import note
+from iotwin.common.removal import remove_empty, unlink_beneath
+from iotwin.common.tensor_file import Damaged, Index, Packed, Tensor, crc32c, read_small, write_durably, write_tensors
 
 LOCK = "store.lock"
-_UNFINISHED = re.compile(CHECKPOINT.pattern + r"\.(tmp|gone)")
+_LEFT = re.compile(
+    CHECKPOINT.pattern + r"\.(?:(?P<unfinished>tmp)|gone(?:\.[0-9]+)?)"
+)  # by a commit or a removal that was killed
 _OURS = re.compile(r"rank-\d{1,9}\.(raw|json)|manifest\.json")
-_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay: the `last`, each `every`-th step, the `best` by metric, ends of epochs; all of them by default."""
+    """Which checkpoints remain: the `last`, each `every`-th step, the `best` by metric, ends of epochs; by default all."""
 
     last: int = 0
     every: int = 0
@@ -42,18 +59,22 @@ class Retention:
     epoch_ends: bool = False
 
     def kept(self, newest_first: list[Manifest]) -> list[bool]:
-        """Return for each checkpoint whether it stays; the newest always does."""
+        """Return for each checkpoint whether it remains; the newest always does."""
         if not (self.last or self.every or self.best or self.epoch_ends):
             return [True] * len(newest_first)
-        scored = [index for index, manifest in enumerate(newest_first) if manifest.metric is not None]
-        best = sorted(scored, key=lambda number: newest_first[number].metric or 0.0, reverse=True)[: self.best]
+        counted = self.counted(newest_first)
         return [
-            index < max(1, self.last)
+            index in counted
             or (self.every > 0 and manifest.step % self.every == 0)
-            or index in best
             or (self.epoch_ends and manifest.position.position == 0)
             for index, manifest in enumerate(newest_first)
         ]
+
+    def counted(self, newest_first: list[Manifest]) -> set[int]:
+        """Return the indexes of the checkpoints that remain because others are worse: the `last` and the `best`."""
+        scored = [index for index, manifest in enumerate(newest_first) if manifest.metric is not None]
+        best = sorted(scored, key=lambda index: newest_first[index].metric or 0.0, reverse=True)[: self.best]
+        return {*range(min(max(1, self.last), len(newest_first))), *best}
 
 
 class Together(Protocol):
@@ -68,7 +89,7 @@ class Together(Protocol):
         """Return how many there are."""
 
     def sum(self, *values: float) -> list[float]:
-        """Return each value summed over all ranks, when all have called it."""
+        """Return each value summed over all ranks. Blocks until all ranks have called it."""
 
 
 class Alone:
@@ -99,29 +120,20 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            release_lock(self._lock)
             self._lock = None
 
     def _claim(self) -> None:
         """Make the directory, check that it is ours, and lock it."""
         _make_durably(self.directory)
-        ours = (self.directory / LOCK).exists() or any(found.manifest for found in checkpoints(self.directory))
+        ours = (self.directory / LOCK).is_file() or any(found.manifest for found in checkpoints(self.directory))
         if not ours and any(self.directory.iterdir()):
             raise UsageError(f"{self.directory} holds other files than checkpoints; choose another directory")
-        self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            # Not flock: loader processes would inherit it and hold it for seconds after a kill.
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            self._lock = None
-            raise IotwinError(
-                f"{self.directory} is being written by another job; wait for it or choose another directory"
-            ) from None
+        self._lock = hold_lock(self.directory / LOCK)
 
     @contextlib.contextmanager
     def _agreed(self) -> Iterator[None]:
-        """Run a block that all ranks run; when it fails on one, it fails on all."""
+        """Run a block on all ranks. If it fails on one rank, it fails on all."""
         failure: Exception | None = None
         try:
             yield
@@ -139,52 +151,94 @@ class Store:
             raise IotwinError(f"{self.directory}: another rank could not write its part of the checkpoint")
 
     def commit(self, manifest: Manifest, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> Path:
-        """Write a checkpoint of this rank's `tensors` and `values` with those of all ranks; return its folder on rank 0.
+        """Write a checkpoint of the `tensors` and `values` of all ranks; return its folder on rank 0.
 
-        `manifest` needs neither files nor sequence. When it returns, the checkpoint outlasts a loss of power and the older ones
-        that the retention does not keep are gone. Every rank must call it.
+        Every rank must call it. `manifest` needs neither files nor sequence. On return, the checkpoint is durable, and older
+        ones that the retention does not keep are removed.
         """
         folder, rank = self.directory / f"step-{manifest.step}.tmp", self._together.rank
         try:
             with self._agreed():
                 if rank == 0:
-                    self._begin(folder)
+                    manifest = self._begin(folder, manifest)
             with self._agreed():
                 write_rank(folder, rank, tensors, values)
             with self._agreed():
                 return self._finish(folder, manifest) if rank == 0 else folder
         except BaseException:
             if rank == 0:
-                _remove_if_ours(folder)
+                with contextlib.suppress(OSError, IotwinError):
+                    _remove_unfinished(folder)
             raise
         raise AssertionError  # _agreed re-raises what the last block raised
 
     def prune(self) -> list[Found]:
-        """Verify all, then remove what was never finished and those that the retention does not keep; return the latter."""
+        """Verify all, then remove unfinished checkpoints and those that the retention does not keep; return the latter.
+
+        Files that no manifest lists remain, and so does their folder, which is no longer a checkpoint.
+        """
         try:
-            remove_unfinished(self.directory)
-            return prune([verify(found) for found in checkpoints(self.directory)], self.retention)
+            for path in leftovers(self.directory):
+                _remove_leftover(path)
+            leaving = superseded([verify(found) for found in checkpoints(self.directory)], self.retention)
+            for found in leaving:
+                _remove(found)
         except OSError as error:
             raise IotwinError(f"{error.filename or self.directory}: {error.strerror}; nothing more was removed") from None
+        return leaving
 
-    def _begin(self, folder: Path) -> None:
-        remove_unfinished(self.directory)
-        folder.mkdir()
+    def _begin(self, folder: Path, manifest: Manifest) -> Manifest:
+        """Make the unfinished folder; return the manifest with the names of the files that the ranks will write.
+
+        Raises UsageError, before anything is written, for a manifest that no later run could read.
+        """
+        manifest = msgspec.structs.replace(manifest, files=files_of_ranks(self._together.world_size))
+        self._encoded(manifest)
+        for path in leftovers(self.directory):
+            with contextlib.nullcontext() if path == folder else _noted(path):
+                _remove_leftover(path)
+        new_folder(folder)
+        return manifest
+
+    def _encoded(self, manifest: Manifest) -> tuple[bytes, Manifest]:
+        """Return the manifest's bytes, and the manifest as a later run reads it; UsageError if none could."""
+        content = encode(manifest)
+        try:
+            return content, decode(content)
+        except Damaged as damage:
+            raise UsageError(f"{self.directory}: step {manifest.step} is not written, as its {MANIFEST} {damage}") from None
 
     def _finish(self, folder: Path, manifest: Manifest) -> Path:
         before = checkpoints(self.directory)
         sequence = 1 + max((found.manifest.sequence for found in before if found.manifest), default=0)
-        files = [_stored(folder, rank, kind) for rank in range(self._together.world_size) for kind in ("raw", "json")]
-        whole = msgspec.structs.replace(manifest, files=files, sequence=sequence)
-        write_durably(folder / MANIFEST, encode(whole))
+        files = [_stored(folder, file) for file in manifest.files]
+        content, whole = self._encoded(msgspec.structs.replace(manifest, files=files, sequence=sequence))
+        write_durably(folder / MANIFEST, content)
         fsync_directory(folder)
         final = _free_name(self.directory / f"step-{manifest.step}")
-        folder.rename(final)
+        rename(folder, final)
         fsync_directory(self.directory)
-        with open_whole(self.directory / LATEST, durable=True) as file:
+        # From here on it is durable: no failure may end the job.
+        with _noted(self.directory / LATEST), open_whole(self.directory / LATEST, durable=True) as file:
             file.write(f"{final.name}\n".encode())
-        prune([Found(final, whole), *before], self.retention)
+        written = Found(final, whole)
+        trust(written)
+        for found in superseded([written, *before], self.retention):
+            with _noted(found.path):
+                if (kept := _remove(found)) is not None:
+                    note(f"{kept} keeps files that are no part of the checkpoint that was removed; move them elsewhere")
         return final
+
+
+@contextlib.contextmanager
+def _noted(path: Path) -> Iterator[None]:
+    """Print a note when the block fails on `path`, instead of raising: no checkpoint is lost by that."""
+    try:
+        yield
+    except IotwinError as error:
+        note(f"{error}; no checkpoint is lost by that")
+    except OSError as error:
+        note(f"{path} stays as it is: {error.strerror}; no checkpoint is lost by that")
 
 
 def write_rank(folder: Path, rank: int, tensors: Iterable[Tensor] | Packed, values: dict[str, Any]) -> None:
@@ -196,67 +250,98 @@ def write_rank(folder: Path, rank: int, tensors: Iterable[Tensor] | Packed, valu
 
 
 class _Written(msgspec.Struct):
-    size_bytes: _Natural
-    crc32c: _Natural
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    crc32c: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
-def _stored(folder: Path, rank: int, kind: str) -> StoredFile:
-    name = f"rank-{rank}.{kind}"
+def _stored(folder: Path, file: StoredFile) -> StoredFile:
+    """Return the entry of a file that a rank has written."""
+    path = folder / f"rank-{file.rank}.json"
     try:
-        content = read_small(folder / f"rank-{rank}.json")
-    except Damaged as damage:
-        raise IotwinError(f"{folder}/rank-{rank}.json: {damage}; all ranks must write to the same file system") from None
-    if kind == "json":
-        return StoredFile(name, rank, len(content), crc32c(content))
-    written = msgspec.json.decode(content, type=_Written)
-    return StoredFile(name, rank, written.size_bytes, written.crc32c)
+        content = read_small(path)
+        raw = msgspec.json.decode(content, type=_Written)
+    except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as damage:
+        raise IotwinError(f"{path}: {damage}; all ranks must write to the same file system") from None
+    if file.name == path.name:
+        return StoredFile(file.name, file.rank, len(content), crc32c(content))
+    return StoredFile(file.name, file.rank, raw.size_bytes, raw.crc32c)
 
 
-def prune(newest_first: list[Found], retention: Retention) -> list[Found]:
-    """Remove the checkpoints that `retention` does not keep and return them; damaged ones are neither counted nor touched.
+def superseded(newest_first: list[Found], retention: Retention) -> list[Found]:
+    """Return the checkpoints that `retention` does not keep, after verifying those that remain instead.
 
-    The first must be durable. Each is renamed before its files go, so that none is ever found half.
+    Damaged ones are neither counted nor returned.
     """
-    usable = [found for found in newest_first if found.reason is None and found.manifest is not None]
-    kept = retention.kept([found.manifest for found in usable if found.manifest is not None])
-    leaving = [found for found, stays in zip(usable, kept, strict=True) if not stays]
-    for found in leaving:
-        gone = found.path.with_name(found.name + ".gone")
-        found.path.rename(gone)
-        shutil.rmtree(gone)
-    return leaving
+    while True:
+        usable = [(found, found.manifest) for found in newest_first if found.reason is None and found.manifest is not None]
+        manifests = [manifest for _, manifest in usable]
+        leaving = [found for (found, _), stays in zip(usable, retention.kept(manifests), strict=True) if not stays]
+        counted = retention.counted(manifests) if leaving else set()
+        newest_first = [verify_once(found) if index in counted else found for index, (found, _) in enumerate(usable)]
+        damaged = [found for found in newest_first if found.reason is not None]
+        if not damaged:
+            return leaving
+        for found in damaged:
+            note(f"{found.path} is not counted: {found.reason}")
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Remove what a killed commit or prune has left; UsageError when others' files are in it."""
-    for entry in list(os.scandir(directory)):
-        if _UNFINISHED.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_if_ours(Path(entry.path))
-        elif entry.name.startswith(f".{LATEST}.") and entry.name.endswith(".partial"):
-            Path(entry.path).unlink()
+def _remove(found: Found) -> Path | None:
+    """Remove a checkpoint, renamed first so that it is never found half; return its folder if others' files keep it."""
+    gone = _free_name(found.path.with_name(f"{found.name}.gone"))
+    rename(found.path, gone)
+    return None if _remove_listed(gone, found.manifest) else gone
+
+
+def _remove_listed(gone: Path, manifest: Manifest | None) -> bool:
+    """Remove the files that `manifest` lists, the manifest last, then the folder; return False if others' files keep it."""
+    for name in (*(file.name for file in manifest.files), MANIFEST) if manifest else ():
+        unlink_beneath(gone, name)
+    return remove_empty(gone) or not any(gone.iterdir())
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """Return the folders that killed commits and removals left in a store, and those that hold files of others."""
+    return [
+        Path(entry.path)
+        for entry in os.scandir(directory)
+        if (_LEFT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False))
+        or (entry.name.startswith(f".{LATEST}.") and entry.name.endswith(".partial"))
+    ]
+
+
+def _remove_leftover(path: Path) -> None:
+    """Remove our files of a leftover. Raises UsageError if an unfinished checkpoint holds files of others."""
+    match = _LEFT.fullmatch(path.name)
+    if match is None:
+        unlink_beneath(path.parent, path.name)
+    elif match["unfinished"]:
+        _remove_unfinished(path)
+    else:
+        _remove_listed(path, look(path).manifest)
 
 
 def _free_name(path: Path) -> Path:
     number = 0
     candidate = path
-    while candidate.exists():
+    while os.path.lexists(candidate):
         number += 1
         candidate = path.with_name(f"{path.name}.{number}")
     return candidate
 
 
-def _remove_if_ours(folder: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
     """Remove an unfinished checkpoint; UsageError when it holds anything that no checkpoint of ours has."""
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        if not _OURS.fullmatch(entry.name):
-            raise UsageError(f"{folder} holds {entry.name}, which is no part of a checkpoint; move it elsewhere")
-    shutil.rmtree(folder)
+    names = [entry.name for entry in os.scandir(folder)]
+    for name in names:
+        if not _OURS.fullmatch(name):
+            raise UsageError(f"{folder} holds {name}, which is no part of a checkpoint; move it elsewhere")
+    for name in names:
+        unlink_beneath(folder, name)
+    remove_empty(folder)
 
 
 def _make_durably(directory: Path) -> None:
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
+        make_folder(path)
         fsync_directory(path.parent)

@@ -24,7 +24,7 @@ def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tup
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Have a file written past the page cache or through it; return whether it is past: not all file systems know how."""
+    """Set whether writes to a file bypass the page cache. Return whether they do: some file systems refuse."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & os.O_DIRECT) == wanted:
         return wanted
@@ -41,7 +41,7 @@ def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
 
 
 class DirectWriter:
-    """Writes an open, empty file past the page cache; through it what fills no block of a disk, and all once that was refused."""
+    """Writes an open, empty file past the page cache. A last partial block, and all after a refusal, goes through the cache."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,11 +1,18 @@
 """The one error type that every command turns into a one-line message and an exit status."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Limits of the process that reach a command in the middle of its work.
+_REMEDIES = {
+    errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
+    errno.EMFILE: "; raise the limit on open files (ulimit -n 1024)",
+}
+
 
 class IotwinError(Exception):
-    """Something failed that the user should know of: says what, where and what to do. Exit status 1."""
+    """A failure for the user: the text names what happened, to which thing, and what to do. Exit status 1."""
 
     exit_status = 1
 
@@ -20,16 +27,21 @@ class UsageError(IotwinError):
 
 
 class UnfinishedTraceError(IotwinError):
-    """The traced job has ended, its trace is not whole; `job_status` is -signal for a job killed by one, None if it has none."""
+    """The job has ended, but its trace is not whole. `job_status`: -signal if a signal killed the job, None if unknown."""
 
     def __init__(self, message: str, job_status: int | None) -> None:
         super().__init__(message)
         self.job_status = job_status
 
 
+def reason_of(error: OSError) -> str:
+    """Return the system's text for `error`, with a remedy if a limit of the process is the cause."""
+    return (error.strerror or str(error)) + _REMEDIES.get(error.errno or 0, "")
+
+
 @contextmanager
 def in_one_line(what: str, advice: str) -> Iterator[None]:
-    """Turn whatever the block raises into an IotwinError: a store's client has exceptions of its own, without a common base."""
+    """Turn any exception of the block into an IotwinError: the exceptions of a store's client share no base class."""
     try:
         yield
     except IotwinError:

@@ -1,16 +1,30 @@
-"""Writing results: refused early when it cannot work, never half-written under the final name, never over others' files."""
+"""Creating and replacing files and folders: whole or not at all, never through a planted link, never over others' files.
+
+This module, `common.beneath` and `common.removal` are the only ones that change what the file system holds; a test of the house
+forbids it to all others. What is made has a random name until it is whole. So nobody can put a link where it will be written.
+"""
 
 import json
+import math
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.beneath import folder_of, make_folder_beneath, refuse_planted
+from iotwin.common.errors import IotwinError, UsageError, reason_of
+from iotwin.common.removal import remove_entry
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: a FIFO that nobody reads must not hold us up; of no effect on a file.
+_THERE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONGEST_STEM = 200  # bytes of a name that its temporary name keeps: 255 are allowed
+_PARTIAL = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 
 def check_type(path: Path, known: tuple[str, ...]) -> None:
@@ -45,41 +59,73 @@ def temporary_directory() -> str:
         raise IotwinError("no directory for temporary files can be written to; set TMPDIR to one") from None
 
 
-@contextmanager
-def made_whole(path: Path, partial: Path | None = None) -> Iterator[Path]:
-    """Yield the name under which a file or folder is made, `partial` (default: `path`.partial); rename it to `path` at the end.
+def temporary_folder(prefix: str) -> Path:
+    """Make a new folder for temporary files, which only we can enter, and return its path."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_directory()))
 
-    When the block or the renaming fails, what was made is removed; what was at `path` stays. Errors are the caller's to tell.
-    """
-    partial = partial or path.with_name(f"{path.name}.partial")
+
+@contextmanager
+def scratch_folder(directory: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder for temporary files, in `directory` or where such files go, and remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix=".iotwin-", dir=directory or temporary_directory()) as folder:
+        yield Path(folder)
+
+
+def partial_of(name: str) -> str | None:
+    """Return the name that an unfinished file called `name` would have got; None if `name` is no such file's."""
+    match = _PARTIAL.fullmatch(name)
+    return match["name"] if match else None
+
+
+def _partial_name(name: str) -> str:
+    stem = os.fsdecode(os.fsencode(name)[:_LONGEST_STEM])
+    return f".{stem}.{os.urandom(8).hex()}.partial"
+
+
+@contextmanager
+def _renamed_at_the_end(folder: int, name: str) -> Iterator[str]:
+    """Yield a new name in `folder`, a descriptor. What the block makes there takes `name`, or is removed if the block fails."""
+    partial = _partial_name(name)
     try:
         yield partial
-        partial.replace(path)
+        os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
-            _remove(partial)
+            remove_entry(partial, folder)
         raise
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        import shutil  # with its archives, 10 ms that only this needs
-
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+@contextmanager
+def _parent_of(path: Path, below: Path | None) -> Iterator[tuple[int, str]]:
+    """Yield (descriptor of the folder that `path` is in, its name there); see `open_whole` for `below`."""
+    if below is not None:
+        with folder_of(below, str(path.relative_to(below)), make=True) as found:
+            yield found
+        return
+    refuse_planted(path.parent)
+    # O_PATH: it is enough to be allowed to write into the folder; reading it may be forbidden.
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor, path.name
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
-def open_whole(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file under a temporary name in the same directory; rename it to `path` at the end, or remove it when that fails.
+def open_whole(path: Path, durable: bool = False, below: Path | None = None) -> Iterator[BinaryIO]:
+    """Yield a new file, which takes the place of `path` at the end of the block, or is removed when the block fails.
 
-    UsageError when `path` is a device, a pipe or a socket, IotwinError when it cannot be written.
+    `below`: a directory above `path`; folders between them are made, and none of them may be a link.
     `durable`: bytes and name are on disk when the block has ended, so that a loss of power leaves the old file or the new one.
+    Raises UsageError when `path` is a device, a pipe or a socket, IotwinError when it cannot be written.
     """
     _refuse_special(path)
     try:
-        with made_whole(path, path.with_name(f".{path.name}.{os.getpid()}.partial")) as partial, partial.open("wb") as file:
+        with (
+            _parent_of(path, below) as (folder, name),
+            _renamed_at_the_end(folder, name) as partial,
+            os.fdopen(os.open(partial, _NEW, 0o666, dir_fd=folder), "wb") as file,
+        ):
             yield file
             if durable:
                 file.flush()
@@ -87,12 +133,39 @@ def open_whole(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
         if durable:
             fsync_directory(path.parent)
     except OSError as error:
-        raise IotwinError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise IotwinError(f"{_as_named(path)} cannot be written: {reason_of(error)}") from None
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` under a temporary name in the same directory, then rename it to `path`; IotwinError when that fails."""
-    with open_whole(path) as file:
+def _as_named(path: Path) -> Path:
+    """Return the path by which a user knows what is written: not by descriptor, nor by the name of what is unfinished."""
+    if path.parts[:4] != ("/", "proc", "self", "fd") or len(path.parts) < 5:
+        return path
+    folder = Path(*path.parts[:5]).readlink()
+    return Path(*(partial_of(part) or part for part in folder.parts), *path.parts[5:])
+
+
+@contextmanager
+def folder_whole(path: Path, below: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder, which takes the place of `path` (nothing, or an empty folder) at the end of the block, or is removed.
+
+    The yielded path leads to the folder by descriptor, in this process only. For `below` see `open_whole`.
+    Raises OSError, which names `path`.
+    """
+    try:
+        with _parent_of(path, below) as (folder, name), _renamed_at_the_end(folder, name) as partial:
+            os.mkdir(partial, dir_fd=folder)
+            made = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                yield Path(f"/proc/self/fd/{made}")
+            finally:
+                os.close(made)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def write_whole(path: Path, content: bytes, below: Path | None = None) -> None:
+    """Replace `path` by a file that holds `content`, as `open_whole` does; IotwinError when that fails."""
+    with open_whole(path, below=below) as file:
         file.write(content)
 
 
@@ -101,26 +174,66 @@ def struct_json(document: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def write_json(path: Path, document: Any, indent: int | None = 1) -> None:
-    """Write `document` as JSON by `write_whole`: a value a line, or all on one line where `indent` is None."""
-    write_whole(path, (json.dumps(document, indent=indent) + "\n").encode())
+def write_json(path: Path, document: Any, indent: int | None = 1, below: Path | None = None) -> None:
+    """Write `document` as JSON by `write_whole`: a value a line, or all on one line where `indent` is None.
 
-
-def claim_directory(directory: Path, what: str, is_ours: Callable[[], bool], force: bool) -> bool:
-    """Make `directory`, or check that it is empty or an earlier `what` that `force` may replace; return whether it is the latter.
-
-    Raises UsageError when it is a file, holds anything else, or is ours without `force`.
+    Numbers that JSON lacks become null: the loss of a job that diverges is NaN.
     """
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file; choose another directory")
-    if directory.exists() and any(directory.iterdir()):
-        if not is_ours():
-            raise UsageError(f"{directory} holds other files; choose another directory")
-        if not force:
-            raise UsageError(f"{directory} holds an earlier {what}; choose another directory or add --force to replace it")
-        return True
-    directory.mkdir(parents=True, exist_ok=True)
-    return False
+    try:
+        text = json.dumps(document, indent=indent, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_without_nan(document), indent=indent)
+    write_whole(path, f"{text}\n".encode(), below)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> None:
+    """Make the folder `path` and what is missing above it, unless it is there. Raises OSError, IotwinError for a link.
+
+    `below`: a directory above `path`; no folder between them, nor `path` itself, may be a link.
+    """
+    if below is None:
+        refuse_planted(path)
+        path.mkdir(mode, parents=True, exist_ok=True)
+    else:
+        make_folder_beneath(below, str(path.relative_to(below)))
+
+
+def new_folder(path: Path, mode: int = 0o777) -> None:
+    """Make the folder `path`, where there must be nothing; FileExistsError otherwise, for a link too."""
+    path.mkdir(mode)
+
+
+def open_new(path: Path, mode: int = 0o666) -> BinaryIO:
+    """Open a new file for writing; FileExistsError when there is anything at `path`, a link too."""
+    return os.fdopen(os.open(path, _NEW, mode), "wb")
+
+
+def open_rewritten(path: Path) -> BinaryIO:
+    """Open `path` for writing from its start; what it held is gone. OSError for a link (ELOOP) and an unread FIFO (ENXIO)."""
+    return os.fdopen(os.open(path, _THERE | os.O_TRUNC, 0o666), "wb")
+
+
+def open_append(path: Path, mode: int = 0o666) -> int:
+    """Return a descriptor that appends to the file `path`, made if it is missing; OSError as `open_rewritten`."""
+    return os.open(path, _THERE | os.O_APPEND, mode)
+
+
+def rename(path: Path, new: Path) -> None:
+    """Give the file or folder at `path` the name `new`; a file or an empty folder of that name is replaced. Raises OSError."""
+    path.replace(new)
+
+
+def link(path: Path, new: Path) -> None:
+    """Give the file at `path` the further name `new`, where there must be nothing. Raises OSError."""
+    new.hardlink_to(path)
 
 
 def fsync_directory(directory: Path) -> None:

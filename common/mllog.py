@@ -1,4 +1,4 @@
-"""MLPerf logging lines (``:::MLLOG {json}``): their one writer, for real workloads and emulator, and what their keys mean."""
+"""MLPerf logging lines (``:::MLLOG {json}``): one writer for real workloads and emulator, and the meaning of the keys."""
 
 import json
 import time
@@ -25,9 +25,9 @@ FOR_TRACERS = "iotwin"  # the emulator's namespace; output_keeper knows it, too
 
 
 class MlLog:
-    """Writes MLLOG lines to a stream, each flushed at once, so that none is lost or late; nowhere when the stream is None.
+    """Writes MLLOG lines to a stream and flushes each, so that none is lost or late. Does nothing if the stream is None.
 
-    `metadata` goes into every line. Lines of the namespace FOR_TRACERS are not shown on the terminal of who traces the job.
+    `metadata` goes into every line. Lines of the namespace FOR_TRACERS do not appear on the terminal of whoever traces the job.
     """
 
     def __init__(self, stream: TextIO | None, namespace: str = "", /, **metadata: Value) -> None:
@@ -68,7 +68,7 @@ class MlLog:
         entry = {
             "namespace": self._namespace,
             "time_ms": now_ns // 1_000_000,
-            "time_ns": now_ns,  # ours: milliseconds are coarse beside the steps of a small job
+            "time_ns": now_ns,  # ours: milliseconds are coarse for the steps of a small job
             "event_type": event_type,
             "key": key,
             "value": value,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from common.units import format_size
+from iotwin.common.units import format_size
 
 _PLAIN_LINE_EVERY_S = 5.0
 _quiet = False
@@ -38,7 +38,7 @@ class Advance(Protocol):
     """Reports that `amount` more units are done."""
 
     def __call__(self, amount: float) -> None:
-        """Say that `amount` more is done."""
+        """Add `amount` to the units done."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def _bar(title: str, total: float, unit: str) -> Iterator[Advance]:
         TransferSpeedColumn,
     )
 
-    from common.terminal import console
+    from iotwin.common.terminal import console
 
     amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn()] if unit == "B" else [MofNCompleteColumn()]
     columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]

@@ -1,20 +1,28 @@
-"""Which of several processes this one is, as its launcher's environment says: torchrun, Open MPI, MPICH and its kin, srun."""
+"""This process's rank, read from the launcher's environment: torchrun, Open MPI, MPICH and its kin, srun.
+
+Under MPI, the end of one rank by an error is the end of all (`run_as_one`).
+"""
 
 import os
-import socket
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.signals import interrupted_status
 
-# Variables of each launcher that starts one process beside others: rank, number of processes.
+# Variables of each launcher of several processes: rank, number of processes.
 MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun
 )
 _FIRST_PORT, _PORTS_END = 29500, 65000
+_FIRST_SPEAKS_S = 3.0  # head start of a rank over the next one, if several fail of the same
+_LONGEST_SILENCE_S = 6.0
+_FIRST_STARTS_S = 10.0  # the longest that the first rank may need more than another one to start
 
 
 class Launched(NamedTuple):
@@ -25,7 +33,7 @@ class Launched(NamedTuple):
 
 
 def launched_by_mpi() -> Launched:
-    """Return this process's place among those that mpirun or srun started, without starting MPI; alone where none did."""
+    """Return this process's rank under mpirun or srun, without starting MPI; rank 0 of 1 if neither started it."""
     launchers = [Launched(_natural(rank, 0), _natural(size, 1)) for rank, size in MPI_VARIABLES if size in os.environ]
     return max(launchers, key=lambda launched: launched.size, default=Launched())
 
@@ -35,10 +43,58 @@ def _natural(name: str, otherwise: int) -> int:
     return int(text) if text.isdecimal() else otherwise
 
 
-def launched_by_torchrun() -> Launched:
-    """Return this process's place as RANK and WORLD_SIZE name it (torchrun, workloads.launch); alone where they are not set.
+def _mpi() -> Any:
+    """Return mpi4py's module MPI if this process takes part in MPI with others, else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+        return None
+    return mpi
 
-    Raises UsageError when they name no place.
+
+def await_turn_to_report() -> str:
+    """Wait until a lower MPI rank would have reported the same error; return who reports, such as 'rank 1 on node-a: '.
+
+    A lower rank that reports ends all ranks, this one by KeyboardInterrupt: an error on all ranks is reported once. Returns ''
+    if this process is alone, or if its rank is not worth naming because MPI has not begun.
+    """
+    launched = launched_by_mpi()
+    if launched.size == 1:
+        return ""
+    begun = _mpi() is not None
+    if launched.rank:
+        time.sleep(min(_LONGEST_SILENCE_S, launched.rank * _FIRST_SPEAKS_S) if begun else _FIRST_STARTS_S)
+    return f"rank {launched.rank} on {os.uname().nodename}: " if begun else ""
+
+
+def run_as_one(run: Callable[[], int]) -> int:
+    """Return the exit status that `run` returns or exits with; under MPI, one that is not 0 and any exception end all ranks.
+
+    Without that, a rank that failed waits in MPI_Finalize for the others, which wait for it in a barrier. Before MPI has begun,
+    the launcher ends all ranks when one of them exits with a status that is not 0.
+    """
+    if launched_by_mpi().size == 1:
+        return run()
+    try:
+        status = run()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:  # another rank has ended all, and reported the reason
+        status = interrupted_status()
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        status = 1
+    if status and (mpi := _mpi()) is not None:
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(status)
+    return status
+
+
+def launched_by_torchrun() -> Launched:
+    """Return the rank in RANK and WORLD_SIZE (torchrun, workloads.launch); rank 0 of 1 if they are not set.
+
+    Raises UsageError if they name no rank.
     """
     launched = Launched(from_environment("RANK", 0), from_environment("WORLD_SIZE", 1))
     if launched.rank >= launched.size:
@@ -52,7 +108,9 @@ def from_environment(name: str, default: int) -> int:
     """Return the number that the variable `name` holds; UsageError when it holds something else."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
-        raise UsageError(f"the environment's {name} is '{text}', not a number; start ranks with torchrun or workloads.launch")
+        raise UsageError(
+            f"the environment's {name} is '{text}', not a number; start ranks with torchrun or iotwin.workloads.launch"
+        )
     return int(text)
 
 
@@ -60,8 +118,8 @@ def from_environment(name: str, default: int) -> int:
 def claimed_ports(count: int) -> Iterator[int]:
     """Yield the first of `count` consecutive ports of this machine that are free; IotwinError when there are none.
 
-    Until the block ends no other caller of this gets them, though nobody may have bound them yet: each is claimed by an abstract
-    Unix socket of its name, which the kernel gives once, and takes back when we die.
+    Until the block ends, no other caller of this function gets them, even before they are bound. An abstract Unix socket named
+    after each port claims it: the kernel grants the name once, and releases it when this process ends.
     """
     for first in range(_FIRST_PORT, _PORTS_END - count, count):
         with ExitStack() as claims:
@@ -72,6 +130,8 @@ def claimed_ports(count: int) -> Iterator[int]:
 
 
 def _claim(ports: Sequence[int], claims: ExitStack) -> bool:
+    import socket  # 5 ms, which the command line would spend at every start
+
     try:
         for port in ports:
             claims.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0iotwin-port-{port}")

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.direct_io import DirectWriter
-from common.errors import IotwinError
+from iotwin.common.direct_io import DirectWriter
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_new
 
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4,
@@ -42,27 +43,27 @@ class Entry(msgspec.Struct):
 
     name: str
     dtype: str
-    shape: tuple[_Natural, ...]
+    shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=64)]  # dimensions: torch and numpy have no more
     offset: _Natural
     size_bytes: _Natural
 
 
 class Packed(NamedTuple):
-    """Tensors that lie in `content` as they do in a raw file: `entries` tell where, and between them are zeros."""
+    """Tensors in the layout of a raw file: `content`, with `entries` for their offsets, and zeros between them."""
 
     entries: list[Entry]
     content: NDArray[np.uint8]
 
 
 class Index(msgspec.Struct):
-    """What a raw file holds, and the plain values beside it."""
+    """The tensors of a raw file, and the plain values that are stored with it."""
 
     tensors: list[Entry]
     values: dict[str, Any]
 
 
 class Damaged(Exception):
-    """A file is not what was written; the text says how, without the file's name."""
+    """A file differs from what was written. The text gives the difference, without the file's name."""
 
 
 def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
@@ -76,7 +77,7 @@ def crc32c(content: "bytes | NDArray[np.uint8]", before: int = 0) -> int:
 
 def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[Entry], int, int]:
     """Write `tensors` at `path`, which must not exist, and fsync it; return the entries, the size in bytes and the CRC-32C."""
-    with path.open("xb", buffering=0) as file, _write_buffer() as buffer:
+    with open_new(path) as file, _write_buffer() as buffer:
         appender = _Appender(file.fileno(), buffer)
         if isinstance(tensors, Packed):
             entries = tensors.entries
@@ -89,7 +90,7 @@ def write_tensors(path: Path, tensors: Iterable[Tensor] | Packed) -> tuple[list[
 
 
 def _append(appender: "_Appender", tensor: Tensor) -> Entry:
-    """Append a tensor behind what makes its first byte lie as it should; return where it lies."""
+    """Append padding to the alignment, then a tensor; return its entry."""
     name, dtype, shape, data = tensor
     appender.append(np.zeros(-appender.size_bytes % ALIGNMENT, np.uint8))
     entry = Entry(name, dtype, shape, appender.size_bytes, data.size)
@@ -99,7 +100,7 @@ def _append(appender: "_Appender", tensor: Tensor) -> Entry:
 
 @contextmanager
 def _write_buffer() -> Iterator[NDArray[np.uint8]]:
-    """Yield whole pages, as disks want them. They are kept: fresh ones cost a small checkpoint a third of its processor time."""
+    """Yield a page-aligned buffer. Buffers are reused: fresh ones cost a small checkpoint a third of its processor time."""
     try:
         buffer = _kept_buffers.pop()  # one call: several threads may write
     except IndexError:
@@ -114,7 +115,7 @@ def _write_buffer() -> Iterator[NDArray[np.uint8]]:
 class _Appender:
     """Collects bytes in a buffer, which is written past the page cache when full.
 
-    That leaves out the copy to the cache, most of what writing costs, and what is cached for training stays.
+    This avoids the copy to the page cache, which is most of the cost, and does not evict the training data from it.
     """
 
     def __init__(self, descriptor: int, buffer: NDArray[np.uint8]) -> None:
@@ -125,7 +126,7 @@ class _Appender:
         self.checksum = 0
 
     def append(self, data: NDArray[np.uint8]) -> None:
-        """Take over all of `data`; what fills the buffer and lies at whole pages is written from where it is."""
+        """Take all of `data`. What fills a whole buffer and is page-aligned is written without a copy."""
         self.size_bytes += data.size
         if not self._filled and data.size >= _BUFFER_BYTES and not data.ctypes.data % mmap.PAGESIZE:
             data = self._write_in_place(data)
@@ -144,7 +145,7 @@ class _Appender:
             self._write()
 
     def _write_in_place(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Write as many buffers' worth of `data` as there are; return the rest."""
+        """Write as many whole buffers of `data` as it fills; return the rest."""
         whole = data.size - data.size % _BUFFER_BYTES
         for begin in range(0, whole, _BUFFER_BYTES):
             part = data[begin : begin + _BUFFER_BYTES]
@@ -163,7 +164,7 @@ class _Appender:
 
 def write_durably(path: Path, content: bytes) -> tuple[int, int]:
     """Write `content` at `path`, which must not exist, and fsync it; return its size in bytes and its CRC-32C."""
-    with path.open("xb") as file:
+    with open_new(path) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -172,17 +173,20 @@ def write_durably(path: Path, content: bytes) -> tuple[int, int]:
 
 @contextmanager
 def _open_regular(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a regular file that is no link: a pipe would wait forever, a link lead elsewhere."""
+    """Yield a descriptor of a regular file that is no link: a pipe would wait forever, a link lead elsewhere.
+
+    Damaged when it cannot be opened, and when the block fails to read it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Damaged("is no regular file")
+            yield descriptor
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise Damaged(os.strerror(error.errno or 0).lower()) from None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Damaged("is no regular file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def read_small(path: Path, most_bytes: int = _MOST_INDEX_BYTES) -> bytes:
@@ -211,7 +215,7 @@ def checksum_of(path: Path) -> int:
 
 
 def read_checked(path: Path, size_bytes: int, checksum: int) -> NDArray[np.uint8]:
-    """Return a file's bytes, which must be those of the checksum: what is used is what was checked. Raises Damaged."""
+    """Return a file's bytes, read once and compared with the checksum. Raises Damaged if they differ."""
     if (found := size_of(path)) != size_bytes:  # before memory is taken for it
         raise Damaged(f"has {found} bytes instead of {size_bytes}")
     content = np.empty(size_bytes, np.uint8)
@@ -221,7 +225,7 @@ def read_checked(path: Path, size_bytes: int, checksum: int) -> NDArray[np.uint8
             computed = crc32c(content[at : at + count], computed)
             at += count
     if at < size_bytes or computed != checksum:
-        raise Damaged("does not have the checksum that the manifest tells")
+        raise Damaged("does not have the checksum of the manifest")
     return content
 
 
@@ -233,12 +237,18 @@ def decode_index(content: bytes) -> Index:
         raise Damaged(f"is no index of tensors ({error})") from None
 
 
-def tensors_in(index: Index, content: NDArray[np.uint8]) -> Iterator[Tensor]:
-    """Yield the tensors of a raw file as views of its `content`; Damaged where the index and the file do not agree."""
+def check_index(index: Index, size_bytes: int) -> None:
+    """Raise Damaged unless all tensors of `index` lie in a raw file of `size_bytes`."""
     for entry in index.tensors:
         item_bytes = ITEM_BYTES.get(entry.dtype)
         if item_bytes is None:
             raise Damaged(f"tensor {entry.name!r} has the unknown type {entry.dtype!r}")
-        if math.prod(entry.shape) * item_bytes != entry.size_bytes or entry.offset + entry.size_bytes > content.size:
+        if math.prod(entry.shape) * item_bytes != entry.size_bytes or entry.offset + entry.size_bytes > size_bytes:
             raise Damaged(f"tensor {entry.name!r} does not lie in its file")
+
+
+def tensors_in(index: Index, content: NDArray[np.uint8]) -> Iterator[Tensor]:
+    """Yield the tensors of a raw file as views of its `content`; Damaged where the index and the file do not agree."""
+    check_index(index, content.size)
+    for entry in index.tensors:
         yield Tensor(entry.name, entry.dtype, entry.shape, content[entry.offset : entry.offset + entry.size_bytes])

@@ -1,8 +1,9 @@
 """Sizes and durations as people write them: parsing and formatting in one place."""
 
+import math
 import re
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 
 _SIZE_UNITS = {
     "": 1, "b": 1,
@@ -20,29 +21,31 @@ _DURATION_UNITS = {
 }
 
 
-def _split(text: str, what: str, units: dict[str, int], example: str) -> tuple[float, int]:
+def _parse(text: str, what: str, units: dict[str, int], example: str) -> int:
+    """Return the number in the smallest unit; UsageError for text that is none, or one larger than any number."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise UsageError(f"{what} '{text}' is not a positive number with a unit; write for example {example}")
     unit = match[2].lower()
     if unit not in units:
         raise UsageError(f"{what} '{text}' has the unknown unit '{match[2]}'; write for example {example}")
-    return float(match[1]), units[unit]
+    number = float(match[1]) * units[unit]
+    if math.isinf(number):
+        raise UsageError(f"{what} '{text}' is larger than any that can be measured; write for example {example}")
+    return round(number)
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes that `text` means: '512MiB', '30 GB', '4096'. Raises UsageError for anything not above zero."""
-    number, factor = _split(text, "size", _SIZE_UNITS, "512MiB")
-    size_bytes = int(number * factor)
-    if size_bytes <= 0:
+def parse_size(text: str, zero: bool = False) -> int:
+    """Return the bytes that `text` means: '512MiB', '30 GB', '4096'. Raises UsageError for 0 bytes unless `zero` is set."""
+    size_bytes = _parse(text, "size", _SIZE_UNITS, "512MiB")
+    if size_bytes == 0 and not zero:
         raise UsageError(f"size '{text}' must be at least one byte; write for example 512MiB")
     return size_bytes
 
 
 def parse_duration(text: str) -> int:
     """Return the nanoseconds that `text` means: '100ms', '1.5s', '5min'; a bare number is seconds."""
-    number, factor = _split(text, "duration", _DURATION_UNITS, "1s or 100ms")
-    return int(number * factor)
+    return _parse(text, "duration", _DURATION_UNITS, "1s or 100ms")
 
 
 def _three_digits(value: float) -> str:

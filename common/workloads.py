@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import UsageError, nearest
+from iotwin.common.errors import UsageError, nearest
 
 EMULATED = "emulated"  # the variant that is a twin
 
@@ -14,7 +14,7 @@ class Workload:
 
     name: str
     framework: Literal["torch", "tensorflow"]
-    # What starts several ranks of it: torchrun, our workloads.launch, or nothing, where one process computes on all GPUs.
+    # What starts several ranks of it: torchrun, our iotwin.workloads.launch, or nothing, where one process computes on all GPUs.
     launcher: Literal["torchrun", "launch", None]
     has_loader_processes: bool = False  # and so the option --workers
     variants: tuple[str, ...] = ("original", "instrumented", "sleep", EMULATED)
@@ -25,7 +25,7 @@ class Workload:
         if ranks == 1 or self.launcher is None:
             return []
         if self.launcher == "launch":
-            return ["workloads.launch", str(ranks)]
+            return ["iotwin.workloads.launch", str(ranks)]
         address = ["--standalone", "--local-addr", "127.0.0.1"]
         return ["torch.distributed.run", *address, "--nproc-per-node", str(ranks), "--module"]
 

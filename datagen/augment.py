@@ -10,8 +10,8 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
-from datagen.layouts import DlrmLayout
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.layouts import DlrmLayout
 
 _BLOCK_BYTES = 1 << 20
 _MOVED_SHARE = 0.1  # of the words of a text that are swapped, deleted and inserted, each

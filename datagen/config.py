@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from common.errors import UsageError
-from common.progress import note
-from datagen.dlio.convert import convert_section
-from datagen.dlio.dataset import DEFAULT_FILES_TRAIN, DEFAULT_RECORD_BYTES, OTHER_NAMES, Dataset, Section, known_columns
-from datagen.dlio.yaml12 import parse, read_text
-from datagen.layouts import FormatLayout, element_type
+from iotwin.common.errors import UsageError
+from iotwin.common.numbers.element_types import element_type
+from iotwin.common.progress import note
+from iotwin.datagen.layouts import FormatLayout
+from iotwin.workload_yaml.dataset import DEFAULT_FILES_TRAIN, DEFAULT_RECORD_BYTES, OTHER_NAMES, Dataset, Section, known_columns
+from iotwin.workload_yaml.keys_and_types import convert_section
+from iotwin.workload_yaml.yaml12 import parse, read_text
 
 
 class _Workload(Section):
@@ -15,14 +16,11 @@ class _Workload(Section):
 
 
 def read_config(path: Path) -> tuple[FormatLayout, int]:
-    """Return the layout and the number of training samples that the YAML at `path` asks for.
+    """Return the layout and the number of training samples that the YAML at `path` specifies.
 
     Raises UsageError for a file that cannot be read, an unknown key (naming the nearest known one) or a wrong value.
     """
-    try:
-        document = parse(read_text(path), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as text: {error}") from None
+    document = parse(read_text(path), str(path))
     given = document.get("dataset") if isinstance(document, dict) else None
     if not isinstance(given, dict):
         raise UsageError(f"{path} has no section 'dataset'; write for example dataset: {{format: npz, num_files_train: 8}}")
@@ -39,12 +37,12 @@ def train_files(dataset: Dataset) -> int:
 
 
 def layout_of(dataset: Dataset) -> FormatLayout:
-    """Return the layout that the section describes; UsageError for one that no writer can write."""
+    """Return the layout that the section describes. Raises UsageError if no writer supports it."""
     if dataset.num_files_eval and dataset.eval_num_samples_per_file not in (None, dataset.num_samples_per_file):
         raise UsageError("dataset.eval_num_samples_per_file: generated files all have num_samples_per_file samples; leave it out")
     chunk_dims = tuple(dataset.hdf5.chunk_dims)
     columns = tuple((column.name, column.dtype, column.size) for column in dataset.parquet.columns)
-    has_columns = dataset.format == "parquet" and bool(columns)  # which then say how long a record is
+    has_columns = dataset.format == "parquet" and bool(columns)  # which then determine the length of a record
     if dataset.format in FormatLayout.IMAGES and dataset.record_element_type != "uint8":
         note(f"{dataset.format} images are of uint8; dataset.record_element_type {dataset.record_element_type} has no effect")
     row_bytes = sum(size * _element_bytes(name, dtype) for name, dtype, size in columns) if has_columns else 0

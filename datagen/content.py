@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.randomness import CONTENT, NOISE, bulk_stream
+from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream
 
 EXTENT_BYTES = 1 << 16  # what repeats as a whole under `dedup`
 _CHUNK_BYTES = 512  # each has its random share first and zeros after it under `entropy`, so that every disk block has both

@@ -1,4 +1,4 @@
-"""Copying whole files by the cheapest way their file systems have: shared blocks, then a copy inside the kernel."""
+"""Copy whole files by the cheapest way that their file systems support: shared blocks, then a copy inside the kernel."""
 
 import fcntl
 import os
@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from common.beneath import open_beneath
-from common.errors import IotwinError
-from datagen.files import PARTIAL_SUFFIX, Piece, read_piece
+from iotwin.common.beneath import open_beneath
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import open_foreign
+from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_piece
 
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK_BYTES = 64 << 20  # between two reports
@@ -29,7 +30,7 @@ def copy_file(source: Path, size_bytes: int, directory: Path, name: str, written
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         opened = open_beneath(directory, name + PARTIAL_SUFFIX, flags, make_folders=True)
-        with os.fdopen(opened, "wb", buffering=0) as writer, source.open("rb", buffering=0) as reader:
+        with os.fdopen(opened, "wb", buffering=0) as writer, open_foreign(source) as reader:
             if not _clone(reader.fileno(), writer.fileno()):
                 _copy(reader.fileno(), writer.fileno(), size_bytes, written)
             else:
@@ -61,7 +62,7 @@ def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], No
         except OSError:
             if copy is _between_file_systems:
                 raise
-            copy = _between_file_systems  # a full disk refuses this too, and then it is said
+            copy = _between_file_systems  # a full disk refuses this, too; the last way then raises
             continue
         if not count:
             return

@@ -11,7 +11,7 @@ from pathlib import Path
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 
-from common.workloads import NAMES  # noqa: E402
+from iotwin.common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     args = parser.parse_args()
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
-    command = ["-P", "-m", "iotwin.main", "generate", NAMES[args.workload], "-o", args.output, "--size", args.size]
+    command = ["-P", "-m", "iotwin", "generate", NAMES[args.workload], "-o", args.output, "--size", args.size]
     command += ["--scale", args.scale] if args.scale else []
     os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - exit status and signals become its own
 

@@ -1,7 +1,6 @@
 """Writing data-set files: under a temporary name until whole, hashed on the way, flushed to disk before the name counts.
 
-Checksums are XXH3 of 128 bits: they tell torn, swapped and rotten bytes from good ones, which is all they are for, at a thirtieth
-of what SHA-256 costs.
+Checksums are XXH3 of 128 bits, which detect torn, swapped and decayed bytes at a thirtieth of the cost of SHA-256.
 """
 
 import ctypes
@@ -16,8 +15,9 @@ from typing import BinaryIO, Self
 import msgspec
 import xxhash
 
-from common.beneath import open_beneath, rename_beneath, size_beneath
-from common.errors import IotwinError
+from iotwin.common.beneath import open_beneath, rename_beneath, size_beneath
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import open_foreign
 
 PARTIAL_SUFFIX = ".iotwin-partial"
 _READ_BYTES = 1 << 20
@@ -87,7 +87,7 @@ class PieceWriter:
 
 
 class WriteStream(io.RawIOBase):
-    """What libraries that write front to back take for a file."""
+    """A file-like object for libraries that write front to back."""
 
     def __init__(self, sink: PieceWriter) -> None:
         self._sink, self._position = sink, 0
@@ -126,7 +126,7 @@ class Publisher:
             self.publish(self._directory / (piece.name + PARTIAL_SUFFIX), piece.name)
 
     def publish(self, partial: Path, name: str) -> None:
-        """Give the whole file at `partial`, beside it, the final name `name`."""
+        """Rename the whole file at `partial`, in the same folder, to its final name `name`."""
         rename_beneath(self._directory, name + PARTIAL_SUFFIX, name)
 
     def final_bytes(self, name: str) -> int | None:
@@ -146,7 +146,7 @@ class Publisher:
 
 def read_piece(path: Path, name: str, offset: int, size_bytes: int, read: Callable[[int], None]) -> Piece:
     """Return the piece of the file `name`, now at `path`, that is found on disk; shorter where the file ends early."""
-    with path.open("rb", buffering=0) as file:
+    with open_foreign(path) as file:
         return read_open_piece(file, name, offset, size_bytes, read)
 
 

@@ -6,17 +6,21 @@ import shutil
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.beneath import open_beneath, unlink_beneath
-from common.errors import IotwinError, UsageError
-from common.progress import note, progress
-from common.units import format_size
-from datagen.files import PARTIAL_SUFFIX, Piece, Publisher
-from datagen.layouts import (
+from iotwin.common.beneath import open_beneath
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.progress import note, progress
+from iotwin.common.removal import remove_empty, unlink_beneath
+from iotwin.common.units import format_size
+from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, Publisher
+from iotwin.datagen.layouts import (
     BertLayout,
     DlrmDaysLayout,
     DlrmLayout,
@@ -27,7 +31,7 @@ from datagen.layouts import (
     RecordedLayout,
     Unet3dLayout,
 )
-from datagen.manifest import (
+from iotwin.datagen.manifest import (
     JOURNAL_NAME,
     MANIFEST_NAME,
     DataSetManifest,
@@ -39,13 +43,18 @@ from datagen.manifest import (
     start_journal,
     write_manifest,
 )
-from datagen.pool import UnitWriter, run_units
-from datagen.scale import ScaledFiles, ScaledRows, write_copy, write_rows
+from iotwin.datagen.pool import UnitWriter, run_units
+from iotwin.datagen.scale import ScaledFiles, ScaledRows, write_copy, write_rows
 
 _SEED_LIMIT = 1 << 63
 _MOST_SAMPLES = 1 << 50
 _MOST_FILES = 1 << 27
 _LARGEST_BYTES = float(1 << 60)
+
+# What becomes of files in the directory that are not the requested data set. "refuse": IotwinError. "replace": another data set
+# of ours is removed, other files stay. "keep": all stay, and files of the same names are written anew, as DLIO does.
+Existing = Literal["refuse", "replace", "keep"]
+REPLACING = "iotwin generate or scale --force"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -88,8 +97,10 @@ def plan(layout: Layout, *, samples: int | None = None, size_bytes: int | None =
         raise UsageError(f"{samples} samples make no data set; ask for at least 1 and at most {_MOST_SAMPLES}")
     if (files := layout.file_count(samples)) > _MOST_FILES:
         raise UsageError(f"{files} files are more than a data set may have ({_MOST_FILES}); ask for fewer samples")
-    # As the manifest will say it: tuples become lists, so that a journal's request compares equal.
-    request = Request(layout.workload, msgspec.json.decode(msgspec.json.encode(layout)), samples, seed)
+    # As the manifest will hold it: tuples become lists, so that a journal's request compares equal.
+    request = Request(
+        layout.workload, decode_foreign(msgspec.json.encode(layout), dict[str, object], "the layout"), samples, seed
+    )
     unit_bytes = layout.unit_bytes(samples, seed)
     # Summed as numbers that do not overflow: a wrong total would pass as one that fits the disk.
     if (total := unit_bytes.sum(dtype=np.float64)) > _LARGEST_BYTES or unit_bytes.min() < 0:
@@ -105,16 +116,16 @@ def generate(
     size_bytes: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    force: bool = False,
+    existing: Existing = "refuse",
 ) -> DataSetManifest:
     """Write the data set of `samples` samples, or as many as fit whole into `size_bytes`, and return its manifest.
 
     The bytes depend on layout, samples and seed only. An interrupted call leaves a journal, from which the same call goes on;
-    a finished data set is returned as it is. `force` replaces another data set of ours in `directory` and ignores strangers.
+    a finished data set is returned as it is. `existing` decides about other files in `directory`.
     Raises UsageError for a request that makes no data set, IotwinError for a directory or disk that cannot take it.
     """
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
-    if finished := prepare(directory, planned.request, force):
+    if finished := prepare(directory, planned.request, existing):
         return finished
     publisher = Publisher(directory)
     done = finished_units(planned, directory, publisher)
@@ -131,35 +142,43 @@ def generate(
     return manifest
 
 
-def prepare(directory: Path, request: Request, force: bool) -> DataSetManifest | None:
-    """Make `directory` ready for `request`; return the manifest if it already holds exactly that data set."""
+def prepare(directory: Path, request: Request, existing: Existing) -> DataSetManifest | None:
+    """Make `directory` ready for `request`; return the manifest if it already holds exactly that data set.
+
+    Empty folders are no reason to refuse.
+    """
     if directory.exists() and not directory.is_dir():
         raise IotwinError(f"{directory} is a file; name a directory to write the data set to")
-    directory.mkdir(parents=True, exist_ok=True)
-    if os.path.lexists(directory / MANIFEST_NAME) and not force:
+    make_folder(directory)
+    if os.path.lexists(directory / MANIFEST_NAME) and existing != "replace":
         manifest = read_manifest(directory)
         if manifest.request == request:
-            note(f"{directory} already holds this data set; check it with --verify")
+            note(f"{directory} already holds this data set; check it with iotwin generate --verify")
             return manifest
-        raise IotwinError(f"{directory} already holds another data set; choose another directory or replace it with --force")
+        if existing == "refuse":
+            raise IotwinError(f"{directory} already holds another data set; choose another directory or replace it ({REPLACING})")
     unfinished, _ = read_journal(directory)
-    if unfinished == request and not force:
+    if unfinished == request and existing != "replace":
         return None
-    if any(directory.iterdir()) and not force:
+    if existing == "refuse" and any(not path.is_dir() or path.is_symlink() for path in directory.rglob("*")):
         what = "another, unfinished data set" if unfinished else "files that are not this data set's"
-        raise IotwinError(f"{directory} holds {what}; choose an empty directory or go ahead with --force")
-    remove_ours(directory)
+        raise IotwinError(f"{directory} holds {what}; choose an empty directory or go ahead all the same ({REPLACING})")
+    remove_ours(directory, data=existing == "replace")
     start_journal(directory, request)
     return None
 
 
-def remove_ours(directory: Path) -> None:
-    """Remove a finished or unfinished data set of ours, and nothing else: files of its list, below its directory, by no link."""
+def remove_ours(directory: Path, data: bool = True) -> None:
+    """Remove a finished or unfinished data set of ours, and nothing else: files of its list, below its directory, by no link.
+
+    Without `data` its whole files stay; their list and unfinished files are removed.
+    """
     unfinished, done = read_journal(directory)
-    pieces = [piece for unit in done.values() for piece in unit]
-    if os.path.lexists(directory / MANIFEST_NAME):
-        pieces += read_manifest(directory).pieces
-    names = {piece.name for piece in pieces}
+    names = set()
+    if data:
+        names |= {piece.name for unit in done.values() for piece in unit}
+        if os.path.lexists(directory / MANIFEST_NAME):
+            names |= {piece.name for piece in read_manifest(directory).pieces}
     if unfinished:
         names |= {str(path.relative_to(directory)) for path in directory.rglob("*" + PARTIAL_SUFFIX)}
     for name in (*names, MANIFEST_NAME):
@@ -167,10 +186,18 @@ def remove_ours(directory: Path) -> None:
     remove_journals(directory)
 
 
+def remove_data_set(directory: Path) -> None:
+    """Remove the data set of ours in `directory` and the folders that are empty then, `directory` itself included."""
+    remove_ours(directory)
+    for folder in (*sorted(directory.rglob("*"), reverse=True), directory):
+        if folder.is_dir() and not folder.is_symlink():
+            remove_empty(folder)
+
+
 def finished_units(planned: Plan, directory: Path, publisher: Publisher) -> dict[int, list[Piece]]:
     """Return the units that an interrupted call finished, by the journal in `directory`, and whose bytes are still there.
 
-    A journal is a file that anybody may have written: what it says beside the plan is left out, and so written again.
+    Anybody may have written a journal: entries outside of the plan are ignored, and their units are written again.
     """
     _, done = read_journal(directory)
     return {
@@ -256,31 +283,31 @@ def _unit_writer(planned: Plan, directory: Path) -> UnitWriter:
     request = planned.request
     match planned.layout:
         case Unet3dLayout() as layout:
-            from datagen.datasets.unet3d import write_case
+            from iotwin.datagen.datasets.unet3d import write_case
 
             return partial(write_case, layout, request.seed, directory)
         case DlrmLayout() as layout:
-            from datagen.datasets.dlrm import write_unit
+            from iotwin.datagen.datasets.dlrm import write_unit
 
             return partial(write_unit, layout, request.samples, request.seed, directory)
         case DlrmDaysLayout() as layout:
-            from datagen.datasets.dlrm import write_day
+            from iotwin.datagen.datasets.dlrm import write_day
 
             return partial(write_day, layout, request.samples, request.seed, directory)
         case BertLayout() as layout:
-            from datagen.datasets.bert import write_shard
+            from iotwin.datagen.datasets.bert import write_shard
 
             return partial(write_shard, layout, request.samples, request.seed, directory)
         case ImagenetLayout() as layout:
-            from datagen.datasets.imagenet import write_images
+            from iotwin.datagen.datasets.imagenet import write_images
 
             return partial(write_images, layout, request.samples, request.seed, directory)
         case FormatLayout() as layout:
-            from datagen.formats.write import write_files
+            from iotwin.datagen.formats.write import write_files
 
             return partial(write_files, layout, request.samples, request.seed, directory)
         case RecordedLayout() as layout:
-            from datagen.datasets.recorded import write_file
+            from iotwin.datagen.datasets.recorded import write_file
 
             return partial(write_file, layout, request.seed, directory)
         case ScaledFiles() as layout:

@@ -7,8 +7,10 @@ if [ $# -ne 2 ]; then
     exit 2
 fi
 here=$(dirname "$(readlink -f "$0")")
+root=$(dirname "$here")
+. "$root/common/environment.sh"
 for workload in unet3d bert dlrm; do
     scale=
     if [ "$workload" = unet3d ]; then scale=${SCALE:-}; fi
-    "${PYTHON:-python3}" "$here/data_generation.py" -w "$workload" -o "$1/$workload" -s "$2" ${scale:+--scale "$scale"}
+    "$PYTHON" "$here/data_generation.py" -w "$workload" -o "$1/$workload" -s "$2" ${scale:+--scale "$scale"}
 done

@@ -1,9 +1,9 @@
 """Grey baseline JPEG (ITU-T T.81) whose coefficients are the content, one byte each, instead of pixels encoded with a loss.
 
 A picture of noise costs an encoder more time than anything else here takes, for a file whose size is not known beforehand.
-This file's own Huffman table has codes of 1 to 7 bits, n - 1 ones and a zero, for coefficients of 8 - n further bits: each takes
-a byte, and any byte below 0xFE is one. Half of them use 7 bits, a quarter 6 and so on, much as in real pictures. So the content
-goes into the file as it is, as incompressible as it was, and a decoder shows noise that deviates about as much as random pixels.
+This file's own Huffman table has codes of 1 to 7 bits (n - 1 ones and a zero) for coefficients of 8 - n further bits. So each
+coefficient takes a byte, and any byte below 0xFE is a coefficient. Half of them use 7 bits, a quarter 6 and so on, much as in
+real pictures. The content goes into the file unchanged and stays incompressible; a decoder shows noise like random pixels.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""What a data set's directory says about itself: manifest.json when it is whole, a journal while it is being written.
+"""The metadata of a data set's directory: manifest.json once it is whole, a journal while it is written.
 
 The manifest holds no times and no machine, so that the same request gives the same bytes everywhere.
 """
@@ -10,18 +10,19 @@ from typing import Any
 
 import msgspec
 
-from common.beneath import open_beneath, read_beneath, rename_beneath, stays_within, unlink_beneath
-from common.errors import IotwinError
-from common.files import struct_json
-from datagen.files import Piece
-from datagen.layouts import LARGEST_FILE_BYTES
+from iotwin.common.beneath import open_beneath, read_beneath, rename_beneath, stays_within
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import struct_json
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.removal import remove_file, unlink_beneath
+from iotwin.datagen.files import Piece
+from iotwin.datagen.layouts import LARGEST_FILE_BYTES
 
 MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = ".iotwin-generate.jsonl"
 NODE_JOURNAL_PATTERN = ".iotwin-generate-of-*.jsonl"
 KIND = "iotwin data set"
 _LARGEST_LIST_BYTES = 1 << 30  # of a manifest or journal: some five million files
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 GENERATOR = 2  # raised whenever the same request would give other bytes or checksums
 
 
@@ -57,10 +58,10 @@ def encode_manifest(manifest: DataSetManifest) -> bytes:
 
 
 def decode_manifest(content: bytes, place: object) -> DataSetManifest:
-    """Return what `content`, found at `place`, says; IotwinError when it is not one of our manifests."""
+    """Return the manifest in `content`, which was read at `place`. Raises IotwinError if it is not one of ours."""
     try:
-        manifest = msgspec.json.decode(content, type=DataSetManifest)
-    except _UNDECODABLE as error:
+        manifest = decode_foreign(content, DataSetManifest, "it")
+    except IotwinError as error:
         raise IotwinError(f"{place} is not the manifest of an iotwin data set: {error}") from None
     if manifest.kind != KIND:
         raise IotwinError(f"{place} is not the manifest of an iotwin data set: it is of the kind {manifest.kind!r}")
@@ -108,13 +109,16 @@ def read_journal(directory: Path) -> tuple[Request | None, dict[int, list[Piece]
 def _read_lines(directory: Path, name: str) -> tuple[Request | None, dict[int, list[Piece]]]:
     try:
         lines = read_beneath(directory, name, _LARGEST_LIST_BYTES).split(b"\n")
-        request = msgspec.json.decode(lines[0], type=Request)
-    except (FileNotFoundError, NotADirectoryError, *_UNDECODABLE):
+    except (FileNotFoundError, NotADirectoryError):
+        return None, {}
+    try:
+        request = decode_foreign(lines[0], Request, name)
+    except IotwinError:
         return None, {}
     done = {}
     for line in lines[1:-1]:
-        with suppress(*_UNDECODABLE):
-            entry = msgspec.json.decode(line, type=JournalEntry)
+        with suppress(IotwinError):
+            entry = decode_foreign(line, JournalEntry, name)
             if all(map(_is_possible, entry.pieces)):
                 done[entry.unit] = entry.pieces
     return request, done
@@ -137,6 +141,6 @@ def _write(directory: Path, name: str, content: bytes) -> None:
 
 
 def remove_journals(directory: Path) -> None:
-    """Remove the journals of all nodes, the one that says there is an unfinished data set last."""
+    """Remove the journals of all nodes. The one that marks an unfinished data set goes last."""
     for path in (*directory.glob(NODE_JOURNAL_PATTERN), directory / JOURNAL_NAME):
-        path.unlink(missing_ok=True)
+        remove_file(path)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import IotwinError, UsageError
-from common.progress import note
-from common.ranks import launched_by_mpi
-from datagen.files import Piece, Publisher
-from datagen.generate import Plan, check_space, finished_units, plan, prepare, publish_done, whole, write_units
-from datagen.layouts import Layout
-from datagen.manifest import (
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.progress import note
+from iotwin.common.ranks import launched_by_mpi
+from iotwin.datagen.files import Piece, Publisher
+from iotwin.datagen.generate import Existing, Plan, check_space, finished_units, plan, prepare, publish_done, whole, write_units
+from iotwin.datagen.layouts import Layout
+from iotwin.datagen.manifest import (
     MANIFEST_NAME,
     DataSetManifest,
     Request,
@@ -52,7 +52,7 @@ def parse_node(text: str) -> Node:
 
 
 def mpi_node() -> Node | None:
-    """Return this process's place if mpirun or srun started it beside others, else None; IotwinError when mpi4py is missing."""
+    """Return this process's node if mpirun or srun started several, else None. Raises IotwinError if mpi4py is missing."""
     if launched_by_mpi().size < 2:
         return None
     try:
@@ -72,15 +72,15 @@ def generate(
     size_bytes: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    force: bool = False,
+    existing: Existing = "refuse",
 ) -> DataSetManifest:
     """Write this node's share as datagen.generate.generate does, wait for the others, and return the manifest of the whole."""
-    if force and node.barrier is None:
+    if existing == "replace" and node.barrier is None:
         raise UsageError(
             "--force cannot go with --nodes, as no node knows what another has replaced; remove the directory instead"
         )
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
-    if finished := _begin(planned, directory, node, force):
+    if finished := _begin(planned, directory, node, existing):
         return finished
     publisher = Publisher(directory)
     done = finished_units(planned, directory, publisher)
@@ -90,11 +90,11 @@ def generate(
     return _finish(planned, directory) if node.rank == 0 else _wait_for_manifest(planned.request, directory)
 
 
-def _begin(planned: Plan, directory: Path, node: Node, force: bool) -> DataSetManifest | None:
+def _begin(planned: Plan, directory: Path, node: Node, existing: Existing) -> DataSetManifest | None:
     """Have the first node make the directory ready and the others wait for it; return the manifest of a finished data set."""
     finished = None
     if node.rank == 0:
-        finished = prepare(directory, planned.request, force)
+        finished = prepare(directory, planned.request, existing)
         if not finished:
             done_bytes = sum(piece.size_bytes for pieces in _all_done(planned, directory).values() for piece in pieces)
             check_space(directory, planned.size_bytes - done_bytes)

@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import cast
 
-from common.errors import IotwinError
-from common.safe_path import safe_path
-from common.signals import interrupts_held
-from datagen.files import Piece
+from iotwin.common.errors import IotwinError
+from iotwin.common.processes.children import safe_path
+from iotwin.common.signals import interrupts_held
+from iotwin.datagen.files import Piece
 
 _REPORT_EVERY_BYTES = 1 << 20  # how soon a worker notices that the main process is gone
 
@@ -65,7 +65,7 @@ def run_units(
 def _dispatch(
     pipes: list[Connection], units: Sequence[int], advance: Callable[[float], None]
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Give a unit to every worker that says it is ready, until all are written, without waiting for workers that still start."""
+    """Assign a unit to every ready worker until all are written, without waiting for workers that are still starting."""
     left, unanswered = iter(units), len(units)
     while unanswered:
         for pipe in cast(list[Connection], wait(pipes)):

@@ -7,7 +7,6 @@ command goes on. Uploads happen while the workers make the next files.
 
 import hashlib
 import os
-import shutil
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.errors import IotwinError, in_one_line
-from common.files import temporary_directory
-from common.progress import note
-from datagen.files import Piece, Publisher, read_open_piece
-from datagen.generate import Plan, check_space, finished_units, plan, whole, write_units
-from datagen.layouts import Layout
-from datagen.manifest import (
+from iotwin.common.errors import IotwinError, in_one_line
+from iotwin.common.files import make_folder, new_folder, temporary_directory
+from iotwin.common.progress import note
+from iotwin.common.removal import remove_entry, remove_file, remove_own
+from iotwin.datagen.files import Piece, Publisher, read_open_piece
+from iotwin.datagen.generate import REPLACING, Existing, Plan, check_space, finished_units, plan, whole, write_units
+from iotwin.datagen.layouts import Layout
+from iotwin.datagen.manifest import (
     MANIFEST_NAME,
     DataSetManifest,
     Request,
@@ -32,13 +32,13 @@ from datagen.manifest import (
     read_journal,
     start_journal,
 )
-from datagen.verify import compare
+from iotwin.datagen.verify import compare
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
 
 
-class Store(NamedTuple):
+class ObjectStore(NamedTuple):
     """A place in a file system of fsspec."""
 
     url: str
@@ -69,7 +69,7 @@ def _one_line(url: str) -> AbstractContextManager[None]:
     return in_one_line(url, "is it reachable and writable?")
 
 
-def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
+def open_store(url: str, options: Mapping[str, object] | None = None) -> ObjectStore:
     """Return the place that `url` names, with fsspec's `options`; IotwinError when what its protocol needs is not installed."""
     try:
         from fsspec.core import url_to_fs
@@ -79,13 +79,13 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
         raise IotwinError(f"{url}: {error}; install it with: pip install 'iotwin[s3]'") from None
     except ValueError as error:
         raise IotwinError(f"{url}: {error}; write for example s3://bucket/prefix") from None
-    return Store(url.rstrip("/"), files, prefix.rstrip("/"))
+    return ObjectStore(url.rstrip("/"), files, prefix.rstrip("/"))
 
 
 class _Uploader(Publisher):
     """Publishes by uploading; the staged file goes."""
 
-    def __init__(self, staging: Path, store: Store) -> None:
+    def __init__(self, staging: Path, store: ObjectStore) -> None:
         super().__init__(staging)
         self._store, self._sizes = store, store.sizes()
 
@@ -95,7 +95,7 @@ class _Uploader(Publisher):
             path = self._store.path(name)
             self._store.files.makedirs(path.rpartition("/")[0], exist_ok=True)  # of no effect in an object store
             self._store.files.put_file(str(partial), path)
-        partial.unlink()
+        remove_file(partial)
 
     def final_bytes(self, name: str) -> int | None:
         """Return the size of the object, if there was one when this call began."""
@@ -110,14 +110,14 @@ def generate(
     size_bytes: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    force: bool = False,
+    existing: Existing = "refuse",
     options: Mapping[str, object] | None = None,
 ) -> DataSetManifest:
     """Write the data set at `url` as datagen.generate.generate does in a directory, with the same bytes and the same errors."""
     planned = plan(layout, samples=samples, size_bytes=size_bytes, seed=seed)
     store = open_store(url, options)
     staging = _staging(store.url)
-    if finished := _prepare(store, staging, planned.request, force):
+    if finished := _prepare(store, staging, planned.request, existing):
         return finished
     check_space(staging, _staged_bytes(planned, workers or len(os.sched_getaffinity(0))))
     uploader = _Uploader(staging, store)
@@ -126,7 +126,7 @@ def generate(
     manifest = whole(planned, done)
     with _one_line(url):
         store.files.pipe_file(store.path(MANIFEST_NAME), encode_manifest(manifest))
-    shutil.rmtree(staging)
+    remove_entry(staging)
     return manifest
 
 
@@ -137,7 +137,7 @@ def _staging(url: str) -> Path:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(cache, mode=0o700)
         base = cache / "iotwin"
     except OSError:  # a user without a home
         base = Path(temporary_directory()) / f"iotwin-{os.geteuid()}"
@@ -145,7 +145,7 @@ def _staging(url: str) -> Path:
     for directory in (base, staging):
         try:
             if directory == base:
-                directory.mkdir(mode=0o700, exist_ok=True)
+                make_folder(directory, mode=0o700)
             found = directory.lstat()
         except FileNotFoundError:  # nothing is staged
             return staging
@@ -170,32 +170,44 @@ def _staged_bytes(planned: Plan, workers: int) -> int:
     return max(shared, min(planned.size_bytes, (workers + 1) * int(planned.unit_bytes[largest])))
 
 
-def _prepare(store: Store, staging: Path, request: Request, force: bool) -> DataSetManifest | None:
+def _prepare(store: ObjectStore, staging: Path, request: Request, existing: Existing) -> DataSetManifest | None:
     """Make the store and `staging` ready for `request`; return the manifest if the store already holds that data set."""
     names = store.sizes()
-    if MANIFEST_NAME in names and not force:
+    if MANIFEST_NAME in names and existing != "replace":
         manifest = store.manifest()
         if manifest.request == request:
-            note(f"{store.url} already holds this data set; check it with --verify")
+            note(f"{store.url} already holds this data set; check it with iotwin generate --verify")
             return manifest
-        raise IotwinError(f"{store.url} already holds another data set; choose another prefix or replace it with --force")
+        if existing == "refuse":
+            raise IotwinError(f"{store.url} already holds another data set; choose another prefix or replace it ({REPLACING})")
     unfinished, done = read_journal(staging)
-    if unfinished == request and not force:
+    if unfinished == request and existing != "replace":
         return None
-    if names and not force:
+    if names and existing == "refuse":
         raise IotwinError(
-            f"{store.url} holds files that are not this data set's; choose an empty prefix or go ahead with --force"
+            f"{store.url} holds files that are not this data set's; choose an empty prefix or go ahead all the same ({REPLACING})"
         )
-    ours = {piece.name for pieces in done.values() for piece in pieces}
-    if MANIFEST_NAME in names:
-        ours |= {MANIFEST_NAME, *(piece.name for piece in store.manifest().pieces)}
+    ours = {MANIFEST_NAME}
+    if existing == "replace":
+        ours |= {piece.name for pieces in done.values() for piece in pieces}
+        if MANIFEST_NAME in names:
+            ours |= {piece.name for piece in store.manifest().pieces}
     with _one_line(store.url):
         for name in sorted(ours & names.keys()):
             store.files.rm_file(store.path(name))
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(mode=0o700)  # refused if anything is left there
+    remove_own(staging)
+    new_folder(staging, mode=0o700)  # refused if anything is left there
     start_journal(staging, request)
     return None
+
+
+def remove_data_set(url: str, options: Mapping[str, object] | None = None) -> None:
+    """Remove the objects of the data set at `url`, which must be a finished one of ours, and no others."""
+    store = open_store(url, options)
+    names = {MANIFEST_NAME, *(piece.name for piece in store.manifest().pieces)}
+    with _one_line(store.url):
+        for name in sorted(names & store.sizes().keys()):
+            store.files.rm_file(store.path(name))
 
 
 def verify(url: str, workers: int | None = None) -> DataSetManifest:

@@ -1,4 +1,4 @@
-"""Grow a real data set: copies of its cases, shards or rows under further names, by `datagen.generate.generate`.
+"""Grow a real data set: copies of its cases, shards or rows under further names, by `iotwin.datagen.generate.generate`.
 
 A grown data set has a layout like any other, so that it is planned, written, gone on with after a kill and verified in the
 same way.
@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError, UsageError
-from common.units import format_size
-from datagen.augment import changed_planes, line_blocks, moved_words, shuffled_lines, shuffled_rows, volume_change
-from datagen.copying import copy_file
-from datagen.files import Piece, PieceWriter
-from datagen.layouts import BertLayout, DlrmLayout, PlannedPiece, Unet3dLayout, npy_header
-from datagen.randomness import AUGMENT, bulk_stream
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.foreign_files import open_foreign
+from iotwin.common.units import format_size
+from iotwin.datagen.augment import changed_planes, line_blocks, moved_words, shuffled_lines, shuffled_rows, volume_change
+from iotwin.datagen.copying import copy_file
+from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, PlannedPiece, Unet3dLayout, npy_header
+from iotwin.datagen.randomness import AUGMENT, bulk_stream
 
 _BLOCK_ROWS = 1 << 14
 
@@ -140,7 +141,7 @@ def scaled_layout(workload: str, source: Path, augment: bool = False) -> ScaledF
     elif workload == "bert":
         groups = [(path,) for path in sorted(source.glob("part-*-of-*"))]
         once = [path for path in (source / BertLayout.EVALUATION_NAME,) if path.exists()]
-        if augment and groups and b"\0" in groups[0][0].open("rb").read(4096):
+        if augment and groups and _is_binary(groups[0][0]):
             raise UsageError(f"{groups[0][0]} is no text, so its words cannot be moved; grow it without augmentation")
     elif (source / DlrmLayout.TRAIN_NAME).exists():
         return _scaled_rows(source, augment)
@@ -152,6 +153,11 @@ def scaled_layout(workload: str, source: Path, augment: bool = False) -> ScaledF
         raise IotwinError(f"{source} holds no {names}; name the directory of a {workload} data set")
     sources = tuple(tuple(_source_file(path) for path in group) for group in groups)
     return ScaledFiles(str(source), workload, sources, tuple(map(_source_file, once)), augment)
+
+
+def _is_binary(path: Path) -> bool:
+    with open_foreign(path) as file:
+        return b"\0" in file.read(4096)
 
 
 def _scaled_rows(source: Path, augment: bool) -> ScaledRows:
@@ -188,7 +194,7 @@ def write_copy(
     stream = bulk_stream(seed, unit, AUGMENT)
     if layout.kind == "unet3d":
         return _write_changed_case(sources, names, stream, directory, written)
-    with PieceWriter(directory, names[0], written) as file, sources[0].open("rb") as lines:
+    with PieceWriter(directory, names[0], written) as file, open_foreign(sources[0]) as lines:
         for block in line_blocks(lines):
             changed = moved_words(block, stream) if layout.kind == "bert" else shuffled_lines(block, stream, sources[0])
             file.write(changed.data)

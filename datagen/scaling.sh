@@ -6,4 +6,6 @@ if [ $# -ne 4 ]; then
     exit 2
 fi
 here=$(dirname "$(readlink -f "$0")")
-exec "${PYTHON:-python3}" "$here/data_scaling.py" --workload "$1" --input_path "$2" --output_path "$3" --desired_size "$4"
+root=$(dirname "$here")
+. "$root/common/environment.sh"
+exec "$PYTHON" "$here/data_scaling.py" --workload "$1" --input_path "$2" --output_path "$3" --desired_size "$4"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.randomness import SIZES, random_words, uniforms
+from iotwin.datagen.randomness import SIZES, random_words, uniforms
 
 _FIT_ROUNDS = 40
 _GRID = 1 << 14
@@ -57,8 +57,8 @@ def _normal_quantiles(quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
 def _lognormal(normal: NDArray[np.float64], mean: float, deviation: float) -> NDArray[np.float64]:
     """Return lognormal sizes from normal ones, with `mean` and as nearly as they allow with `deviation`.
 
-    A long tail's deviation lies in few sizes, so the width is fitted to these very draws, around that of the distribution,
-    sqrt(log(1 + (deviation / mean)**2)); too few draws for their deviation to mean anything leave it about there.
+    A long tail's deviation depends on few sizes. So the width is fitted to these very draws, near the distribution's
+    sqrt(log(1 + (deviation / mean)**2)). With very few draws it remains about there.
     """
     expected = np.sqrt(np.log1p((deviation / mean) ** 2))
     low, high = 0.8 * expected, 1.25 * expected

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from common.beneath import size_beneath
-from common.errors import IotwinError
-from common.progress import progress
-from datagen.files import Piece, read_piece_beneath
-from datagen.manifest import GENERATOR, DataSetManifest, read_manifest
-from datagen.pool import UnitWriter, run_units
+from iotwin.common.beneath import size_beneath
+from iotwin.common.errors import IotwinError
+from iotwin.common.progress import progress
+from iotwin.datagen.files import Piece, read_piece_beneath
+from iotwin.datagen.manifest import GENERATOR, DataSetManifest, read_manifest
+from iotwin.datagen.pool import UnitWriter, run_units
 
 
 def verify(directory: Path, workers: int | None = None) -> DataSetManifest:
@@ -27,9 +27,9 @@ def compare(
     reader: Callable[[list[Piece], int, Callable[[int], None]], list[Piece]],
     workers: int | None,
 ) -> DataSetManifest:
-    """Return `manifest` if the data set at `place` is what it says, else raise IotwinError.
+    """Return `manifest` if the data set at `place` matches it, else raise IotwinError.
 
-    `size_bytes` tells a file's size by its name, None when it is missing; `reader` (picklable) reads the piece at an index of a
+    `size_bytes` maps a file's name to its size, None if it is missing. `reader` (picklable) reads the piece at an index of a
     list.
     """
     if manifest.request.generator != GENERATOR:
@@ -52,7 +52,7 @@ def compare(
 
 
 def _wrong_sizes(manifest: DataSetManifest, size_bytes: Callable[[str], int | None]) -> dict[str, str]:
-    """Return what is wrong with the files whose size alone tells, by name."""
+    """Return the faults of missing files and files of a wrong size, by name."""
     sizes: dict[str, int] = {}
     for piece in manifest.pieces:
         sizes[piece.name] = sizes.get(piece.name, 0) + piece.size_bytes

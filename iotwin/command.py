@@ -1,4 +1,4 @@
-"""What every command is: a parser, a run that returns a document, and a way to show that document to a person."""
+"""Base classes of commands: a parser, `run` that returns a document, and `show` that prints the document for a person."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -9,20 +9,20 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """What a command found or did: `document` is the JSON of --json, `exit_status` the process's."""
+    """Result of a command: the document that --json prints, and the exit status of the process."""
 
     document: dict[str, Any]
     exit_status: int = 0
 
 
 def add_dask_option(parser: ArgumentParser) -> None:
-    """Add --dask, whose value is an address as `tracing_tools.trace.workers.workers` takes it."""
+    """Add --dask, whose value is an address for `iotwin.trace_store.workers.workers`."""
     parser.add_argument(
         "--dask",
         nargs="?",
         const="local",
         metavar="ADDRESS",
-        help="work on a Dask cluster: HOST:PORT of its scheduler, or this machine's processors when left out",
+        help="work on the Dask cluster with this scheduler (HOST:PORT); without ADDRESS, on this machine's processors",
     )
 
 
@@ -39,7 +39,7 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, args: Namespace) -> Outcome:
-        """Do the work; raise IotwinError for what the user can mend."""
+        """Do the work. Raises IotwinError for a failure that the user can fix."""
 
     @abstractmethod
     def show(self, document: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Group:
     help: str
     epilog: str = ""
     leaf_classes: tuple[tuple[str, str], ...]  # module in the group's folder and class, in the order of the help
-    default: str | None = None  # the leaf that is meant when none is named; without one the help is shown
+    default: str | None = None  # the leaf to run if the user names none; without a default, the help is shown
 
     def leaves(self) -> dict[str, Command]:
         """Return the leaves by name."""

@@ -6,62 +6,62 @@ import errno
 import importlib
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from common.errors import IotwinError, nearest
-from common.progress import set_quiet
-from common.signals import interrupted_status
-from common.terminal import cleaned_streams
 from iotwin import __version__
 from iotwin.command import Command, Group, Outcome
+from iotwin.common.errors import IotwinError, nearest, reason_of
+from iotwin.common.progress import set_quiet
+from iotwin.common.ranks import await_turn_to_report, launched_by_mpi, run_as_one
+from iotwin.common.signals import interrupted_status
+from iotwin.common.terminal import cleaned_streams
 
 # Module and class of each command by its name, in the order a newcomer needs them.
 _COMMANDS = {
-    "doctor": ("doctor", "Doctor"),
-    "demo": ("demo", "Demo"),
-    "generate": ("generate", "Generate"),
-    "trace": ("trace", "Record"),
-    "info": ("info", "Info"),
-    "stats": ("stats", "Stats"),
-    "import": ("import_trace", "Import"),
-    "recover": ("recover", "Recover"),
-    "merge": ("merge", "Merge"),
-    "fit": ("fit", "Fit"),
-    "emulate": ("emulate", "Emulate"),
-    "compare": ("compare", "Compare"),
-    "twin": ("twin", "Twin"),
-    "checkpoints": ("checkpoints", "Checkpoints"),
-    "checkfreq": ("checkfreq", "CheckFreq"),
-    "dtr": ("dtr", "Dtr"),
-    "plot": ("plot", "Plot"),
-    "report": ("report", "Report"),
-    "view": ("view", "View"),
-    "scale": ("scale", "Scale"),
-    "run": ("run", "Run"),
-    "export": ("export", "Export"),
-    "attach-profile": ("attach_profile", "AttachProfile"),
-    "pipedream": ("pipedream", "PipeDream"),
+    "doctor": ("doctor", "DoctorCommand"),
+    "demo": ("demo", "DemoCommand"),
+    "generate": ("generate", "GenerateCommand"),
+    "trace": ("trace", "TraceCommand"),
+    "info": ("info", "InfoCommand"),
+    "stats": ("stats", "StatsCommand"),
+    "import": ("import_trace", "ImportCommand"),
+    "recover": ("recover", "RecoverCommand"),
+    "merge": ("merge", "MergeCommand"),
+    "fit": ("fit", "FitCommand"),
+    "emulate": ("emulate", "EmulateCommand"),
+    "compare": ("compare", "CompareCommand"),
+    "twin": ("twin", "TwinGroup"),
+    "checkpoints": ("checkpoints", "CheckpointsGroup"),
+    "checkfreq": ("checkfreq", "CheckFreqGroup"),
+    "dtr": ("dtr", "DtrGroup"),
+    "plot": ("plot", "PlotCommand"),
+    "report": ("report", "ReportCommand"),
+    "view": ("view", "ViewCommand"),
+    "scale": ("scale", "ScaleCommand"),
+    "run": ("run", "RunCommand"),
+    "export": ("export", "ExportCommand"),
+    "attach-profile": ("attach_profile", "AttachProfileCommand"),
+    "pipedream": ("pipedream", "PipeDreamGroup"),
+    "completion": ("completion", "CompletionCommand"),
 }
-
-_UNFINISHED = re.compile(r"\.([^/]+)\.\d+\.partial\b")  # until it is whole; the user knows its final name
 
 _Parsers = dict[str, argparse.ArgumentParser]  # by the words that call their command: "info", "twin pack"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends a usage error in one line that says what to do, instead of repeating the whole usage."""
+    """Reports a usage error in one line that names the help page, instead of repeating the whole usage."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"{self.prog}: {message}; see: {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _commands(called: str = "") -> list[Command | Group]:
-    """Return the command called so, which is imported alone, as that takes a sixth of the time; all if there is none."""
+def load_commands(called: str = "") -> list[Command | Group]:
+    """Return the command named `called`, or all commands if there is none. Importing one takes a sixth of the time of all."""
     chosen = [_COMMANDS[called]] if called in _COMMANDS else _COMMANDS.values()
     return [getattr(importlib.import_module(f"iotwin.commands.{module}"), cls)() for module, cls in chosen]
 
@@ -84,7 +84,7 @@ def _add_parser(sub: Any, command: Command | Group, words: str) -> argparse.Argu
     return parser
 
 
-def _build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.ArgumentParser, _Parsers]:
+def build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.ArgumentParser, _Parsers]:
     """Return the parser of the whole command line, and those of the commands by the words that call them."""
     parser = _Parser(
         prog="iotwin", description="Trace a training job's I/O, build its twin, run the twin, prove how alike they are."
@@ -105,7 +105,8 @@ def _build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.Argumen
 def _leaf_first(arguments: list[str], group: Group, parsers: _Parsers) -> list[str]:
     """Return a group's arguments with the leaf in front: ``-o OUT pack DIR`` as ``pack -o OUT DIR``.
 
-    Where the first word that is neither an option nor an option's value names no leaf, the default leaf is put in front.
+    The leaf is the first word that is neither an option nor an option's value. If that word names no leaf, the default leaf is
+    put in front.
     """
     leaves = list(group.leaves())
     options = {
@@ -126,7 +127,7 @@ def _leaf_first(arguments: list[str], group: Group, parsers: _Parsers) -> list[s
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: str) -> int:
-    """Say that `parser` takes no argument `unknown`, and which one may have been meant; return the exit status."""
+    """Report that `parser` has no argument `unknown`, and the nearest one that it has. Return the exit status."""
     what, guess = "unexpected argument", ""
     if unknown.startswith("-"):
         options = [option for action in parser._actions for option in action.option_strings]
@@ -136,7 +137,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: str) -> int:
 
 
 def _known(word: str, names: list[str], prog: str, what: str) -> str:
-    """Return the word; exit with a guess of what was meant when it is none of the names."""
+    """Return the word. If it is none of the names, exit with a message that suggests the nearest name."""
     if word not in names:
         print(f"{prog}: unknown {what} '{word}'{nearest(word, names)}; see: {prog} --help", file=sys.stderr)
         raise SystemExit(2)
@@ -144,7 +145,7 @@ def _known(word: str, names: list[str], prog: str, what: str) -> str:
 
 
 def _called(arguments: list[str], commands: dict[str, Command | Group], parsers: _Parsers) -> tuple[list[str], Command | None]:
-    """Return the arguments, with a group's leaf in its place, and the command that they call, if any."""
+    """Return the arguments, with a group's leaf first, and the command that they call, if any."""
     if not arguments or arguments[0].startswith("-"):
         return arguments, None
     command = commands[_known(arguments[0], list(commands), "iotwin", "command")]
@@ -160,16 +161,16 @@ def _called(arguments: list[str], commands: dict[str, Command | Group], parsers:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     if argv is None and sys.getfilesystemencoding() != "utf-8":
-        # Names in our files are UTF-8, whatever the locale has. As an option, so that a traced job's environment stays its own.
+        # File names are UTF-8 in every locale. An option, unlike PYTHONUTF8, does not reach a traced job.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - ourselves
     with cleaned_streams():
-        return _main(argv)
+        return run_as_one(partial(_main, argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {command.name: command for command in _commands(*words[:1])}
-    parser, parsers = _build_parser(list(commands.values()))
+    commands = {command.name: command for command in load_commands(*words[:1])}
+    parser, parsers = build_parser(list(commands.values()))
     arguments, command = _called(words, commands, parsers)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -177,7 +178,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command is None:
         parsers.get(arguments[0] if arguments else "", parser).print_help()
         return 2
-    # A polite kill and a closed terminal unwind like Ctrl-C does, so that nothing half-written or attached stays behind.
+    # SIGTERM and a closed terminal unwind as Ctrl-C does, so that no half-written file and no attached probe remains.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
@@ -193,7 +194,7 @@ def _show(command: Command, args: argparse.Namespace, outcome: Outcome) -> None:
             command.show(outcome.document)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
-        # Whoever read our output has gone (a pager, head); that is no error of ours. rich makes a SystemExit of it.
+        # The reader of our output has ended (a pager, head), which is no error. rich raises SystemExit for it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -202,27 +203,27 @@ def _run(command: Command, args: argparse.Namespace) -> int:
         outcome = command.run(args)
         _show(command, args, outcome)
         return outcome.exit_status
-    except IotwinError as error:
-        if args.debug:
-            raise
-        with contextlib.suppress(OSError):  # nobody reads it any more; the status still counts
-            print(f"iotwin {args.called}: {error}", file=sys.stderr)
-        return error.exit_status
     except KeyboardInterrupt:
-        print(f"iotwin {args.called}: interrupted", file=sys.stderr)
+        if launched_by_mpi().size == 1:  # mpirun interrupts all ranks, and reports why
+            print(f"iotwin {args.called}: interrupted", file=sys.stderr)
         return interrupted_status()
-    except MemoryError:
+    except (IotwinError, MemoryError, OSError) as error:
         if args.debug:
             raise
-        print(f"iotwin {args.called}: the machine refused memory; free some, or raise the limit (ulimit -v)", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if args.debug:
-            raise
-        where = _UNFINISHED.sub(r"\1", str(error.filename)) + ": " if error.filename else ""
-        remedy = "; raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
-        print(f"iotwin {args.called}: {where}{error.strerror or error}{remedy}", file=sys.stderr)
-        return 1
+        who = await_turn_to_report()
+        with contextlib.suppress(OSError):  # stderr is closed; the exit status still counts
+            print(f"iotwin {args.called}: {who}{_one_line(error)}", file=sys.stderr)
+        return error.exit_status if isinstance(error, IotwinError) else 1
+
+
+def _one_line(error: IotwinError | MemoryError | OSError) -> str:
+    match error:
+        case IotwinError():
+            return str(error)
+        case MemoryError():
+            return "the machine refused memory; free some, or raise the limit (ulimit -v)"
+    where = f"{error.filename}: " if error.filename and error.errno != errno.EMFILE else ""
+    return f"{where}{reason_of(error)}"
 
 
 if __name__ == "__main__":

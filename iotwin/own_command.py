@@ -1,6 +1,6 @@
-"""How iotwin starts processes of its own: always with `python -P`, so that no file of the current directory counts as a module.
+"""Command lines of iotwin's own processes: `python -P`, so that Python imports no module from the current directory.
 
-A data directory or a clone may hold a json.py or a common.py; those are a job's, or a stranger's, and never ours to import.
+That directory may hold a json.py or a common.py of a job, or of a stranger.
 """
 
 import sys
@@ -10,10 +10,10 @@ _PYTHON = (sys.executable, "-P", "-m")
 
 
 def own_command(command: str, *arguments: str | Path) -> list[str]:
-    """Return the argument list that runs ``iotwin COMMAND ARGUMENTS`` in a process of its own."""
-    return [*_PYTHON, "iotwin.main", command, *map(str, arguments)]
+    """Return the argument list that runs ``iotwin COMMAND ARGUMENTS`` in a new process."""
+    return [*_PYTHON, "iotwin", command, *map(str, arguments)]
 
 
 def own_job(module: str, *arguments: str | Path) -> list[str]:
-    """Return the argument list that runs one of our own jobs, such as workloads.unet3d, in a process of its own."""
+    """Return the argument list that runs one of iotwin's jobs, such as iotwin.workloads.unet3d, in a new process."""
     return [*_PYTHON, module, *map(str, arguments)]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from common.progress import set_quiet
+from iotwin.common.progress import set_quiet
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 300  # for what takes moments where nothing else runs: only a test that fails waits so long
@@ -31,14 +31,14 @@ settings.load_profile("iotwin")
 
 @functools.cache
 def _reason_against(backend: str) -> str | None:
-    from tracing_tools.backends import unavailable_reason
+    from iotwin.tracing_tools.backends import unavailable_reason
 
     return unavailable_reason(backend)
 
 
 def nothing_can_trace() -> str | None:
     """Why no backend at all works here, or None."""
-    from tracing_tools.backends import BACKEND_NAMES
+    from iotwin.tracing_tools.backends import BACKEND_NAMES
 
     if any(_reason_against(name) is None for name in BACKEND_NAMES):
         return None
@@ -134,7 +134,7 @@ def process_wide_state() -> Iterator[None]:
 
 def run_iotwin(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, as a user would."""
-    command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "iotwin", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     defaults: dict = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "env": environment, "check": False}
     return subprocess.run(command, **{**defaults, **options})

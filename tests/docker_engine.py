@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 from tests.conftest import PATIENCE_S, ROOT, compile_c
-from tracing_tools.targets.mounts import cgroup2_mount
 
 IMAGE = "iotwin-test:latest"
 
@@ -127,19 +127,25 @@ def _remove(base: Path) -> None:
     shutil.rmtree(base, ignore_errors=True)
 
 
-def start_when_watched(create: str) -> str:
+def start_when_watched(create: str, before: str = ":", after: str = "docker rm --force $id >/dev/null 2>&1") -> str:
     """Shell commands that make a container by `docker create` with the words `create`, and start it once a tracer has its cgroup.
 
+    The commands `before` run before its start, `after` after its end; both find its id in $id and its cgroup in $cgroup.
     `docker run` would leave it to the machine's load whether the tracer is there before the container's first instruction, and
     `--rm` gives an error instead of the container's status when the engine still writes to the folder that it removes.
     """
     mount = cgroup2_mount()
     return f"""
         id=$(docker create {create})
-        until [ -e {mount}/docker/$id ] || [ -e {mount}/system.slice/docker-$id.scope ]; do sleep 0.05; done
+        cgroup=
+        until [ "$cgroup" ]; do
+            sleep 0.05
+            for made in {mount}/docker/$id {mount}/system.slice/docker-$id.scope; do [ -e $made ] && cgroup=$made; done
+        done
+        {before}
         docker start --attach $id
         status=$?
-        docker rm --force $id >/dev/null 2>&1
+        {after}
         exit $status
     """
 

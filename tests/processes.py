@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-from common.progress import set_quiet
+from iotwin.common.progress import set_quiet
 from iotwin.main import main
 from tests.conftest import PATIENCE_S, ROOT
 
@@ -40,7 +40,7 @@ def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
 
 
-def start(*arguments: str | Path, program: Sequence[str] = ("-m", "iotwin.main"), **options: object) -> subprocess.Popen[str]:
+def start(*arguments: str | Path, program: Sequence[str] = ("-m", "iotwin"), **options: object) -> subprocess.Popen[str]:
     """Start the command line in a session of its own, so that a Ctrl-C can reach it and its children and nobody else.
 
     `program` are the words by which Python finds it.
@@ -120,7 +120,7 @@ def name_of(pid: int) -> str:
 
 def left_behind() -> list[Path]:
     """Cgroups of recorders that are gone, of our pid namespace."""
-    from tracing_tools.targets.cgroup import _own_cgroup, _pid_namespace
+    from iotwin.tracing_tools.targets.cgroup import _own_cgroup, _pid_namespace
 
     own = _own_cgroup()
     found = own.glob(f"iotwin-*-{_pid_namespace()}-*") if own else []

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
-from tracing_tools.trace.writer import write_events, write_tables
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
+from iotwin.trace_store.writer import write_events, write_tables
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
@@ -110,6 +111,17 @@ def write_job(path: Path, job: Job | None = None) -> Path:
             now = end
     _write(path, job, rows, phases if job.log_phases else [], processes, paths, checkpoints, now)
     return path
+
+
+def crowd(trace: Path) -> Path:
+    """Have the trace's samples show that other work took one of its machine's two CPUs and hardly any was idle."""
+    path = trace / "samples" / "cpu.parquet"
+    table = pq.read_table(path)
+    for name, value in (("user", 0.9), ("system", 0.05), ("iowait", 0.0), ("idle", 0.05), ("job_cpus", 0.9)):
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, table.schema.field(at), pa.array([value] * len(table), table.schema.field(at).type))
+    pq.write_table(table, path)
+    return trace
 
 
 def _recovery(job, file_id):

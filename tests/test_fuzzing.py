@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 from tests.perf import fuzzing
 from tests.perf.fuzzing import Subject, fuzz
 

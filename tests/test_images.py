@@ -9,12 +9,12 @@ import sys
 import pytest
 import yaml
 
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, run_iotwin
 from tests.docker_engine import client, containers
 from tests.workloads.mllog import entries, parts
-from tracing_tools.trace.reader import Trace
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root"),

@@ -2,5 +2,5 @@
 
 import logging
 
-# It tells of a home that it cannot write to, which is nothing to whoever asked for a picture.
+# matplotlib warns of a home that it cannot write to, which does not matter for a picture.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

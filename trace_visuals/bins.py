@@ -1,7 +1,10 @@
 """Calls spread over equal bins of time, exactly and without Python per call.
 
-Each lane (for instance "reads of storage") gets, per bin: the calls that start there, the share of the bin with at least one call
-in flight, the mean number of calls in flight, and the bytes moved, each call's bytes spread evenly over its duration.
+Each lane (for instance "reads of storage") gets, per bin:
+
+* the calls that start there;
+* the share of the bin with at least one call in flight, and the mean number of calls in flight;
+* the bytes moved. Each call's bytes are spread evenly over its duration.
 """
 
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trace_visuals.call_columns import Bools, Ints
+from iotwin.trace_visuals.call_columns import Bools, Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -110,7 +113,7 @@ class Intervals(Protocol):
 
 
 @dataclass(frozen=True)
-class Lanes:
+class CallLanes:
     """What a LaneBins found; every array has the shape (lanes, bins)."""
 
     grid: Grid
@@ -167,7 +170,7 @@ class LaneBins:
             self._covered_to[number] = reach[-1]
         self._union.add(lane, fresh, end, 1.0)
 
-    def result(self) -> Lanes:
+    def result(self) -> CallLanes:
         """Return the bins; bytes are whole and sum to the bytes of the calls inside the grid."""
         shape = (self.lanes, self.grid.count)
         size = self._load.sums(1) + self._instant.reshape(shape)
@@ -176,9 +179,9 @@ class LaneBins:
         whole[:, 1:] -= running[:, :-1]
         width = self.grid.width
         busy = np.minimum(self._union.sums() / width, 1.0)
-        return Lanes(self.grid, self._calls.reshape(shape), busy, self._load.sums() / width, whole)
+        return CallLanes(self.grid, self._calls.reshape(shape), busy, self._load.sums() / width, whole)
 
 
-def occupied(lanes: Lanes) -> Bools:
+def occupied(lanes: CallLanes) -> Bools:
     """Return which bins see a call at all, shape (lanes, bins): one starts there or one is in flight."""
     return (lanes.calls > 0) | (lanes.in_flight > 0)

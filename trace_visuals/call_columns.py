@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from tracing_tools.trace.calls import CallDecoder, DecodedCalls
-from tracing_tools.trace.chunks import Chunk
-from tracing_tools.trace.columns import integers
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.calls import CallDecoder, DecodedCalls
+from iotwin.trace_store.chunks import Chunk
+from iotwin.trace_store.columns import integers
+from iotwin.trace_store.reader import Trace
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -26,7 +26,7 @@ _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "file_id", "offset", "result
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallColumns:
     """One batch of calls in order of start; every array has one entry per call."""
 
     start_ns: Ints
@@ -49,11 +49,11 @@ class Calls:
         """Nanoseconds from start to end."""
         return self.end_ns - self.start_ns
 
-    def pick(self, chosen: Bools | Ints) -> "Calls":
+    def pick(self, chosen: Bools | Ints) -> "CallColumns":
         """Return the calls that a mask or an index array chooses."""
         # One search for the chosen places instead of one in every column.
         indices = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        return Calls(*(getattr(self, name).take(indices) for name in self.__dataclass_fields__))
+        return CallColumns(*(getattr(self, name).take(indices) for name in self.__dataclass_fields__))
 
 
 class CallReader:
@@ -63,33 +63,33 @@ class CallReader:
         self._decoder = CallDecoder(trace, _COLUMNS, GROUPS, STORAGE_KINDS, OTHER, ops)
         self.ops = self._decoder.ops
 
-    def __iter__(self) -> Iterator[Calls]:
+    def __iter__(self) -> Iterator[CallColumns]:
         """Yield every call of the trace."""
         return self.until(None)
 
-    def until(self, end_ns: int | None) -> Iterator[Calls]:
+    def until(self, end_ns: int | None) -> Iterator[CallColumns]:
         """Yield the calls that start before `end_ns` (monotonic ns; None for all)."""
         yield from self._read(None if end_ns is None else pc.field("start_ns") < end_ns)
 
-    def between(self, begin_ns: int, end_ns: int) -> Iterator[Calls]:
+    def between(self, begin_ns: int, end_ns: int) -> Iterator[CallColumns]:
         """Yield the calls that start from `begin_ns` on and before `end_ns` (monotonic ns); other row groups are not read."""
         yield from self._read((pc.field("start_ns") >= begin_ns) & (pc.field("start_ns") < end_ns))
 
-    def of(self, chunk: Chunk) -> Iterator[Calls]:
+    def of(self, chunk: Chunk) -> Iterator[CallColumns]:
         """Yield the calls of a chunk of the trace."""
         yield from self._read(None, chunk.parts)
 
-    def in_flight(self, chunk: Chunk) -> Calls:
+    def in_flight(self, chunk: Chunk) -> CallColumns:
         """Return the calls of earlier chunks that end after this one begins."""
         return _calls(self._decoder.in_flight(chunk))
 
-    def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[Calls]:
+    def _read(self, where: pc.Expression | None, parts: Sequence[int] | None = None) -> Iterator[CallColumns]:
         return map(_calls, self._decoder.read(where, parts))
 
 
-def _calls(decoded: DecodedCalls) -> Calls:
+def _calls(decoded: DecodedCalls) -> CallColumns:
     start_ns, moves = decoded.column("start_ns"), (decoded.group == READ) | (decoded.group == WRITE)
-    return Calls(
+    return CallColumns(
         start_ns, start_ns + decoded.duration_ns(), decoded.op, decoded.group, decoded.column("pid"), decoded.file_id,
         decoded.column("offset"), decoded.column("result"), decoded.moved_bytes(moves), decoded.kind >= 0,
     )  # fmt: skip

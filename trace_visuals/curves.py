@@ -1,10 +1,12 @@
 """Sheets of curves: a panel for each document of series, as measurements and predictions write them.
 
-A document is a JSON file: ``{"title", "x": AXIS, "y": AXIS, "series": [{"name", "x": [..], "y": [..]}]}``, where an axis is
-``{"label", "unit", "scale"}``. Units and scales may be left out; a scale is ``linear`` (the default) or ``log``. A value of null
-is a gap in its curve. A document of several panels that share their axes says more of each point and of ranges of x:
-``{"title", "x", "y", "panels": [{"title", "bands": [{"from", "to", "label"}], "curves": [{"name", "points": [POINT]}]}]}``, where
-a point is ``{"x", "y", "low", "high", "state"}``: low and high are its spread, its state is pass, oom, thrash or failed.
+A document is a JSON file: ``{"title", "x": AXIS, "y": AXIS, "series": [{"name", "x": [..], "y": [..]}]}``. An axis is
+``{"label", "unit", "scale"}``, where unit and scale are optional and a scale is ``linear`` (the default) or ``log``. A value of
+null is a gap in its curve.
+
+Panels that share their axes make up one document, whose points may have spreads and whose ranges of x may have names:
+``{"title", "x", "y", "panels": [{"title", "bands": [{"from", "to", "label"}], "curves": [{"name", "points": [POINT]}]}]}``.
+A point is ``{"x", "y", "low", "high", "state"}``: low and high are its spread, its state is pass, oom, thrash or failed.
 """
 
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from common.errors import UsageError
-from common.files import check_output, check_type, open_whole
-from trace_visuals.labels import plain
-from trace_visuals.style import FIGURE_RC, TRACE_COLOURS
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import check_output, check_type, open_whole
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.trace_visuals.labels import plain
+from iotwin.trace_visuals.style import FIGURE_RC, TRACE_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +42,7 @@ class Axis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: Literal["linear", "log"] = "linear"
 
     def text(self) -> str:
-        """Return the words beside the axis."""
+        """Return the label of the axis, with its unit."""
         return plain(f"{self.label} ({self.unit})" if self.unit else self.label, 60)
 
 
@@ -53,7 +56,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Literal["pass", "oom", "thrash", "failed"] = "pass"
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlottedCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One curve, point by point."""
 
     name: str
@@ -72,7 +75,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One panel of a sheet."""
 
     title: str
-    curves: list[Curve]
+    curves: list[PlottedCurve]
     bands: list[Band] = []
 
 
@@ -106,19 +109,19 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for series in self.series:
             if len(series.x) != len(series.y):
                 raise UsageError(f"{path}: series '{series.name}' has {len(series.x)} values of x and {len(series.y)} of y")
-        curves = [Curve(each.name, [Point(x, y) for x, y in zip(each.x, each.y, strict=True)]) for each in self.series]
+        curves = [PlottedCurve(each.name, [Point(x, y) for x, y in zip(each.x, each.y, strict=True)]) for each in self.series]
         return Sheet("", self.x, self.y, [Panel(self.title, curves)])
 
 
 def read_sheet(path: Path) -> Sheet:
     """Return the document at `path`; UsageError when it is missing, is no such document, or its curves cannot be drawn."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        content = read_foreign_json(path)
         several = isinstance(content, dict) and "panels" in content
         sheet = msgspec.convert(content, Sheet) if several else msgspec.convert(content, Curves).sheet(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (IotwinError, msgspec.ValidationError) as error:
         raise UsageError(f"{path} is no document of curves: {error}") from None
     for panel in sheet.panels:
         _check(path, sheet, panel)
@@ -219,7 +222,7 @@ def _states(panel: Panel) -> list[str]:
     return [state for state in _STATES if state in found]
 
 
-def _draw_curve(axes: "Axes", index: int, curve: Curve) -> None:
+def _draw_curve(axes: "Axes", index: int, curve: PlottedCurve) -> None:
     """Draw a line through the points that passed, their spread, and a mark for each other point, at the top if it has no y."""
     points = sorted(curve.points, key=lambda point: point.x)
     colour = TRACE_COLOURS[index % len(TRACE_COLOURS)]
@@ -252,7 +255,7 @@ def _draw_bands(axes: "Axes", bands: list[Band]) -> None:
 
 
 def _show_all(axes: "Axes", sheet: Sheet, panel: Panel) -> None:
-    """Show every x, also where all curves have a gap, which says that no run came through; and 0 of a linear y."""
+    """Show every x, even if all curves have a gap there because no run passed; and 0 of a linear y axis."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     x = [point.x for curve in panel.curves for point in curve.points]

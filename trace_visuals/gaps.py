@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from trace_visuals.call_columns import Ints
+from iotwin.trace_visuals.call_columns import Ints
 
-_INTERVALS = 3  # without a sample for so many usual intervals is a gap
-_FEWEST = 4  # samples from which the usual interval can be told
+_INTERVALS = 3  # a gap is this many usual intervals without a sample
+_FEWEST = 4  # fewest samples that define the usual interval
 
 
 def sample_gaps(time_ns: Ints, begin_ns: int, end_ns: int) -> Ints:

@@ -6,7 +6,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 data=${1:-timeline_data}
 plots=${2:-plots}
-python=${PYTHON:-python3}
+root=$(dirname "$here")
+. "$root/common/environment.sh"
 [ -d "$data" ] || { echo "generate_timeline_plots.sh: $data is not a directory; give the one that holds the traces" >&2; exit 2; }
 
 workload_of() {
@@ -19,7 +20,7 @@ workload_of() {
 
 while IFS= read -r -d '' found; do
     raw=$(dirname "$found")
-    [ -e "$raw.trace/manifest.json" ] || "$python" "$here/preprocess_traces.py" "$raw" "$(workload_of "$raw")" ${TIMEZONE:+--timezone "$TIMEZONE"}
+    [ -e "$raw.trace/manifest.json" ] || "$PYTHON" "$here/preprocess_traces.py" "$raw" "$(workload_of "$raw")" ${TIMEZONE:+--timezone "$TIMEZONE"}
 done < <(find "$data" -mindepth 2 -maxdepth 4 -name trace_read.out -print0 | sort -z)
 
 count=0
@@ -27,7 +28,7 @@ while IFS= read -r -d '' found; do
     trace=$(dirname "$found") # a data set has a manifest.json, too, but no events
     name=${trace#"$data"/}
     name=${name%.trace}
-    "$python" "$here/plot_timelines.py" "$trace" "$(workload_of "$trace")" "${name//\//_}" -a -o "$plots"
+    "$PYTHON" "$here/plot_timelines.py" "$trace" "$(workload_of "$trace")" "${name//\//_}" -a -o "$plots"
     count=$((count + 1))
 done < <(find "$data" -mindepth 2 -maxdepth 4 -name events.parquet -print0 | sort -z)
 [ "$count" -gt 0 ] || { echo "generate_timeline_plots.sh: $data holds no trace" >&2; exit 1; }

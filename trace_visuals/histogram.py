@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from trace_visuals.bins import Floats
-from trace_visuals.call_columns import Ints
-from tracing_tools.trace.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_visuals.bins import Floats
+from iotwin.trace_visuals.call_columns import Ints
 
 BUCKETS_PER_OCTAVE = 32
 # A percentile is the mean of the values in its bucket: exact where they are equal, else off by less than the bucket's width.

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from common.units import format_duration, format_size
-from tracing_tools.trace.manifest import Host, Manifest
+from iotwin.common.units import format_duration, format_size
+from iotwin.trace_store.manifest import Host, Manifest
 
 
 def trace_labels(paths: list[Path]) -> list[str]:
-    """Return one short name per trace: the directory's, with as many parents as it takes to tell them apart."""
+    """Return one short name per trace: the directory's, with as many parents as make the names unique."""
     resolved = [path.resolve() for path in paths]
     distinct = len(set(resolved))
     for depth in range(1, max(len(path.parts) for path in resolved) + 1):
@@ -29,7 +29,7 @@ def plain(text: str, most: int) -> str:
 
 
 def command_line(manifest: Manifest) -> str:
-    """Return the traced command, its program without directories, since those say more of the machine than of the job."""
+    """Return the traced command, its program without directories, since directories describe the machine rather than the job."""
     command = manifest.target.command
     return " ".join([Path(command[0]).name, *command[1:]]) if command else ""
 

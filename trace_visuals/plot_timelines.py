@@ -7,12 +7,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from iotwin.common.files import make_folder
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.errors import IotwinError, UsageError
-from common.progress import note
-from common.workloads import NAMES
-from trace_visuals.timeline import Form, plot_timeline
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.progress import note
+from iotwin.common.workloads import NAMES
+from iotwin.trace_visuals.timeline import Form, plot_timeline
 
 _FEW: dict[str, str | None] = {"whole": None, "epoch": "epoch:1", "block": "block:1"}
 _ALL = _FEW | {
@@ -31,7 +33,7 @@ def draw_all(trace: Path, directory: Path, zooms: dict[str, str | None], form: F
 
     Raises IotwinError for an unreadable trace.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     drawn: list[Path] = []
     for name, zoom in zooms.items():
         legend = None if drawn else directory / "legend.png"

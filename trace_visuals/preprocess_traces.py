@@ -11,7 +11,7 @@ from pathlib import Path
 _ROOT = str(Path(__file__).resolve().parent.parent)
 sys.path.insert(0, _ROOT)
 
-from common.workloads import NAMES  # noqa: E402
+from iotwin.common.workloads import NAMES  # noqa: E402
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Turn raw recordings into a trace; see also: iotwin import --help")
     parser.add_argument("traces_dir", type=Path, help="directory of trace_read.out and the others")
     parser.add_argument("workload", choices=list(NAMES), help="what was recorded")
-    parser.add_argument("-o", "--output-dir", type=Path, help="trace to write (default: beside TRACES_DIR, its name with .trace)")
+    parser.add_argument("-o", "--output-dir", type=Path, help="trace to write (default: TRACES_DIR.trace)")
     parser.add_argument("-s", "--step", type=int, help="accepted and not needed: there is one step")
     parser.add_argument("-ml", "--mllog", action="store_true", help="accepted and not needed: the log is always read")
     parser.add_argument("--timezone", help="IANA name of the recording machine's time zone (default UTC)")
@@ -29,7 +29,7 @@ def main() -> None:
     command += ["--timezone", args.timezone] if args.timezone else []
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH")]))
-    arguments = [sys.executable, "-P", "-m", "iotwin.main", *command]
+    arguments = [sys.executable, "-P", "-m", "iotwin", *command]
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - exit status and signals become its own
 
 

@@ -4,16 +4,16 @@ python trace_visuals/proc_instru_data.py DIR... WORKLOAD [-o DIR] [-t TITLE] [-l
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+
+from iotwin.common.files import make_folder, rename, scratch_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.errors import IotwinError, UsageError
-from common.workloads import NAMES
-from trace_visuals.steps import plot_steps
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.workloads import NAMES
+from iotwin.trace_visuals.steps import plot_steps
 
 # Pictures of `plot_steps` by the option that asks for them.
 _PICTURES = {
@@ -29,20 +29,21 @@ def draw(directories: list[Path], workload: str, output: Path, wanted: list[str]
 
     Raises IotwinError when no run of the workload was found.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     pictures = []
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-        found = plot_steps(directories, Path(folder), title)
+    with scratch_folder(output) as folder:
+        found = plot_steps(directories, folder, title)
         for kind in wanted:
-            picture = Path(folder) / f"{workload}_{_PICTURES[kind]}"
+            picture = folder / f"{workload}_{_PICTURES[kind]}"
             if picture.exists():
                 pictures.append(output / picture.name)
-                picture.replace(pictures[-1])
+                rename(picture, pictures[-1])
         for name in ("steps.csv", "throughputs.csv", "fits.json", "regressions.json"):
-            (Path(folder) / name).replace(output / name)
+            rename(folder / name, output / name)
         models = output / "computation_times"
-        shutil.rmtree(models, ignore_errors=True)
-        (Path(folder) / "computation_times").replace(models)
+        make_folder(models, below=output)
+        for model in (folder / models.name).iterdir():
+            rename(model, models / model.name)
     if not pictures:
         raise IotwinError(f"none of the {found['runs']} runs is of {workload}, or none shows what was asked for")
     return pictures

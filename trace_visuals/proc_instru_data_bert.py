@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from trace_visuals.proc_instru_data import main
+from iotwin.trace_visuals.proc_instru_data import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.call_columns import Ints
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
+from iotwin.trace_visuals.call_columns import Ints
 
 BLOCK_LANES = ("read", "write")
 DEVICE_LANES = ("kernel", "copy")
-CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # of one beside training: written, copied first, waited for
+CHECKPOINT_PARTS = ("persist", "snapshot", "stall")  # of a concurrent checkpoint: the write, the copy before it, the wait
 _MOST_PARTS = 6
 _MOST_DEVICES = 8
 
 
 @dataclass(frozen=True)
-class Intervals:
+class RequestIntervals:
     """Block requests, kernels or copies in order of start; every array has one entry for each."""
 
     start_ns: Ints
@@ -25,13 +25,13 @@ class Intervals:
     size_bytes: Ints
 
 
-def block_lanes(trace: Trace, grid: Grid) -> Lanes | None:
+def block_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
     """Return the block reads and writes in bins, from issue to completion; None when they were not traced."""
     block = trace.block()
     return None if block is None else _binned(block, "issue_ns", block["op"], BLOCK_LANES, grid)
 
 
-def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
+def device_lanes(trace: Trace, grid: Grid) -> CallLanes | None:
     """Return the accelerators' kernels and copies in bins; None when the trace has none."""
     gpu = trace.gpu()
     if gpu is None or not gpu["kind"].isin(DEVICE_LANES).any():
@@ -39,7 +39,7 @@ def device_lanes(trace: Trace, grid: Grid) -> Lanes | None:
     return _binned(gpu, "start_ns", gpu["kind"], DEVICE_LANES, grid)
 
 
-def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes | None]:
+def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes | None]:
     """Return names and bins of the kernels, of each accelerator apart where several were used, and of all copies.
 
     The names are those of `device_lanes`, a kernel's with its device: ``kernel 0``. The bins are None when there is nothing.
@@ -55,7 +55,7 @@ def device_rows(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes | None
     return names, _binned(gpu, "start_ns", own, names, grid)
 
 
-def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes]:
+def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], CallLanes]:
     """Return the names of the lowest rank's parts, and their lanes of bins.
 
     They are those that it spent most time in, in order of their first, and then those of checkpoints.
@@ -71,7 +71,7 @@ def part_lanes(trace: Trace, grid: Grid) -> tuple[tuple[str, ...], Lanes]:
     return names, _binned(leading.assign(size_bytes=0), "start_ns", name, names, grid)
 
 
-def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> Lanes:
+def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tuple[str, ...], grid: Grid) -> CallLanes:
     lane = np.full(len(table), -1, dtype=np.int64)
     for index, name in enumerate(names):
         lane[(kind == name).to_numpy()] = index
@@ -79,5 +79,5 @@ def _binned(table: pd.DataFrame, start: str, kind: "pd.Series[str]", names: tupl
     # How long a request lasts that the trace's end cut off is not known: it counts as a point.
     duration = table["duration_ns"].fillna(0).to_numpy(dtype=np.int64)
     bins = LaneBins(grid, len(names))
-    bins.add(Intervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)
+    bins.add(RequestIntervals(begin, begin + duration, table["size_bytes"].fillna(0).to_numpy(dtype=np.int64)), lane)
     return bins.result()

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.files import check_type
-from trace_visuals.labels import plain
-from trace_visuals.style import BLUE, FIGURE_RC, VERMILLION
-from tracesim import Curve, Dimension, Similarity
+from iotwin.common.files import check_type, open_whole
+from iotwin.trace_visuals.labels import plain
+from iotwin.trace_visuals.style import BLUE, FIGURE_RC, VERMILLION
+from iotwin.tracesim import Curve, Dimension, Similarity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TYPES = (".png", ".svg", ".pdf")
 _COLUMNS = 3
@@ -43,7 +46,7 @@ def plot_similarity(similarity: Similarity, path: Path) -> None:
         figure.suptitle(f"overall {overall}\n{fill(plain(similarity.verdict, 200), 110)}", fontsize=8)
         handles = [panels[0].plot([], [], color=colour, label=name)[0] for colour, name in zip(_COLOURS, names, strict=True)]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(path, dpi=200)
+        _save(figure, path)
 
 
 def _short(value: float, _: int) -> str:
@@ -113,4 +116,9 @@ def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], 
         axes.set_xticks(range(len(columns)), [plain(name, _LONGEST_NAME) for name in columns], rotation=45, ha="right")
         axes.set_yticks(range(len(rows)), [plain(name, _LONGEST_NAME) for name in rows])
         figure.colorbar(image, ax=axes, label="overall similarity", shrink=0.8)
-        figure.savefig(path, dpi=200, bbox_inches="tight")  # the picture is as large as its labels need
+        _save(figure, path, bbox_inches="tight")  # the picture is as large as its labels need
+
+
+def _save(figure: "Figure", path: Path, bbox_inches: str | None = None) -> None:
+    with open_whole(path) as file:
+        figure.savefig(file, format=path.suffix.removeprefix("."), dpi=200, bbox_inches=bbox_inches)

@@ -1,4 +1,4 @@
-"""Colours and type of every picture: the Okabe-Ito palette, which people with any colour vision can tell apart.
+"""Colours and type of every picture: the Okabe-Ito palette, which people with any colour vision can distinguish.
 
 Source: M. Okabe and K. Ito, "Color Universal Design" (2008).
 """

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from common.errors import UsageError
-from common.units import parse_duration
-from trace_visuals.call_columns import span_ns
-from tracing_tools.trace.reader import Trace
+from iotwin.common.errors import UsageError
+from iotwin.common.units import parse_duration
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.call_columns import span_ns
 
 _SECOND = 1_000_000_000
 _PHASE_WORDS = {
@@ -38,7 +38,7 @@ class TimeWindow:
 
 @dataclass(frozen=True)
 class View:
-    """The windows of all traces of one picture, and what its time axis says."""
+    """The windows of all traces of one picture, and the label of its time axis."""
 
     windows: list[TimeWindow]
     axis_label: str
@@ -123,8 +123,8 @@ def _phase_view(traces: list[Trace], word: str, number: str) -> View:
 
 def _unlogged(trace: Trace, phases: pd.DataFrame) -> str:
     if trace.inferred is not None:
-        return "; the job logged none, and these are told from its reads"
-    return "" if len(phases) else "; the job logged none, and its reads tell of no training (docs/trace.md#phases)"
+        return "; the job logged none, and these are inferred from its reads"
+    return "" if len(phases) else "; the job logged none, and its reads show no training (docs/trace.md#phases)"
 
 
 def _seconds(zoom: str) -> tuple[int, int]:

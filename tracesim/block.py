@@ -1,17 +1,17 @@
-"""What reaches the device: block requests by phase, direction and size."""
+"""Block requests by phase, direction and size."""
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tracesim.logbins import BINS, log_bin, table
-from tracesim.phases import Occurrences
+from iotwin.tracesim.logbins import BINS, log_bin, table
+from iotwin.tracesim.phases import Occurrences
 
 BLOCK_OPS = ("read", "write")
 
 
 def block_bytes(block: pd.DataFrame | None, occurrences: Occurrences) -> NDArray[np.float64]:
-    """Return the bytes of block requests by occurrence, direction and size, shape (occurrences, 2 * BINS); zero without any."""
+    """Return the bytes of block requests by direction and size, shape (occurrences, 2 * BINS); zeros if there are none."""
     n = occurrences.number
     if block is None:
         return np.zeros((n, len(BLOCK_OPS) * BINS))

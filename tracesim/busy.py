@@ -1,22 +1,22 @@
-"""When something is going on: the share of each stretch of a phase in which a read, a write or a block request is in flight.
+"""Busy time: the part of each bin of a phase in which a read, a write or a block request is in flight.
 
-This is what a timeline's bars show: a bar is there while at least one call is, however many there are.
+These are the bars of a timeline: a bar lasts while at least one call is in flight, however many there are.
 """
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tracesim.calls import READ, WRITE, Calls
-from tracesim.phases import Occurrences
+from iotwin.tracesim.calls import READ, WRITE, Calls
+from iotwin.tracesim.phases import Occurrences
 
-BUSY_BINS = 64  # of equal length, in each occurrence of a phase
+BUSY_BINS = 64  # equal bins of an occurrence: eight of them make the width of the blur (dimensions.py)
 ROWS = ("READ", "WRITE", "BIOR", "BIOW")
 _GROUPS = (READ, WRITE)
 
 
 class _Union:
-    """Time covered by intervals that come in order of start, before each of some edges: `before_ns`, (edges,)."""
+    """The union of intervals in order of start: `before_ns` is the time that they cover before each edge, shape (edges,)."""
 
     def __init__(self, edges: NDArray[np.int64]) -> None:
         self._edges = edges
@@ -24,14 +24,14 @@ class _Union:
         self._covered_to = np.iinfo(np.int64).min
 
     def cover(self, end_ns: NDArray[np.int64]) -> None:
-        """Take everything up to the last of `end_ns` as covered already."""
+        """Mark the time up to the last of `end_ns` as covered."""
         self._covered_to = max(self._covered_to, int(end_ns.max(initial=self._covered_to)))
 
     def add(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
         if not len(start_ns):
             return
         reach = np.maximum.accumulate(end_ns)
-        # What of each interval no earlier one covers; these parts do not overlap and rise.
+        # The part of each interval that no earlier one covers: these parts are disjoint and in order.
         covered = np.maximum(np.concatenate(([self._covered_to], reach[:-1])), self._covered_to)
         begin = np.maximum(start_ns, covered)
         fresh = end_ns > begin
@@ -46,7 +46,7 @@ class _Union:
 
 
 class Busy:
-    """Busy time per occurrence: `time_ns`, (occurrences, rows, BUSY_BINS); the rows of block requests come from `add_block`."""
+    """Collects the busy time of each row in each bin of each occurrence."""
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._n = occurrences.number
@@ -55,24 +55,24 @@ class Busy:
         self._unions = [_Union(edges.ravel()) for _ in ROWS]
 
     def add(self, calls: Calls) -> None:
-        """Add one batch of calls, which starts no earlier than the one before it did."""
+        """Add a batch of calls; batches must come in order of start."""
         for row, group in enumerate(_GROUPS):
             chosen = (calls.group == group) & (calls.moved_bytes > 0)
             self._unions[row].add(calls.start_ns[chosen], calls.start_ns[chosen] + calls.duration_ns[chosen])
 
     def begin_with(self, in_flight: Calls) -> None:
-        """Take these calls, which started earlier, as counted already."""
+        """Mark the time of these calls, which an earlier chunk counts, as covered."""
         for row, group in enumerate(_GROUPS):
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])
 
     def extend(self, later: "Busy") -> None:
-        """Take in what was found in calls after these."""
+        """Add what `later` collected from the calls after these."""
         for union, other in zip(self._unions, later._unions, strict=True):
             union.before_ns += other.before_ns
 
     def add_block(self, block: pd.DataFrame) -> None:
-        """Add all block requests, in order of issue; those that never completed are left out."""
+        """Add all block requests, in order of issue; requests that never completed do not count."""
         block = block[block["duration_ns"].notna()]
         for row, op in enumerate(("read", "write"), start=len(_GROUPS)):
             chosen = block[block["op"] == op]
@@ -80,6 +80,6 @@ class Busy:
             self._unions[row].add(start, start + chosen["duration_ns"].to_numpy(np.int64))
 
     def time_ns(self) -> NDArray[np.float64]:
-        """Return the busy time of each row in each of the equal parts of each occurrence."""
+        """Return the busy time in ns, shape (occurrences, rows, BUSY_BINS)."""
         before = np.stack([union.before_ns.reshape(self._n, BUSY_BINS + 1) for union in self._unions], axis=1)
         return np.diff(before, axis=2)

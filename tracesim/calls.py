@@ -1,7 +1,6 @@
-"""The calls that a comparison is about: what a job does to its data set and its checkpoints, as columns of numbers.
+"""The calls that a comparison reads, those on data-set and checkpoint files, as columns of numbers.
 
-Interpreter start-up, libraries, logs, pipes and sockets are left out: a twin need not import a deep-learning framework to be
-a twin of what the job does to storage.
+Calls on libraries, logs, pipes and sockets are left out: a twin need not import a deep-learning framework.
 """
 
 from collections.abc import Iterator
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracing_tools.trace.calls import CallDecoder, DecodedCalls
-from tracing_tools.trace.chunks import Chunk
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.calls import CallDecoder, DecodedCalls
+from iotwin.trace_store.chunks import Chunk
+from iotwin.trace_store.reader import Trace
 
 FILE_KINDS = ("dataset", "checkpoint")
 GROUPS = ("read", "write", "open", "close", "sync", "map")
 READ, WRITE, OPEN, CLOSE, SYNC, MAP = range(len(GROUPS))
-_NAME = len(GROUPS)  # the decoder's code of calls that name or remove a file
+_NAME = len(GROUPS)  # the decoder's code of calls that rename or remove a file
 _REMOVALS = ("unlink", "unlinkat")
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "tid", "file_id", "offset", "result")
@@ -34,11 +33,11 @@ class Calls:
     kind: NDArray[np.int64]  # of the file: index into FILE_KINDS
     thread: NDArray[np.int64]  # 0, 1, ... in order of tid
     file: NDArray[np.int64]  # file_id
-    offset: NDArray[np.int64]  # bytes; -1 when not known
+    offset: NDArray[np.int64]  # bytes; -1 if unknown
     moved_bytes: NDArray[np.int64]  # by a read or a write; 0 for other calls and for failed ones
 
     def where(self, selected: NDArray[np.bool_] | NDArray[np.int64]) -> "Calls":
-        """Return the calls that a mask selects, or an index array in its order."""
+        """Return the calls that a mask or an index array selects."""
         return Calls(*(column[selected] for column in vars(self).values()))
 
 
@@ -47,13 +46,15 @@ class StorageCalls:
 
     def __init__(self, chunk: Chunk, groups: frozenset[str] = frozenset(GROUPS)) -> None:
         self._chunk = chunk
-        self._is_wanted = np.array([group in groups for group in GROUPS] + [False, False])  # the last entry: of no group
+        self._is_wanted = np.array(
+            [group in groups for group in GROUPS] + [False, False]
+        )  # the last two: renames and removals, no group
         self._decoder = CallDecoder(Trace(chunk.path), _COLUMNS, (*GROUPS, "name"), FILE_KINDS)
         self.files = self._decoder.files
         self.removed_files = 0  # checkpoint files that were removed in the batches so far
 
     def __iter__(self) -> Iterator[Calls]:
-        """Yield batches with a call or more."""
+        """Yield the batches that hold calls."""
         for decoded in self._decoder.read(parts=self._chunk.parts, batch_rows=_BATCH_ROWS):
             self.removed_files += self._removals(decoded)
             calls = self._calls(decoded)
@@ -84,7 +85,7 @@ class StorageCalls:
 
 
 def stable_order(key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices that sort `key` (not negative), equal entries in their order; much faster below 65536."""
-    # NumPy sorts 16-bit integers by radix.
+    """Return the indices that sort the non-negative `key` and keep the order of equal entries."""
+    # NumPy sorts 16-bit integers by radix, which is much faster.
     narrow = key.astype(np.uint16) if len(key) and key.max() < 1 << 16 else key
     return np.argsort(narrow, kind="stable")

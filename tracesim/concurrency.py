@@ -1,14 +1,14 @@
-"""How much happens at once: calls in flight, and threads that read the data set."""
+"""Concurrency: calls in flight, and threads that read the data set."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import READ, Calls
-from tracesim.logbins import BINS_PER_OCTAVE, log_bin, table
-from tracesim.phases import Occurrences
+from iotwin.tracesim.calls import READ, Calls
+from iotwin.tracesim.logbins import BINS_PER_OCTAVE, log_bin, table
+from iotwin.tracesim.phases import Occurrences
 
 LEVEL_BINS = 12 * BINS_PER_OCTAVE + 1  # up to 4096 at once
-WINDOWS = 8  # of equal length, in each occurrence of a phase
+WINDOWS = 8  # equal windows of an occurrence: readers that take turns of an eighth of it are not concurrent
 
 
 def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -16,39 +16,39 @@ def _level_bin(level: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class InFlight:
-    """Time with so many calls in flight, per occurrence: `time_ns`, (occurrences, LEVEL_BINS). Time with none is left out."""
+    """Time by number of calls in flight: `time_ns`, shape (occurrences, LEVEL_BINS). Time without calls does not count."""
 
     def __init__(self, occurrences: Occurrences, begin_ns: int = 0, ends_ns: NDArray[np.int64] | None = None) -> None:
-        """Begin at `begin_ns`, when calls that end at `ends_ns` are in flight."""
+        """Begin at `begin_ns` with calls in flight that end at `ends_ns`."""
         self._occurrences = occurrences
         self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
-        # Ends of calls in flight after the last start seen, and that start.
+        # The ends of the calls in flight at the latest start, and that start.
         self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns
         self._horizon = begin_ns
 
     def add(self, calls: Calls) -> None:
-        """Add one batch, which starts no earlier than the one before it did."""
+        """Add a batch; batches must come in order of start."""
         ends = np.concatenate((self._pending, calls.start_ns + calls.duration_ns))
         horizon = calls.start_ns[-1]
         self._sweep(len(self._pending), calls.start_ns, ends[ends <= horizon], horizon)
         self._pending = ends[ends > horizon]
 
     def finish(self, end_ns: int = np.iinfo(np.int64).max) -> None:
-        """Count the calls still in flight to their ends, or to `end_ns`."""
+        """Count the calls in flight until they end, at most until `end_ns`."""
         if len(self._pending):
             ends = self._pending[self._pending <= end_ns]
             self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
 
     def extend(self, later: "InFlight") -> None:
-        """Take in what was found from where this one finished."""
+        """Add what `later` collected from the time at which this one finished."""
         self.time_ns += later.time_ns
 
     def _sweep(self, level: int, starts: NDArray[np.int64], ends: NDArray[np.int64], horizon: int) -> None:
-        # The lowest bit tells a start from an end; at the same time, ends come first.
+        # The lowest bit is 1 for a start and 0 for an end, so that ends precede starts of the same time.
         changes = np.sort(np.concatenate((ends << 1, starts << 1 | 1)))
         times = changes >> 1
         levels = level + np.cumsum((changes & 1) * 2 - 1)
-        # Between the last sweep and the first change in this one, the level is the carried one.
+        # Until the first change of this sweep, the level of the last sweep holds.
         times, levels = np.concatenate(([self._horizon], times)), np.concatenate(([level], levels))
         self._horizon = int(horizon)
         lengths = np.diff(times, append=horizon)
@@ -58,7 +58,7 @@ class InFlight:
 
 
 class Readers:
-    """Which threads read the data set in each occurrence, and in each of WINDOWS equal windows of it."""
+    """Collects the threads that read the data set in each occurrence, and in each of its WINDOWS windows."""
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._occurrences = occurrences
@@ -72,11 +72,11 @@ class Readers:
         self._seen.append(np.unique((occurrence * WINDOWS + window) << 32 | calls.thread[used]))
 
     def extend(self, later: "Readers") -> None:
-        """Take in what was found in calls after these."""
+        """Add what `later` collected from the calls after these."""
         self._seen += later._seen
 
     def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the readers of each occurrence, (occurrences,), and windows by number of readers, (occurrences, LEVEL_BINS)."""
+        """Return the readers of each occurrence, (occurrences,), and the windows by readers, (occurrences, LEVEL_BINS)."""
         n = self._occurrences.number
         seen = np.unique(np.concatenate(self._seen)) if self._seen else np.empty(0, dtype=np.int64)
         window, readers = np.unique(seen >> 32, return_counts=True)

@@ -1,22 +1,24 @@
-"""A confidence interval for a score: a block bootstrap whose blocks are the occurrences of phases (epochs, evaluations, ...)."""
+"""A confidence interval for a score, by a block bootstrap over the occurrences of phases (epochs, evaluations, ...)."""
 
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.profile import Profile, Summary, summarise
+from iotwin.tracesim.profile import Summary, TraceProfile, summarise
 
-_DRAWS = 200
+_DRAWS = 200  # samples: five lie beyond each end of the interval
 _SEED = 20_240_607
-_CONFIDENCE = 0.95
+_CONFIDENCE = 0.95  # share of the samples within the interval
 
 
-def confidence_interval(a: Profile, b: Profile, score: Callable[[Summary, Summary], float]) -> tuple[float, float] | None:
-    """Return the 95 % percentile interval of `score` (Efron 1979, blocks after Kunsch 1989), or None below two epochs in either.
+def confidence_interval(
+    a: TraceProfile, b: TraceProfile, score: Callable[[Summary, Summary], float]
+) -> tuple[float, float] | None:
+    """Return the 95 % percentile interval of `score` (Efron 1979, blocks after Kunsch 1989); None if either has one epoch.
 
-    Each draw takes the same places in both traces, as the occurrences correspond (the first epoch to the first), so that
-    identical traces have an interval of no width. The seed is fixed: the interval is a function of the two traces.
+    Each sample takes the same positions of both traces, whose occurrences correspond: identical traces have an interval of no
+    width. The seed is fixed, so that the same traces have the same interval.
     """
     if min(a.trainings, b.trainings) < 2:
         return None
@@ -30,8 +32,8 @@ def confidence_interval(a: Profile, b: Profile, score: Callable[[Summary, Summar
     return float(low), float(high)
 
 
-def weights_at(profile: Profile, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how often each occurrence is drawn, `positions` in [0, 1) being where in the sequence of its phase."""
+def weights_at(profile: TraceProfile, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how often each occurrence is drawn; `positions` in [0, 1) select occurrences of each phase in order."""
     phase = profile.occurrences.phase
     weights = np.zeros(len(phase))
     for members in (np.flatnonzero(phase == p) for p in np.unique(phase)):

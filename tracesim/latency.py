@@ -1,16 +1,16 @@
-"""How long calls take: reported beside the likeness but no part of it, since it belongs to the storage and not to the job."""
+"""Latency of calls, reported with the score but not part of it: it belongs to the storage, not to the job."""
 
 from typing import Any
 
-from tracesim.calls import GROUPS
-from tracesim.dimensions import HALF_WIDTH
-from tracesim.logbins import quantile
-from tracesim.measures import overlap
-from tracesim.profile import Profile
+from iotwin.tracesim.calls import GROUPS
+from iotwin.tracesim.dimensions import HALF_WIDTH
+from iotwin.tracesim.logbins import quantile
+from iotwin.tracesim.measures import overlap
+from iotwin.tracesim.profile import TraceProfile
 
 
-def latency(a: Profile, b: Profile) -> dict[str, dict[str, Any]]:
-    """Return for each operation in either trace the likeness of the durations and their median and 99th percentile in ns."""
+def latency(a: TraceProfile, b: TraceProfile) -> dict[str, dict[str, Any]]:
+    """Return, per operation, the similarity of the durations, and their median and 99th percentile in ns."""
     result = {}
     for group, name in enumerate(GROUPS):
         of_a, of_b = a.latency[group], b.latency[group]

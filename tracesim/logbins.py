@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tracing_tools.trace.figures.log_buckets import octaves
+from iotwin.trace_store.figures.log_buckets import octaves
 
 BINS_PER_OCTAVE = 4
 BINS = 42 * BINS_PER_OCTAVE + 1
@@ -12,15 +12,15 @@ LOWER_EDGES: NDArray[np.float64] = 2.0 ** (np.arange(BINS) / BINS_PER_OCTAVE)
 
 
 def log_bin(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of each value, same shape; values below 1 count as 1, those beyond the last bin as in it."""
+    """Return the bin of each value, same shape; values below 1 count as 1, values beyond the axis are in the last bin."""
     bins: NDArray[np.int64] = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 1).astype(np.int64)
     return bins
 
 
 def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the histogram (BINS,) in which each value is shared between its bin and the next, by how far it is on the way.
+    """Return the histogram (BINS,) in which each value is split between the two nearest edges, in proportion.
 
-    So values that hardly differ hardly differ here, even where the edge of a bin lies between them.
+    So two values that hardly differ have similar histograms, even if the edge of a bin lies between them.
     """
     position = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 2)
     low = position.astype(np.int64)
@@ -31,12 +31,12 @@ def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray
 def table(
     row: NDArray[np.int64], column: NDArray[np.int64], weight: NDArray[np.int64] | None, rows: int, columns: int
 ) -> NDArray[np.float64]:
-    """Return an array of shape (rows, columns) that holds the sum of the weights (or the number) of the entries of each cell."""
+    """Return the sum of weights, or the count, of the entries of each cell, shape (rows, columns)."""
     return np.bincount(row * columns + column, weights=weight, minlength=rows * columns).reshape(rows, columns).astype(float)
 
 
 def quantile(histogram: NDArray[np.float64], share: float) -> float | None:
-    """Return the value below which `share` of the histogram's mass lies, to a quarter of an octave; None when it is empty."""
+    """Return the value below which `share` of the mass lies, to a quarter of an octave; None if the histogram is empty."""
     if histogram.sum() <= 0:
         return None
     cumulative = np.cumsum(histogram)

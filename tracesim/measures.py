@@ -1,6 +1,6 @@
-"""Likeness of two amounts, mixes and distributions: each in [0, 1], symmetric, and exactly 1 for equal input.
+"""Similarity of two amounts, mixes or distributions: in [0, 1], symmetric, and exactly 1 for equal input.
 
-All of them treat "neither has any" as alike (1) and "only one has any" as wholly unlike (0).
+Two empty inputs score 1. An empty and a non-empty input score 0.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,20 @@ Floats = NDArray[np.float64]
 
 
 def ratio(a: float, b: float) -> float:
-    """Return min/max of two amounts that are not negative."""
+    """Return min/max of two non-negative amounts."""
     larger = max(a, b)
     return min(a, b) / larger if larger > 0 else 1.0
 
 
 def s_curve(likeness: float) -> float:
-    """Return a likeness that forgives what any rerun differs by: 0.95 becomes 0.995, while 1, 0.5 and 0 stay."""
+    """Return a score that forgives the differences of any rerun: 0.95 becomes 0.995; 1, 0.5 and 0 stay."""
     return 1.0 - 2.0 * (1.0 - likeness) ** 2 if likeness > 0.5 else 2.0 * likeness**2
 
 
 def cell_ratios(a: Floats, b: Floats) -> float:
-    """Return the mean over cells of min/max, each cell weighted by the square root of its mean share in the two.
+    """Return the mean over cells of min/max, each cell weighted by the square root of its mean share.
 
-    The square root keeps a rare cell from vanishing: one with 1 % of the amount still has a tenth of the
-    weight of one with all of it.
+    The square root keeps a rare cell from vanishing: a cell with 1 % of the amount has a tenth of the full weight.
     """
     larger = np.maximum(a, b)
     used = larger > 0
@@ -37,20 +36,20 @@ def cell_ratios(a: Floats, b: Floats) -> float:
 
 
 def shares(amounts: Floats) -> Floats:
-    """Return `amounts` divided by their sum; all zero when that is zero."""
+    """Return `amounts` divided by their sum; zeros if the sum is zero."""
     total = float(amounts.sum())
     return amounts / total if total > 0 else np.zeros_like(amounts, dtype=float)
 
 
 def shared_mass(a: Floats, b: Floats) -> float:
-    """Return one minus the total variation distance of two mixes: the share of the one that is found in the other."""
+    """Return one minus the total variation distance of two mixes: the share that both have in common."""
     if a.sum() <= 0 or b.sum() <= 0:
         return float(a.sum() <= 0 and b.sum() <= 0)
     return max(0.0, 1.0 - 0.5 * float(np.abs(shares(a) - shares(b)).sum()))
 
 
 def hellinger(a: Floats, b: Floats) -> float:
-    """Return one minus the Hellinger distance of two mixes; unlike `shared_mass`, it notices that a rare part is missing."""
+    """Return one minus the Hellinger distance of two mixes; unlike `shared_mass`, it falls if a rare part is missing."""
     if a.sum() <= 0 or b.sum() <= 0:
         return float(a.sum() <= 0 and b.sum() <= 0)
     difference = np.sqrt(shares(a)) - np.sqrt(shares(b))
@@ -58,22 +57,21 @@ def hellinger(a: Floats, b: Floats) -> float:
 
 
 def overlap(a: Floats, b: Floats, half_width: int) -> float:
-    """Return the shared mass of two histograms of shape (bins,) after blurring both by a triangle.
+    """Return the shared mass of two histograms, shape (bins,), after blurring both by a triangle.
 
-    `half_width` is the triangle's, in bins. Mass further apart than twice that has nothing in common; the nearer, the more,
-    smoothly up to all. On a logarithmic axis and with a half-width of h octaves, values that all differ by a factor of f,
-    wherever they are on the axis, share about (1 - log2(f) / 2h)**2 of their mass.
+    `half_width` is half the base of the triangle in bins. Masses twice that apart share nothing; nearer masses share more. If
+    all values differ by a factor f and `half_width` is h octaves, they share about (1 - log2(f) / 2h)**2 of their mass.
     """
     return shared_mass(blurred(a, half_width), blurred(b, half_width))
 
 
 def blurred(histogram: Floats, half_width: int) -> Floats:
-    """Return the histogram, shape (bins,), convolved with a triangle; longer by 2 * half_width - 2 bins."""
+    """Return the histogram convolved with a triangle, shape (bins + 2 * half_width - 2,)."""
     kernel = half_width - np.abs(np.arange(1 - half_width, half_width, dtype=float))
     return np.convolve(histogram, kernel / kernel.sum())
 
 
 def weighted_mean(scores: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted mean, exactly 1 when every score is; 1 when no weight is above zero."""
+    """Return the weighted mean: exactly 1 if every score is 1, and 1 if no weight is above zero."""
     total = sum(weights)
     return sum(s * w for s, w in zip(scores, weights, strict=True)) / total if total > 0 else 1.0

@@ -1,4 +1,4 @@
-"""In which order a job goes through its files, and through the bytes of each file."""
+"""The order in which a job reads its files, and the bytes of each file."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,33 +7,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import OPEN, READ, WRITE, Calls, stable_order
-from tracesim.logbins import table
+from iotwin.tracesim.calls import OPEN, READ, WRITE, Calls, stable_order
+from iotwin.tracesim.logbins import table
 
 STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
-_FEWEST_FILES = 8  # the order of fewer says little
-PARTS = 64  # of equal length, of each file
-_MOST_FILES = 32  # a job with more of them shows its order by the order of files
-_FEWEST_BYTES = 1 << 22  # of a file that is worth parts
+_FEWEST_FILES = 8  # files: an order of 7 is in order by chance once in 5,040 shuffles, of 4 once in 24
+PARTS = 64  # equal parts of a file: samples of a 64th of a file or larger show their order
+_MOST_FILES = 32  # files: the order of more files shows the job's order without their parts
+_FEWEST_BYTES = 1 << 22  # bytes of a file with parts: a part is then 64 KiB, a request of usual size, or larger
 
 
-class Steps:
-    """Counts from which offset to which the reads and writes of a file by one thread go, per occurrence.
+class OffsetSteps:
+    """Counts the steps between consecutive reads and writes of one thread on a file, per occurrence.
 
-    `first` after an open, `sequential` where the one before ended, `again` where that began, else `forward` or `backward`.
+    A step is `first` after an open, `sequential` from the end of the previous call, `again` from its begin, else `forward` or
+    `backward`.
     """
 
     def __init__(self, occurrences: int, files: int) -> None:
         self._n, self._files = occurrences, max(files, 1)
         self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # by read or write, step
         self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
-        # Where each (thread, file) was last, in a table of fixed size: a pair that another pushed out counts as first again.
+        # The last call of each (thread, file), in a table of fixed size: a pair whose entry another pair took counts as first.
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
-        # Reads and writes in places of that table that were empty: an earlier call may tell where they come from.
+        # Calls that found no entry: the chunk before this one may hold their previous call.
         self._unplaced: list[NDArray[np.int64]] = []  # rows: key, begin, cell of `calls`, bytes
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
@@ -54,24 +55,23 @@ class Steps:
         self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
         self.bytes += table(occurrence[rows], cell, calls.moved_bytes[rows], self._n, 2 * len(STEPS))
 
-    def extend(self, later: "Steps") -> None:
-        """Take in what was found in calls after these."""
-        key, begin, place, moved = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._unplaced], axis=1)
+    def extend(self, later: "OffsetSteps") -> None:
+        """Add what `later` collected from the calls after these."""
+        key, begin, cell, moved = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._unplaced], axis=1)
         slot = _slot(key)
         known = self._key[slot] == key
         step = _step(begin, np.where(known, self._begin[slot], -1), np.where(known, self._end[slot], -1))
         for chosen, others, weight in ((self.calls, later.calls, np.ones(len(key))), (self.bytes, later.bytes, moved)):
-            cells = others.ravel() - np.bincount(place, weight, others.size) + np.bincount(place + step, weight, others.size)
+            cells = others.ravel() - np.bincount(cell, weight, others.size) + np.bincount(cell + step, weight, others.size)
             chosen += cells.reshape(others.shape)
         still = self._key[slot] < 0
-        self._unplaced.append(np.stack([key, begin, place, moved])[:, still])
+        self._unplaced.append(np.stack([key, begin, cell, moved])[:, still])
         touched = later._key >= 0
         for name in ("_key", "_begin", "_end"):
             np.copyto(getattr(self, name), getattr(later, name), where=touched)
 
     def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The step of each call in `order`, which sorts them by thread and file, then by time; and whether it is for want of
-        an earlier call `first`."""
+        """Return the step of each call in `order` (by thread, file and time), and whether it is `first` for lack of an entry."""
         key = calls.thread[order] * self._files + calls.file[order]
         opening = calls.group[order] == OPEN
         begin = np.where(opening, -1, calls.offset[order])
@@ -102,7 +102,7 @@ def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Visits:
-    """The files whose data each occurrence reads, in the order in which it comes to them; and how many it writes."""
+    """Collects the files that each occurrence reads, in order of the first read of each, and how many it writes."""
 
     def __init__(self, files: int) -> None:
         self._files = max(files, 1)
@@ -117,7 +117,7 @@ class Visits:
         self._written.append(self._new(WRITE, 1, calls, occurrence))
 
     def extend(self, later: "Visits") -> None:
-        """Take in what was found in calls after these."""
+        """Add what `later` collected from the calls after these."""
         self._visited += later._visited
         self._written += later._written
 
@@ -130,14 +130,14 @@ class Visits:
         for begin, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(occurrence)) + 1), len(file)]):
             files, current = file[begin:end], occurrence[begin:end]
             index = np.arange(len(files))
-            self._first[files[::-1]] = index[::-1]  # of several writes to one place, NumPy keeps the last
+            self._first[files[::-1]] = index[::-1]  # of several values for one index, NumPy keeps the last
             fresh = files[(self._first[files] == index) & (last[files] != current)]
             last[fresh] = current[:1]
             found.append(current[:1] * self._files + fresh)
         return np.concatenate(found)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
-        """Return the file_ids that each occurrence reads, in order of its first read of each."""
+        """Return for each occurrence the file_ids that it reads, in order of the first read of each."""
         visited = _once(self._visited)
         visited = visited[np.argsort(visited // self._files, kind="stable")]
         cuts = np.searchsorted(visited // self._files, np.arange(1, occurrences))
@@ -148,11 +148,11 @@ class Visits:
         return np.bincount(_once(self._written) // self._files, minlength=occurrences).astype(float)
 
 
-class Places:
-    """Collects in which order each occurrence comes to the parts of large files of the data set."""
+class FileParts:
+    """Collects the parts of large data-set files that each occurrence reads, in order of the first read of each."""
 
     def __init__(self, size_bytes: NDArray[np.int64]) -> None:
-        """Take the size of each file of the data set by file_id, 0 for other files."""
+        """`size_bytes`: the size of each data-set file by file_id, 0 for other files."""
         large = np.flatnonzero(size_bytes >= _FEWEST_BYTES)
         self._large = large if np.count_nonzero(size_bytes) <= _MOST_FILES else large[:0]
         self._size_bytes = size_bytes
@@ -167,29 +167,29 @@ class Places:
         part = np.minimum(own.offset * PARTS // self._size_bytes[own.file], PARTS - 1)
         self._visits.add(replace(own, file=np.searchsorted(self._large, own.file) * PARTS + part), occurrence[used])
 
-    def extend(self, later: "Places") -> None:
-        """Take in what was found in calls after these."""
+    def extend(self, later: "FileParts") -> None:
+        """Add what `later` collected from the calls after these."""
         self._visits.extend(later._visits)
 
     def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
-        """Return for each occurrence file * PARTS + part of the parts that it reads, in order of its first read of each."""
+        """Return for each occurrence the parts that it reads, as file * PARTS + part, in order of the first read of each."""
         return self._visits.of_each(occurrences)
 
 
 def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the entries in order, each where it is first."""
+    """Return each distinct entry once, in order of its first appearance."""
     together = np.concatenate([np.empty(0, dtype=np.int64), *found])
     return together[np.sort(np.unique(together, return_index=True)[1])]
 
 
 @dataclass(frozen=True)
 class Order:
-    """Statistics of the order of files, one entry an occurrence: 0 perfect, 1 as a random one, NaN if too few files.
+    """Statistics of the order of files, one entry an occurrence: 0 in order, 1 random, NaN if there are too few files.
 
-    `scatter`: mean distance, in the order of names, between a file and the next, over its expectation (n + 1) / 3 under a
-    random order, both less the 1 of a perfect order. `drift`: mean distance between a file's place in this occurrence and
-    in the one before it of the same phase, over its expectation (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
-    `jumps`: the scatter of the parts within large files, mean of the files. `_variance`: of each under a random order.
+    `scatter`: mean distance, in the order of names, from a file to the next, over its expectation (n + 1) / 3 under a random
+    order; a perfect order has distance 1, which both lose. `drift`: mean distance between the positions of a file in this
+    occurrence and in the previous one of the phase, over its expectation (n**2 - 1) / 3n (Spearman's footrule; Diaconis and
+    Graham 1977). `jumps`: mean scatter of the parts within large files. `*_variance`: the variance under a random order.
     """
 
     scatter: NDArray[np.float64]
@@ -204,15 +204,15 @@ def order_of(
     visits: Sequence[NDArray[np.int64]],
     phase: NDArray[np.int64],
     name_rank: NDArray[np.int64],
-    places: Sequence[NDArray[np.int64]] = (),
+    visited_parts: Sequence[NDArray[np.int64]] = (),
     parts: int = 1,
 ) -> Order:
-    """Return the order statistics of the files in `visits` (one array an occurrence), given each file's rank by name.
+    """Return the order statistics of the files in `visits` (one array an occurrence), given the rank of each file by name.
 
-    `places` has, for each occurrence, file * parts + part of what it reads of large files.
+    `visited_parts` has for each occurrence the parts of large files that it reads, as file * parts + part.
     """
     result = np.full((6, len(visits)), np.nan)
-    for index, visited in enumerate(places):
+    for index, visited in enumerate(visited_parts):
         each = [visited[visited // parts == file] % parts for file in np.unique(visited // parts)]
         found = [_scatter(own) for own in each if len(own) >= _FEWEST_FILES]
         if found:

@@ -1,4 +1,4 @@
-"""When each part of the job ran: the phases table turned into occurrences that cover the whole run without overlap."""
+"""Occurrences of phases, which cover the whole run without overlap, from the phases table of a trace."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ TIMED = (TRAINING, EVALUATION, CHECKPOINT, RUN)  # start-up is importing and set
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Occurrences of phases (`phase`, `start_ns`, `span_ns`, `duration_ns`) and the segments of time that belong to them.
+    """Occurrences of phases, and the segments of time that belong to them.
 
-    Segment i runs from `segment_start_ns[i]` to the next one's start and belongs to occurrence `segment_owner[i]`. Occurrence 0
-    is start-up: everything before the first phase. A gap belongs to the phase before it, which caused whatever happens there.
-    `duration_ns` counts an occurrence's own segments, `span_ns` runs from its first to the end of its last.
+    Segment i lasts from `segment_start_ns[i]` to the start of the next and belongs to occurrence `segment_owner[i]`. Occurrence 0
+    is start-up: the time before the first phase. A gap belongs to the phase before it, which caused its calls. `duration_ns` is
+    the sum of an occurrence's segments, `span_ns` the time from the start of the first to the end of the last.
     """
 
     phase: NDArray[np.int64]  # index into PHASES
@@ -29,25 +29,24 @@ class Occurrences:
 
     @property
     def number(self) -> int:
-        """How many occurrences there are, n."""
+        """The number of occurrences, n."""
         return len(self.phase)
 
     def at(self, time_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the occurrence that each time falls into, same shape."""
+        """Return the occurrence at each time, same shape."""
         segment = np.searchsorted(self.segment_start_ns, time_ns, side="right") - 1
         return self.segment_owner[np.maximum(segment, 0)]
 
     def position(self, time_ns: NDArray[np.int64], occurrence: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-        """Return which of `bins` equal parts of its occurrence each time falls into, same shape."""
+        """Return the index of the bin, of `bins` equal ones in its occurrence, at each time; same shape."""
         elapsed = (time_ns - self.start_ns[occurrence]) / np.maximum(self.span_ns[occurrence], 1)
         return np.clip(elapsed * bins, 0, bins - 1).astype(np.int64)
 
 
 def phases_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the training, evaluation and checkpoint phases of the first rank in order of precedence; empty without training.
+    """Return the training, evaluation and checkpoint phases of the first rank, in order of precedence; empty without training.
 
-    Epochs count as training where there are any, otherwise blocks. Where phases overlap, evaluation and then checkpoint take
-    precedence.
+    Epochs count as training; if there are none, blocks do. Checkpoint takes precedence over evaluation, and that over training.
     """
     table = table[table["end_ns"] > table["start_ns"]]
     table = table[(table["rank"] == table["rank"].min()) | table["rank"].isna()]
@@ -61,7 +60,7 @@ def phases_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def occurrences(phases: pd.DataFrame) -> Occurrences:
-    """Return the occurrences of the phases that `phases_of` gave; there must be at least one."""
+    """Return the occurrences of the phases that `phases_of` returned; there must be at least one."""
     starts = phases["start_ns"].to_numpy(np.int64)
     ends = phases["end_ns"].to_numpy(np.int64)
     edges = np.unique(np.concatenate((starts, ends)))
@@ -69,7 +68,7 @@ def occurrences(phases: pd.DataFrame) -> Occurrences:
     begins, stops = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
     for number, (begin, stop) in enumerate(zip(begins, stops, strict=True), start=1):
         owner[begin:stop] = number
-    # A gap takes the owner before it: the index of the last owned segment so far.
+    # A gap belongs to the owner of the last owned segment before it.
     owner = owner[np.maximum.accumulate(np.where(owner > 0, np.arange(len(owner)), 0))]
     count = len(phases) + 1
     lengths = np.diff(edges)
@@ -88,7 +87,7 @@ def occurrences(phases: pd.DataFrame) -> Occurrences:
 
 
 def whole_run(start_ns: int, end_ns: int) -> Occurrences:
-    """Return the occurrences of a run whose phases are not known: all of it is one."""
+    """Return the single occurrence of a run without phases."""
     times = np.array([start_ns, start_ns]), np.array([0, end_ns - start_ns])
     return Occurrences(
         phase=np.array([STARTUP, RUN]),

@@ -1,4 +1,4 @@
-"""What a comparison needs to know of one trace: a summary of bounded size, made in one pass over its calls."""
+"""Profiles: all that a comparison needs of a trace, collected in one pass over its calls, in bounded memory."""
 
 import re
 from collections.abc import Sequence
@@ -8,31 +8,31 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
-from common.progress import Advance
-from tracesim.block import BLOCK_OPS, block_bytes
-from tracesim.busy import BUSY_BINS, ROWS, Busy
-from tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
-from tracesim.concurrency import InFlight, Readers
-from tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
-from tracesim.order import PARTS, STEPS, Order, Places, Steps, Visits, order_of
-from tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
-from tracesim.rhythm import Arrivals, ReadRhythm
-from tracesim.saving import Removals, Saving
-from tracesim.steps import StepTimes
-from tracesim.tallies import Tallies
-from tracing_tools.trace.calls import Collectors, folded
-from tracing_tools.trace.chunks import Chunk, chunks_of
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers
+from iotwin.common.errors import IotwinError
+from iotwin.common.progress import Advance
+from iotwin.trace_store.calls import Collectors, folded
+from iotwin.trace_store.chunks import Chunk, chunks_of
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers
+from iotwin.tracesim.block import BLOCK_OPS, block_bytes
+from iotwin.tracesim.busy import BUSY_BINS, ROWS, Busy
+from iotwin.tracesim.calls import FILE_KINDS, GROUPS, Calls, StorageCalls
+from iotwin.tracesim.concurrency import InFlight, Readers
+from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, shared_histogram
+from iotwin.tracesim.order import PARTS, STEPS, FileParts, OffsetSteps, Order, Visits, order_of
+from iotwin.tracesim.phases import PHASES, Occurrences, occurrences, phases_of, whole_run
+from iotwin.tracesim.rhythm import Arrivals, ReadRhythm
+from iotwin.tracesim.saving import Saving
+from iotwin.tracesim.steps import StepTimes
+from iotwin.tracesim.tallies import Tallies
 
 Floats = NDArray[np.float64]
-REREAD_ONE = 20 * BINS_PER_OCTAVE  # the bin of files whose bytes were read once
+REREAD_ONE = 20 * BINS_PER_OCTAVE  # bin of files read exactly once; it leaves room for files of which a millionth is read
 
 
 @dataclass(frozen=True)
 class PerOccurrence:
-    """Arrays whose first axis is the occurrences of phases."""
+    """Sums over each occurrence of a phase; the first axis of each array is the occurrence."""
 
     duration_ns: Floats  # (n,)
     calls: Floats  # (n, kinds * groups)
@@ -54,34 +54,34 @@ class PerOccurrence:
     block_bytes: Floats  # (n, 2 * BINS): by direction and size
     typical_step_ns: Floats  # (n,): median length of its steps, 0 without
     step_ns: Floats  # (n, BINS): time in steps, by their length
-    wait_ns: Floats  # (n,): of the time in waiting for data, 0 where no waits are known
+    wait_ns: Floats  # (n,): waiting for data; 0 if the trace has no waits
 
 
 @dataclass(frozen=True)
-class Profile:
-    """One trace, ready to be compared: what happened in each occurrence of each phase, and what only the whole run tells."""
+class TraceProfile:
+    """One trace, ready to be compared: sums over each occurrence of a phase, and over the whole run."""
 
     path: str
     occurrences: Occurrences
     each: PerOccurrence
     order: Order
     file_sizes: Floats  # (kinds, BINS): files used, by size in bytes
-    rereads: Floats  # (BINS,): data-set files by bytes read over size, bin REREAD_ONE standing for 1
+    rereads: Floats  # (BINS,): data-set files by bytes read over size; bin REREAD_ONE is 1
     between_saves: Floats  # (BINS,): shares of the data set's reading from one checkpoint file to the next, by size
-    beside_saves: float  # how fast the data set is read while checkpoints are written, over the rest of the reading; 0..1
-    saves_at_once: float  # checkpoint files being written while any is, mean
-    removed_files: float  # of checkpoints
+    beside_saves: float  # rate of reading the data set while checkpoints are written, over the rate otherwise; 0..1
+    saves_at_once: float  # mean number of checkpoint files being written while any is
+    removed_files: float  # checkpoint files that were removed
     latency: Floats  # (groups, BINS): calls by duration in ns
 
     @property
     def trainings(self) -> int:
-        """Occurrences of training."""
+        """The number of occurrences of training."""
         return int((self.occurrences.phase == PHASES.index("training")).sum())
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A profile added up by phase; first axis PHASES where a field has it. See PerOccurrence for units."""
+    """A profile added up by phase: arrays marked (phases, ...) have an entry for each of PHASES. Units: PerOccurrence."""
 
     occurrences: Floats  # (phases,)
     duration_ns: Floats  # (phases,)
@@ -104,11 +104,11 @@ class Summary:
     block_bytes: Floats  # (phases, 2, BINS)
     quickest_ns: Floats  # (phases,): the shortest occurrence
     quickest_step_ns: Floats  # (phases,): the shortest typical step of an occurrence
-    least_without_waits_ns: Floats  # (phases,): of an occurrence, besides waiting for data; 0 where no waits are known
+    least_without_waits_ns: Floats  # (phases,): the shortest occurrence less its waits for data; 0 without waits
     step_ns: Floats  # (phases, BINS)
     wait_ns: Floats  # (phases,)
-    scatter: Floats  # (phases,): mean, NaN where the order cannot be told
-    scatter_variance: Floats  # of that mean, under a random order
+    scatter: Floats  # (phases,): mean; NaN if the order is unknown
+    scatter_variance: Floats  # of that mean under a random order
     drift: Floats
     drift_variance: Floats
     jumps: Floats
@@ -122,24 +122,24 @@ class Summary:
 
 
 def has_phases(trace: Trace) -> bool:
-    """Return whether the job logged when it trained."""
+    """Whether the trace has phases of training."""
     return not phases_of(trace.phases()).empty
 
 
 class _Collectors(Collectors):
-    """What is collected from the calls of a chunk, or of several in a row."""
+    """Everything collected from the calls of one chunk, or of consecutive chunks."""
 
     def __init__(self, when: Occurrences, calls: StorageCalls, begin_ns: int, data_bytes: NDArray[np.int64]) -> None:
         n, files, before = when.number, calls.files, calls.in_flight()
-        self.tallies, self.steps, self.visits = Tallies(when, files), Steps(n, files), Visits(files)
+        self.tallies, self.steps, self.visits = Tallies(when, files), OffsetSteps(n, files), Visits(files)
         self.rhythm, self.arrivals, self.readers = ReadRhythm(when.phase), Arrivals(n), Readers(when)
-        self.saving, self.places, self.removals = Saving(when), Places(data_bytes), Removals(0)
+        self.saving, self.parts = Saving(when), FileParts(data_bytes)
         self.in_flight, self.busy = InFlight(when, begin_ns, before.start_ns + before.duration_ns), Busy(when)
         self.busy.begin_with(before)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add a batch of calls in order of start."""
-        each = (self.tallies, self.steps, self.visits, self.rhythm, self.arrivals, self.readers, self.saving, self.places)
+        each = (self.tallies, self.steps, self.visits, self.rhythm, self.arrivals, self.readers, self.saving, self.parts)
         for collector in each:
             collector.add(calls, occurrence)
         self.in_flight.add(calls)
@@ -153,16 +153,16 @@ def _collect(task: tuple[Chunk, Occurrences, frozenset[str], NDArray[np.int64]])
     for batch in calls:
         collected.add(batch, when.at(batch.start_ns))
     collected.in_flight.finish(chunk.end_ns)
-    collected.removals = Removals(calls.removed_files)
+    collected.saving.removed_files = calls.removed_files
     return collected
 
 
 def profiles_of(
     traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers, advance: Advance
-) -> list[Profile]:
-    """Return the profiles of `traces` from their calls of `groups`, by phase or as one whole run; `each` works on their chunks.
+) -> list[TraceProfile]:
+    """Return the profiles of `traces` from their calls of `groups`, by phase or as one whole run; `each` processes chunks.
 
-    Raises IotwinError when one has no call on a file of FILE_KINDS.
+    Raises IotwinError if a trace has no call on a file of FILE_KINDS.
     """
     chunks = [chunks_of(trace, each) for trace in traces]
     whens = [
@@ -180,7 +180,7 @@ def profiles_of(
     return [_profile(trace, when, folded(found, own, advance)) for trace, own, when in each_trace]
 
 
-def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
+def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfile:
     n, files, tallies = when.number, trace.files(), found.tallies
     if not tallies.calls.any():
         kinds = " or ".join(FILE_KINDS)
@@ -199,11 +199,11 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> Profile:
         typical_step_ns=step_times.typical_step_ns,
         step_ns=step_times.step_ns, wait_ns=step_times.wait_ns,
     )  # fmt: skip
-    order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files), found.places.of_each(n), PARTS)
+    order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files), found.parts.of_each(n), PARTS)
     sizes, rereads = _file_figures(files, tallies)
     saving = found.saving
-    saves = (saving.between_reads(), saving.beside(), saving.at_once(), float(found.removals.count))
-    return Profile(str(trace.path), when, each, order, sizes, rereads, *saves, tallies.latency)
+    saves = (saving.between_reads(), saving.rate_during(), saving.at_once(), float(saving.removed_files))
+    return TraceProfile(str(trace.path), when, each, order, sizes, rereads, *saves, tallies.latency)
 
 
 def _extent(chunks: Sequence[Chunk], each: Workers) -> tuple[int, int]:
@@ -218,13 +218,13 @@ def _extent_of(chunk: Chunk) -> tuple[int, int] | None:
 
 
 def _data_bytes(files: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the size of each file of the data set by file_id, 0 for others and where it is not known."""
+    """Return the size in bytes of each data-set file by file_id; 0 for other files and unknown sizes."""
     size = np.where(files["kind"] == FILE_KINDS[0], files["size_bytes"].fillna(0), 0)
     return size.astype(np.int64)
 
 
 def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
-    """Return each file's rank by path, numbers within names counting as numbers."""
+    """Return the rank of each data-set file by path; digits within names compare as numbers, so that 9 precedes 10."""
     data = np.flatnonzero((files["kind"] == FILE_KINDS[0]).to_numpy())
     paths = files["path"].astype(str).to_numpy()
     keys = [[int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", paths[i]))] for i in data]
@@ -235,7 +235,7 @@ def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats]:
-    """Return the histograms of file sizes by kind and of how often a data-set file's bytes were read."""
+    """Return the histograms of file sizes, (kinds, BINS), and of bytes read over size of data-set files, (BINS,)."""
     read, written = tallies.file_read_bytes, tallies.file_written_bytes
     size = np.maximum(files["size_bytes"].fillna(0).to_numpy(np.float64), tallies.file_extent_bytes)
     kinds = files["kind"].astype(object).to_numpy()
@@ -246,8 +246,8 @@ def _file_figures(files: pd.DataFrame, tallies: Tallies) -> tuple[Floats, Floats
     return np.stack(sizes), shared_histogram(times)
 
 
-def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
-    """Add up the profile by phase, each occurrence counted `weight` times (shape (occurrences,); default once)."""
+def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
+    """Add up the profile by phase; each occurrence counts `weight` times, shape (occurrences,), by default once."""
     each, when = profile.each, profile.occurrences
     weight = np.ones(when.number) if weight is None else weight
     by_phase = (when.phase == np.arange(len(PHASES))[:, None]) * weight
@@ -275,7 +275,7 @@ def summarise(profile: Profile, weight: Floats | None = None) -> Summary:
 
 
 def _least(by_phase: Floats, values: Floats) -> Floats:
-    """Return the smallest value above 0 of the occurrences of each phase that count, 0 where there is none."""
+    """Return the smallest positive value of each phase among the occurrences that count; 0 if there is none."""
     least = np.where((by_phase > 0) & (values > 0), values, np.inf).min(axis=1)
     return np.where(np.isinf(least), 0.0, least)
 

@@ -1,22 +1,22 @@
-"""The rhythm of reading the data set: when the job's next read comes, and each thread's pauses and the bytes between them."""
+"""The rhythm of reading the data set: times between reads, each thread's pauses, and the bytes read between pauses."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import READ, WRITE, Calls, stable_order
-from tracesim.logbins import BINS, log_bin, table
+from iotwin.tracesim.calls import READ, WRITE, Calls, stable_order
+from iotwin.tracesim.logbins import BINS, log_bin, table
 
-SHORTEST_PAUSE_NS = 1_000_000  # a call that follows sooner continues the run of calls before it
-_NOT_KNOWN = -2  # the pause before a thread's first call, if there was an earlier call at all
-_BURST_SHARE = 0.25  # a pause of a quarter of the typical one ends a burst
+SHORTEST_PAUSE_NS = 1_000_000  # ns: within a shorter gap a thread only processes what it read, it does not wait
+_NOT_KNOWN = -2  # the pause before the first call of a thread in a chunk, until the chunk before is known
+_BURST_SHARE = 0.25  # of the typical pause of the phase: a pause this long or longer ends a burst
 
 
 class Arrivals:
-    """Time between a read of the data set and the job's next one, by its length: `gap_ns`, (occurrences, BINS)."""
+    """Time between consecutive reads of the data set by the job, by its length: `gap_ns`, shape (occurrences, BINS)."""
 
     def __init__(self, occurrences: int) -> None:
         self._n = occurrences
-        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read, once there is one
+        self._first = np.empty((2, 0), dtype=np.int64)  # start and occurrence of the first read; empty before it
         self._last = self._first
         self.gap_ns = np.zeros((occurrences, BINS))
 
@@ -29,7 +29,7 @@ class Arrivals:
         self._last = arrivals[:, -1:] if arrivals.size else self._last
 
     def extend(self, later: "Arrivals") -> None:
-        """Take in what was found in calls after these."""
+        """Add what `later` collected from the calls after these."""
         self.gap_ns += later.gap_ns
         self._count(np.concatenate((self._last, later._first), axis=1))
         self._first = self._first if self._first.size else later._first
@@ -43,20 +43,20 @@ class Arrivals:
 
 
 class ReadRhythm:
-    """Collects runs of calls by one thread on the data set: what each run moved and how long the pause before it was.
+    """Collects runs of calls of one thread on the data set: the bytes of each run and the pause before it.
 
-    A run never crosses from one occurrence into another; what lies between those is no pause.
+    A run ends with its occurrence; the time between two occurrences is no pause.
     """
 
     def __init__(self, phase: NDArray[np.int64]) -> None:
-        """Take the phase of each occurrence, shape (occurrences,)."""
+        """`phase`: the phase of each occurrence, shape (occurrences,)."""
         self._n = len(phase)
         self._phase = phase
         self._end = np.empty(0, dtype=np.int64)  # of each thread's last call
         self._occurrence = np.empty(0, dtype=np.int64)
         self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none, _NOT_KNOWN), bytes
-        self._firsts: list[NDArray[np.int64]] = []  # starts of the runs before which the pause is not known, in their order
-        self.busy_ns = np.zeros(self._n)  # in calls, or in pauses too short to count
+        self._firsts: list[NDArray[np.int64]] = []  # starts of the runs whose pause is _NOT_KNOWN, in order
+        self.busy_ns = np.zeros(self._n)  # in calls, and in gaps shorter than a pause
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch; `occurrence` has one entry a call."""
@@ -84,7 +84,7 @@ class ReadRhythm:
         self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
 
     def extend(self, later: "ReadRhythm") -> None:
-        """Take in what was found in calls after these."""
+        """Add what `later` collected from the calls after these."""
         self._grow(len(later._end))
         later._grow(len(self._end))
         runs = np.concatenate([np.empty((4, 0), dtype=np.int64), *later._runs], axis=1)
@@ -106,10 +106,7 @@ class ReadRhythm:
         self._occurrence = np.concatenate((self._occurrence, np.full(missing, -1, dtype=np.int64)))
 
     def pauses_and_bursts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return histograms of shape (occurrences, BINS): time in pauses by their length, and bytes read in bursts by their size.
-
-        A burst ends at a pause of a quarter of the one that is typical of the phase.
-        """
+        """Return the time in pauses by their length, and the bytes of bursts by their size, both (occurrences, BINS)."""
         runs = np.concatenate(self._runs, axis=1) if self._runs else np.empty((4, 0), dtype=np.int64)
         thread, occurrence, pause, moved = runs[:, np.argsort(runs[0], kind="stable")]
         paused = pause >= SHORTEST_PAUSE_NS
@@ -125,7 +122,7 @@ class ReadRhythm:
 
 
 def _burst_limit(pause: NDArray[np.int64]) -> int:
-    """A quarter of the typical pause, which is such that half of all pausing time is spent in pauses at least as long."""
+    """Return _BURST_SHARE of the typical pause in ns: half of all pausing time is in pauses at least as long as that one."""
     if len(pause) == 0:
         return SHORTEST_PAUSE_NS
     longest_first = np.sort(pause)[::-1]

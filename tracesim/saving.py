@@ -1,37 +1,30 @@
-"""Checkpoints: how much of the data set is read from one to the next, and while one is written; how many at once; what stays."""
+"""Checkpoint files: the data-set reading between and during them, how many are written at once, how many are removed."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import FILE_KINDS, OPEN, READ, SYNC, WRITE, Calls, stable_order
-from tracesim.logbins import BINS, log_bin
-from tracesim.phases import Occurrences
+from iotwin.tracesim.calls import FILE_KINDS, OPEN, READ, SYNC, WRITE, Calls, stable_order
+from iotwin.tracesim.logbins import BINS, log_bin
+from iotwin.tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
-_WHOLE = 1 << 40  # what all that is read counts as, so that shares of it are whole numbers to log_bin
-_ENOUGH_READS = 2.0  # usual in the time of all checkpoints together, for what falls into them to be no chance
-_BINS = 1 << 16  # of equal length, over the run: the times of reads are known as exactly
-
-
-class Removals:
-    """Counts the checkpoint files that were removed."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def extend(self, later: "Removals") -> None:
-        """Take in what was found in calls after these."""
-        self.count += later.count
+_WHOLE = 1 << 40  # all bytes read, in units that make the shares of log_bin whole numbers
+# Reads expected in the time of all checkpoints together, from which on their rate counts in full. With fewer, one read by chance
+# would count as reading at full speed.
+_ENOUGH_READS = 2.0
+_BINS = 1 << 16  # bins over the run, which bound the memory: read times are exact to a bin
 
 
 class Saving:
-    """Collects when bytes of the data set were read, and from when to when each checkpoint file was written."""
+    """Collects when the data set was read, when each checkpoint file was written, and how many were removed."""
+
+    removed_files = 0
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._begin_ns = int(occurrences.start_ns.min())
         self._end_ns = max(int((occurrences.start_ns + occurrences.span_ns).max()), self._begin_ns + 1)
         self._read_bytes = np.zeros(_BINS)
-        self._rows: list[NDArray[np.int64]] = []  # file, whether it begins with an open, first start, last end, whether written
+        self._rows: list[NDArray[np.int64]] = []  # file, begins with an open, first start, last end, has writes
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add one batch, in order of start."""
@@ -54,12 +47,13 @@ class Saving:
         ]))  # fmt: skip
 
     def extend(self, later: "Saving") -> None:
-        """Take in what was found in calls after these."""
+        """Add what `later` collected from the calls after these."""
         self._read_bytes += later._read_bytes
         self._rows += later._rows
+        self.removed_files += later.removed_files
 
     def spans_ns(self) -> NDArray[np.int64]:
-        """Return from when to when each checkpoint file was written, each time it was, in order of beginning; shape (n, 2)."""
+        """Return begin and end of each writing of a checkpoint file, shape (n, 2), in order of begin."""
         rows = np.concatenate([np.empty((5, 0), np.int64), *self._rows], axis=1)
         file, opened, start, end, written = rows[:, np.argsort(rows[0], kind="stable")]
         if not len(file):
@@ -70,17 +64,16 @@ class Saving:
         return in_order
 
     def between_reads(self) -> NDArray[np.float64]:
-        """Return the shares of the data set's reading that lie between one file's beginning and the next's, by size; (BINS,)."""
+        """Return the shares of all bytes read that lie between the begins of consecutive checkpoint files, by size; (BINS,)."""
         read = np.diff(self._until(self.spans_ns()[:, 0]))
         shares = read[read > 0] / self._read_bytes.sum()
         counted = np.bincount(log_bin(np.maximum(shares * _WHOLE, 1).astype(np.int64)), weights=shares, minlength=BINS)
         return counted.astype(np.float64)
 
-    def beside(self) -> float:
-        """Return how fast the data set is read while checkpoints are written, over the rest of the reading; at most 1.
+    def rate_during(self) -> float:
+        """Return the rate of reading the data set while checkpoints are written, over the rate otherwise; at most 1.
 
-        Less, in proportion, where the rest of the reading would not make _ENOUGH_READS in that time: whether one read fell into
-        checkpoints of a millisecond is chance.
+        The result is smaller in proportion if fewer than _ENOUGH_READS are expected in that time.
         """
         total = float(self._read_bytes.sum())
         if not total:
@@ -101,7 +94,7 @@ class Saving:
         return float(min(within / usual, 1.0) * min(reads / _ENOUGH_READS, 1.0))
 
     def at_once(self) -> float:
-        """Return the mean number of checkpoint files that were being written while any was; 0 without one."""
+        """Return the mean number of checkpoint files being written while any is; 0 without checkpoints."""
         spans = self.spans_ns()
         if not len(spans):
             return 0.0
@@ -111,6 +104,6 @@ class Saving:
         return float((spans[:, 1] - spans[:, 0]).sum()) / within_ns if within_ns else 1.0
 
     def _until(self, time_ns: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Bytes of the data set read before each time."""
+        """Return the bytes of the data set read before each time, same shape."""
         edges = np.linspace(self._begin_ns, self._end_ns, _BINS + 1)
         return np.interp(time_ns, edges, np.concatenate(([0.0], np.cumsum(self._read_bytes))))

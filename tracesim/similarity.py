@@ -1,4 +1,4 @@
-"""How alike two traces are: dimensions, overall score, noise floor from repeats, and a verdict in words."""
+"""The similarity of two traces: dimensions, overall score, noise floor from repeats, and a verdict in words."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,32 +6,30 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from common.progress import progress
-from tracesim.dimensions import DEFINITIONS, Curve
-from tracesim.interval import confidence_interval
-from tracesim.latency import latency
-from tracesim.profile import Profile, has_phases, profiles_of, summarise
-from tracesim.scores import overall_of, scores_of
-from tracesim.sentences import differences
-from tracesim.verdict.equivalence import ALIKE, DIFFERENT, Equivalence, equivalence
-from tracesim.verdict.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers, workers
+from iotwin.common.progress import progress
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers, workers
+from iotwin.tracesim.dimensions import DEFINITIONS, Curve
+from iotwin.tracesim.interval import confidence_interval
+from iotwin.tracesim.latency import latency
+from iotwin.tracesim.profile import TraceProfile, has_phases, profiles_of, summarise
+from iotwin.tracesim.scores import overall_of, scores_of
+from iotwin.tracesim.sentences import differences
+from iotwin.tracesim.verdict.caveats import LEAST_FLOOR, caveats_of, caveats_of_floor
+from iotwin.tracesim.verdict.decide import verdict, withheld_for
+from iotwin.tracesim.verdict.equivalence import Equivalence, equivalence
+from iotwin.tracesim.verdict.trust import MOST_LOST, common_groups, lost_share, misplaced, warnings_about
 
-ALIKE_OVERALL = 0.90
-ALIKE_DIMENSION = 0.75
-_LOW_IN_RERUNS = ("timeline", "block")  # phases of milliseconds, and the page cache as it was before
-WORTH_PROCESSES = 4_000_000  # events in all, from which processes save more time than their start takes
-_SENTENCES_IN_VERDICT = 3  # sentences
-_WORTH_WORDS = 0.99  # a dimension that scores this or more is not explained
+WORTH_PROCESSES = 4_000_000  # events of all traces, from which processes save more time than they take to start
+_WORTH_WORDS = 0.99  # score of a dimension from which on its differences are not worth a sentence
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension's score in [0, 1], its weight in the overall score, the parts of the score, and what a plot of it needs.
+    """The score of one dimension in [0, 1], with its weight in the overall score, its parts and its curves.
 
-    `unit` is that of the curves' y, `x_unit` that of their x. `differences` are sentences, the weightiest first. `latency_bound`
-    dimensions depend on the speed of the storage too.
+    `x_unit` and `unit` are the units of the curves' x and y. `differences` are sentences, the weightiest first. `latency_bound`:
+    True if the score also depends on the speed of the storage.
     """
 
     name: str
@@ -48,11 +46,12 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Similarity:
-    """How alike trace A and trace B are; see docs/similarity.md for what each figure means.
+    """The similarity of trace A and trace B; docs/similarity.md explains each figure.
 
-    `overall` is None (withheld) when a trace lost more than 1 % of its events. `storage_independent` is the score without the
+    `overall` is None (withheld) if a trace lost more than 1 % of its events. `storage_independent` is the score without the
     latency-bound dimensions. `noise_floor` is the lowest overall score among A and its repeats, None without repeats.
-    `equivalence` is the test that the verdict rests on, None where the score is withheld.
+    `equivalence` is the test behind the verdict, None if the score is withheld. `caveats` are the `warnings` that weaken the
+    verdict (verdict/caveats.py).
     """
 
     path_a: str
@@ -66,16 +65,17 @@ class Similarity:
     verdict: str
     equivalence: Equivalence | None
     differences: tuple[str, ...]
+    caveats: tuple[str, ...]
     warnings: tuple[str, ...]
     latency: dict[str, dict[str, Any]]
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document of `iotwin compare --json`; without the curves."""
+        """Return the document of `iotwin compare --json`, without the curves."""
         interval = self.confidence_interval
         return {
             "a": self.path_a, "b": self.path_b, "overall": self.overall,
             "dimensions": {d.name: d.score for d in self.dimensions},
-            "noise_floor": self.noise_floor, "verdict": self.verdict,
+            "noise_floor": self.noise_floor, "verdict": self.verdict, "caveats": list(self.caveats),
             "equivalence": self.equivalence.to_document() if self.equivalence else None,
             "confidence_interval": list(interval) if interval else None, "storage_independent": self.storage_independent,
             "noise_floor_dimensions": self.noise_floor_dimensions, "weights": {d.name: d.weight for d in self.dimensions},
@@ -85,35 +85,34 @@ class Similarity:
 
 
 def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:
-    """Return how alike `a` and `b` are; `repeats` are further runs of the job of `a`, which tell how alike reruns of it are.
+    """Return the similarity of `a` and `b`; `repeats` are further runs of the job of `a`, whose differences are the noise.
 
-    `each` reads them in chunks; None chooses this process or several. Raises IotwinError when a trace has nothing to
-    compare or is damaged.
+    `each` processes the chunks of the traces; by default this process does, or several for large traces. Raises IotwinError if
+    a trace is damaged or has no call to compare.
     """
     traces = [a, b, *repeats]
     by_phase = all(map(has_phases, traces))
-    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces), each))
+    caveats = [caveat for trace, name in zip(traces, _names(traces), strict=True) for caveat in caveats_of(trace, name)]
+    return _similarity(traces, _profiles(traces, by_phase, common_groups(traces), each), caveats)
 
 
 def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
-    """Return how alike each of `rows` is to each of `columns`; every trace is read once.
+    """Return the similarity of each of `rows` to each of `columns`; each trace is read once.
 
-    What one trace lacks (phases, operations) is left out of all, so that the scores can be held against each other.
+    Phases and operations that one trace lacks are left out of all, so that the scores are comparable.
     """
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
-    of_rows, of_columns = profiles[: len(rows)], profiles[len(rows) :]
+    of_rows = [(a, profile, caveats_of(a, "A")) for a, profile in zip(rows, profiles, strict=False)]
+    of_columns = [(b, profile, caveats_of(b, "B")) for b, profile in zip(columns, profiles[len(rows) :], strict=True)]
     return [
-        [_similarity([a, b], [of_a, of_b]) for b, of_b in zip(columns, of_columns, strict=True)]
-        for a, of_a in zip(rows, of_rows, strict=True)
+        [_similarity([a, b], [of_a, of_b], caveats_a + caveats_b) for b, of_b, caveats_b in of_columns]
+        for a, of_a, caveats_a in of_rows
     ]
 
 
 def score_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[float | None]]:
-    """Return the overall scores that `compare_all` gives, None where they are withheld: hundreds of pairs in a second.
-
-    Without confidence intervals, which take most of the time of a comparison.
-    """
+    """Return the overall scores of `compare_all`, None if withheld, without its intervals, which take most of the time."""
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
     known = [lost_share(trace) <= MOST_LOST for trace in traces]
@@ -127,43 +126,48 @@ def score_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[floa
     ]
 
 
-def _similarity(traces: Sequence[Trace], profiles: Sequence[Profile]) -> Similarity:
-    """Score the second profile against the first; further ones are of repeats of the first."""
-    names = ["A", "B", *(f"repeat {number}" for number in range(1, len(traces) - 1))]
+def _names(traces: Sequence[Trace]) -> list[str]:
+    return ["A", "B", *(f"repeat {number}" for number in range(1, len(traces) - 1))]
+
+
+def _similarity(traces: Sequence[Trace], profiles: Sequence[TraceProfile], caveats: Sequence[str]) -> Similarity:
+    """Score the second profile against the first; further profiles are repeats of the first. `caveats`: those of the traces."""
+    names = _names(traces)
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)
     dimensions = _dimensions(profiles[0], profiles[1])
     overall = overall_of({d.name: d.score for d in dimensions})
     floors = _noise_floors([profiles[0], *profiles[2:]])
     floor = floors.pop("overall", None)
-    if floor is not None and floor < ALIKE_OVERALL:
-        warnings.append(
-            f"the repeats are not like A ({floor:.2f}): are they the same job? The verdict does not use the noise floor"
-        )
+    caveats = [*caveats, *caveats_of_floor(floor)]
     lost = max(lost_share(trace) for trace in traces)
     differences = tuple(
         sentence for d in sorted(dimensions, key=lambda d: -d.weight * (1.0 - d.score)) for sentence in d.differences
     )
     withheld = lost > MOST_LOST
-    test = None if withheld else equivalence([profiles[0], *profiles[2:]], profiles[1], floor, ALIKE_OVERALL, lost)
+    test = None if withheld else equivalence([profiles[0], *profiles[2:]], profiles[1], floor, LEAST_FLOOR, lost)
     return Similarity(
         path_a=str(traces[0].path), path_b=str(traces[1].path), overall=None if withheld else overall,
         storage_independent=None if withheld else overall_of({d.name: d.score for d in dimensions if not d.latency_bound}),
         dimensions=dimensions, noise_floor=None if withheld else floor, noise_floor_dimensions=floors,
         confidence_interval=None if withheld else _interval(profiles[0], profiles[1], overall, lost),
-        verdict=_withheld(lost) if test is None else _verdict(overall - lost, floor, dimensions, differences, test),
-        equivalence=test, differences=differences, warnings=tuple(warnings), latency=latency(profiles[0], profiles[1]),
+        verdict=(
+            withheld_for(lost) if test is None
+            else verdict(overall - lost, floor, {d.name: d.score for d in dimensions}, differences, test)
+        ),
+        equivalence=test, differences=differences, caveats=tuple(caveats), warnings=(*warnings, *caveats),
+        latency=latency(profiles[0], profiles[1]),
     )  # fmt: skip
 
 
-def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers | None = None) -> list[Profile]:
+def _profiles(traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers | None = None) -> list[TraceProfile]:
     events = sum(trace.manifest.events for trace in traces)
     given = nullcontext(each) if each is not None else workers(None, traces, WORTH_PROCESSES)
     with progress("reading traces", events, "events") as advance, given as works:
         return profiles_of(traces, by_phase, groups, works, advance)
 
 
-def _dimensions(a: Profile, b: Profile) -> tuple[Dimension, ...]:
+def _dimensions(a: TraceProfile, b: TraceProfile) -> tuple[Dimension, ...]:
     of_a, of_b = summarise(a), summarise(b)
     scored = [(definition, definition.score(of_a, of_b)) for definition in DEFINITIONS]
     return tuple(
@@ -176,8 +180,8 @@ def _dimensions(a: Profile, b: Profile) -> tuple[Dimension, ...]:
     )  # fmt: skip
 
 
-def _noise_floors(runs: Sequence[Profile]) -> dict[str, float]:
-    """The lowest score of each dimension, and of "overall", among all pairs of runs; empty for a single run."""
+def _noise_floors(runs: Sequence[TraceProfile]) -> dict[str, float]:
+    """Return the lowest score of each dimension, and of "overall", among all pairs of runs; empty for a single run."""
     summaries = [summarise(run) for run in runs]
     floors: dict[str, float] = {}
     for one, other in itertools.combinations(summaries, 2):
@@ -187,27 +191,9 @@ def _noise_floors(runs: Sequence[Profile]) -> dict[str, float]:
     return floors
 
 
-def _interval(a: Profile, b: Profile, overall: float, lost: float) -> tuple[float, float] | None:
-    """The bootstrap interval, widened on either side by the share of events that were lost, which may have been any."""
+def _interval(a: TraceProfile, b: TraceProfile, overall: float, lost: float) -> tuple[float, float] | None:
+    """Return the bootstrap interval, widened on either side by the share of lost events, which may have been of any kind."""
     interval = confidence_interval(a, b, lambda one, other: overall_of(scores_of(one, other)))
     if interval is None:
         interval = (overall, overall) if lost else None
     return (max(interval[0] - lost, 0.0), min(interval[1] + lost, 1.0)) if interval else None
-
-
-def _withheld(lost: float) -> str:
-    return f"withheld: a trace lost {lost * 100:.2g} % of its events, more than {MOST_LOST * 100:.0f} %; record it again"
-
-
-def _verdict(
-    overall: float, floor: float | None, dimensions: Sequence[Dimension], differences: Sequence[str], test: Equivalence
-) -> str:
-    if test.result == ALIKE:
-        return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE
-    if test.result == DIFFERENT:
-        return f"{DIFFERENT}: {'; '.join([*test.reason.split('; ')[:1], *differences[: _SENTENCES_IN_VERDICT - 1]])}"
-    # What reruns differ by is not known; but there is much that no rerun would differ by.
-    worst = min((d for d in dimensions if d.name not in _LOW_IN_RERUNS), key=lambda d: d.score)
-    if overall >= ALIKE_OVERALL and worst.score >= ALIKE_DIMENSION:
-        return f"{test.result}: {test.reason}"
-    return f"{DIFFERENT}: {'; '.join(differences[:_SENTENCES_IN_VERDICT]) or f'{worst.name} scores {worst.score:.2f}'}"

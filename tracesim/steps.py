@@ -1,23 +1,23 @@
-"""The rhythm of a job's main thread: how long its steps are, and how long it waits for data.
+"""The lengths of steps, as the job logs them, and the time that the main threads of its ranks wait for data.
 
-A rank that loader processes feed asks for the next batch by a call that waits (poll, select, epoll); how many such calls a batch
-takes is the framework's affair, so only the time in them counts. Steps are those that the job logs.
+A rank waits for the next batch of its loaders in poll, select or epoll. The framework decides how many such calls a batch takes,
+so only the time in them counts.
 """
 
 import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from tracesim.logbins import BINS, log_bin, table
-from tracesim.phases import Occurrences
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.schema import WAIT_OPS
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import WAIT_OPS
+from iotwin.tracesim.logbins import BINS, log_bin, table
+from iotwin.tracesim.phases import Occurrences
 
 
 class StepTimes:
-    """Per occurrence: time in steps by their length, `step_ns` (n, BINS), and their median, `typical_step_ns` (n,).
+    """Per occurrence: time in steps by length, `step_ns` (n, BINS), and the median length, `typical_step_ns` (n,).
 
-    `wait_ns` (n,) is the main threads' waiting, their mean; 0 where none is.
+    `wait_ns` (n,) is the mean waiting time of the main threads; 0 if they never wait.
     """
 
     def __init__(self, trace: Trace, occurrences: Occurrences) -> None:

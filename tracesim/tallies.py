@@ -1,18 +1,18 @@
-"""Sums over calls that need no order: calls and bytes, request sizes, activity over a phase, file extents and latencies."""
+"""Sums over calls in any order: calls and bytes, request sizes, activity over a phase, file extents and latencies."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.calls import FILE_KINDS, GROUPS, WRITE, Calls
-from tracesim.logbins import BINS, log_bin, table
-from tracesim.phases import Occurrences
+from iotwin.tracesim.calls import FILE_KINDS, GROUPS, WRITE, Calls
+from iotwin.tracesim.logbins import BINS, log_bin, table
+from iotwin.tracesim.phases import Occurrences
 
-ACTIVITY_BINS = 64
+ACTIVITY_BINS = 64  # equal bins of an occurrence, as many as a timeline has
 _KINDS, _GROUPS = len(FILE_KINDS), len(GROUPS)
 
 
 class Tallies:
-    """Per occurrence: calls and bytes by file kind and operation, request sizes, bytes over normalised time. Per file: bytes."""
+    """Collects, per occurrence, calls and bytes by file kind and operation, request sizes and activity; per file, bytes."""
 
     def __init__(self, occurrences: Occurrences, files: int) -> None:
         n = occurrences.number
@@ -37,19 +37,12 @@ class Tallies:
         self._add_moving(calls.where(moving), occurrence[moving])
 
     def extend(self, later: "Tallies") -> None:
-        """Take in what was found in calls after these."""
-        for name in (
-            "calls",
-            "bytes",
-            "size_calls",
-            "size_bytes",
-            "activity",
-            "latency",
-            "file_read_bytes",
-            "file_written_bytes",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(later, name))
-        self.file_extent_bytes = np.maximum(self.file_extent_bytes, later.file_extent_bytes)
+        """Add what `later` collected from the calls after these."""
+        extent = np.maximum(self.file_extent_bytes, later.file_extent_bytes)
+        for name, sums in vars(self).items():
+            if isinstance(sums, np.ndarray):
+                setattr(self, name, sums + getattr(later, name))
+        self.file_extent_bytes = extent
 
     def _add_moving(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         moved = calls.moved_bytes

@@ -1,1 +1,1 @@
-"""Capture of a running job into a trace: probes, backends, samplers, targets and the trace store."""
+"""Capture of a running job into a trace: probes, backends, samplers, targets, recorder; and exports of traces."""

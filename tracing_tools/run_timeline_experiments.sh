@@ -3,6 +3,8 @@
 #
 # --smoke takes the size that any machine can run. Cells that finished earlier do not run again.
 set -euo pipefail
+root=$(dirname "$(readlink -f "$0")")/..
+. "$root/common/environment.sh"
 experiment=timeline
 if [ "${1:-}" = --smoke ]; then
     experiment=timeline-smoke

@@ -2,8 +2,8 @@
 # Trace containerized training jobs: trace.sh -w WORKLOAD -l LAUNCH_SCRIPT [OPTION...] [-- ARGUMENTS OF THE LAUNCH SCRIPT...]
 #
 #   -w, --workload NAME          bert, dlrm, unet3d or dlio; explore: trace everything until Ctrl-C, without a launch script
-#   -l, --launch-script FILE     is called with NUM_GPUS CONTAINER LOGGING_DIR and what stands after --
-#   -c, --container NAME         name of the container that it starts (default train_WORKLOAD; job 1, 2, ... get _1, _2, ... added)
+#   -l, --launch-script FILE     is called with NUM_GPUS CONTAINER LOGGING_DIR and the arguments after --
+#   -c, --container NAME         name of the container that it starts (default train_WORKLOAD; with _1, _2, ... for job 1, 2, ...)
 #   -n, --num-gpus N             GPUs of each job (default 1); job i gets GPUs i*N to i*N+N-1 as CUDA_VISIBLE_DEVICES
 #   -j, --num-jobs N             jobs to run at once, each with its own trace (default 1)
 #   -o, --output-dir DIR         where results go (default ./trace_results)
@@ -11,14 +11,16 @@
 #   -s, --strace                 record every group of operations (iotwin trace --detail all)
 #   --drop-caches                drop the machine's page cache first; needs root
 #
-# Leaves OUTPUT_DIR/EXPERIMENT_NAME/WORKLOAD[_JOB].trace and, beside it, WORKLOAD[_JOB].logs.
+# Writes OUTPUT_DIR/EXPERIMENT_NAME/WORKLOAD[_JOB].trace and WORKLOAD[_JOB].logs.
 set -euo pipefail
 
-# Who starts this in the background of a script has it ignore SIGINT, which bash could not undo.
+# A script that starts this in the background makes it ignore SIGINT, which bash cannot undo.
 if [ -n "$(trap -p INT)" ] && env --default-signal=INT true 2>/dev/null; then
     exec env --default-signal=INT bash "$0" "$@"
 fi
 
+root=$(dirname "$(readlink -f "$0")")/..
+. "$root/common/environment.sh"
 fail() { echo "trace.sh: $1" >&2; exit "${2:-1}"; }
 
 workload= launch= container= gpus=1 jobs=1 output=./trace_results experiment=experiment drop=
@@ -67,7 +69,7 @@ if [ "$workload" = explore ]; then
 fi
 
 pids=()
-# The tracers ignore SIGINT, as all that bash starts in the background. They end their containers, and then themselves.
+# The tracers ignore SIGINT, as all background processes of bash do. On SIGTERM they end their containers, then themselves.
 trap 'for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done' INT TERM HUP
 for ((job = 0; job < jobs; job++)); do
     suffix=; [ "$job" = 0 ] || suffix=_$job

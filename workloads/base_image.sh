@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Build a base image for the workloads from Debian packages, on a machine that reaches no image registry.
+# Build a base image for the workloads from Debian packages, on a machine without access to an image registry.
 #
 #   base_image.sh TAG [PYTHON PACKAGE...]      for example: base_image.sh iotwin-base 'torch>=2.2' 'numpy>=1.26' 'msgspec>=0.18'
 #
-# Needs root, debootstrap and docker. The Debian release and mirror are this machine's. Python packages are fetched by this machine's pip
-# (PYTHON, default python3), as a build without a network cannot, so both must have the same Python version; at the versions of
-# requirements.lock, at which a build for CPUs is taken where one is offered, instead of gigabytes of CUDA. The Debian part is kept in
-# BASE_CACHE (default ~/.cache/iotwin) for the next time.
+# Needs root, debootstrap and docker. The image has this machine's Debian release, from its mirror. This machine's pip (PYTHON,
+# default python3) fetches the Python packages, since a build has no network: machine and image must have the same Python version.
+# The versions are those of requirements.lock. A package's CPU build is preferred, since its CUDA build takes gigabytes.
+# BASE_CACHE (default ~/.cache/iotwin) keeps the Debian part for the next build.
 set -euo pipefail
 fail() { echo "$0: $1" >&2; exit 1; }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Build the image of a workload, named WORKLOAD:VARIANT: docker build of its folder, to which the code that all share is brought first.
+# Build the image WORKLOAD:VARIANT: copy the code that all workloads share to the workload's folder, then run docker build.
 #
-#   build_image.sh WORKLOAD [VARIANT] [OPTION OF docker build...]     for example: build_image.sh unet3d sleep --build-arg BASE=my-base
+#   build_image.sh WORKLOAD [VARIANT] [OPTION OF docker build...]
+#   for example: build_image.sh unet3d sleep --build-arg BASE=my-base
 set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 if [ "$#" -lt 1 ] || [ ! -f "$root/workloads/$1/Dockerfile" ]; then

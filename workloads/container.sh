@@ -1,4 +1,4 @@
-# What the start_training.sh of all workloads share; they source it.
+# Functions for the start_training.sh of all workloads, which source this file.
 #
 #   parse_arguments WORKLOAD HOW_MANY_IS "$@"    checks NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH HOW_MANY [OPTION...] and sets
 #                                                num_gpus container logging_dir image batch how_many options
@@ -37,7 +37,7 @@ parse_arguments() {
     fi
 }
 
-# --gpus for docker, only where there are GPUs; CUDA_VISIBLE_DEVICES, if set, chooses them.
+# docker's --gpus, only if the machine has GPUs; CUDA_VISIBLE_DEVICES, if set, chooses them.
 choose_gpus() {
     gpus=()
     [ "$num_gpus" -gt 0 ] || return 0
@@ -57,11 +57,11 @@ start_container() {
     shift
     choose_gpus
     mkdir -p "$logging_dir" "$OUTPUT_DIR"
-    # Never root inside: who called sudo, or else the first ordinary user, who then owns the results.
+    # Never root inside: the job runs as the user who called sudo, or else as the first ordinary user. This user owns the results.
     local user=${SUDO_UID:-$(id -u)} group=${SUDO_GID:-$(id -g)}
     if [ "$user" -eq 0 ]; then user=1000 group=1000; fi
     if [ "$(id -u)" -eq 0 ]; then chown "$user:$group" "$OUTPUT_DIR"; fi
-    # Loader processes hand batches over in shared memory, of which a container has 64 MB unless told otherwise.
+    # Loader processes deliver batches in shared memory, of which a container has 64 MB by default; --ipc=host lifts the limit.
     docker run --rm --name "$container" --ipc=host --user "$user:$group" --env HOME=/tmp "${gpus[@]}" \
         --mount "type=bind,source=$(realpath "$DATA_DIR"),target=/data,readonly" \
         --mount "type=bind,source=$(realpath "$OUTPUT_DIR"),target=/output" \
@@ -69,10 +69,10 @@ start_container() {
 }
 
 start_torch_ranks() {
-    local workload=$1 launch=("workloads.$1")
+    local workload=$1 launch=("iotwin.workloads.$1")
     shift
     if [ "$num_gpus" -gt 1 ]; then
-        launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module "workloads.$workload")
+        launch=(torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$num_gpus" --module "iotwin.workloads.$workload")
     fi
     start_container "$workload" "${launch[@]}" "$@"
 }
@@ -83,6 +83,8 @@ train_on_generated() {
     shift
     [ -n "${DATA_DIR:-}" ] || fail "set DATA_DIR to where the data set is or is to be generated" 2
     if [ ! -e "$DATA_DIR" ] || [ -z "$(ls -A "$DATA_DIR")" ]; then
+        root=$(dirname "${BASH_SOURCE[0]}")/..
+        . "$root/common/environment.sh"
         iotwin generate "$workload" -o "$DATA_DIR" --size "${DATA_SIZE:-30GB}"
     fi
     exec "$(dirname "$0")/start_training.sh" "$@"

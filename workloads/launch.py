@@ -1,7 +1,7 @@
-"""``python -m workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine, and end all when one fails.
+"""``python -m iotwin.workloads.launch RANKS MODULE [OPTION...]``: start a job's ranks on this machine; end all if one fails.
 
-For workloads whose framework brings no launcher; PyTorch's is torch.distributed.run, which sets the same environment. Jobs whose
-ranks run different programs, or on several machines, make a `Plan` of their own.
+For workloads whose framework has no launcher; it sets the same environment as PyTorch's torch.distributed.run. Jobs whose ranks
+run different programs, or run on several machines, build a `LaunchPlan`.
 """
 
 import os
@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.children import dying_with_us, end_programs
-from common.errors import IotwinError, UsageError
-from common.files import write_json
-from common.ranks import claimed_ports
-from common.signals import interrupted_status
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder, open_rewritten, write_json
+from iotwin.common.foreign_files import read_foreign_end
+from iotwin.common.processes.children import dying_with_us, end_programs
+from iotwin.common.ranks import claimed_ports
+from iotwin.common.signals import interrupted_status
 
 _GRACE_S = 10.0
 _RECORD = "launch.json"
@@ -29,10 +30,10 @@ _Program = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
-class Process:
-    """One rank's process. `environment` is added to this process's own; without a `log` it writes where this process does.
+class RankProcess:
+    """One rank's process. `environment` is added to this process's; without a `log` it inherits stdout and stderr.
 
-    `host` is told in messages and in the record: the command for another machine begins with what reaches it, such as ssh.
+    `host` is only for messages and the record. A command for another machine must begin with its own transport, such as ssh.
     """
 
     command: list[str]
@@ -43,7 +44,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a plan ended: each rank's exit status (-N when signal N killed it) and, if it failed, which rank was first and how."""
+    """The end of a plan: each rank's exit status (-N if signal N killed it), the first rank that failed, and the reason."""
 
     exit_statuses: list[int]
     stopped_by: int | None = None
@@ -51,7 +52,7 @@ class Ending:
 
     @property
     def exit_status(self) -> int:
-        """Return the first failed rank's, as a shell says it; 0 when none failed, 1 when all were ended at the limit."""
+        """Return the shell's exit status for the first failed rank: 0 if none failed, 1 if the time limit ended all."""
         if self.stopped_by is None:
             return 0 if self.reason is None else 1
         status = self.exit_statuses[self.stopped_by]
@@ -59,19 +60,19 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Processes that run together, rank after rank. When one fails, or after `limit_s`, all are ended; killed, after `grace_s`.
+class LaunchPlan:
+    """Processes that run together, one per rank. If one fails, or after `limit_s`, all are ended, and killed after `grace_s`.
 
-    `record` is a JSON file of what runs, with the pids (of ssh, for another host) from the start on, and how it ended.
+    `record` is a JSON file with the command, pid and exit status of each rank; it is written at the start and at the end.
     """
 
-    processes: list[Process]
+    processes: list[RankProcess]
     limit_s: float | None = None
     grace_s: float = _GRACE_S
     record: Path | None = None
 
     def run(self) -> Ending:
-        """Start all, wait for their end and return it; IotwinError when one cannot be started or a log not be written."""
+        """Start all processes and wait for their end. Raises IotwinError if one cannot start or a log cannot be written."""
         programs: list[_Program] = []
         ending: Ending | None = None
         try:
@@ -87,7 +88,7 @@ class Plan:
             self._write(programs, ending)
 
     def _supervise(self, programs: Sequence[_Program]) -> tuple[int | None, str | None]:
-        """Wait until all have ended or one has failed; return the first that failed, if any, and what is to be said of it."""
+        """Wait until all have ended or one has failed. Returns the first failed rank and a message, or None for both."""
         deadline = None if self.limit_s is None else time.monotonic() + self.limit_s
         with selectors.DefaultSelector() as running, ExitStack() as descriptors:
             for rank, program in enumerate(programs):
@@ -125,12 +126,12 @@ class Plan:
         write_json(self.record, {"ranks": ranks, **stopped})
 
 
-def _start(rank: int, process: Process) -> _Program:
+def _start(rank: int, process: RankProcess) -> _Program:
     environment, dying = os.environ | process.environment, dying_with_us(signal.SIGKILL)
     try:
         if process.log is None:
             return subprocess.Popen(process.command, env=environment, preexec_fn=dying)
-        with process.log.open("wb") as log:
+        with open_rewritten(process.log) as log:
             return subprocess.Popen(process.command, env=environment, preexec_fn=dying, stdout=log, stderr=subprocess.STDOUT)
     except OSError as error:
         what = error.filename or process.command[0]
@@ -138,30 +139,32 @@ def _start(rank: int, process: Process) -> _Program:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = read_foreign_end(log).strip().splitlines()
     return lines[-1] if lines else ""
 
 
-def local_plan(module: Sequence[str], ranks: int, port: int, logs: Path | None = None, limit_s: float | None = None) -> Plan:
-    """Return the plan of `ranks` times the same module with its options on this machine, with ports from `port` on for them.
+def local_plan(
+    module: Sequence[str], ranks: int, port: int, logs: Path | None = None, limit_s: float | None = None
+) -> LaunchPlan:
+    """Return a plan of `ranks` processes on this machine that run the same `module` with its options, on ports from `port`.
 
-    `logs` takes the output of rank R as rank-R.log and the plan's record.
+    The folder `logs` gets the output of rank R as rank-R.log, and the plan's record.
     """
-    # The ranks leave the current directory out of their modules if this process does; in an image the workloads are in it.
+    # With -P the ranks do not import from the current directory. In an image the workloads are there, so -P is inherited only.
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
-        Process(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, logs and logs / f"rank-{rank}.log")
+        RankProcess(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, logs and logs / f"rank-{rank}.log")
         for rank in range(ranks)
     ]
-    return Plan(processes, limit_s, record=logs and logs / _RECORD)
+    return LaunchPlan(processes, limit_s, record=logs and logs / _RECORD)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ranks and return the exit status of the first that failed, or 0."""
-    parser = ArgumentParser(prog="python -m workloads.launch", description="Start a job's ranks on this machine.")
+    """Run the ranks and return the exit status of the first that failed, 0 if none did."""
+    parser = ArgumentParser(prog="python -m iotwin.workloads.launch", description="Start a job's ranks on this machine.")
     parser.add_argument("--logs", type=Path, metavar="DIR", help=f"write each rank's output to DIR/rank-N.log, and DIR/{_RECORD}")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the job when it takes longer")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the job if it takes longer")
     parser.add_argument("ranks", type=int, metavar="RANKS")
     parser.add_argument("module", nargs=REMAINDER, metavar="MODULE [OPTION...]")
     args = parser.parse_args(arguments)
@@ -177,12 +180,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(module: list[str], ranks: int, logs: Path | None, limit_s: float | None) -> int:
     if ranks < 1 or not module:
-        raise UsageError(f"RANKS {ranks} must be at least 1" if module else "name the MODULE to run, such as workloads.bert")
+        raise UsageError(
+            f"RANKS {ranks} must be at least 1" if module else "name the MODULE to run, such as iotwin.workloads.bert"
+        )
     if limit_s is not None and not limit_s > 0:
         raise UsageError(f"--limit {limit_s} must be more than 0")
     if logs is not None:
         try:
-            logs.mkdir(parents=True, exist_ok=True)
+            make_folder(logs)
         except OSError as error:
             raise IotwinError(f"--logs {logs}: {error.strerror}") from None
     with claimed_ports(ranks) as port:

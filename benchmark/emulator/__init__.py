@@ -1,1 +1,1 @@
-"""The emulator: a workload YAML in, a training job's I/O out, without model or accelerator."""
+"""The emulator performs the I/O of the training job in a workload YAML, without a model or an accelerator."""

@@ -10,36 +10,34 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TextIO
 
 import msgspec
 import numpy as np
 
-from benchmark.config import Config
-from benchmark.config.schema import CheckpointFile
-from benchmark.config.schema import Pipeline as Section
-from benchmark.emulator.checkpoints.open import open_checkpoints
-from benchmark.emulator.data.dataset import DataSet, open_dataset
-from benchmark.emulator.loaders import open_loader, sampled_batches
-from benchmark.emulator.loaders.base import Fetched
-from benchmark.emulator.mpi import under_mpi
-from benchmark.emulator.ranks import Rank, run_local
-from benchmark.emulator.results.measured import DataSetFacts, Measured, Span, Usage
-from benchmark.emulator.results.steplog import StepParts
-from common.errors import IotwinError, UsageError
-from common.mllog import FOR_TRACERS, MlLog
-from common.numbers.sleeper import Sleeper
-from common.processes import sharpen_timers
-from workloads.policies.pipeline import Pass, Plan, Stage, order
+from iotwin.benchmark.emulator.checkpoints.open import open_checkpoints
+from iotwin.benchmark.emulator.data.dataset import SampleSets, open_dataset
+from iotwin.benchmark.emulator.journal import DataSetFacts, Journal, Measured, StepParts
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.benchmark.emulator.mpi import under_mpi
+from iotwin.benchmark.emulator.ranks import Rank, run_local
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.common.processes.starts import sharpen_timers
+from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.schema import CheckpointFile
+from iotwin.workload_yaml.schema import Pipeline as Section
+from iotwin.workloads.policies.pipeline import Pass, PipelinePlan, Stage, order
 
 _WRITE_BYTES = 8 << 20  # of a checkpoint
 _NOTHING = Fetched(0, 0, 0, 0)
 
 
-def plan_of(section: Section) -> Plan:
-    """Return the plan that the workload's section says; UsageError where a rank is in no stage or in two."""
+def plan_of(section: Section) -> PipelinePlan:
+    """Return the plan of the section; raises UsageError if a rank is in no stage or in two."""
     listed = [rank for stage in section.stages for rank in stage.ranks]
     if sorted(listed) != list(range(len(listed))):
         raise UsageError(
@@ -59,7 +57,7 @@ def plan_of(section: Section) -> Plan:
     unknown = [name for name in section.depth if name not in map(str, range(len(stages)))]
     if unknown:
         raise UsageError(f"twin.pipeline.depth: '{unknown[0]}' is no stage; stages are 0 to {len(stages) - 1}")
-    return Plan(stages, section.schedule, {int(stage): warm_up for stage, warm_up in section.depth.items()})
+    return PipelinePlan(stages, section.schedule, {int(stage): warm_up for stage, warm_up in section.depth.items()})
 
 
 def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s: float | None) -> list[Measured]:
@@ -84,7 +82,7 @@ def run_pipeline(config: Config, log_stream: TextIO | None, ranks: int, limit_s:
         channels.close()
 
 
-def _minibatches(config: Config, plan: Plan, dataset: DataSet) -> int:
+def _minibatches(config: Config, plan: PipelinePlan, dataset: SampleSets) -> int:
     """Return the minibatches of an epoch: as many for each rank of stage 0 as the data set has full batches."""
     readers = plan.stages[0].replicas
     held = len(sampled_batches(config, len(dataset.train), 1, 0, readers)) * readers
@@ -100,7 +98,7 @@ def _minibatches(config: Config, plan: Plan, dataset: DataSet) -> int:
 class _Channels:
     """What joins neighbouring ranks: counters by direction, sender and receiver, and when each pass's output was sent."""
 
-    def __init__(self, plan: Plan, minibatches: int) -> None:
+    def __init__(self, plan: PipelinePlan, minibatches: int) -> None:
         self._counters: dict[tuple[str, int, int], int] = {}
         for before, after in zip(plan.stages, plan.stages[1:], strict=False):
             for a in before.ranks:
@@ -127,38 +125,35 @@ class _Channels:
 
 
 def _run_rank(
-    config: Config, log_stream: TextIO | None, plan: Plan, minibatches: int, channels: _Channels, rank: Rank
+    config: Config, log_stream: TextIO | None, plan: PipelinePlan, minibatches: int, channels: _Channels, rank: Rank
 ) -> Measured:
     """Be one rank of the pipeline for all epochs."""
     sharpen_timers()
-    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
-    measured = Measured(rank.index, rank.node, rank.nodes, time.time())
-    before = Usage.so_far()
+    journal = Journal(rank, log_stream)
     with ExitStack() as open_things:
-        with log.interval("init"):
-            run = _PipelineRank(config, plan, minibatches, channels, rank.index, measured, open_things)
+        with journal.interval("init"):
+            run = _PipelineRank(config, plan, minibatches, channels, rank.index, journal, open_things)
         rank.meet()
-        measured.start_s = time.time()
-        with log.interval("run"):
+        journal.measured.start_s = time.time()
+        with journal.interval("run"):
             for epoch in range(1, config.train.epochs + 1):
-                with log.interval("epoch", epoch_num=epoch):
+                with journal.interval("epoch", epoch):
                     run.train(epoch)
                 rank.meet()
                 if config.workflow.checkpoint:
-                    with log.interval("checkpoint", epoch_num=epoch):
+                    with journal.interval("checkpoint", epoch):
                         run.save(epoch)
                         rank.meet()
             run.finish()
-    before.note_end(measured)
-    return measured
+    return journal.close()
 
 
 class _PipelineRank:
     """One rank: its passes in order, its loader if it is of stage 0, its stage's checkpoint if it is the first of its stage."""
 
-    def __init__(self, config: Config, plan: Plan, minibatches: int, channels: _Channels, rank: int, measured: Measured,
+    def __init__(self, config: Config, plan: PipelinePlan, minibatches: int, channels: _Channels, rank: int, journal: Journal,
                  open_things: ExitStack) -> None:  # fmt: skip
-        self._config, self._plan, self._channels, self._rank, self._measured = config, plan, channels, rank, measured
+        self._config, self._plan, self._channels, self._rank, self._journal = config, plan, channels, rank, journal
         self._stage = next(stage for stage in plan.stages if rank in stage.ranks)
         self._replica = self._stage.ranks.index(rank)
         self._order = order(plan, self._stage.stage, self._replica, minibatches)
@@ -171,7 +166,7 @@ class _PipelineRank:
         if self._reads:
             readers = self._stage.replicas
             dataset = open_dataset(config, readers)
-            measured.data = DataSetFacts.of(dataset)
+            journal.measured.data = DataSetFacts.of(dataset)
             self._samples = len(dataset.train)
             self._loader = open_things.enter_context(open_loader(config, dataset.train, self._replica, readers))
         writes = config.workflow.checkpoint and self._replica == 0
@@ -187,7 +182,7 @@ class _PipelineRank:
             self._fetching = iter(self._loader.epoch(epoch, batches[:own]))
         step = 0
         begin_ns = time.monotonic_ns()
-        with self._span("epoch", epoch) as amounts:
+        with self._journal.span("epoch", epoch) as amounts:
             for done in self._order:
                 self._pass(done)
                 if done[0] == "B":
@@ -207,7 +202,7 @@ class _PipelineRank:
         # When the job would begin and end: a sleep that starts late is shorter, which is not the pass's doing.
         begin_ns = self._sleeper.due_ns()
         self._sleeper.sleep(self._stage.forward_s if kind == "F" else self._stage.backward_s + self._stage.all_reduce_s)
-        self._measured.passes.append((kind == "B", minibatch, begin_ns, self._sleeper.due_ns()))
+        self._journal.measured.passes.append((kind == "B", minibatch, begin_ns, self._sleeper.due_ns()))
         target = stage + (1 if kind == "F" else -1)
         if 0 <= target < len(plan.stages):
             due_ns = self._sleeper.due_ns() if kind == "F" else self._over_link(self._sleeper.due_ns())
@@ -248,7 +243,7 @@ class _PipelineRank:
         spent_ns = now_ns - begin_ns
         rest_ns = spent_ns - computed_ns - self._read_ns - self._waited_ns
         times = StepParts(begin_ns, self._read_ns, computed_ns, self._waited_ns, rest_ns, spent_ns)
-        self._measured.steps.add("train", epoch, 1, step, times, self._fetched.pop(minibatch, _NOTHING))
+        self._journal.step("train", epoch, step, times, self._fetched.pop(minibatch, _NOTHING))
         self._read_ns = self._waited_ns = 0
         return now_ns
 
@@ -256,26 +251,19 @@ class _PipelineRank:
         """Write the stage's checkpoint, if this rank does."""
         if self._checkpoints is None:
             return
-        with self._span("save_ckpt", epoch) as amounts:
+        with self._journal.span("save_ckpt", epoch) as amounts:
             saved = self._checkpoints.save(epoch, epoch)
             amounts.append(sum(file.size_bytes for file in saved))
-        self._measured.saved += saved
+        self._journal.measured.saved += saved
 
     def finish(self) -> None:
         """Close the list of the files written, so that another run may write them anew."""
         if self._checkpoints is not None:
-            self._measured.saved += self._checkpoints.finish()
-
-    @contextmanager
-    def _span(self, kind: str, epoch: int) -> Iterator[list[float]]:
-        amounts: list[float] = []
-        start_s, start_ns = time.time(), time.monotonic_ns()
-        yield amounts
-        self._measured.spans.append(Span(kind, epoch, 1, start_s, start_s + (time.monotonic_ns() - start_ns) / 1e9, sum(amounts)))
+            self._journal.measured.saved += self._checkpoints.finish()
 
 
 def _checkpoint_config(config: Config, stage: int) -> Config:
-    """Return the workload with the checkpoint of one stage, a file of its own, instead of the model's."""
+    """Return the workload with the checkpoint of one stage, a separate file, instead of the model's."""
     section = config.twin.pipeline
     assert section is not None  # noqa: S101
     whole, rest = divmod(section.stages[stage].checkpoint_bytes, _WRITE_BYTES)

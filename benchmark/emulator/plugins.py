@@ -5,20 +5,20 @@ itself as `module.Class`. What it must be, called with keyword arguments:
 
 | group | called as | returns |
 |---|---|---|
-| iotwin.readers | factory(config=, opener=) | a benchmark.emulator.readers.sample.Reader |
-| iotwin.loaders | factory(config=, fetcher=) | a benchmark.emulator.loaders.base.Loader |
+| iotwin.readers | factory(config=, opener=) | a iotwin.benchmark.emulator.readers.sample.SampleReader |
+| iotwin.loaders | factory(config=, fetcher=) | a iotwin.benchmark.emulator.loaders.base.Loader |
 | iotwin.samplers | factory(config=, samples=, epoch=, rank=, ranks=) | a Sequence of index arrays, the batches of one epoch |
-| iotwin.checkpoints | factory(config=, rank=, ranks=) | a benchmark.emulator.checkpoints.writer.Checkpoints |
+| iotwin.checkpoints | factory(config=, rank=, ranks=) | a iotwin.benchmark.emulator.checkpoints.open.Checkpoints |
 """
 
 import importlib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from common.errors import UsageError, nearest
+from iotwin.common.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from benchmark.config import Config
+    from iotwin.workload_yaml import Config
 
 READERS, LOADERS, SAMPLERS, CHECKPOINTS = (f"iotwin.{kind}" for kind in ("readers", "loaders", "samplers", "checkpoints"))
 

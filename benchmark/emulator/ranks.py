@@ -19,26 +19,26 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from common import children
-from common.errors import IotwinError, UsageError
-from common.progress import set_quiet
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.processes import children
+from iotwin.common.progress import set_quiet
 
 _T = TypeVar("_T")
 _fork = multiprocessing.get_context("fork")
 _EXIT_PATIENCE_S = 10.0  # for a rank to clean up
 
-# What ranks tell one another where they meet; what one of them says counts for all.
+# Flags that ranks exchange where they meet; a flag that one rank sets counts for all.
 STOP, CHECKPOINT = 1, 2
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of `count` ranks; they are numbered node by node, so that neighbours are on one node.
+    """One of `count` ranks. Their indices ascend node by node, so that neighbours are on one node.
 
-    `exchange(flags, due_ns)` waits for all ranks and returns what any of them said, as bits, and the latest of their `due_ns`:
-    when a rank would have come here (CLOCK_MONOTONIC) had nothing of the emulator's own held it up.
+    `exchange(flags, due_ns)` waits for all ranks. It returns the flags that any rank set, and the latest `due_ns`.
+    A rank's `due_ns` (CLOCK_MONOTONIC) is when it would have arrived without delays by the emulator itself.
 
-    `arrive()` is for threads beside training: it tells the others that this one is there and returns what says whether all are.
+    `arrive()` is for background threads. It announces this rank, and returns a function that returns True if all have arrived.
     """
 
     index: int = 0
@@ -49,14 +49,14 @@ class Rank:
     arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True
 
     def meet(self, flags: int = 0) -> int:
-        """Wait for all ranks and return what any of them said, as bits."""
+        """Wait for all ranks and return the flags that any of them set."""
         return self.exchange(flags, 0)[0]
 
 
 class _Meeting:
     """Where ranks of one machine meet: two counters of the kernel's (eventfd), which rank 0 uses to let the others go.
 
-    Meetings alternate between two release counters and two rows of what ranks say, because the fastest may be at the next meeting
+    Meetings alternate between two release counters and two rows of flags, because the fastest may be at the next meeting
     before the slowest has left this one; it cannot be at the one after that. Nobody spins: ranks that share CPUs would take them
     from one another.
     """
@@ -96,7 +96,7 @@ class _Arrivals:
         self._counts = np.frombuffer(mmap.mmap(-1, count * 8), np.int64)
 
     def arrive(self, number: int) -> Callable[[], bool]:
-        """Tell that rank `number` has come once more; return what says whether all have come as often."""
+        """Announce rank `number` once more; return a function that returns True once all have arrived as often."""
         self._counts[number] += 1
         often = int(self._counts[number])
         return lambda: bool(self._counts.min() >= often)
@@ -140,10 +140,10 @@ class _RankProcess(Generic[_T]):
 
 
 def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Connection) -> None:
-    """Be a rank: do the job, hand over what came of it."""
+    """Run the job as a rank and send its result."""
     children.become_rank(rank.index, parent_pid)
     if rank.index:
-        set_quiet(True)  # one rank tells how far all are
+        set_quiet(True)  # one rank reports the progress of all
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # on SIGTERM, or when the main process is gone
         children.ready()
         try:

@@ -1,384 +1,300 @@
-"""Running a workload as one rank: the phases of a training job, with real reads by a real loader and the accelerator as time."""
+"""Runs a workload as one rank: the loop of a training job, with real reads by a real loader and the accelerator as time.
+
+`schedule` decides what is due when, this module does it, and `journal` records it.
+"""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import ExitStack
 from itertools import islice
 from typing import TextIO
 
-from benchmark.config import Config
-from benchmark.emulator.accelerator import Accelerator
-from benchmark.emulator.cadences import checkpoint_policy, evaluation_cadence
-from benchmark.emulator.checkpoints.frequency import Frequency
-from benchmark.emulator.checkpoints.open import Checkpoints, open_checkpoints
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.emulator.data.dataset import open_dataset, start_up
-from benchmark.emulator.data.order import Batch, evaluation_batches
-from benchmark.emulator.loaders import open_loader, sampled_batches
-from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank
-from benchmark.emulator.results.measured import DataSetFacts, Measured, Resumed, Span, Usage
-from benchmark.emulator.results.steplog import StepParts
-from common.errors import UsageError
-from common.mllog import FOR_TRACERS, MlLog
-from common.numbers.draws import DrawnTime
-from common.numbers.keyed import Purpose
-from common.numbers.sleeper import Sleeper
-from common.processes import age_s, sharpen_timers
-from common.progress import note
-from workloads.policies.cadence import LoopPosition, Policy
+from iotwin.benchmark.emulator.accelerator import Accelerator, ComputeTime
+from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
+from iotwin.benchmark.emulator.checkpoints.open import Checkpoints, open_checkpoints
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.data.dataset import open_dataset, start_up
+from iotwin.benchmark.emulator.data.order import Batch, evaluation_batches
+from iotwin.benchmark.emulator.journal import DataSetFacts, Journal, Measured, ResumedRun, StepParts
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.ranks import STOP, Rank
+from iotwin.benchmark.emulator.schedule import NOTHING, Due, Schedule
+from iotwin.common.errors import UsageError
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.common.processes.starts import age_s, sharpen_timers
+from iotwin.common.progress import note
+from iotwin.workload_yaml import Config, TwinResume
+from iotwin.workload_yaml.step_time_models import step_time
+from iotwin.workload_yaml.step_times import NamedStepTime
 
 
 def emulate(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Measured:
     """Run the workload as `rank` (by default the only one) for at most `limit_s` seconds and return what was measured.
 
-    MLLOG lines go to `log_stream`.
+    MLLOG lines go to `log_stream`. No process outlives the call.
 
-    Raises IotwinError, naming the file, when the data set is missing, short or corrupt or a checkpoint cannot be written, and
-    when a loader process dies. No process outlives the call.
+    Raises IotwinError, naming the file, if the data set is missing, short or corrupt, or a checkpoint cannot be written. Raises
+    it, too, if a loader process dies.
     """
     rank = rank or Rank()
     sharpen_timers()
     sleeper = Sleeper(config.twin.busy_wait)
-    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
-    sleeper.sleep(config.twin.startup_time - age_s())
-    measured = Measured(rank.index, rank.node, rank.nodes, time.time())
-    before = Usage.so_far()
+    if config.twin.startup_time:
+        sleeper.sleep(config.twin.startup_time - age_s())
+    journal = Journal(rank, log_stream, config.twin.instrument)
     with ExitStack() as open_things:
-        with log.interval("init"):
+        with journal.interval("init"):
             begin = time.monotonic()
-            run = _Run(config, rank, log, sleeper, measured, open_things)
+            loop = _Loop(config, rank, sleeper, journal, open_things)
             init_s = DrawnTime(config.twin.init_time, config.train.seed, Purpose.INIT).seconds(rank.index, 0, 0)
             sleeper.sleep(init_s - (time.monotonic() - begin))
-        measured.start_s = time.time()
+        journal.measured.start_s = time.time()
         rank.meet(0)
-        run.stop_at(limit_s)
-        with log.interval("run"):
-            run.run()
-    before.note_end(measured)
-    return measured
+        with journal.interval("run"):
+            loop.run(limit_s)
+    return journal.close()
 
 
-class _Run:
+class _Loop:
     """The epochs of one rank, with the evaluations and checkpoints between them or between their steps."""
 
-    def __init__(
-        self, config: Config, rank: Rank, log: MlLog, sleeper: Sleeper, measured: Measured, open_things: ExitStack
-    ) -> None:
-        self._config, self._rank, self._log, self._sleeper, self._measured = config, rank, log, sleeper, measured
-        self._resume = config.twin.resume
-        self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
-        self._deadline = float("inf")
-        self._save_after = checkpoint_policy(config)
-        self._by_time: Policy | Frequency = Policy()  # of checkpoints; one rank decides for all
-        self._flags = 0
-        self._interrupted_ns = 0  # when the last evaluation or checkpoint ended
-        self._steps = 0  # of training so far
-        self._numbers: dict[tuple[str, int], int] = {}  # spans so far, by kind and epoch
-        if config.workflow.train:  # before anything is made: it may be missing
-            self._dataset = open_dataset(config, rank.count)
-        per_node = rank.count // rank.nodes
-        self._checkpoints = (
-            open_checkpoints(config, rank.index, rank.count, per_node, meet=rank.meet, arrive=rank.arrive)
-            if config.workflow.checkpoint
-            else None
-        )
+    def __init__(self, config: Config, rank: Rank, sleeper: Sleeper, journal: Journal, open_things: ExitStack) -> None:
+        self._config, self._rank, self._sleeper, self._journal = config, rank, sleeper, journal
+        if config.workflow.train:  # first of all: the data set may be missing
+            dataset = open_dataset(config, rank.count)
+            journal.measured.data = DataSetFacts.of(dataset)
+        self._checkpoints = self._open_checkpoints()
         self._writer = self._checkpoints if isinstance(self._checkpoints, CheckpointWriter) else None
-        self._saved_at = Counter(config.twin.checkpoint.after_steps or [])
-        self._epoch_ends_at = 0  # steps of training
-        self._frequency = self._measured_frequency()
+        evaluates = config.workflow.train and config.workflow.evaluation and journal.measured.data.evaluation_samples > 0
+        self._schedule = Schedule(config, evaluates, self._frequency())
+        self._evaluation_lead = DrawnTime(config.twin.evaluation.lead_time, config.train.seed, Purpose.EVALUATION_LEAD)
+        self._between = DrawnTime(config.checkpoint.time_between_checkpoints, config.train.seed, Purpose.TRAIN_STEP)
         if config.workflow.train:
-            measured.data = DataSetFacts.of(self._dataset)
             self._loaders = {
                 phase: open_things.enter_context(open_loader(config, samples, rank.index, rank.count, phase == "evaluation"))
-                for phase, samples in (("train", self._dataset.train), ("evaluation", self._dataset.evaluation))
+                for phase, samples in (("train", dataset.train), ("evaluation", dataset.evaluation))
             }
-            evaluated = evaluation_batches(config, measured.data.evaluation_samples, rank.index, rank.count)
-            self._accelerator = Accelerator(config, rank, sleeper, self._steps_of_epoch(), len(evaluated))
+            self._evaluated = evaluation_batches(config, journal.measured.data.evaluation_samples, rank.index, rank.count)
+            steps = len(self._training_batches(1))
+            self._accelerator = Accelerator(self._compute_time(steps), rank, sleeper, config.twin.barrier)
             self._start_up()
             if rank.index == 0:
-                self._log_parameters()
+                journal.parameters(
+                    {
+                        "seed": config.train.seed,
+                        "global_batch_size": config.reader.batch_size * rank.count,
+                        "num_workers": config.reader.read_threads,
+                        "train_samples": journal.measured.data.train_samples,
+                        "eval_samples": journal.measured.data.evaluation_samples,
+                        "step_count": steps * config.train.epochs,
+                    }
+                )
 
-    def _measured_frequency(self) -> Frequency | None:
-        """Return what decides by measured times, on the rank that decides for all; on each, where they do not meet."""
+    def _open_checkpoints(self) -> Checkpoints | None:
+        rank = self._rank
+        if not self._config.workflow.checkpoint:
+            return None
+        per_node = rank.count // rank.nodes
+        return open_checkpoints(self._config, rank.index, rank.count, per_node, meet=rank.meet, arrive=rank.arrive)
+
+    def _frequency(self) -> Frequency | None:
+        """Return what decides by measured times; None on all ranks but the first, if the ranks meet after each step."""
         twin = self._config.twin
         if twin.checkpoint.policy is None or self._writer is None or (self._rank.index > 0 and twin.barrier):
             return None
         in_flight = twin.checkpoint.in_flight if twin.checkpoint.asynchronous else 1
         return Frequency(twin.checkpoint.policy, in_flight, twin.checkpoint.on_processors)
 
+    def _compute_time(self, steps: int) -> ComputeTime:
+        config, rank = self._config, self._rank
+        training = config.train.computation_time
+        if isinstance(training, NamedStepTime):
+            training = step_time(training, config.num_gpus or rank.count, config.reader.batch_size)
+        evaluation = config.evaluation.eval_time
+        return ComputeTime(config.train, config.twin, training, evaluation, rank.index, steps, len(self._evaluated))
+
+    def _training_batches(self, epoch: int) -> Sequence[Batch]:
+        samples = self._journal.measured.data.train_samples
+        return sampled_batches(self._config, samples, epoch, self._rank.index, self._rank.count)
+
     def _start_up(self) -> None:
-        """Read what is read before the first epoch, the checkpoint among it where the run resumes."""
-        config, resume, rank = self._config, self._resume, self._rank
-        read_bytes = 0
+        """Read what a run reads before its first epoch; a run that resumes also reads the newest checkpoint."""
+        resume, read_bytes = self._config.twin.resume, 0
         if resume is None or resume.mode != "skip_reads":
-            read_bytes = start_up(config, rank.index, rank.count)
-        if resume is None:
-            return
-        if resume.mode != "skip_reads" and not config.twin.startup_reads:
+            read_bytes = start_up(self._config, self._rank.index, self._rank.count)
+        if resume is not None:
+            self._journal.measured.resumed = self._resume(resume, read_bytes)
+
+    def _resume(self, resume: TwinResume, read_bytes: int) -> ResumedRun:
+        """Read the newest checkpoint, unless the start-up reads are its, `read_bytes`. Return what was skipped and read."""
+        if resume.mode != "skip_reads" and not self._config.twin.startup_reads:
             if self._checkpoints is None:
                 raise UsageError(
                     "twin.resume: there is no checkpoint to read; set workflow.checkpoint to true or mode to skip_reads"
                 )
-            self._measured.loaded += self._checkpoints.load()
-            read_bytes = sum(file.size_bytes for file in self._measured.loaded)
-        before = resume.step * config.reader.batch_size
+            loaded = self._checkpoints.load()
+            self._journal.measured.loaded += loaded
+            read_bytes = sum(file.size_bytes for file in loaded)
+        samples = resume.step * self._config.reader.batch_size
         again = resume.mode in ("replay_data", "full")
-        amounts = (0, before) if again else (before, 0)
-        self._measured.resumed = Resumed(resume.mode, resume.epoch, resume.step, *amounts, read_bytes)
+        return ResumedRun(resume.mode, resume.epoch, resume.step, *((0, samples) if again else (samples, 0)), read_bytes)
 
-    def _log_parameters(self) -> None:
-        log, config = self._log, self._config
-        log.point("seed", config.train.seed)
-        log.point("global_batch_size", config.reader.batch_size * self._rank.count)
-        log.point("num_workers", config.reader.read_threads)
-        log.point("train_samples", self._measured.data.train_samples)
-        log.point("eval_samples", self._measured.data.evaluation_samples)
-        log.point("step_count", self._steps_of_epoch() * config.train.epochs)
-
-    def _steps_of_epoch(self) -> int:
-        return len(sampled_batches(self._config, self._measured.data.train_samples, 1, self._rank.index, self._rank.count))
-
-    def stop_at(self, limit_s: float | None) -> None:
-        """Let time run: for the whole run, and until the first checkpoint where time decides."""
-        now = time.monotonic()
-        if limit_s is not None:
-            self._deadline = now + limit_s
-        self._by_time = self._frequency or Policy(seconds=self._config.twin.checkpoint.seconds_between, now=now)
-
-    def run(self) -> None:
-        """Train, or write and read checkpoints alone."""
+    def run(self, limit_s: float | None) -> None:
+        """Train, or write and read checkpoints alone; stop after `limit_s` seconds."""
+        self._schedule.start(limit_s)
         if self._config.workflow.train:
             self._train()
         elif self._checkpoints is not None:
-            self._checkpoints_alone(self._checkpoints)
+            self._write_alone()
         if self._checkpoints is not None:
-            self._measured.saved += self._checkpoints.finish()
-            self._measured.decided = self._frequency.decided if self._frequency else None
+            self._journal.measured.saved += self._checkpoints.finish()
+            self._journal.measured.decided = self._schedule.frequency.decided if self._schedule.frequency else None
             self._load(self._checkpoints)
 
     def _train(self) -> None:
-        """Run the epochs: the loop position to resume at is an epoch and the steps before it."""
-        config = self._config
-        if self._checkpoints is not None and config.checkpoint.checkpoint_after_step == 0 and self._resume is None:
-            self._save(self._checkpoints, 0)
-        if self._evaluates and config.twin.evaluation.steps_before:
-            self._evaluate(0, config.twin.evaluation.steps_before)
-        for epoch in range(1 if self._resume is None else self._resume.epoch, config.train.epochs + 1):
-            with self._span("epoch", epoch) as amounts:
+        schedule = self._schedule
+        if schedule.saves_first:
+            self._save(0)
+        if schedule.evaluates_first:
+            self._evaluate(0, schedule.evaluates_first)
+        for epoch in schedule.epochs:
+            with self._journal.span("epoch", epoch) as amounts:
                 amounts.append(self._train_epoch(epoch))
-            saves = not self._saves_within(epoch) and self._saves(epoch, epoch_ended=True)
-            self._interrupt(epoch, self._evaluates_after(epoch), saves)
-            if self._stopped:
-                self._measured.stopped_early = True
+            self._do(epoch, schedule.after_epoch(epoch))
+            if schedule.flags & STOP:
+                self._journal.measured.stopped_early = True
                 return
 
-    def _evaluates_after(self, epoch: int) -> bool:
-        due, _ = evaluation_cadence(self._config.evaluation)
-        return self._evaluates and due is not None and due.due(epoch)
-
-    def _saves_within(self, epoch: int) -> bool:
-        """Whether what is saved at the end of the epoch is part of it in the log, as it has no phase of its own."""
-        return not self._logs_checkpoints and not self._evaluates_after(epoch)
-
-    @property
-    def _logs_checkpoints(self) -> bool:
-        section = self._config.twin.checkpoint
-        return not section.asynchronous if section.logged is None else section.logged
-
-    @property
-    def _evaluates(self) -> bool:
-        return self._config.workflow.evaluation and self._measured.data.evaluation_samples > 0
-
-    @property
-    def _stopped(self) -> bool:
-        return bool(self._flags & STOP)
-
     def _train_epoch(self, epoch: int) -> int:
-        """Train the blocks of an epoch: the steps between what interrupts it; return how many steps they had."""
-        config = self._config
-        batches = sampled_batches(config, self._measured.data.train_samples, epoch, self._rank.index, self._rank.count)
-        begun = self._steps_before(epoch, len(batches))
-        replayed = begun if self._resume is not None and self._resume.mode == "replay_data" else 0
-        steps = self._passing("train", epoch, batches[begun - replayed :], begun, replayed)
-        self._epoch_ends_at = self._steps + len(batches) - begun
-        _, evaluate_after = evaluation_cadence(config.evaluation)
-        in_blocks = (evaluate_after is not None and self._evaluates) or (
-            self._checkpoints is not None
-            and self._logs_checkpoints
-            and (self._save_after.within_epochs or self._by_time.within_epochs or self._config.twin.checkpoint.policy is not None)
-        )
-        done = begun
+        """Train the blocks of an epoch, the steps between two interruptions. Return the number of steps."""
+        schedule, batches = self._schedule, self._training_batches(epoch)
+        begun, replayed = schedule.begin_epoch(epoch, len(batches))
+        steps = self._steps("train", epoch, batches[begun - replayed :], begun, replayed)
         begin = time.monotonic()
-        while done < len(batches) and not self._stopped:
-            evaluates = saves = False
-            first = done
-            with self._log.interval("block" if in_blocks else "epoch", epoch_num=epoch), self._span("block", epoch) as amounts:
-                for _ in steps:
-                    done, self._steps = done + 1, self._steps + 1
-                    evaluates = self._evaluates and evaluate_after is not None and evaluate_after.due(self._steps)
-                    # Under a policy the end of an epoch has its own.
-                    saves = (done < len(batches) or config.twin.checkpoint.policy is None) and self._saves(epoch)
-                    if saves and not evaluates and not self._logs_checkpoints:  # the job's log goes on beside it
-                        self._interrupt(epoch, False, True)
-                        saves = False
-                    if evaluates or saves or self._stopped:
+        done = begun
+        while done < len(batches) and not schedule.flags & STOP:
+            first, due = done, NOTHING
+            with self._journal.span("block", epoch, "block" if schedule.blocks else "epoch") as amounts:
+                for done in steps:  # noqa: B007 - counts on after the loop
+                    due = schedule.after_step(epoch)
+                    if due.checkpoints and not due.evaluation and not schedule.logs_checkpoints:
+                        self._do(epoch, due)  # within the block, since the log has no phase for them
+                        due = NOTHING
+                    if due is not NOTHING or schedule.flags & STOP:
                         break
-                if done == len(batches) and not evaluates and self._saves_within(epoch):
-                    self._interrupt(epoch, False, self._saves(epoch, epoch_ended=True))
+                if schedule.epoch_ended and not due.evaluation:
+                    self._do(epoch, schedule.after_last_block(epoch))
                 amounts.append(done - first)
-            self._interrupt(epoch, evaluates, saves)
+            self._do(epoch, due)
         next(steps, None)  # nothing is left; the loader learns that, and ends its workers
-        self._tell(epoch, "train", done - begun, time.monotonic() - begin)
+        self._journal.show(
+            self._of_epochs(epoch), "train", done - begun, self._config.reader.batch_size, time.monotonic() - begin
+        )
         return done - begun
 
-    def _steps_before(self, epoch: int, steps: int) -> int:
-        """Return how many of the epoch's `steps` were done before this run began."""
-        resume = self._resume
-        if resume is None or resume.epoch != epoch:
-            return 0
-        if resume.step > steps:
-            raise UsageError(f"twin.resume.step: {resume.step} is after the last of the {steps} steps of an epoch")
-        begun = 0 if resume.mode == "full" else resume.step
-        self._steps = (epoch - 1) * steps + begun
-        return begun
+    def _of_epochs(self, epoch: int) -> str:
+        return f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
 
-    def _saves(self, epoch: int, epoch_ended: bool = False) -> bool:
-        if self._flags & CHECKPOINT and not epoch_ended:
-            self._save_after.ask()
-        due = self._save_after.due(LoopPosition(epoch, self._steps, epoch_ended), time.monotonic())
-        return self._checkpoints is not None and due is not None
-
-    def _interrupt(self, epoch: int, evaluates: bool, saves: bool) -> None:
-        """Run the checkpoints and evaluations that are due after a step, unless the run is to stop."""
-        due: list[Callable[[int], None]] = [self._evaluate] if evaluates else []
-        if saves and self._checkpoints is not None:
-            due += [partial(self._save, self._checkpoints)] * max(1, self._saved_at[self._steps])
-        for interruption in reversed(due) if self._config.twin.evaluation.after_checkpoint else due:
-            if not self._stopped:
-                interruption(epoch)
+    def _do(self, epoch: int, due: Due) -> None:
+        """Evaluate and write checkpoints as due, until the run is to stop."""
+        work: list[Callable[[int], None]] = [self._evaluate] * due.evaluation + [self._save] * due.checkpoints
+        for each in reversed(work) if self._schedule.checkpoints_first else work:
+            if not self._schedule.flags & STOP:
+                each(epoch)
 
     def _evaluate(self, epoch: int, most: int | None = None) -> None:
-        """Evaluate, or take the first steps of that, at `most` so many."""
-        batches = evaluation_batches(self._config, self._measured.data.evaluation_samples, self._rank.index, self._rank.count)
+        """Evaluate, for at most `most` steps if given."""
         begin = time.monotonic()
-        with self._log.interval("eval", epoch_num=epoch), self._span("eval", epoch) as amounts:
+        with self._journal.span("eval", epoch, "eval") as amounts:
             self._sleeper.sleep(self._evaluation_lead.seconds(self._rank.index, epoch, 0))
-            amounts.append(sum(1 for _ in islice(self._passing("evaluation", epoch, batches), most)))
-        self._tell(epoch, "evaluation", int(amounts[0]), time.monotonic() - begin)
+            amounts.append(sum(1 for _ in islice(self._steps("evaluation", epoch, self._evaluated), most)))
+        size = self._config.reader.batch_size_eval
+        self._journal.show(self._of_epochs(epoch), "evaluation", int(amounts[0]), size, time.monotonic() - begin)
 
-    def _tell(self, epoch: int, phase: str, steps: int, elapsed_s: float) -> None:
-        of = f"{epoch} of {self._config.train.epochs}" if epoch else "none yet"
-        size = self._config.reader.batch_size if phase == "train" else self._config.reader.batch_size_eval
-        rate = steps * size * self._rank.count / max(elapsed_s, 1e-9)
-        note(f"epoch {of}, {phase}: {steps} steps in {elapsed_s:.2f} s, {rate:.2f} samples/s")
+    def _steps(self, phase: str, epoch: int, batches: Sequence[Batch], step: int = 0, replayed: int = 0) -> Iterator[int]:
+        """Take every batch in order and compute on all but the first `replayed`; yield the number of each step done.
 
-    def _passing(self, phase: str, epoch: int, batches: Sequence[Batch], step: int = 0, replayed: int = 0) -> Iterator[int]:
-        """Take every batch in order and, but for the first `replayed`, compute on it; yield after each step; `step` are done."""
-        steps, accelerator = self._measured.steps, self._accelerator
+        The first step is number `step` + 1.
+        """
+        schedule, journal = self._schedule, self._journal
         fetching = iter(self._loaders[phase].epoch(epoch, batches))
         for _ in range(replayed):
             next(fetching)
         begin_ns = time.monotonic_ns()
-        while not self._stopped:
+        while not schedule.flags & STOP:
             asked_ns = time.monotonic_ns()
             fetched = next(fetching, None)
             if fetched is None:
                 return
-            arrived_ns = time.monotonic_ns()
+            wait_ns = time.monotonic_ns() - asked_ns
             step += 1
             self._sleeper.add_delay(asked_ns - begin_ns)
-            compute_ns, barrier_ns, self._flags = accelerator.step(phase, epoch, step, self._wishes())
+            compute_ns, barrier_ns, schedule.flags = self._accelerator.step(phase, epoch, step, schedule.wishes())
             stalled_s = self._settle()
             done_ns = time.monotonic_ns()
-            wait_ns, step_ns = arrived_ns - asked_ns, done_ns - begin_ns
+            step_ns = done_ns - begin_ns
             overhead_ns = step_ns - wait_ns - compute_ns - barrier_ns
             times = StepParts(begin_ns, wait_ns, compute_ns, barrier_ns, overhead_ns, step_ns)
-            steps.add(phase, epoch, self._numbers.get(("block", epoch), 0) + 1, step, times, fetched)
-            if self._config.twin.instrument and phase == "train":
-                self._measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
-            if phase == "train":
-                self._note_step(step_ns / 1e9, stalled_s)
+            journal.step(phase, epoch, step, times, fetched)
+            if phase == "train" and schedule.frequency is not None and self._writer is not None:
+                schedule.frequency.stepped(step_ns / 1e9, stalled_s, *self._writer.progress())
             begin_ns = done_ns
             yield step
-            begin_ns = max(begin_ns, self._interrupted_ns)
+            begin_ns = max(begin_ns, journal.interrupted_ns)
 
     def _settle(self) -> float:
-        """Wait for a snapshot that went on beside the step; return the seconds."""
-        if self._writer is None:
+        """Wait for a snapshot that is taken concurrently with the step; return the seconds waited."""
+        if self._writer is None or not self._config.twin.checkpoint.asynchronous:
             return 0.0
         begin = time.monotonic()
         self._writer.settle()
         return time.monotonic() - begin
 
-    def _note_step(self, seconds: float, stalled_s: float) -> None:
-        """Tell what decides how often to checkpoint what a step took."""
-        if self._frequency is not None and self._writer is not None:
-            writing, took = self._writer.progress()
-            self._frequency.stepped(seconds, stalled_s, writing, took)
-
-    def _wishes(self) -> int:
-        """What this rank would have all do after this step: stop, or write a checkpoint because it is time."""
-        now = time.monotonic()
-        return (STOP if now >= self._deadline else 0) | (CHECKPOINT if self._by_time.time_is_up(now) else 0)
-
-    def _save(self, checkpoints: Checkpoints, epoch: int) -> None:
-        begin = time.monotonic()
-        phase = self._log.interval("checkpoint", epoch_num=epoch) if self._logs_checkpoints else nullcontext()
-        if self._config.twin.checkpoint.keep_epoch_ends and self._steps == self._epoch_ends_at and self._writer is not None:
-            self._writer.keep_epoch_end(epoch, self._steps)
-        with phase, self._span("save_ckpt", epoch) as amounts:
-            saved = checkpoints.save(epoch, self._steps)
-            if not self._config.twin.checkpoint.asynchronous:  # else these are files of earlier ones, written beside training
+    def _save(self, epoch: int) -> None:
+        if self._checkpoints is None:
+            return
+        schedule, begin = self._schedule, time.monotonic()
+        twin = self._config.twin.checkpoint
+        if twin.keep_epoch_ends and schedule.epoch_ended and self._writer is not None:
+            self._writer.keep_epoch_end(epoch, schedule.step)
+        with self._journal.span("save_ckpt", epoch, "checkpoint" if schedule.logs_checkpoints else None) as amounts:
+            saved = self._checkpoints.save(epoch, schedule.step)
+            if not twin.asynchronous:  # else these are files of earlier checkpoints
                 amounts.append(sum(file.size_bytes for file in saved))
-        self._measured.saved += saved
+        self._journal.measured.saved += saved
         if self._config.checkpoint.rank_sync:
             self._rank.meet(0)
-        if self._frequency is not None:
-            self._frequency.saved(time.monotonic() - begin)
-        self._by_time.restart(time.monotonic())
+        schedule.saved(time.monotonic() - begin)
 
-    def _checkpoints_alone(self, checkpoints: Checkpoints) -> None:
-        """Write checkpoint after checkpoint, computing in between."""
-        checkpoint, seed = self._config.checkpoint, self._config.train.seed
-        computing = DrawnTime(checkpoint.time_between_checkpoints, seed, Purpose.TRAIN_STEP)
-        for number in range(1, max(1, checkpoint.num_checkpoints_write) + 1):
-            if checkpoint.num_checkpoints_write == 0 or self._stopped:
+    def _write_alone(self) -> None:
+        """Write one checkpoint after another and compute in between."""
+        asked = self._config.checkpoint.num_checkpoints_write
+        count = max(1, asked) if asked else 0
+        for number in range(1, count + 1):
+            if self._schedule.flags & STOP:
                 return
-            self._pause(computing.seconds(self._rank.index, 1, number - 1))
-            self._steps = number
-            self._save(checkpoints, 1)
-            self._flags = self._rank.meet(self._wishes())
-            note(f"checkpoint {number} of {max(1, checkpoint.num_checkpoints_write)} written")
+            self._pause(number - 1)
+            self._schedule.step = number
+            self._save(1)
+            self._schedule.flags = self._rank.meet(self._schedule.wishes())
+            note(f"checkpoint {number} of {count} written")
 
     def _load(self, checkpoints: Checkpoints) -> None:
-        """Read the newest checkpoint back, as often as is asked for; computing in between where only checkpoints run."""
-        checkpoint, seed = self._config.checkpoint, self._config.train.seed
-        computing = DrawnTime(checkpoint.time_between_checkpoints, seed, Purpose.TRAIN_STEP)
-        for index in range(max(0, checkpoint.num_checkpoints_read)):
-            if not self._config.workflow.train:
-                self._pause(computing.seconds(self._rank.index, 1, max(0, checkpoint.num_checkpoints_write) + index))
+        """Read the newest checkpoint back as often as configured; without training, compute in between."""
+        section, trains = self._config.checkpoint, self._config.workflow.train
+        for index in range(max(0, section.num_checkpoints_read)):
+            if not trains:
+                self._pause(max(0, section.num_checkpoints_write) + index)
             self._rank.meet(0)  # nobody reads what another rank still writes
-            with self._span("load_ckpt", self._config.train.epochs if self._config.workflow.train else 1) as amounts:
+            with self._journal.span("load_ckpt", self._config.train.epochs if trains else 1) as amounts:
                 loaded = checkpoints.load()
                 amounts.append(sum(file.size_bytes for file in loaded))
-            self._measured.loaded += loaded
+            self._journal.measured.loaded += loaded
 
-    def _pause(self, seconds: float) -> None:
-        """Compute between checkpoints."""
+    def _pause(self, index: int) -> None:
+        """Compute before checkpoint `index` of a run of checkpoints alone."""
         begin_ns = time.monotonic_ns()
-        self._sleeper.sleep(seconds)
-        self._measured.pauses.append((begin_ns, time.monotonic_ns() - begin_ns))
-
-    @contextmanager
-    def _span(self, kind: str, epoch: int) -> Iterator[list[float]]:
-        """Note when the block of code ran; it puts how much it did into the list."""
-        amounts: list[float] = []
-        start_s, start_ns = time.time(), time.monotonic_ns()
-        yield amounts
-        number = self._numbers[kind, epoch] = self._numbers.get((kind, epoch), 0) + 1
-        end_s = start_s + (time.monotonic_ns() - start_ns) / 1e9  # the clock may be set meanwhile
-        self._measured.spans.append(Span(kind, epoch, number, start_s, end_s, sum(amounts)))
-        if kind not in ("epoch", "block"):
-            self._interrupted_ns = time.monotonic_ns()
+        self._sleeper.sleep(self._between.seconds(self._rank.index, 1, index))
+        self._journal.pause(begin_ns)

@@ -6,17 +6,17 @@ under ``twin.assumptions``.
 
 from typing import Literal
 
-from benchmark.fit.coverage import Coverage, check_coverage, describe_coverage
-from benchmark.fit.look import Job, look
-from benchmark.fit.recorded.twin import fit_recorded
-from benchmark.fit.sample_twin import fit_samples
-from benchmark.fit.streams.stream import find_stream
-from benchmark.fit.streams.stream_twin import fit_stream
-from benchmark.fit.twin_parts import Fitted, failure
-from common.errors import IotwinError
-from common.progress import note
-from tracing_tools.trace.figures.mapped import mapped_data_note
-from tracing_tools.trace.reader import Trace
+from iotwin.benchmark.fit.coverage import Coverage, check_coverage, describe_coverage
+from iotwin.benchmark.fit.look import Job, look
+from iotwin.benchmark.fit.recorded.twin import fit_recorded
+from iotwin.benchmark.fit.sample_twin import fit_samples
+from iotwin.benchmark.fit.streams.stream import find_stream
+from iotwin.benchmark.fit.streams.stream_twin import fit_stream
+from iotwin.benchmark.fit.twin_parts import Fitted, failure
+from iotwin.common.errors import IotwinError
+from iotwin.common.progress import note
+from iotwin.trace_store.figures.mapped import mapped_data_note
+from iotwin.trace_store.reader import Trace
 
 Kind = Literal["auto", "structured", "recorded"]
 KINDS: tuple[Kind, ...] = ("auto", "structured", "recorded")

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.policies.cadence import Cadence
+from iotwin.workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
 _LATE = 0.15  # what is written beside training may seem late by this share of the steps between two

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.config import Config, Duration, InOrder
-from benchmark.fit.times import quantiles
-from common.numbers.draws import inverse_cdf
+from iotwin.benchmark.fit.times import quantiles
+from iotwin.common.numbers.draws import inverse_cdf
+from iotwin.workload_yaml import Config, Duration, InOrder
 
 # Every time of a workload that a fit finds, as the attributes that lead to it.
 _TIMES = (

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import common_folder
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.samples import common_folder
+from iotwin.trace_store import schema
 
 Format = Literal["zip", "legacy", "dcp"]
 
@@ -144,7 +144,7 @@ def folder_of(files: Sequence[SeenFile]) -> str:
 
 
 def without_leaving(path: str) -> str:
-    """Return the path without what common.commit adds to the name of a folder that it is about to remove."""
+    """Return the path without what iotwin.common.commit adds to the name of a folder that it is about to remove."""
     return re.sub(r"\.gone/([^/]+)$", r"/\1", path)
 
 

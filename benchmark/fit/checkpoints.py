@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.cadences import find_seconds
-from benchmark.fit.checkpoint_files import REMOVALS, SeenFile, find_files, folder_of, without_leaving
-from benchmark.fit.look import Job
-from benchmark.fit.passes import Pass
-from benchmark.fit.times import taken_ns
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.cadences import find_seconds
+from iotwin.benchmark.fit.checkpoint_files import REMOVALS, SeenFile, find_files, folder_of, without_leaving
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.times import taken_ns
+from iotwin.trace_store import schema
 
 # What counts checkpoints in a name, or is drawn anew for each: digits, a random identifier (RFC 9562).
 _NUMBER = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.numbers.confidence import mean
+from iotwin.common.numbers.confidence import mean
 
 
 def agreement(values: Sequence[int]) -> dict[str, Any]:

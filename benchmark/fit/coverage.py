@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.look import Job
-from benchmark.fit.plan import Plan, plan
-from benchmark.fit.samples.samples import is_mapped
-from benchmark.fit.samples.step_samples import given_batches
-from benchmark.fit.streams.stream import logged_steps
-from benchmark.fit.twin_parts import Fitted
-from common.errors import IotwinError
-from common.units import format_size
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.plan import Plan, plan
+from iotwin.benchmark.fit.samples.samples import is_mapped
+from iotwin.benchmark.fit.samples.step_samples import given_batches
+from iotwin.benchmark.fit.streams.stream import logged_steps
+from iotwin.benchmark.fit.twin_parts import Fitted
+from iotwin.common.errors import IotwinError
+from iotwin.common.units import format_size
+from iotwin.trace_store import schema
 
 _DIRECTIONS = {"read": schema.READ_OPS, "write": schema.WRITE_OPS, "open": schema.OPEN_OPS}
 KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from benchmark.fit.checkpoints import find_checkpoints
-from benchmark.fit.look import Job, look
-from benchmark.fit.passes import find_passes
-from benchmark.fit.refusal import check_is_training
-from benchmark.fit.samples.find_samples import find_samples
-from benchmark.fit.streams.stream import find_stream
-from benchmark.fit.times import taken_ns
-from common.errors import IotwinError
-from tracing_tools.trace.reader import Trace
+from iotwin.benchmark.fit.checkpoints import find_checkpoints
+from iotwin.benchmark.fit.look import Job, look
+from iotwin.benchmark.fit.passes import find_passes
+from iotwin.benchmark.fit.refusal import check_is_training
+from iotwin.benchmark.fit.samples.find_samples import find_samples
+from iotwin.benchmark.fit.streams.stream import find_stream
+from iotwin.benchmark.fit.times import taken_ns
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.reader import Trace
 
 _Row = tuple[str, int, int, int]  # phase, start_ns, end_ns, epoch; 0: none
 

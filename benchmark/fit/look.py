@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from pyarrow import compute as pc
 
-from tracing_tools.trace.logs.mllog import read_values
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.logs.mllog import read_values
+from iotwin.trace_store.manifest import Manifest
+from iotwin.trace_store.reader import Trace
 
 _KINDS = ("dataset", "checkpoint", "pipe", "socket")  # of files whose calls are looked at, whoever made them
 _ROLES = ("rank", "loader")  # of processes all of whose calls are looked at

@@ -5,20 +5,20 @@ two such reads are one batch, whatever the framework's own log says. A rank that
 of samples between computations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.bursts import regular_batches
-from benchmark.fit.checkpoint_files import SeenFile, find_files, saved_ns
-from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import Samples
-from benchmark.fit.samples.step_samples import LENGTH_BYTES
-from benchmark.fit.windows import Window, find_windows
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.bursts import regular_batches
+from iotwin.benchmark.fit.checkpoint_files import SeenFile, find_files, saved_ns
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.samples import Samples
+from iotwin.benchmark.fit.samples.step_samples import LENGTH_BYTES
+from iotwin.benchmark.fit.windows import Window, find_windows
+from iotwin.trace_store import schema
 
 _LEAST_SHARE = 0.1  # a process that reads less than this share of what the busiest rank reads is no rank
 
@@ -62,19 +62,27 @@ class Pass:
 def find_passes(job: Job, samples: Samples) -> list[Pass]:
     """Return the passes over the data set in order of time; those of one rank (the first) when there are several."""
     unfed = _unfed(job)
-    processes = job.processes.assign(role=job.processes["role"].astype(str).mask(job.processes["pid"].isin(unfed), "rank"))
+    # An imported trace may not show who started a loader.
+    is_rank = job.processes["pid"].isin(unfed) | job.processes["ppid"].isna()
+    processes = job.processes.assign(role=job.processes["role"].astype(str).mask(is_rank, "rank"))
     handovers, saved = _handovers(job, processes), find_files(job)
     windows = find_windows(job, samples, not unfed)
-    read = zip(windows, [_within(samples.accesses, window) for window in windows], strict=True)
-    parts = [(window, accesses) for window, accesses in read if len(accesses)]
+    parts = [(window, accesses) for window, accesses in _parts(samples.accesses, windows) if len(accesses)]
     alone = _batches_alone(parts, processes, saved) if parts else pd.Series()
     parts = [(window, accesses.assign(batch=alone.reindex(accesses.index)).reset_index(drop=True)) for window, accesses in parts]
     return [_pass(window, accesses, processes, handovers, saved, samples.layout == "dlrm") for window, accesses in parts]
 
 
-def _within(accesses: pd.DataFrame, window: Window) -> pd.DataFrame:
-    inside = accesses["start_ns"].between(window.start_ns, window.end_ns)
-    return accesses[inside if window.pids is None else inside & accesses["pid"].isin(window.pids)]
+def _parts(accesses: pd.DataFrame, windows: Sequence[Window]) -> Iterator[tuple[Window, pd.DataFrame]]:
+    """Yield each window in which something begins, and the accesses that begin in it, of its processes, in their order."""
+    order = np.argsort(accesses["start_ns"].to_numpy(), kind="stable")
+    starts = accesses["start_ns"].to_numpy()[order]
+    firsts = np.searchsorted(starts, [window.start_ns for window in windows])
+    ends = np.searchsorted(starts, [window.end_ns for window in windows], side="right")
+    for index in np.flatnonzero(ends > firsts).tolist():
+        inside = accesses.iloc[np.sort(order[firsts[index] : ends[index]])]
+        pids = windows[index].pids
+        yield windows[index], inside if pids is None else inside[inside["pid"].isin(pids)]
 
 
 def _handovers(job: Job, processes: pd.DataFrame) -> pd.DataFrame:

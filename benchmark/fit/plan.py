@@ -1,21 +1,20 @@
 """What the emulator will do by a fitted YAML: its steps, and what it reads, writes and opens, told without running it."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmark import config as c
-from benchmark.config import listed_reads
-from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
-from benchmark.fit.samples.numpy_reads import read_twice
-from benchmark.fit.twin_parts import Fitted
-from datagen.layouts import DlrmLayout
-from workloads.policies.cadence import Cadence
-
-_BATCHES_AHEAD = 2  # that the emulator's stream makes
-_OPEN_OF_A_TURN = 3  # files that its threads have open for each that gives records
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
+from iotwin.benchmark.fit.samples.numpy_reads import read_twice
+from iotwin.benchmark.fit.twin_parts import Fitted
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workload_yaml import listed_reads
+from iotwin.workloads.policies.cadence import LoopPosition, checkpoint_policy, evaluation_cadence
+from iotwin.workloads.policies.read_ahead import BATCHES_AHEAD, OPENED_AHEAD
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def _before_training(config: c.Config, steps: int) -> int:
     """Steps of an evaluation, of `steps`, whose batches are read before training: those that loaders read ahead are, too."""
     workers = config.reader.read_threads if config.twin.evaluation.read_threads is None else config.twin.evaluation.read_threads
     taken = config.twin.evaluation.steps_before if config.workflow.evaluation else 0
-    ahead = workers * -(-(config.reader.prefetch_size or 2 * workers) // max(workers, 1))
+    ahead = workers * -(-(config.reader.prefetch_size or BATCHES_AHEAD * workers) // max(workers, 1))
     return min(taken + ahead, steps) if taken else 0
 
 
@@ -153,13 +152,13 @@ def _streamed(config: c.Config, sizes: Mapping[str, int], used_bytes: float) -> 
     """
     reader, record_bytes = config.reader, float(config.dataset.record_length_bytes or 0)
     shuffled = reader.shuffle_size if reader.sample_shuffle != "off" else 0
-    taken = used_bytes + (shuffled + _BATCHES_AHEAD * reader.batch_size) * record_bytes
+    taken = used_bytes + (shuffled + BATCHES_AHEAD * reader.batch_size) * record_bytes
     file_bytes = max(sum(sizes.values()) / max(len(sizes), 1), 1.0)
     buffer = min(reader.transfer_size or file_bytes, file_bytes)
     in_turn = config.twin.reader.interleave_files or 1
     rounds, further = divmod(taken / file_bytes, in_turn)
     begun = min((further / in_turn * file_bytes // buffer + 1) * buffer, file_bytes)
-    ahead = in_turn * (_OPEN_OF_A_TURN - 1) if reader.read_threads else 0
+    ahead = in_turn * OPENED_AHEAD if reader.read_threads else 0
     return in_turn * (rounds * file_bytes + begun) + ahead * buffer, in_turn * (rounds + 1) + ahead
 
 
@@ -171,29 +170,21 @@ def _sizes(name: str, sizes: Mapping[str, int]) -> list[int]:
 def _evaluations(config: c.Config, steps: int, done_epochs: int, done: int) -> int:
     if not config.workflow.evaluation:
         return 0
-    section = config.evaluation
-    if section.steps_between_evals > 0:
-        first = section.eval_after_step if section.eval_after_step > 0 else section.steps_between_evals
-        return _times(Cadence(first, section.steps_between_evals), done, steps)
-    return _times(Cadence(section.eval_after_epoch, section.epochs_between_evals), done_epochs, config.train.epochs)
+    after_epochs, after_steps = evaluation_cadence(config.evaluation)
+    if after_steps is not None:
+        return sum(map(after_steps.due, range(done + 1, steps + 1)))
+    return sum(map(after_epochs.due, range(done_epochs + 1, config.train.epochs + 1))) if after_epochs is not None else 0
 
 
 def _checkpoints(config: c.Config, steps: int, done_epochs: int, done: int) -> int:
     if not config.workflow.checkpoint:
         return 0
-    section, twin, after = config.checkpoint, config.twin.checkpoint, config.checkpoint.checkpoint_after_step
-    before = int(after == 0 and config.twin.resume is None)
-    if twin.after_steps is not None and twin.policy is None:
-        return before + sum(done < step <= steps for step in twin.after_steps)
-    if section.steps_between_checkpoints > 0:
-        every = section.steps_between_checkpoints
-        return before + _times(Cadence(twin.first_after_step or every, every, after), done, steps)
-    by_epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
-    return before + int(max(done, 0) < after <= steps) + _times(by_epochs, done_epochs, config.train.epochs)
-
-
-def _times(cadence: Cadence, since: int, until: int) -> int:
-    return sum(map(cadence.due, range(since + 1, until + 1)))
+    section, twin = config.checkpoint, config.twin.checkpoint
+    policy, several = checkpoint_policy(section, twin), Counter(twin.after_steps or [])
+    within = (step for step in range(done + 1, steps + 1) if policy.due(LoopPosition(0, step), 0.0))
+    ends = (epoch for epoch in range(done_epochs + 1, config.train.epochs + 1) if policy.due(LoopPosition(epoch, 0, True), 0.0))
+    before = section.checkpoint_after_step == 0 and config.twin.resume is None
+    return before + sum(max(1, several[step]) for step in within) + sum(1 for _ in ends)
 
 
 def _of_checkpoints(config: c.Config, checkpoints: int) -> dict[tuple[str, str], float]:
@@ -273,7 +264,7 @@ def _named(config: c.Config, training: _Planned, evaluation: _Planned) -> int:
 
 
 def _shuffled(config: c.Config) -> Shuffled:
-    """What of a training pass comes in random order, as benchmark.emulator.data.order has it."""
+    """What of a training pass comes in random order, as iotwin.benchmark.emulator.data.order has it."""
     reader = config.reader
     if config.twin.reader.random_batches:
         return "batches"

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmark.fit.look import Job
-from benchmark.fit.passes import Pass
-from common.errors import IotwinError
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store import schema
 
 _NOT_WRITTEN_BY_COPIES = ("dataset", "log", "pipe", "socket", "device", "system")
 _COPIED = 0.8  # a job copies if it writes this share of the bytes it reads, in this share of the stretches between reads

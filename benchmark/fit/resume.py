@@ -4,14 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmark import config as c
-from benchmark.config import listed_reads
-from benchmark.fit.checkpoints import SeenCheckpoints
-from benchmark.fit.look import Job
-from benchmark.fit.passes import Pass
-from benchmark.fit.startup import StartUp
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoints
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.startup import StartUp
+from iotwin.workload_yaml import listed_reads
 
-_STEP = re.compile(r"/step-(\d+)[^/]*/[^/]+$")  # a checkpoint of common.commit
+_STEP = re.compile(r"/step-(\d+)[^/]*/[^/]+$")  # a checkpoint of iotwin.common.commit
 
 
 def find_resume(job: Job, start_up: StartUp, training: Sequence[Pass], steps_in_data: int) -> c.TwinResume | None:

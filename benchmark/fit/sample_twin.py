@@ -7,23 +7,32 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark import config as c
-from benchmark.fit.cadences import find_cadence
-from benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
-from benchmark.fit.look import Job
-from benchmark.fit.passes import Pass, find_passes
-from benchmark.fit.refusal import check_is_training
-from benchmark.fit.resume import find_resume, go_on
-from benchmark.fit.samples.evidence import confidence_of, evidence_of
-from benchmark.fit.samples.find_samples import find_samples
-from benchmark.fit.samples.kept_open import opened_by
-from benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
-from benchmark.fit.samples.numpy_reads import are_read_by_numpy
-from benchmark.fit.samples.samples import Samples, is_mapped
-from benchmark.fit.snapshots import apart_from_snapshots
-from benchmark.fit.startup import find_start_up
-from benchmark.fit.times import Times, apart_from_first, by_step, epoch_warm_up, pass_times, quantiles, start_time, taken_ns
-from benchmark.fit.twin_parts import (
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.cadences import find_cadence
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoints, find_checkpoints, unnumbered
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.passes import Pass, find_passes
+from iotwin.benchmark.fit.refusal import check_is_training
+from iotwin.benchmark.fit.resume import find_resume, go_on
+from iotwin.benchmark.fit.samples.evidence import confidence_of, evidence_of
+from iotwin.benchmark.fit.samples.find_samples import find_samples
+from iotwin.benchmark.fit.samples.kept_open import opened_by
+from iotwin.benchmark.fit.samples.listed import are_listed, drawn_at_random, listed
+from iotwin.benchmark.fit.samples.numpy_reads import are_read_by_numpy
+from iotwin.benchmark.fit.samples.samples import Samples, is_mapped
+from iotwin.benchmark.fit.snapshots import apart_from_snapshots
+from iotwin.benchmark.fit.startup import find_start_up
+from iotwin.benchmark.fit.times import (
+    Times,
+    apart_from_first,
+    by_step,
+    epoch_warm_up,
+    pass_times,
+    quantiles,
+    start_time,
+    taken_ns,
+)
+from iotwin.benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
     evaluated_after_saving,
@@ -35,9 +44,9 @@ from benchmark.fit.twin_parts import (
     start_times,
     twin_checkpoint,
 )
-from common.errors import IotwinError
-from common.units import format_size
-from datagen.layouts import DlrmLayout
+from iotwin.common.errors import IotwinError
+from iotwin.common.units import format_size
+from iotwin.datagen.layouts import DlrmLayout
 
 _ALIKE = 0.5  # the most common size is the batch size if this share of the batches has it
 

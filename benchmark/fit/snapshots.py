@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.fit.checkpoints import LATE, SeenCheckpoints
-from benchmark.fit.times import Times
+from iotwin.benchmark.fit.checkpoints import LATE, SeenCheckpoints
+from iotwin.benchmark.fit.times import Times
 
 _FEWEST = 3  # with fewer checkpoints, their steps cannot be told from others
 _EACH = 0.9  # each step holds a snapshot if so many as this share of them were seen

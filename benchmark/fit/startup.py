@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 import numpy as np
 import pandas as pd
 
-from benchmark.fit.look import Job
-from benchmark.fit.passes import Pass
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.trace_store import schema
 
 _LEAST_BYTES = 1 << 16  # files of which less is read are settings, scripts and headers
 _MOST_READS = 20_000
@@ -21,7 +21,7 @@ class StartUp:
     """Files read before the training, and what of each, in order; each of `reads` from opening a file to closing it."""
 
     files: list[tuple[str, int]] = field(default_factory=list)  # name within the data folder, or else absolute path; bytes
-    reads: list[str] = field(default_factory=list)  # as benchmark.config.listed_reads; of a state only opened, no bytes of it
+    reads: list[str] = field(default_factory=list)  # as iotwin.workload_yaml.listed_reads; of a state only opened, no bytes of it
     ranks: list[int] = field(default_factory=list)  # that make each of them
     read_bytes: dict[str, int] = field(default_factory=dict)  # by kind of file
     opens: dict[str, int] = field(default_factory=dict)

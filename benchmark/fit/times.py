@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.config import Duration, InOrder, Quantiles
-from benchmark.fit.checkpoint_files import saved_ns
-from benchmark.fit.look import Job
-from benchmark.fit.passes import Pass
-from benchmark.fit.samples.step_samples import LENGTH_BYTES, are_ends
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.checkpoint_files import saved_ns
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.samples.step_samples import LENGTH_BYTES, are_ends
+from iotwin.trace_store import schema
+from iotwin.workload_yaml import Duration, InOrder, Quantiles
 
 _QUANTILES = 21
 _LEAST_STEPS = 4  # of a pass whose times have an order

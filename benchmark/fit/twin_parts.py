@@ -8,16 +8,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark import config as c
-from benchmark.config.checkpoint_names import numbers_in
-from benchmark.config.recording import Recording
-from benchmark.fit.cadences import explains, find_cadence, find_intervals, steady
-from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
-from benchmark.fit.look import Job
-from benchmark.fit.startup import StartUp
-from benchmark.fit.times import quantiles, warm_up
-from tracing_tools.trace.manifest import Manifest
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.cadences import explains, find_cadence, find_intervals, steady
+from iotwin.benchmark.fit.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.startup import StartUp
+from iotwin.benchmark.fit.times import quantiles, warm_up
+from iotwin.trace_store.manifest import Manifest
+from iotwin.workload_yaml.checkpoint_names import numbers_in
+from iotwin.workload_yaml.recording import TwinRecording
 
 _CHECKPOINT_FOLDER = "./twin_checkpoints/"
 _FORMATS = {"zip": "torch.save's zip", "legacy": "torch.save's legacy format", "dcp": "torch.distributed.checkpoint's files"}
@@ -32,11 +32,11 @@ class Fitted:
     config: c.Config
     evidence: dict[str, str]
     files: list[tuple[str, int]]  # of the data set: name within its folder, bytes; those whose size was seen
-    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see benchmark.fit.confidence
+    confidence: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key of the YAML; see iotwin.benchmark.fit.confidence
     start_up: StartUp = field(default_factory=StartUp)
-    coverage: dict[str, Any] = field(default_factory=dict)  # see benchmark.fit.coverage
+    coverage: dict[str, Any] = field(default_factory=dict)  # see iotwin.benchmark.fit.coverage
     by_numpy: bool = False  # the job reads .npy files as its twin does, by numpy.load
-    recording: Recording | None = None  # of a recorded twin; goes into a file beside the YAML
+    recording: TwinRecording | None = None  # of a recorded twin; goes into a file beside the YAML
 
 
 def failure(manifest: Manifest) -> str | None:

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.look import Job
-from benchmark.fit.samples.rounds import begin_anew_ns
-from benchmark.fit.samples.samples import Samples
-from benchmark.fit.samples.sets import evaluation_samples
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.rounds import begin_anew_ns
+from iotwin.benchmark.fit.samples.samples import Samples
+from iotwin.benchmark.fit.samples.sets import evaluation_samples
+from iotwin.trace_store import schema
 
 _OF_ALL = 0.5  # a job counts epochs if this share of all samples comes before any comes again: drawn at random, few do
 _SHARED = 0.1  # two generations read one set if this share of the smaller one's samples is read by the other too
@@ -108,10 +108,10 @@ def _windows_of_turns(accesses: pd.DataFrame, samples_return: bool) -> list[Wind
     starts = accesses["start_ns"].to_numpy()
     if not samples_return or _at_random(turn):
         return [Window("block", 1, int(starts.min()), int(starts.max()), False)]
-    windows = []
-    for index in range(int(turn.max()) + 1):
-        begins = starts[turn == index]
-        windows.append(Window("epoch", index + 1, int(begins.min()), int(begins.max()), False))
+    order = np.argsort(turn, kind="stable")
+    bounds = np.flatnonzero(np.diff(turn[order], prepend=-1))
+    firsts, lasts = (pick.reduceat(starts[order], bounds).tolist() for pick in (np.minimum, np.maximum))
+    windows = [Window("epoch", number, *span, False) for number, span in enumerate(zip(firsts, lasts, strict=True), 1)]
     for window, following in pairwise(windows):
         window.end_ns = following.start_ns - 1
     return windows

@@ -1,7 +1,7 @@
-"""How sure a figure is: 95 % confidence intervals of ratios, means and quantiles over the steps of a run.
+"""95 % confidence intervals of ratios, means and quantiles over the steps of a run.
 
-Steps that follow one another are alike (a prefetched batch hides a slow read for some steps), so means come from batches of
-consecutive steps (Law, Simulation Modeling and Analysis, section 9.5.3: batch means), at most 20.
+Consecutive steps are correlated: a prefetched batch hides a slow read for some steps. So intervals use the means of at most 20
+batches of consecutive steps (Law, Simulation Modeling and Analysis, section 9.5.3: batch means).
 """
 
 import math

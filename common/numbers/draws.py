@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from common.numbers.durations import (
+from iotwin.common.numbers.durations import (
     Duration,
     Exponential,
     Gamma,
@@ -17,9 +17,9 @@ from common.numbers.durations import (
     Recorded,
     Uniform,
 )
-from common.numbers.gamma import gamma_quantile
-from common.numbers.keyed import Purpose, generator
-from common.numbers.recorded_times import read_recording
+from iotwin.common.numbers.gamma import gamma_quantile
+from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.common.numbers.recorded_times import read_recording
 
 _SMALLEST = 2.0**-57  # about the least that a stratum's draw of 53 bits can be
 _STRATA, _MOST_STRATA = 8, 32
@@ -83,12 +83,12 @@ def even_strata(steps: int) -> int:
 class DrawnTime:
     """A duration that is drawn anew, by inverse transform, for every (rank, epoch, step).
 
-    Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5): each `strata` steps that follow one another get one draw
-    from each equal part of the distribution, in random order. Every single draw has the distribution asked for, but the sum over
-    an epoch of few steps comes closer to its mean than that of independent draws, so that a short twin lasts as long as the job.
-    `even_strata` chooses them so that they end with the epoch.
+    Draws are stratified (Cochran, Sampling Techniques, 1977, ch. 5): each `strata` consecutive steps get one draw from each
+    equal part of the distribution, in random order. Every single draw has the specified distribution. The sum over few steps is
+    closer to its mean than that of independent draws, so a short twin lasts as long as the job. `even_strata` chooses a number
+    of strata that ends with the epoch.
 
-    A recording is replayed instead, each rank and epoch from a place drawn for it, and times in order from their first.
+    A recording is replayed instead: each rank and epoch starts at a random index, and times in order start at their first.
     """
 
     def __init__(self, duration: Duration, seed: int, purpose: Purpose, strata: int = _STRATA) -> None:

@@ -11,7 +11,7 @@ Factor = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Distribution(msgspec.Struct, forbid_unknown_fields=True):
-    """What every distribution is: a `type` that names it, and its parameters in seconds unless they say otherwise."""
+    """Base of all distributions: `type` names the distribution; parameters are in seconds unless documented otherwise."""
 
 
 class Normal(Distribution, tag_field="type", tag="normal"):
@@ -63,8 +63,8 @@ class Quantiles(Distribution, tag_field="type", tag="quantiles"):
 class Recorded(Distribution, tag_field="type", tag="recorded"):
     """A recording, replayed: `file` holds one number of seconds a line.
 
-    Every rank and epoch goes on, value by value, from a place of its own, and from the start when the recording ends: runs of
-    slow steps stay runs.
+    Every rank and epoch starts at its own index, takes the values in order, and wraps around at the end. So runs of slow
+    steps remain runs.
     """
 
     file: str

@@ -29,9 +29,9 @@ def gamma_cdf(shape: float, x: float) -> float:
 def gamma_quantile(shape: float, probability: float) -> float:
     """Return the value (scale 1) that is not passed with `probability`, which is above 0 and below 1.
 
-    Newton's method for the logarithms of value and probability, within a bracket, from the approximation of Wilson and Hilferty
-    (The distribution of chi-square, 1931), or from the series' first term where that has no positive value. Below what a float
-    holds it is 0; probabilities above 1 - 1e-11 count as that.
+    Newton's method on the logarithms of value and probability, within a bracket. It starts at the approximation of Wilson and
+    Hilferty (The distribution of chi-square, 1931), or at the series' first term if that approximation is not positive. Values
+    below the smallest float are returned as 0. Probabilities above 1 - 1e-11 count as 1 - 1e-11.
     """
     probability = min(probability, _LARGEST)
     cube = 1 - 1 / (9 * shape) + NormalDist().inv_cdf(probability) / (3 * math.sqrt(shape))
@@ -46,7 +46,7 @@ def gamma_quantile(shape: float, probability: float) -> float:
         excess = math.log(reached / probability) if reached > 0 else -math.inf
         low, high = (low, log_value) if excess > 0 else (log_value, high)
         slope = math.exp(shape * log_value - value - math.lgamma(shape)) / reached if reached > 0 else 0.0
-        # Not farther than a factor of e at once: where the distribution function is flat, its slope says little.
+        # Not farther than a factor of e at once: where the distribution function is flat, its slope is a poor guide.
         step = min(max(excess / slope, -1.0), 1.0) if slope > 0 else math.copysign(1.0, excess)
         following = log_value - step
         if abs(step) <= _CLOSE:

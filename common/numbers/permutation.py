@@ -1,4 +1,4 @@
-"""A random permutation of any length in constant memory, evaluated at whichever places are asked for.
+"""A random permutation of any length in constant memory, evaluated only at the requested indices.
 
     a = ceil(sqrt(n)), b = ceil(n / a); x = right * a + left, with left < a and right < b
     round i of 16: left = (left + mix(right ^ key[i])) mod a for even i, right = (right + mix(left ^ key[i])) mod b for odd i
@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from common.numbers.keyed import Purpose, generator
+from iotwin.common.numbers.keyed import Purpose, generator
 
 _ROUNDS = 16  # with fewer, permutations of six items are not yet equally likely
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -31,7 +31,7 @@ class Permutation:
         self._keys = generator(seed, Purpose.ORDER, epoch=epoch).integers(0, 2**64, _ROUNDS, dtype=np.uint64)
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what stands at each of `indices`, all of them within the length."""
+        """Return the permutation at each of `indices`, which must be within the length."""
         items = self._pass(indices.astype(np.uint64))
         while len(beyond := np.flatnonzero(items >= self._length)):
             items[beyond] = self._pass(items[beyond])

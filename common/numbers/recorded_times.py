@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import read_foreign_text
 
 _LONGEST_S = 1e9
-_LARGEST_BYTES = 64 << 20
 
 
 def read_recording(file: str) -> NDArray[np.float64]:
@@ -16,15 +16,10 @@ def read_recording(file: str) -> NDArray[np.float64]:
 
     Raises IotwinError, naming the file and the line, when it cannot be read or a line is no number from 0 to 1e9.
     """
-    path = Path(file)
     try:
-        if path.exists() and not path.is_file():
-            raise IotwinError(f"{file}: is no file; name one that holds recorded times")
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise IotwinError(f"{file}: is larger than the {_LARGEST_BYTES >> 20} MiB that recorded times may have")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise IotwinError(f"{file}: the recorded times cannot be read: {error}") from None
+        text = read_foreign_text(Path(file))
+    except OSError as error:
+        raise IotwinError(f"{file}: the recorded times cannot be read: {error.strerror}") from None
     values = []
     for number, line in enumerate(text.splitlines(), 1):
         if content := line.partition("#")[0].strip():

@@ -30,13 +30,13 @@ class Sleeper:
         self.set_due(due_ns)
 
     def due_ns(self) -> int:
-        """Return when the job would have come to where the emulator is now (CLOCK_MONOTONIC)."""
+        """Return the time at which the job would have reached the emulator's present point (CLOCK_MONOTONIC)."""
         return time.monotonic_ns() - self._delay_ns
 
     def set_due(self, due_ns: int) -> None:
-        """Say when the job would have come to where the emulator is now."""
+        """Set the time at which the job would have reached the emulator's present point."""
         self._delay_ns = min(max(0, time.monotonic_ns() - due_ns), _LONGEST_DELAY_NS)
 
     def add_delay(self, took_ns: int) -> None:
-        """Say that `took_ns` went by on the emulator's own account."""
+        """Add `took_ns`, which the emulator spent on its own work, to the delay."""
         self._delay_ns = min(self._delay_ns + took_ns, _LONGEST_DELAY_NS)

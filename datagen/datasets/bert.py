@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import Piece, PieceWriter
-from datagen.formats.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
-from datagen.layouts import BertLayout
-from datagen.randomness import NOISE, bulk_stream
+from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.formats.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
+from iotwin.datagen.layouts import BertLayout
+from iotwin.datagen.randomness import NOISE, bulk_stream
 
 _BATCH_RECORDS = 1 << 9  # a batch's arrays stay near a core's cache
 _CLS, _SEP, _MASK = 101, 102, 103  # of the published vocabulary
@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 
-class Columns(NamedTuple):
+class RecordColumns(NamedTuple):
     """A run of bytes in every record of a batch: candidates, and which of them the record has; both (records, width)."""
 
     values: Bytes
@@ -93,32 +93,32 @@ def _varint_table() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.
     return content.view(np.uint32).reshape(-1), present.view(np.uint32).reshape(-1), present.sum(axis=1).astype(np.uint8)
 
 
-def _varints(values: NDArray[np.int64]) -> Columns:
+def _varints(values: NDArray[np.int64]) -> RecordColumns:
     """Return (records, count) values below 2**16 as protobuf varints."""
     content, present, sizes = _varint_table()
-    return Columns(
+    return RecordColumns(
         content.take(values, mode="clip").view(np.uint8),
         present.take(values, mode="clip").view(bool),
         sizes.take(values, mode="clip").sum(axis=1, dtype=np.int64),
     )
 
 
-def _constant(content: bytes, records: int) -> Columns:
+def _constant(content: bytes, records: int) -> RecordColumns:
     return _whole(np.tile(np.frombuffer(content, np.uint8), (records, 1)))
 
 
-def _whole(values: Bytes) -> Columns:
-    return Columns(values, np.ones(values.shape, bool), np.full(len(values), values.shape[1]))
+def _whole(values: Bytes) -> RecordColumns:
+    return RecordColumns(values, np.ones(values.shape, bool), np.full(len(values), values.shape[1]))
 
 
-def _payload(kind: str, values: NDArray[np.generic]) -> Columns:
+def _payload(kind: str, values: NDArray[np.generic]) -> RecordColumns:
     """Return a packed list of values: floats in four bytes each, whole numbers as varints."""
     if kind == "float":
         return _whole(values.astype("<f4").view(np.uint8))
     return _whole(values.view(np.uint8)) if values.dtype == bool else _varints(values.astype(np.int64))
 
 
-def _message(tag: int, body: list[Columns]) -> list[Columns]:
+def _message(tag: int, body: list[RecordColumns]) -> list[RecordColumns]:
     """Return `body` as the length-delimited field with `tag`, for bodies below 2**16 bytes."""
     lengths = np.sum([part.lengths for part in body], axis=0)
     return [_constant(bytes([tag]), len(lengths)), _varints(lengths[:, None]), *body]
@@ -129,7 +129,7 @@ def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
 
     The message is tensorflow/core/example/{example,feature}.proto: a map from feature name to a list of values.
     """
-    parts: list[Columns] = []
+    parts: list[RecordColumns] = []
     for (name, kind, _), values in zip(BertLayout.FEATURES, features(stream, records), strict=True):
         packed = _message(0x0A, [_payload(kind, values)])  # Int64List.value or FloatList.value
         feature = _message(0x12 if kind == "float" else 0x1A, packed)  # Feature.float_list or Feature.int64_list

@@ -1,4 +1,4 @@
-"""The content of dlrm data sets: rows of Criteo Terabyte's form, in which clicks depend on what the features say.
+"""The content of dlrm data sets: rows of Criteo Terabyte's form, in which clicks depend on the features.
 
 Dense features are counts whose magnitudes are log-uniform, as Criteo's are nearly; categories are uniform over each
 feature's range. A click (label 1) is likely for small values of the first dense feature and for the first value of the smallest
@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import Piece, PieceWriter, WriteStream
-from datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
-from datagen.randomness import NOISE, bulk_stream
+from iotwin.datagen.files import Piece, PieceWriter, WriteStream
+from iotwin.datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
+from iotwin.datagen.randomness import NOISE, bulk_stream
 
 _BLOCK_ROWS = 1 << 10  # 160 KiB of samples: larger arrays go back to the system when they are freed, and cost its page faults
 _DECIMALS = 5  # of the largest dense feature, 65535
 _HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TELLING_CATEGORY = 5  # the feature with three values
-# Of 2**32, the share of clicks among rows in which none, one and both of the telling features speak for one.
+# Of 2**32, the share of clicks among rows in which none, one and both of the two predictive features favour a click.
 _CLICK_LIMITS = np.array([0.01, 0.11, 0.21]) * 2.0**32
 
 # What rows() multiplies and shifts the columns by, repeated for as many rows as are worked on at a time. The label's range
@@ -36,9 +36,9 @@ _LOW_HALF, _HALF_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 def rows(stream: np.random.SFC64, count: int) -> NDArray[np.int32]:
     """Return the next `count` samples of `stream`, shape (count, 40): label, 13 dense, 26 categorical.
 
-    A column's value is its 32 random bits, of the dense columns shifted right by their own last four, times its range, divided by
-    2**32: a map onto the range without a division (Lemire 2019) whose bias is below 2**-3 of a count. Words of 64 bits hold two
-    columns each, and rows are worked on many at a time, as numpy is fast in long runs only.
+    A column's value is (32 random bits * range) / 2**32, which maps onto the range without a division (Lemire 2019). The bias is
+    below 2**-3 of a count. The bits of a dense column are first shifted right by their own last four. Each 64-bit word holds two
+    columns. Many rows are computed at a time, since numpy is fast only on long arrays.
     """
     words = stream.random_raw(-(-count // _TILE_ROWS) * _EVEN_RANGES.size).reshape(-1, _EVEN_RANGES.size)
     draws = words.view("<u4")
@@ -104,12 +104,12 @@ def write_day(
 
 
 def _write_arrays(file: PieceWriter, seed: int, unit: int, count: int) -> None:
-    """Write the day's arrays one after the other, drawing the samples anew for each instead of keeping them."""
+    """Write the day's arrays one after the other. Each array draws the samples again, to save memory."""
     dense = 1 + DlrmLayout.DENSE
     members = (("X_int", slice(1, dense), (count, 13)), ("X_cat", slice(dense, None), (count, 26)), ("y", 0, (count,)))
     with zipfile.ZipFile(WriteStream(file), "w") as archive:
         for name, columns, shape in members:
-            # A ZipInfo of its own is dated 1980, so that the same request gives the same bytes.
+            # A new ZipInfo is dated 1980, so that the same request gives the same bytes.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 member.write(npy_header(DlrmLayout.DTYPE, shape))
                 for block in _blocks(seed, unit, count):

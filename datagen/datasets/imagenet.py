@@ -1,7 +1,7 @@
-"""The content of images of classes: JPEGs of noise no storage can compress away, in which a small network can tell the classes.
+"""The content of labelled images: JPEGs of incompressible noise from which a small network can learn the classes.
 
-Every other block of a picture has a mean of its own, a few grey levels up or down (see `datagen.jpeg`). The picture is divided
-into 4 by 4 fields, and its class says for each whether up or down.
+Every other block of a picture has its mean shifted by a few grey levels (see `datagen.jpeg`). The picture is divided into 4 by 4
+fields. Its class determines the direction of the shift in each field.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen import jpeg
-from datagen.files import Piece, PieceWriter
-from datagen.layouts import ImagenetLayout
-from datagen.randomness import CONTENT, NOISE, bulk_stream, random_words
+from iotwin.datagen import jpeg
+from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.layouts import ImagenetLayout
+from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, random_words
 
 _FIELDS = 4
 _UP = 0x40  # the bit that makes a coefficient of a block's mean positive, in a byte below 0x80: of the largest size

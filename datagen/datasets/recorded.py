@@ -1,4 +1,4 @@
-"""Stand-ins for the files of a recorded data set: the same names and sizes, other content, and the recipe that lists them."""
+"""Substitutes for the files of a recorded data set, with the same names and sizes, and the recipe that lists them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,13 +7,15 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from common.errors import UsageError
-from common.files import write_whole
-from datagen.content import Content
-from datagen.files import Piece, PieceWriter
-from datagen.layouts import RecordedLayout, npy_header
+from iotwin.common.errors import UsageError
+from iotwin.common.files import write_whole
+from iotwin.datagen.content import Content
+from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.layouts import RecordedLayout, npy_header
 
-_BLOCK_BYTES = 2 << 20  # of a huge page: so much written at once lies in the page cache as what a job wrote in one go
+_BLOCK_BYTES = (
+    2 << 20
+)  # of a huge page: writes of this size lie in the page cache like those of a job that wrote the file at once
 _LARGEST_BYTES = 256 << 20
 _MOST_FILES = 4_000_000
 
@@ -53,7 +55,7 @@ def write_recipe(path: Path, files: Sequence[tuple[str, int]]) -> None:
 
 
 def write_file(layout: RecordedLayout, seed: int, directory: Path, unit: int, written: Callable[[int], None]) -> list[Piece]:
-    """Write file `unit` under a temporary name and return its piece: noise, behind a valid header where the name says .npy."""
+    """Write file `unit` under a temporary name and return its piece: noise, after a valid header if the name ends in .npy."""
     name, size_bytes = layout.files[unit]
     content = Content(seed, unit, 1.0, 0.0)
     with PieceWriter(directory, name, written) as sink:

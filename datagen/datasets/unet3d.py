@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import Piece, PieceWriter
-from datagen.layouts import Unet3dLayout, npy_header
-from datagen.randomness import CONTENT, NOISE, bulk_stream, uniforms
+from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.layouts import Unet3dLayout, npy_header
+from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, uniforms
 
 _BLOCK_VOXELS = 1 << 18  # 1 MiB of float32: a block stays in a core's cache from its draw to its write
 _KEEP = np.array([1.0, 0.45, 0.15], np.float32)  # how much of its distance to the top of the range a voxel keeps, by class

@@ -4,9 +4,9 @@ import zipfile
 
 import numpy as np
 
-from datagen.files import Piece, WriteStream
-from datagen.formats.file import File
-from datagen.layouts import npy_header
+from iotwin.datagen.files import Piece, WriteStream
+from iotwin.datagen.formats.file import File
+from iotwin.datagen.layouts import npy_header
 
 
 def _stored(file: File) -> tuple[int, ...]:

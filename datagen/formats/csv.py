@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from datagen.files import Piece
-from datagen.formats.file import File
+from iotwin.datagen.files import Piece
+from iotwin.datagen.formats.file import File
 
 _BLOCK_COLUMNS = 1 << 16
 

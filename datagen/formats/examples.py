@@ -5,10 +5,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.files import Piece
-from datagen.formats.file import File
-from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
-from datagen.formats.varint import varint
+from iotwin.datagen.files import Piece
+from iotwin.datagen.formats.file import File
+from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
+from iotwin.datagen.formats.varint import varint
 
 _SHORT_RECORD_BYTES = 1 << 16  # up to here many records are framed at a time
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.content import Content, as_numbers
-from datagen.files import PieceWriter
-from datagen.layouts import FormatLayout
+from iotwin.datagen.content import Content, as_numbers
+from iotwin.datagen.files import PieceWriter
+from iotwin.datagen.layouts import FormatLayout
 
 # Much larger arrays go back to the system whenever they are freed, and cost its page faults again.
 BLOCK_BYTES = 1 << 19

@@ -4,15 +4,16 @@ import math
 import os
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.beneath import open_beneath
-from common.errors import IotwinError
-from datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
-from datagen.formats.file import BLOCK_BYTES, File
+from iotwin.common.beneath import open_beneath
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import scratch_folder
+from iotwin.common.foreign_files import open_foreign
+from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
+from iotwin.datagen.formats.file import BLOCK_BYTES, File
 
 if TYPE_CHECKING:
     import h5py
@@ -58,8 +59,8 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
     """Return what is before and after the records in the file that the library lays out for them, without writing them."""
     import h5py
 
-    with TemporaryDirectory(prefix="iotwin-") as directory:
-        path = Path(directory) / "frame"
+    with scratch_folder() as directory:
+        path = directory / "frame"
         with h5py.File(path, "w") as target:
             target.create_dataset("labels", data=np.zeros(shape[0], np.int64))
             settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -67,7 +68,7 @@ def _hdf5_frame(shape: tuple[int, ...], dtype: str) -> tuple[bytes, bytes]:
             settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # so the file stays sparse
             records = target.create_dataset("records_0", shape, dtype, dcpl=settings)
             offset, size_bytes = records.id.get_offset(), records.id.get_storage_size()
-        with path.open("rb") as content:
+        with open_foreign(path) as content:
             before = content.read(offset)
             content.seek(offset + size_bytes)
             return before, content.read()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from datagen import jpeg
-from datagen.files import Piece
-from datagen.formats.file import BLOCK_BYTES, File
+from iotwin.datagen import jpeg
+from iotwin.datagen.files import Piece
+from iotwin.datagen.formats.file import BLOCK_BYTES, File
 
 
 def _image_shape(file: File) -> tuple[int, int]:

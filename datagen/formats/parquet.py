@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datagen.formats.varint import varint
+from iotwin.datagen.formats.varint import varint
 
 _MAGIC = b"PAR1"
 _TYPES = {"i32": 5, "i64": 6, "binary": 8, "list": 9, "struct": 12}  # of the compact protocol
@@ -26,7 +26,7 @@ Field = tuple[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of a table: its name, type, and the bytes of a value where the type does not say."""
+    """A column of a table: its name, type, and the bytes of a value if the type does not determine them."""
 
     name: str
     kind: int

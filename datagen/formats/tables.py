@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common.errors import IotwinError
-from datagen.content import as_numbers
-from datagen.files import Piece
-from datagen.formats.file import BLOCK_BYTES, File
-from datagen.formats.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, Column, TableWriter
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.content import as_numbers
+from iotwin.datagen.files import Piece
+from iotwin.datagen.formats.file import BLOCK_BYTES, File
+from iotwin.datagen.formats.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, Column, TableWriter
 
 
 def write_parquet(file: File) -> list[Piece]:

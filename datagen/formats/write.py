@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from datagen.content import Content
-from datagen.files import Piece
-from datagen.formats.arrays import write_bin, write_indexed, write_npy, write_npz
-from datagen.formats.csv import write_csv
-from datagen.formats.examples import write_tfrecord
-from datagen.formats.file import File
-from datagen.formats.hdf5 import write_hdf5
-from datagen.formats.images import write_jpeg, write_png
-from datagen.formats.tables import write_parquet
-from datagen.layouts import FormatLayout
+from iotwin.datagen.content import Content
+from iotwin.datagen.files import Piece
+from iotwin.datagen.formats.arrays import write_bin, write_indexed, write_npy, write_npz
+from iotwin.datagen.formats.csv import write_csv
+from iotwin.datagen.formats.examples import write_tfrecord
+from iotwin.datagen.formats.file import File
+from iotwin.datagen.formats.hdf5 import write_hdf5
+from iotwin.datagen.formats.images import write_jpeg, write_png
+from iotwin.datagen.formats.tables import write_parquet
+from iotwin.datagen.layouts import FormatLayout
 
 
 def write_files(

@@ -3,13 +3,13 @@
 A layout only describes; datagen/generate.py writes what it describes, benchmark/ and workloads/ read it.
 """
 
-from datagen.layouts.base import LARGEST_FILE_BYTES, Layout, PlannedPiece, element_type, npy_header
-from datagen.layouts.bert import BertLayout
-from datagen.layouts.dlrm import DlrmDaysLayout, DlrmLayout
-from datagen.layouts.formats import FormatLayout
-from datagen.layouts.imagenet import ImagenetLayout
-from datagen.layouts.recorded import RecordedLayout
-from datagen.layouts.unet3d import Case, Unet3dLayout
+from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, Layout, PlannedPiece, npy_header
+from iotwin.datagen.layouts.bert import BertLayout
+from iotwin.datagen.layouts.dlrm import DlrmDaysLayout, DlrmLayout
+from iotwin.datagen.layouts.formats import FormatLayout
+from iotwin.datagen.layouts.imagenet import ImagenetLayout
+from iotwin.datagen.layouts.recorded import RecordedLayout
+from iotwin.datagen.layouts.unet3d import Case, Unet3dLayout
 
 __all__ = [
     "LARGEST_FILE_BYTES",
@@ -23,6 +23,5 @@ __all__ = [
     "PlannedPiece",
     "RecordedLayout",
     "Unet3dLayout",
-    "element_type",
     "npy_header",
 ]

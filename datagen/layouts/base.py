@@ -9,15 +9,6 @@ from numpy.typing import NDArray
 LARGEST_FILE_BYTES = 1 << 53  # as much as a float64 counts exactly
 
 
-def element_type(word: str) -> np.dtype[np.generic] | None:
-    """Return the type of elements that numpy calls `word`; None when it is none, or one whose elements are no plain bytes."""
-    try:
-        element = np.dtype(word)
-    except (TypeError, SyntaxError, ValueError):  # numpy parses lists and literals in it
-        return None
-    return element if element.itemsize and not element.hasobject and element.fields is None and element.subdtype is None else None
-
-
 class PlannedPiece(NamedTuple):
     """A file of a data set, or a run of bytes of one, before it is written."""
 

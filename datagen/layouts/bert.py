@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from datagen.layouts.base import PlannedPiece
+from iotwin.datagen.layouts.base import PlannedPiece
 
 
 class BertLayout(msgspec.Struct, frozen=True):
@@ -69,6 +69,6 @@ class BertLayout(msgspec.Struct, frozen=True):
         return self.shards(samples) + 1
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many training samples are expected to fit into `size_bytes` beside the evaluation file."""
+        """Return how many training samples are expected to fit into `size_bytes` together with the evaluation file."""
         records = size_bytes // self.RECORD_BYTES
         return max(records * 10 // 11, records - self.EVALUATION_SAMPLES)

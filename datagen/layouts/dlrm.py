@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UsageError, nearest
-from datagen.layouts.base import PlannedPiece
+from iotwin.common.errors import UsageError, nearest
+from iotwin.datagen.layouts.base import PlannedPiece
 
 
 class DlrmLayout(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class DlrmLayout(msgspec.Struct, frozen=True):
 
     @staticmethod
     def test_samples(samples: int) -> int:
-        """Return the samples of the test file beside `samples` training samples."""
+        """Return the number of test samples for `samples` training samples."""
         return -(-samples // 47)
 
     def unit_pieces(self, samples: int, seed: int, unit: int) -> list[PlannedPiece]:
@@ -64,7 +64,7 @@ class DlrmLayout(msgspec.Struct, frozen=True):
         return 3
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return how many training samples fit into `size_bytes` beside their test samples and the counts."""
+        """Return how many training samples fit into `size_bytes` together with their test samples and the counts."""
         rows = (size_bytes - self.COUNTS_BYTES) // self.SAMPLE_BYTES
         return max(0, rows * 47 // 48)
 
@@ -72,10 +72,10 @@ class DlrmLayout(msgspec.Struct, frozen=True):
 class DlrmDaysLayout(msgspec.Struct, frozen=True):
     """Criteo Terabyte by days, before and halfway through the workload's preprocessing; samples spread evenly over the days.
 
-    `text`: `day_N`, the download's lines of label, 13 numbers and 26 categories as 8 hexadecimal digits, tab-separated. `npz`:
-    `day_N_reordered.npz` with X_int (n, 13), X_cat (n, 26) and y (n,), all int32, `day_day_count.npz` with the samples of each
-    day, and `day_fea_count.npz`; as facebookresearch/dlrm's data_utils.py leaves them for its memory-mapped loader, which takes
-    the last day for testing.
+    * `text`: `day_N`, the download's tab-separated lines: label, 13 numbers, 26 categories as 8 hexadecimal digits.
+    * `npz`: `day_N_reordered.npz` with X_int (n, 13), X_cat (n, 26) and y (n,), all int32; `day_day_count.npz` with the samples
+      of each day; and `day_fea_count.npz`. facebookresearch/dlrm's data_utils.py writes the same files for its memory-mapped
+      loader, which takes the last day for testing.
     """
 
     form: str = "text"

@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.beneath import stays_within
-from common.errors import UsageError, nearest
-from datagen import jpeg
-from datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece, element_type
-from datagen.sizes import SizeDistribution, record_sizes
+from iotwin.common.beneath import stays_within
+from iotwin.common.errors import UsageError, nearest
+from iotwin.common.numbers.element_types import element_type
+from iotwin.datagen import jpeg
+from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
+from iotwin.datagen.sizes import SizeDistribution, record_sizes
 
 
 class FormatLayout(msgspec.Struct, frozen=True):
@@ -159,7 +160,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return f"{folder}/{below}{self.prefix}_{index:0{len(str(count))}d}_of_{count}.{suffix}"
 
     def index_names(self, samples: int, index: int) -> list[str]:
-        """Return the names of the index files beside file `index`."""
+        """Return the names of the index files that accompany file `index`."""
         name = self.file_name(samples, index)
         if self.format == "tfrecord":
             return [f"index/{name.split('/')[0]}/{name.rsplit('/', 1)[-1]}.idx"]
@@ -208,6 +209,6 @@ class FormatLayout(msgspec.Struct, frozen=True):
         return sum(self.files(samples)) * (1 + len(self.index_names(self.samples_per_file, 0)))
 
     def samples_within(self, size_bytes: int, seed: int) -> int:
-        """Return about how many samples, in whole files, fit into `size_bytes` beside the evaluation files."""
+        """Return about how many samples, in whole files, fit into `size_bytes` together with the evaluation files."""
         mean = float(self._file_bytes(min(1000, max(1, size_bytes)) * self.samples_per_file, seed).mean())
         return max(0, int(size_bytes / mean) - self.evaluation_files) * self.samples_per_file

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError, UsageError
-from datagen import jpeg
-from datagen.layouts.base import PlannedPiece
-from datagen.randomness import SHAPE, uniforms
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen import jpeg
+from iotwin.datagen.layouts.base import PlannedPiece
+from iotwin.datagen.randomness import SHAPE, uniforms
 
 _GRID = 2 * jpeg.BLOCK_SIDE  # sides are multiples, so that every row has pairs of blocks
 
@@ -18,8 +18,8 @@ _GRID = 2 * jpeg.BLOCK_SIDE  # sides are multiples, so that every row has pairs 
 class ImagenetLayout(msgspec.Struct, frozen=True):
     """Training images `train/nCCCCCCCC/nCCCCCCCC_N.JPEG`, and a further 1 for every 26 of them under `val/`, as published.
 
-    Classes come in turn. Sides are uniform in SIDES pixels times `scale`, rounded to multiples of 16 (never below 16), so that
-    a file of the published size has about the published 110 kB: its coefficients take a byte each.
+    Classes come in turn. Sides are uniform in SIDES pixels times `scale`, rounded to multiples of 16 (at least 16). Each
+    coefficient takes a byte, so a picture of the published size has about the published 110 kB.
     """
 
     classes: int = 1000

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.beneath import normal, stays_within
-from common.errors import UsageError
-from datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
+from iotwin.common.beneath import normal, stays_within
+from iotwin.common.errors import UsageError
+from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
 
-# Names that the data set's own bookkeeping has in its directory (datagen.manifest), and unfinished files everywhere.
+# Names that the data set's own bookkeeping has in its directory (iotwin.datagen.manifest), and unfinished files everywhere.
 _RESERVED_STARTS = (".iotwin-generate", "manifest.json")
 _RESERVED_ENDS = (".iotwin-partial",)
 

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError, UsageError
-from datagen.layouts.base import PlannedPiece, npy_header
-from datagen.randomness import SHAPE, uniforms
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.layouts.base import PlannedPiece, npy_header
+from iotwin.datagen.randomness import SHAPE, uniforms
 
 _CASE_IMAGE = re.compile(r"case_(\d{5,})_x\.npy")
 _CASE_MASK = re.compile(r"case_(\d{5,})_y\.npy")
@@ -114,7 +114,7 @@ class Unet3dLayout(msgspec.Struct, frozen=True):
         if unpaired := images.keys() ^ masks.keys():
             index = min(unpaired)
             path, missing = (images[index], "mask _y.npy") if index in images else (masks[index], "image _x.npy")
-            raise IotwinError(f"{path} has no {missing} beside it; generate the data set again or remove the file")
+            raise IotwinError(f"{path} has no {missing} next to it; generate the data set again or remove the file")
         if not images:
             raise IotwinError(
                 f"{directory} holds no case_NNNNN_x.npy; make a data set with: iotwin generate unet3d -o {directory} ..."

@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class AttachProfile(Command):
+class AttachProfileCommand(Command):
     """Add profiles to a trace."""
 
     name = "attach-profile"
@@ -23,14 +23,14 @@ class AttachProfile(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Attach them all, or none."""
-        from tracing_tools.trace.profiles import attach_profiles
-        from tracing_tools.trace.reader import Trace
+        from iotwin.trace_store.profiles import attach_profiles
+        from iotwin.trace_store.reader import Trace
 
         trace = Trace(args.trace)
         added = attach_profiles(trace, args.profiles)
         return Outcome({"trace": str(args.trace), "profiles": [str(path) for path in args.profiles], "added": added})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what was added."""
+        """Print the number of rows added."""
         added = ", ".join(f"{rows} rows by {source}" for source, rows in document["added"].items())
         print(f"{document['trace']}: {added} in gpu.parquet")

@@ -4,30 +4,34 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome, add_dask_option
+from iotwin.common.errors import UsageError
 
 _BAR_WIDTH = 20
 
 
-class Compare(Command):
+class CompareCommand(Command):
     """Scores the likeness of what two runs did to their data set and checkpoints."""
 
     name = "compare"
-    help = "how alike two traces are, dimension by dimension"
+    help = "score how alike two traces are, dimension by dimension"
     epilog = """examples:
   iotwin compare real.trace twin.trace --repeats rerun1.trace rerun2.trace -o results
   iotwin compare real/ emulated/ -o results"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add A, B, --repeats and where results go."""
-        parser.add_argument("a", type=Path, metavar="A", help="a trace, the reference in every sentence; or a folder of traces")
-        parser.add_argument("b", type=Path, metavar="B", help="the trace to compare with it; or a folder of traces")
+        parser.add_argument("a", type=Path, metavar="A", help="the reference: a trace or a folder of traces")
+        parser.add_argument("b", type=Path, metavar="B", help="the trace, or folder of traces, to compare with A")
         parser.add_argument(
             "--repeats", type=Path, nargs="+", default=[], metavar="TRACE", help="more runs of A's job, for the noise floor"
         )
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="DIR", help="write results there: JSON and pictures, of every pair for folders"
+            "-o",
+            "--output",
+            type=Path,
+            metavar="DIR",
+            help="directory for the results: JSON and pictures, for folders of every pair",
         )
 
         add_dask_option(parser)
@@ -35,15 +39,15 @@ class Compare(Command):
     def run(self, args: Namespace) -> Outcome:
         """Compare the traces; IotwinError when one is damaged or has nothing to compare."""
         from iotwin.loops.similarity_results import compare_folders, is_folder_of_traces, write_result
-        from tracesim import compare
-        from tracesim.similarity import WORTH_PROCESSES
-        from tracing_tools.trace.reader import Trace
+        from iotwin.trace_store.reader import Trace
+        from iotwin.tracesim import compare
+        from iotwin.tracesim.similarity import WORTH_PROCESSES
 
         if is_folder_of_traces(args.a) or is_folder_of_traces(args.b):
             if args.repeats or args.dask:
                 raise UsageError("--repeats and --dask go with two traces; folders are compared pair by pair")
             return Outcome(compare_folders(args.a, args.b, args.output))
-        from tracing_tools.trace.workers import workers
+        from iotwin.trace_store.workers import workers
 
         traces = [Trace(path) for path in (args.a, args.b, *args.repeats)]
         with workers(args.dask, traces, WORTH_PROCESSES) as each:
@@ -54,7 +58,7 @@ class Compare(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the table of dimensions, the verdict and what it rests on; of folders the matrix."""
-        from tracesim.verdict.words import sentences_of_test
+        from iotwin.tracesim.verdict.words import lines_of_caveats, sentences_of_test
 
         if "matrix" in document:
             _show_matrix(document)
@@ -67,21 +71,22 @@ class Compare(Command):
             rerun = f"  {floors[name]:>6.3f}" if name in floors else "        " if floors else ""
             print(f"{name.replace('_', ' '):<16}{score:.3f}  {document['weights'][name]:>6.2f}{rerun}  {bar}")
         print(_overall_line(document))
-        print(f"\n{document['verdict']}")
+        print("\n".join(["", document["verdict"], *lines_of_caveats(document["caveats"])]))
         if document["equivalence"] is not None:
             print("\n".join(sentences_of_test(document["equivalence"])))
         for title in ("differences", "warnings"):
-            unsaid = [sentence for sentence in document[title] if sentence not in document["verdict"]]
-            if unsaid:
-                print(f"\n{'further ' if len(unsaid) < len(document[title]) else ''}{title}:")
-                print("\n".join(f"  {sentence}" for sentence in unsaid))
+            printed = [document["verdict"], *document["caveats"]]
+            further = [sentence for sentence in document[title] if not any(sentence in text for text in printed)]
+            if further:
+                print(f"\n{'further ' if len(further) < len(document[title]) else ''}{title}:")
+                print("\n".join(f"  {sentence}" for sentence in further))
 
 
 def _show_matrix(document: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from common.terminal import console
+    from iotwin.common.terminal import console
 
     table = Table("")
     for name in document["columns"]:

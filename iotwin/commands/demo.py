@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Demo(Command):
+class DemoCommand(Command):
     """Run the demo."""
 
     name = "demo"
@@ -31,7 +31,7 @@ class Demo(Command):
         """Print the similarity table and where to look."""
         from rich.table import Table
 
-        from common import terminal
+        from iotwin.common import terminal
 
         twin, rerun = document["real_vs_twin"], document["real_vs_rerun"]
         table = Table("similarity", "real against its twin", "real against a rerun", title="how alike", title_justify="left")
@@ -44,4 +44,4 @@ class Demo(Command):
         console.print(f"verdict: {twin['verdict']}", highlight=False)
         seconds = ", ".join(f"{name} {value:.1f} s" for name, value in document["seconds_per_step"].items())
         console.print(f"took: {seconds}", highlight=False)
-        console.print(f"look at: {document['directory']}/report.html and {document['directory']}/timeline.png", highlight=False)
+        console.print(f"open {document['directory']}/report.html and {document['directory']}/timeline.png", highlight=False)

@@ -6,19 +6,19 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Doctor(Command):
+class DoctorCommand(Command):
     """Check the machine."""
 
     name = "doctor"
-    help = "say what this machine can capture, with the reason for each no"
+    help = "report what this machine can capture, with the reason for each no"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """No arguments of its own."""
+        """Add nothing: the common options are all."""
 
     def run(self, args: Namespace) -> Outcome:
-        """Try everything that can be tried without leaving traces."""
+        """Run every check; none leaves anything behind."""
         from iotwin.loops.checks import checks
-        from tracing_tools.backends import BACKEND_NAMES
+        from iotwin.tracing_tools.backends import BACKEND_NAMES
 
         found = [{"name": name, "reason": reason, "purpose": purpose} for name, purpose, reason in checks()]
         can_trace = any(row["reason"] is None for row in found if row["name"] in BACKEND_NAMES)
@@ -29,7 +29,7 @@ class Doctor(Command):
         from rich.table import Table
         from rich.text import Text
 
-        from common.terminal import console
+        from iotwin.common.terminal import console
 
         table = Table("", "what", "for", "why not", box=None, pad_edge=False)
         for row in document["checks"]:
@@ -37,4 +37,4 @@ class Doctor(Command):
             table.add_row(mark, row["name"], row["purpose"], Text(row["reason"] or ""))
         console().print(table)
         if not document["can_trace"]:
-            print("this machine cannot trace at all: mend one of the backends above")
+            print("this machine cannot trace: fix one of the backends above")

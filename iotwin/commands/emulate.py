@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import IotwinError, UsageError
-from common.signals import interrupted_status
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchmark.config import Workload
+    from iotwin.workload_yaml import ComposedWorkload
 
 _CONFIG_NOTE = "config.yaml"
 _Parsed = tuple[Namespace, list[str]]
@@ -33,7 +32,7 @@ def _words_anywhere(parse: _Parse) -> _Parse:
     return parse_known_args
 
 
-class Emulate(Command):
+class EmulateCommand(Command):
     """Run a workload YAML: real files through real loader processes, real checkpoints, and sleep for the accelerators."""
 
     name = "emulate"
@@ -53,9 +52,13 @@ class Emulate(Command):
             help="a YAML's path or workload=NAME, and overrides such as ++workload.reader.batch_size=4",
         )
         parser.add_argument(
-            "--config-dir", "-cd", metavar="DIR", type=Path, help="where workload=NAME is looked for (default: shipped)"
+            "--config-dir",
+            "-cd",
+            metavar="DIR",
+            type=Path,
+            help="directory that workload=NAME is read from (default: the shipped ones)",
         )
-        parser.add_argument("--show", action="store_true", help="print every value and where it comes from, and run nothing")
+        parser.add_argument("--show", action="store_true", help="print every value with its source, and run nothing")
         parser.add_argument(
             "--ranks",
             metavar="N",
@@ -66,43 +69,30 @@ class Emulate(Command):
         parser.add_argument(
             "--what-if", metavar="KEY=VALUES", help="vary one thing, such as accelerators=8,64 or reader.read_threads=1,4"
         )
-        parser.add_argument("--instrument", action="store_true", help="log what every part of every step took")
+        parser.add_argument("--instrument", action="store_true", help="log the duration of every part of every step")
         parser.add_argument("--mllog", action="store_true", help="print MLLOG lines on a terminal, too")
         self._prepare_dlio(parser)
-        parse: Any = parser.parse_known_args  # overloaded, which no alias can say
+        parse: Any = parser.parse_known_args  # overloaded, which an alias cannot express
         parser.parse_known_args = _words_anywhere(parse)  # type: ignore[method-assign,assignment]
 
     def _prepare_dlio(self, parser: ArgumentParser) -> None:
         dlio = parser.add_argument_group("as dlio_benchmark, whose scripts then run unchanged")
-        dlio.add_argument(
-            "--dlio", action="store_true", help="choose, override and keep notes as Hydra does; unknown keys are passed over"
-        )
-        dlio.add_argument("--config-path", "-cp", metavar="DIR", type=Path, help="where config.yaml and its workloads are")
-        dlio.add_argument("--config-name", "-cn", metavar="NAME", help="the YAML there instead of config.yaml")
+        dlio.add_argument("--dlio", action="store_true", help="compose, override and log as Hydra does; ignore unknown keys")
+        dlio.add_argument("--config-path", "-cp", metavar="DIR", type=Path, help="directory of config.yaml and its workloads")
+        dlio.add_argument("--config-name", "-cn", metavar="NAME", help="YAML in that directory instead of config.yaml")
         dlio.add_argument("--cfg", "-c", choices=["job"], help="print the composed config as YAML, and run nothing")
 
     def run(self, args: Namespace) -> Outcome:
         """Run the workload and return its summary; progress and MLLOG lines are printed meanwhile."""
-        # Must be said before numpy is loaded; see iotwin.loops.emulation.
+        # Must be set before numpy is loaded; see iotwin.loops.emulation.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        from benchmark.emulator.mpi import let_first_rank_speak, started_as, under_mpi
-
-        try:
-            try:
-                document = self._document(args)
-            except IotwinError:
-                let_first_rank_speak()
-                raise
-        except KeyboardInterrupt:
-            if under_mpi() and started_as() > 0:
-                raise SystemExit(interrupted_status()) from None  # the first rank says why
-            raise
+        document = self._document(args)
         if document is None:
             raise SystemExit(0)  # rank 0 has the results of all
         return Outcome(document)
 
     def _document(self, args: Namespace) -> dict[str, Any] | None:
-        from benchmark.emulator.mpi import under_mpi
+        from iotwin.benchmark.emulator.mpi import under_mpi
         from iotwin.loops.emulation import run_workload, trace_itself
 
         if args.ranks is not None and not 1 <= args.ranks <= 1024:
@@ -163,36 +153,46 @@ class Emulate(Command):
             print(f"{generated['directory']}: {generated['samples']} samples")
 
 
-def _chosen(args: Namespace, words: list[str]) -> "tuple[Workload, dict[str, str]]":
+def _chosen(args: Namespace, words: list[str]) -> "tuple[ComposedWorkload, dict[str, str]]":
     """Return the workload, and as dlio_benchmark what Hydra leaves of the job, by name within the output folder."""
-    from benchmark.config import ConfigFolders, compose_job, job_files, job_text, select
-    from benchmark.emulator.mpi import started_as
-    from common.progress import note
+    from iotwin.common.progress import note
+    from iotwin.common.ranks import launched_by_mpi
 
-    if not args.dlio:
-        if args.config_path or args.config_name or args.cfg:
-            raise UsageError("--config-path, --config-name and --cfg need --dlio; or use --config-dir and --show")
-        return select(words, args.config_dir), {}
+    workload, notes = _as_dlio(args, words) if args.dlio else (_as_twin(args, words), {})
+    if workload.passed_over and launched_by_mpi().rank == 0:
+        note(f"passed over, as nobody reads them: {', '.join(workload.passed_over)}")
+    return workload, notes
+
+
+def _as_dlio(args: Namespace, words: list[str]) -> "tuple[ComposedWorkload, dict[str, str]]":
+    from iotwin.workload_yaml import ConfigFolders, compose_job, job_files, job_text
+
     job = compose_job(words, ConfigFolders(args.config_dir, args.config_path, args.config_name))
-    if job.passed_over and started_as() == 0:
-        note(f"passed over, as nobody reads them: {', '.join(job.passed_over)}")
     return job.workload, {_CONFIG_NOTE: job_text(job)} if args.cfg else job_files(job)
 
 
+def _as_twin(args: Namespace, words: list[str]) -> "ComposedWorkload":
+    from iotwin.workload_yaml import select
+
+    if args.config_path or args.config_name or args.cfg:
+        raise UsageError("--config-path, --config-name and --cfg need --dlio; or use --config-dir and --show")
+    return select(words, args.config_dir)
+
+
 def _options(args: Namespace, ranks: int, notes: dict[str, str]) -> Any:
-    from common.units import parse_duration
-    from iotwin.loops.emulation import Options
+    from iotwin.common.units import parse_duration
+    from iotwin.loops.emulation import EmulationOptions
 
     limit_s = None if args.limit is None else parse_duration(args.limit) / 1e9
     # Under --json stdout is for the document alone; the log still goes where a tracer can find it.
     log = sys.stderr if args.json else None if args.quiet else sys.stdout
     if log is not None and log is sys.stdout and log.isatty() and not args.mllog:
         log = None  # they are for tracers and logs; a person reads the summary
-    return Options(ranks, limit_s, log, notes, args.dlio and os.environ.get("DFTRACER_ENABLE") == "1")
+    return EmulationOptions(ranks, limit_s, log, notes, args.dlio and os.environ.get("DFTRACER_ENABLE") == "1", args.dlio)
 
 
 def _words(args: Namespace) -> list[str]:
-    """The command line again, for a process of its own."""
+    """Return the command line for a new process."""
     options = {
         "--config-dir": args.config_dir,
         "--config-path": args.config_path,
@@ -207,7 +207,7 @@ def _words(args: Namespace) -> list[str]:
     ]
 
 
-def _shown(workload: "Workload") -> dict[str, Any]:
+def _shown(workload: "ComposedWorkload") -> dict[str, Any]:
     """Every value with its origin; with workflow.query that one alone."""
     query = workload.config.workflow.query
     rows = workload.rows()

@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Export(Command):
+class ExportCommand(Command):
     """Write a trace in another program's format."""
 
     name = "export"
@@ -35,8 +35,8 @@ class Export(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Export in one pass over the events (two for fio)."""
-        from tracing_tools.exports import export_trace, format_of
-        from tracing_tools.trace.reader import Trace
+        from iotwin.trace_store.reader import Trace
+        from iotwin.tracing_tools.exports import export_trace, format_of
 
         format_ = format_of(args.output, args.format)
         trace = Trace(args.trace)
@@ -53,8 +53,8 @@ class Export(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what was written."""
-        from common.units import format_size
+        """Print the file, its events and its size."""
+        from iotwin.common.units import format_size
 
         size = format_size(document["size_bytes"])
         print(f"{document['output']}: {document['events']} events for {document['format']}, {size}")

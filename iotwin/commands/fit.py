@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Fit(Command):
+class FitCommand(Command):
     """Fit a twin."""
 
     name = "fit"
@@ -22,16 +22,16 @@ class Fit(Command):
             "--kind",
             choices=("auto", "structured", "recorded"),
             default="auto",
-            help="what kind of twin (default auto: structured where the job's structure can be told, else recorded)",
+            help="kind of twin (default auto: structured if fit can infer the job's structure, else recorded)",
         )
 
     def run(self, args: Namespace) -> Outcome:
         """Fit and write the YAML."""
-        from benchmark.config import dump
-        from benchmark.config.recording import SUFFIX, write_recording
-        from benchmark.fit import fit
-        from common.files import check_output
-        from tracing_tools.trace.reader import Trace
+        from iotwin.benchmark.fit import fit
+        from iotwin.common.files import check_output
+        from iotwin.trace_store.reader import Trace
+        from iotwin.workload_yaml import dump
+        from iotwin.workload_yaml.recording import SUFFIX, write_recording
 
         check_output(args.output)
         fitted = fit(Trace(args.trace), args.kind)
@@ -51,9 +51,9 @@ class Fit(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what was found, by what, and what had to be assumed."""
-        from benchmark.fit import coverage
-        from benchmark.fit.confidence import describe
+        """Print each value with its evidence, the coverage, and the assumptions."""
+        from iotwin.benchmark.fit import coverage
+        from iotwin.benchmark.fit.confidence import describe
 
         print(f"{document['twin']}:")
         for name, text in document["evidence"].items():

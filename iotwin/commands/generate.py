@@ -4,16 +4,16 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import UsageError
-from common.workloads import WORKLOADS, workload_named
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
+from iotwin.common.workloads import WORKLOADS, workload_named
 
 if TYPE_CHECKING:
-    from datagen.layouts import Layout
-    from datagen.manifest import DataSetManifest
+    from iotwin.datagen.layouts import Layout
+    from iotwin.datagen.manifest import DataSetManifest
 
 
-class Generate(Command):
+class GenerateCommand(Command):
     """Write, plan or check a synthetic data set."""
 
     name = "generate"
@@ -35,7 +35,7 @@ class Generate(Command):
             required=True,
             help="directory to write, made if missing, or a URL such as s3://bucket/prefix",
         )
-        parser.add_argument("--size", metavar="SIZE", help="as many whole samples as fit, for example 512MiB")
+        parser.add_argument("--size", metavar="SIZE", help="write as many whole samples as fit, for example 512MiB")
         parser.add_argument("--config", metavar="YAML", type=Path, help="a DLIO workload file, in place of WORKLOAD")
         parser.add_argument(
             "--recipe",
@@ -46,9 +46,7 @@ class Generate(Command):
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
-        parser.add_argument(
-            "--nodes", metavar="I/N", help="this is node I (from 0) of N that write DIR; mpirun says so by itself"
-        )
+        parser.add_argument("--nodes", metavar="I/N", help="this is node I (from 0) of N that write DIR; not needed under mpirun")
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d, checkfreq: multiply every side (default 1)")
         parser.add_argument("--classes", metavar="N", type=int, help="checkfreq: classes of images (default 1000)")
         parser.add_argument("--form", metavar="FORM", help="dlrm: binary (default), text or npz")
@@ -56,11 +54,13 @@ class Generate(Command):
             "--entropy", metavar="F", type=float, help="unet3d, --config: share of incompressible content (default 1)"
         )
         parser.add_argument("--dedup", metavar="F", type=float, help="with --config: share of repeated extents (default 0)")
-        parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
+        parser.add_argument("--dry-run", action="store_true", help="list what would be written, and write nothing")
         parser.add_argument(
             "--verify", action="store_true", help="check every byte in DIR against its manifest and write nothing"
         )
-        parser.add_argument("--force", action="store_true", help="replace another data set, or write beside foreign files")
+        parser.add_argument(
+            "--force", action="store_true", help="replace another data set, or write into a directory with other files"
+        )
 
     def run(self, args: Namespace) -> Outcome:
         """Generate, plan or verify; the document is the request and what it came to."""
@@ -69,8 +69,8 @@ class Generate(Command):
         if args.verify:
             return Outcome(_document("verified", args.output, _verify(args.output, args.workers)))
 
-        from common.units import parse_size
-        from datagen.generate import plan
+        from iotwin.common.units import parse_size
+        from iotwin.datagen.generate import plan
 
         layout, samples = _layout(args)
         size_bytes = parse_size(args.size) if args.size is not None else None
@@ -84,7 +84,8 @@ class Generate(Command):
                 "size_bytes": planned.size_bytes, "exact": layout.exact, "layout": planned.request.layout,
                 "first_file": first[0].name, "last_file": last[-1].name,
             })  # fmt: skip
-        request = {"samples": samples, "size_bytes": size_bytes, "seed": args.seed, "workers": args.workers, "force": args.force}
+        existing = "replace" if args.force else "refuse"
+        request = {"samples": samples, "size_bytes": size_bytes, "seed": args.seed, "workers": args.workers, "existing": existing}
         from iotwin.loops.generation import generate_anywhere
 
         manifest = generate_anywhere(layout, args.output, args.nodes, request)
@@ -92,7 +93,7 @@ class Generate(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print one line on what the directory holds or would hold."""
-        from common.units import format_size
+        from iotwin.common.units import format_size
 
         about = "" if document.get("exact", True) else "about "
         names = f", {document['first_file']} to {document['last_file']}" if "first_file" in document else ""
@@ -104,16 +105,16 @@ class Generate(Command):
 
 def _verify(output: str, workers: int | None) -> "DataSetManifest":
     if "://" in output:
-        from datagen import remote
+        from iotwin.datagen import remote
 
         return remote.verify(output, workers)
-    from datagen.verify import verify
+    from iotwin.datagen.verify import verify
 
     return verify(Path(output), workers)
 
 
 def _layout(args: Namespace) -> "tuple[Layout, int | None]":
-    """Return the layout that was asked for and, where a configuration says so, how many samples."""
+    """Return the layout that the arguments choose, and the number of samples if a configuration or recipe sets it."""
     if args.recipe is not None:
         return _recorded_layout(args)
     if args.config is not None:
@@ -124,7 +125,7 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
     if args.dedup is not None or (args.entropy is not None and args.workload != "unet3d"):
         option = "--dedup goes" if args.dedup is not None else "--entropy goes with unet3d's images and"
         raise UsageError(f"{option} with --config; what {args.workload} reads decides its content")
-    from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, ImagenetLayout, Unet3dLayout
+    from iotwin.datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout, ImagenetLayout, Unet3dLayout
 
     if args.classes is not None and args.workload != "checkfreq":
         raise UsageError(f"--classes are checkfreq's; {args.workload} has none to choose, so leave it out")
@@ -144,7 +145,7 @@ def _layout(args: Namespace) -> "tuple[Layout, int | None]":
 
 
 def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
-    from datagen.datasets.recorded import read_recipe
+    from iotwin.datagen.datasets.recorded import read_recipe
 
     given = {
         "a workload": args.workload,
@@ -156,7 +157,7 @@ def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
         "--dedup": args.dedup,
     }
     if unfit := [name for name, value in given.items() if value is not None]:
-        raise UsageError(f"--recipe says all about the data set; leave out {', '.join(unfit)}")
+        raise UsageError(f"--recipe describes the whole data set; leave out {', '.join(unfit)}")
     layout = read_recipe(args.recipe)
     if not layout.files:
         raise UsageError(f"{args.recipe}: a recorded data set without files has nothing to generate")
@@ -166,7 +167,7 @@ def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
 def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
     import msgspec
 
-    from datagen.config import read_config
+    from iotwin.datagen.config import read_config
 
     if any(given is not None for given in (args.workload, args.scale, args.classes, args.form)):
         raise UsageError("give either a workload, which --scale and --form may change, or --config")

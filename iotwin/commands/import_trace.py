@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Import(Command):
+class ImportCommand(Command):
     """Turns another tool's recording into a trace."""
 
     name = "import"
@@ -19,14 +19,16 @@ class Import(Command):
         parser.add_argument("source", type=Path, metavar="SOURCE", help="file, or the artifact's directory")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="trace to write")
         parser.add_argument(
-            "--format", metavar="NAME", help="artifact, strace, fio, darshan, dftracer or chrome; found out when left out"
+            "--format", metavar="NAME", help="artifact, strace, fio, darshan, dftracer or chrome (default: detected)"
         )
-        parser.add_argument("--timezone", metavar="ZONE", help="of the machine that recorded an artifact directory (default UTC)")
-        parser.add_argument("--force", action="store_true", help="replace a trace that is there")
+        parser.add_argument(
+            "--timezone", metavar="ZONE", help="time zone of the machine that recorded an artifact directory (default UTC)"
+        )
+        parser.add_argument("--force", action="store_true", help="replace an earlier trace")
 
     def run(self, args: Namespace) -> Outcome:
         """Import."""
-        from tracing_tools.trace.importers import import_trace
+        from iotwin.trace_store.importers import import_trace
 
         manifest, imported = import_trace(args.source, args.output, args.format, args.timezone, args.force)
         return Outcome(
@@ -43,8 +45,8 @@ class Import(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what became of the source."""
-        from trace_visuals.labels import plain
+        """Print what the trace holds, and what was not imported."""
+        from iotwin.trace_visuals.labels import plain
 
         counted = f"{document['events']:,} events, {document['block_requests']:,} block requests, "
         counted += f"{document['accelerator_events']:,} accelerator events, {document['phases']} phases"

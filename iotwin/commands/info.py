@@ -9,15 +9,15 @@ from iotwin.command import Command, Outcome
 
 _SHOWN, _MOST_OPERATIONS, _FEWEST_OPERATIONS, _MOST_NOTES = 3, 5, 2, 4
 _SCREEN_LINES = 40
-_MOST_EVENTS = 2_000_000  # of which is told what twin they have: a fit holds them in memory
+_MOST_EVENTS = 2_000_000  # above this, info does not try a fit, which holds all events in memory
 _COUNTED = ("files", "calls", "read_bytes", "written_bytes")
 
 
-class Info(Command):
+class InfoCommand(Command):
     """Describe a trace."""
 
     name = "info"
-    help = "say what a trace holds: the job, the machine, calls and bytes, files, phases, losses"
+    help = "summarise a trace: the job, the machine, calls and bytes, files, phases, losses"
     epilog = "example: iotwin info run.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -28,10 +28,10 @@ class Info(Command):
         """Summarise in one pass over the events."""
         import msgspec
 
-        from benchmark.fit import foretell
-        from tracing_tools.trace.clocks import summarise_clock
-        from tracing_tools.trace.figures.summary import summarise
-        from tracing_tools.trace.reader import Trace
+        from iotwin.benchmark.fit import foretell
+        from iotwin.trace_store.clocks import summarise_clock
+        from iotwin.trace_store.figures.summary import summarise
+        from iotwin.trace_store.reader import Trace
 
         trace = Trace(args.trace)
         summary = summarise(trace)
@@ -43,8 +43,8 @@ class Info(Command):
         """Print the summary as a few tables."""
         from rich.text import Text
 
-        from common import terminal
-        from common.units import format_size
+        from iotwin.common import terminal
+        from iotwin.common.units import format_size
         from iotwin.loops.statistics_table import show_statistics
 
         console, head = terminal.console(), list(_head(document))
@@ -68,9 +68,9 @@ class Info(Command):
 
 def _head(document: dict[str, Any]) -> Iterator[str]:
     """Yield the lines above the tables: the job, the machine, losses, phases, the twin and notes."""
-    from common.units import format_duration
-    from trace_visuals.labels import machine_words, plain
-    from tracing_tools.trace.manifest import Host
+    from iotwin.common.units import format_duration
+    from iotwin.trace_store.manifest import Host
+    from iotwin.trace_visuals.labels import machine_words, plain
 
     manifest = document["manifest"]
     lost = sum(manifest["lost"].values())
@@ -96,7 +96,7 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
 
 def _phase(row: dict[str, Any]) -> str:
     """A kind of phase: how often, and how long each and all."""
-    from common.units import format_duration
+    from iotwin.common.units import format_duration
 
     total = f" ({format_duration(row['total_ns'])} in all)" if row["count"] > 1 else ""
     return f"{row['count']} {row['phase']} of {format_duration(row['mean_ns'])}{total}"
@@ -104,16 +104,16 @@ def _phase(row: dict[str, Any]) -> str:
 
 def _part(row: dict[str, Any]) -> str:
     """A part of steps: how often, and how long in the median."""
-    from common.units import format_duration
-    from trace_visuals.labels import plain
+    from iotwin.common.units import format_duration
+    from iotwin.trace_visuals.labels import plain
 
     return f"{row['count']} {plain(row['name'], 40)} of {format_duration(row['median_s'] * 1e9)}"
 
 
 def _show_kinds(files: list[dict[str, Any]]) -> int:
     """Print what was done to files by kind, the job's storage first, all that is none in one line; return the number of lines."""
-    from common.terminal import console
-    from common.units import format_size
+    from iotwin.common.terminal import console
+    from iotwin.common.units import format_size
     from iotwin.loops.statistics_table import KINDS_FIRST, plain_table
 
     by_kind = {row["kind"]: row for row in files}

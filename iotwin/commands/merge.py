@@ -7,33 +7,33 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Merge(Command):
+class MergeCommand(Command):
     """Merge the traces of several hosts."""
 
     name = "merge"
-    help = "make one trace of those of several hosts, aligned by their wall clocks"
+    help = "join traces of several hosts into one, aligned by their wall clocks"
     epilog = "example: iotwin merge node0.trace node1.trace -o job.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the traces and the output."""
         parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces of one job, one a host")
-        parser.add_argument("-o", "--output", type=Path, required=True, metavar="SET", help="directory to write the whole to")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="SET", help="trace to write")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
 
     def run(self, args: Namespace) -> Outcome:
         """Merge, in bounded memory."""
         import msgspec
 
-        from tracing_tools.trace.merge import merge_traces
-        from tracing_tools.trace.reader import Trace
+        from iotwin.trace_store.merge import merge_traces
+        from iotwin.trace_store.reader import Trace
 
         manifest = merge_traces([Trace(path) for path in args.traces], args.output, args.force)
         hosts = msgspec.to_builtins(manifest.hosts)
         return Outcome({"trace": str(args.output), "events": manifest.events, "lost": manifest.lost_events, "hosts": hosts})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say how the hosts' clocks were aligned."""
-        from common.units import format_duration
+        """Print how the hosts' clocks were aligned."""
+        from iotwin.common.units import format_duration
 
         print(f"{document['trace']}: {document['events']} events of {len(document['hosts'])} hosts, {document['lost']} lost")
         for host in document["hosts"]:

@@ -4,11 +4,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 
-class Plot(Command):
+class PlotCommand(Command):
     """Draws traces, steps or curves as a picture."""
 
     name = "plot"
@@ -21,7 +21,7 @@ class Plot(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the kind of picture, the traces and what to show of them."""
+        """Add the kind of picture, the traces, and the options of timelines."""
         parser.add_argument(
             "kind",
             choices=["timeline", "steps", "curves"],
@@ -41,7 +41,7 @@ class Plot(Command):
             type=Path,
             required=True,
             metavar="FILE",
-            help="picture to write: .png, .svg or .pdf; steps: a directory",
+            help="picture to write (.png, .svg or .pdf); for steps: a directory",
         )
         parser.add_argument(
             "--zoom",
@@ -53,11 +53,11 @@ class Plot(Command):
             "--group",
             choices=["all", "role", "rank", "process"],
             default="all",
-            help="one set of rows for all, per role, per rank with its loaders, or per process",
+            help="one set of rows for all processes, each role, each rank with its loaders, or each process (default all)",
         )
 
-        parser.add_argument("--paper", action="store_true", help="for a paper: without titles, machine and CPU row")
-        parser.add_argument("--short", action="store_true", help="as wide as one of two columns of text")
+        parser.add_argument("--paper", action="store_true", help="leave out titles, machine and CPU row, for a paper")
+        parser.add_argument("--short", action="store_true", help="make the picture as wide as one of two columns of text")
         parser.add_argument("--legend", type=Path, metavar="FILE", help="draw the legend into this file instead")
 
     def run(self, args: Namespace) -> Outcome:
@@ -67,7 +67,7 @@ class Plot(Command):
         if args.kind == "curves":
             return _run_curves(args)
         from iotwin.loops.inferred_passes import open_with_passes
-        from trace_visuals.timeline import Form, plot_timeline
+        from iotwin.trace_visuals.timeline import Form, plot_timeline
 
         form = Form(args.short, args.paper, args.legend is None)
         blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend, open_with_passes)
@@ -81,7 +81,7 @@ class Plot(Command):
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print where the picture is and what a reader of it must know."""
+        """Print the picture's path, and the events lost."""
         if document["kind"] == "curves":
             drawn = sum(panel["series"] for panel in document["panels"])
             print(f"{document['output']}: {drawn} curves in {len(document['panels'])} panels")
@@ -93,12 +93,12 @@ class Plot(Command):
         print(f"{document['output']}: timeline of {', '.join(trace['label'] for trace in document['traces'])}")
         for trace in document["traces"]:
             if trace["lost"]:
-                print(f"{trace['label']}: events lost: {trace['lost']:,}, so its rates are too low; the picture says so")
+                print(f"{trace['label']}: events lost: {trace['lost']:,}, so its rates are too low; the picture states this")
 
 
 def _run_steps(args: Namespace) -> Outcome:
     """Analyse instrumented runs; the options that shape a timeline have no meaning here."""
-    from trace_visuals.steps import plot_steps
+    from iotwin.trace_visuals.steps import plot_steps
 
     _refuse_timeline_options(args)
     return Outcome({"kind": args.kind, **plot_steps(args.traces, args.output)})
@@ -106,7 +106,7 @@ def _run_steps(args: Namespace) -> Outcome:
 
 def _run_curves(args: Namespace) -> Outcome:
     """Draw documents of series, a panel each."""
-    from trace_visuals.curves import plot_curves
+    from iotwin.trace_visuals.curves import plot_curves
 
     _refuse_timeline_options(args)
     return Outcome({"kind": args.kind, **plot_curves(args.traces, args.output)})

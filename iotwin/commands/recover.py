@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Recover(Command):
+class RecoverCommand(Command):
     """Recover a trace."""
 
     name = "recover"
@@ -20,11 +20,11 @@ class Recover(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Recover up to the last whole record."""
-        from tracing_tools.backends import convert
-        from tracing_tools.recorder.finishing import recover_as
-        from tracing_tools.targets.cgroup import remove_stale_cgroups
-        from tracing_tools.targets.user import invoking_user
-        from tracing_tools.trace.raw.finish import recover_trace
+        from iotwin.trace_store.raw.finish import recover_trace
+        from iotwin.tracing_tools.backends import convert
+        from iotwin.tracing_tools.recorder.finishing import recover_as
+        from iotwin.tracing_tools.targets.cgroup import remove_stale_cgroups
+        from iotwin.tracing_tools.targets.user import invoking_user
 
         user = invoking_user()
         manifest = recover_trace(args.trace, convert) if user is None else recover_as(user, args.trace)
@@ -32,7 +32,7 @@ class Recover(Command):
         return Outcome({"trace": str(args.trace), "events": manifest.events, "lost": manifest.lost, "cgroups_removed": removed})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what was saved."""
+        """Print the number of events recovered and lost."""
         lost = sum(document["lost"].values())
         print(
             f"{document['trace']}: recovered {document['events']} events"

@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome, add_dask_option
 
 
-class Report(Command):
+class ReportCommand(Command):
     """Writes a page that a person can explore in a browser, without a network."""
 
     name = "report"
@@ -36,8 +36,8 @@ class Report(Command):
     def run(self, args: Namespace) -> Outcome:
         """Write the page."""
         from iotwin.loops.inferred_passes import open_with_passes
-        from trace_visuals.report import write_report
-        from trace_visuals.report.texts import describe, headline
+        from iotwin.trace_visuals.report import write_report
+        from iotwin.trace_visuals.report.texts import describe, headline
 
         analyses = write_report(
             args.traces, args.output, args.dask, open_with_passes, repeats=args.repeats, response=args.response
@@ -52,8 +52,8 @@ class Report(Command):
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print where the page is and what it says of each trace first."""
-        from common.units import format_size
+        """Print the page's path and its first finding about each trace."""
+        from iotwin.common.units import format_size
 
         print(f"{document['output']}: {format_size(document['size_bytes'])}, open it in a browser")
         for trace in document["traces"]:

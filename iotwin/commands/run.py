@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Run(Command):
+class RunCommand(Command):
     """Run an experiment."""
 
     name = "run"
@@ -21,7 +21,7 @@ class Run(Command):
         )
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory of results (default results/NAME)")
         parser.add_argument("--no-container", action="store_true", help="run the cells as processes of this machine")
-        parser.add_argument("--dry-run", action="store_true", help="say which cells would run, in their order, and run none")
+        parser.add_argument("--dry-run", action="store_true", help="list the cells in their order, and run none")
 
     def run(self, args: Namespace) -> Outcome:
         """Run the cells that have not finished; exit status 1 when one failed."""
@@ -47,7 +47,7 @@ class Run(Command):
 
 
 def _by_reason(failures: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the cells that failed by the reason why: one that holds for all is told once."""
+    """Return the failed cells by reason, so that a reason that holds for several is printed once."""
     found: dict[str, list[str]] = {}
     for failure in failures:
         found.setdefault(failure["reason"], []).append(failure["cell"])

@@ -1,19 +1,19 @@
-"""``iotwin scale``: grow a real data set to a wanted size by copying its cases."""
+"""``iotwin scale``: grow a real data set to a given size by copying its samples."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from common.workloads import WORKLOADS, workload_named
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
+from iotwin.common.workloads import WORKLOADS, workload_named
 
 
-class Scale(Command):
+class ScaleCommand(Command):
     """Grow a data set."""
 
     name = "scale"
-    help = "grow a real data set to a wanted size by copying its cases"
+    help = "grow a real data set to a given size by copying its samples"
     epilog = """examples:
   iotwin scale unet3d data/kits -o data/kits-500g --size 500GB
   iotwin scale dlrm data/criteo -o data/criteo-big --size 2TB --augment --workers 8"""
@@ -24,16 +24,20 @@ class Scale(Command):
         parser.add_argument("source", metavar="SOURCE", type=Path, help="directory of the data set to grow; only read")
         parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
         parser.add_argument("--size", metavar="SIZE", required=True, help="as many whole copies as fit, for example 500GB")
-        parser.add_argument("--augment", action="store_true", help="change the copies: no two of them are the same bytes")
-        parser.add_argument("--seed", metavar="N", type=int, default=0, help="of --augment: same seed, same bytes (default 0)")
+        parser.add_argument("--augment", action="store_true", help="change the copies, so that no two are equal")
+        parser.add_argument(
+            "--seed", metavar="N", type=int, default=0, help="seed of --augment: the same seed gives the same bytes (default 0)"
+        )
         parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
-        parser.add_argument("--force", action="store_true", help="replace another data set, or write beside foreign files")
+        parser.add_argument(
+            "--force", action="store_true", help="replace another data set, or write into a directory with other files"
+        )
 
     def run(self, args: Namespace) -> Outcome:
-        """Grow the data set; the document says what it came to."""
-        from common.units import parse_size
-        from datagen.generate import generate
-        from datagen.scale import scaled_layout
+        """Grow the data set; the document holds its final size."""
+        from iotwin.common.units import parse_size
+        from iotwin.datagen.generate import Existing, generate
+        from iotwin.datagen.scale import scaled_layout
 
         workload_named(args.workload)
         if args.workers is not None and args.workers < 1:
@@ -42,7 +46,8 @@ class Scale(Command):
         if args.output.resolve() == args.source.resolve():
             raise UsageError(f"{args.output} is the data set to grow; choose another directory for the grown one")
         layout = scaled_layout(args.workload, args.source, args.augment)
-        manifest = generate(layout, args.output, size_bytes=size_bytes, seed=args.seed, workers=args.workers, force=args.force)
+        existing: Existing = "replace" if args.force else "refuse"
+        manifest = generate(layout, args.output, size_bytes=size_bytes, seed=args.seed, workers=args.workers, existing=existing)
         return Outcome({
             "directory": str(args.output), "source": str(args.source), "workload": args.workload, "augment": args.augment,
             "samples": manifest.request.samples, "seed": args.seed, "size_bytes": manifest.size_bytes,
@@ -51,7 +56,7 @@ class Scale(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print one line on what the directory holds."""
-        from common.units import format_size
+        from iotwin.common.units import format_size
 
         print(
             f"{document['directory']}: {document['files']} files, {format_size(document['size_bytes'])}, "

@@ -9,11 +9,11 @@ from iotwin.command import Command, Outcome, add_dask_option
 _SHOWN = 30
 
 
-class Stats(Command):
+class StatsCommand(Command):
     """Counts the calls of traces."""
 
     name = "stats"
-    help = "calls, errors, bytes, times and percentiles by operation, file or process; or SQL over the tables"
+    help = "count calls, errors, bytes and times by operation, file or process; or query the tables by SQL"
     epilog = (
         "examples:\n  iotwin stats real.trace --by file\n"
         '  iotwin stats real.trace --sql "select op, count(*) from events group by op"'
@@ -26,9 +26,7 @@ class Stats(Command):
         what.add_argument(
             "--by", choices=["op", "file", "process"], default="op", help="one row per system call, file or process"
         )
-        what.add_argument(
-            "--sql", metavar="SELECT", help="answer this question about one trace; its tables are events, files, ..."
-        )
+        what.add_argument("--sql", metavar="SELECT", help="run this query on one trace; the tables are events, files, ...")
         parser.add_argument("--kind", metavar="KIND", help="--by file: only files of this kind, such as dataset or checkpoint")
         parser.add_argument("--all-files", action="store_true", help="--by file: a row for each file, most time first")
         parser.add_argument("--csv", action="store_true", help="print every row as comma-separated values")
@@ -37,8 +35,8 @@ class Stats(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Count in one pass over the events, or answer the question."""
-        from common.errors import UsageError
-        from tracing_tools.trace.reader import Trace
+        from iotwin.common.errors import UsageError
+        from iotwin.trace_store.reader import Trace
 
         if args.csv and args.json:
             raise UsageError("--csv and --json exclude each other; choose one")
@@ -48,7 +46,7 @@ class Stats(Command):
         lost = sum(trace.manifest.lost_events for trace in traces)
         document: dict[str, Any] = {"traces": [str(path) for path in args.traces], "lost": lost, "csv": args.csv}
         if args.sql is not None:
-            from tracing_tools.trace.figures.sql import query
+            from iotwin.trace_store.figures.sql import query
 
             columns, rows = query(traces[0], args.sql)
             return Outcome(document | {"columns": columns, "rows": rows})
@@ -78,7 +76,7 @@ class Stats(Command):
 
 def _of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     """Return the rows of files of `kind`; UsageError when there are none."""
-    from common.errors import UsageError, nearest
+    from iotwin.common.errors import UsageError, nearest
 
     kinds = sorted({row["kind"] for row in rows if row["kind"]})
     if kind not in kinds:
@@ -87,9 +85,9 @@ def _of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def _count(traces: list[Any], by: str, address: str | None) -> list[dict[str, Any]]:
-    from trace_visuals.labels import trace_labels
-    from tracing_tools.trace.figures.statistics import document, statistics
-    from tracing_tools.trace.workers import workers
+    from iotwin.trace_store.figures.statistics import document, statistics
+    from iotwin.trace_store.workers import workers
+    from iotwin.trace_visuals.labels import trace_labels
 
     with workers(address, traces) as each:
         table = statistics(traces, trace_labels([trace.path for trace in traces]), by, each)
@@ -107,7 +105,7 @@ def _print_csv(columns: list[str], rows: list[Any]) -> None:
 
 
 def _no_formula(value: Any) -> Any:
-    """Return the value; a text that a spreadsheet would compute, such as a process's name can be, after an apostrophe."""
+    """Return the value, with an apostrophe in front of text that a spreadsheet would evaluate (a process may choose its name)."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and value else value
 
 
@@ -115,8 +113,8 @@ def _print_answer(columns: list[str], rows: list[list[Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from common.terminal import console
-    from trace_visuals.labels import plain
+    from iotwin.common.terminal import console
+    from iotwin.trace_visuals.labels import plain
 
     table = Table()
     for name in columns:

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import UnfinishedTraceError, UsageError
-from common.units import format_duration, parse_duration
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UnfinishedTraceError, UsageError
+from iotwin.common.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from tracing_tools.protocols import TraceTarget
-    from tracing_tools.targets.container import ContainerOptions
+    from iotwin.tracing_tools.targets.container import ContainerOptions
+    from iotwin.tracing_tools.targets.target import TraceTarget
 
 
-class Record(Command):
+class TraceCommand(Command):
     """Trace a command."""
 
     name = "trace"
-    help = "record the storage activity of a command, a container or what runs already"
+    help = "record the storage activity of a command, a container or running processes"
     epilog = "example: iotwin trace -o run.trace -- python train.py --epochs 3"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -28,12 +28,12 @@ class Record(Command):
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="directory to write the trace to")
         _add_targets(parser)
         parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, bpftrace, strace or preload")
-        parser.add_argument("--duration", metavar="TIME", help="trace for so long, then finish; what is traced goes on")
+        parser.add_argument("--duration", metavar="TIME", help="end the trace after this time; the traced processes continue")
         parser.add_argument(
-            "--grace", metavar="TIME", help="kill a job that has not ended so long after Ctrl-C (default: wait for it)"
+            "--grace", metavar="TIME", help="kill a job that has not ended this long after Ctrl-C (default: wait for it)"
         )
         parser.add_argument(
-            "--interval", default="1s", metavar="TIME", help="between samples of CPU, memory, disk and GPU (default 1s)"
+            "--interval", default="1s", metavar="TIME", help="time between samples of CPU, memory, disk and GPU (default 1s)"
         )
         parser.add_argument(
             "--detail",
@@ -46,7 +46,7 @@ class Record(Command):
             action="store_true",
             help="show rates, latencies, files and losses while it runs, not the job's output",
         )
-        parser.add_argument("--workload", metavar="NAME", help="label to keep in the trace")
+        parser.add_argument("--workload", metavar="NAME", help="label stored in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
 
@@ -55,8 +55,8 @@ class Record(Command):
         _refuse_placeless(args.output)
         if args.jobs is not None:
             return _trace_jobs(args)
-        from tracing_tools.recorder.session import Options, trace_target
-        from tracing_tools.trace.syscalls import parse_detail
+        from iotwin.trace_store.syscalls import parse_detail
+        from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if args.all or args.container or args.image:
@@ -65,7 +65,7 @@ class Record(Command):
         interval_ns = parse_duration(args.interval)
         if interval_ns < 1_000_000:
             raise UsageError(f"--interval {args.interval} is too short; take 1ms or more")
-        options = Options(
+        options = TraceOptions(
             args.backend,
             interval_ns,
             args.workload,
@@ -99,8 +99,8 @@ class Record(Command):
         return Outcome(document, _of_shell(status))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say in a line or two what was recorded, should anybody still be there to read it."""
-        from common.progress import note
+        """Print in a line or two what was recorded."""
+        from iotwin.common.progress import note
 
         if "jobs" in document:
             for name, job in document["jobs"].items():
@@ -112,7 +112,7 @@ class Record(Command):
         if document["exit_status"]:
             note(f"  {_failed(document['exit_status'])}")
         for text in document["notes"]:
-            if not text.startswith("no GPU"):  # the normal state of most machines; `iotwin info` says it too
+            if not text.startswith("no GPU"):  # the normal state of most machines; `iotwin info` reports it too
                 note(f"  note: {text}")
 
 
@@ -125,12 +125,12 @@ def _refuse_placeless(output: Path) -> None:
 
 
 def _mapped(args: Namespace) -> list[str]:
-    """Say that data is mapped where that is not recorded though it could be."""
-    from tracing_tools.trace.figures.mapped import has_data_set, mapped_data_note
+    """Return a note if the job maps its data and mapped reads could be recorded but are not."""
+    from iotwin.trace_store.figures.mapped import has_data_set, mapped_data_note
 
     if not has_data_set(args.output):
         return []
-    from tracing_tools.trace.reader import Trace
+    from iotwin.trace_store.reader import Trace
 
     found = mapped_data_note(Trace(args.output))
     return [found] if found else []
@@ -141,7 +141,7 @@ def _failed(status: int) -> str:
 
 
 def _of_shell(status: int) -> int:
-    """An exit status as a shell tells it: 128 + the number of the signal that killed the command, which -number stands for."""
+    """Return an exit status as a shell reports it: 128 + N for a command that signal N killed, whose `status` is -N."""
     return status if status >= 0 else 128 - status
 
 
@@ -154,11 +154,13 @@ def _heed_interrupts() -> None:
 def _add_targets(parser: ArgumentParser) -> None:
     targets = parser.add_mutually_exclusive_group()
     targets.add_argument("--image", metavar="IMAGE", help="run COMMAND (or the image's own) in a new container of this image")
-    targets.add_argument("--container", metavar="NAME", help="a container that runs, or that COMMAND starts under this name")
-    targets.add_argument("--pid", type=int, metavar="PID", help="a process that runs, and its descendants")
+    targets.add_argument("--container", metavar="NAME", help="a running container, or one that COMMAND starts under this name")
+    targets.add_argument("--pid", type=int, metavar="PID", help="a running process and its descendants")
     targets.add_argument("--cgroup", metavar="PATH", help="all processes of a cgroup of the v2 hierarchy")
-    targets.add_argument("--all", action="store_true", help="everything that runs; with COMMAND, while that runs")
-    targets.add_argument("--attach", metavar="WHAT", help="what runs: a pid, a container's name or id, or a cgroup's path")
+    targets.add_argument("--all", action="store_true", help="all processes of the machine; with COMMAND, until it ends")
+    targets.add_argument(
+        "--attach", metavar="WHAT", help="anything that runs: a pid, a container's name or id, or a cgroup's path"
+    )
     targets.add_argument(
         "--jobs", type=Path, metavar="FILE", help="several jobs at once, from a YAML file; TRACE is their directory"
     )
@@ -181,10 +183,10 @@ def _add_targets(parser: ArgumentParser) -> None:
 
 def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
     """Return what makes the target that the arguments name; UsageError when they do not go together."""
-    from tracing_tools.targets.command import CommandTarget
-    from tracing_tools.targets.container import ContainerTarget, ImageTarget
-    from tracing_tools.targets.launched_container import LaunchedContainer
-    from tracing_tools.targets.running import CgroupTarget, MachineDuringCommand, MachineTarget, ProcessTarget
+    from iotwin.tracing_tools.targets.command import CommandTarget
+    from iotwin.tracing_tools.targets.container import ContainerTarget, ImageTarget
+    from iotwin.tracing_tools.targets.launched_container import LaunchedContainer
+    from iotwin.tracing_tools.targets.running_targets import CgroupTarget, MachineDuringCommand, MachineTarget, ProcessTarget
 
     _interpret_attach(args)
     if args.image is None and (args.volume or args.gpus or args.container_option):
@@ -235,8 +237,8 @@ def _interpret_attach(args: Namespace) -> None:
 
 
 def _container_options(args: Namespace) -> "ContainerOptions":
-    from datagen.dlio.yaml12 import parse
-    from tracing_tools.targets.container import ContainerOptions
+    from iotwin.tracing_tools.targets.container import ContainerOptions
+    from iotwin.workload_yaml.yaml12 import parse
 
     parameters: dict[str, Any] = {}
     for text in args.container_option:
@@ -250,7 +252,7 @@ def _container_options(args: Namespace) -> "ContainerOptions":
 
 
 def _volume(text: str) -> str:
-    """Return a volume as the engine wants it: a directory by its absolute path; named volumes as they are."""
+    """Return a volume as the engine requires it: a directory by its absolute path, a named volume unchanged."""
     source, colon, rest = text.partition(":")
     if not colon or not rest:
         raise UsageError(f"--volume {text} is not FROM:TO or FROM:TO:ro")

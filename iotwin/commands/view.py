@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class View(Command):
+class ViewCommand(Command):
     """Serves the report of traces to a browser on this machine."""
 
     name = "view"
@@ -26,9 +26,9 @@ class View(Command):
         import sys
         import threading
 
-        from common.errors import UsageError
+        from iotwin.common.errors import UsageError
         from iotwin.loops.inferred_passes import open_with_passes
-        from trace_visuals.report.view import ReportServer
+        from iotwin.trace_visuals.report.view import ReportServer
 
         if not 0 <= args.port < 1 << 16:
             raise UsageError(f"--port {args.port} is no port; give a number below 65536, or 0 for a free one")
@@ -42,5 +42,5 @@ class View(Command):
         return Outcome({"url": server.url})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say that it is over."""
+        """Print that the server has ended."""
         print("the server has ended")

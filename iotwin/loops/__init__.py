@@ -1,1 +1,1 @@
-"""The loops that use several rooms: demo, twin, experiment, emulated run."""
+"""Work that needs several rooms: demo, twin, experiment, emulated run."""

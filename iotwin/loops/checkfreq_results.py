@@ -1,22 +1,22 @@
-"""What checkpoints cost in an experiment that runs each network under several policies."""
+"""Cost of checkpoints in an experiment that trains each network under several checkpoint policies."""
 
-import json
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from common.errors import IotwinError
-from common.files import write_json
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import write_json
+from iotwin.common.foreign_files import read_foreign_json
 
 POLICIES = ("none", "auto", "sync", "epoch")
 _Results = dict[tuple[str, str], list[dict[str, Any]]]  # of the repeats, by network and policy
 
 
 def summarise(directory: Path) -> dict[str, Any]:
-    """Return what an experiment's finished cells say of each network, and write DIR/curves.json of it.
+    """Return the costs of each network from an experiment's finished cells, and write the curves to DIR/curves.json.
 
-    `seconds` are medians over repeats of a run, `overhead` their share above the run without checkpoints, `stall_ratio` what
-    training waits for a checkpoint that is synchronous over one that is not. Null where no cell tells. IotwinError without cells.
+    `seconds`: median over repeats of a run. `overhead`: its share above the run without checkpoints. `stall_ratio`: stall per
+    synchronous checkpoint over the stall per asynchronous one. None if no cell measured it. Raises IotwinError without cells.
     """
     results = _read(directory)
     models = [_model(model, results) for model in sorted({model for model, _ in results})]
@@ -34,12 +34,12 @@ def _read(directory: Path) -> _Results:
     found: _Results = {}
     for path in sorted((directory / "cells").glob("*/cell.json")):
         try:
-            cell = json.loads(path.read_bytes())
+            cell = read_foreign_json(path)
             result = cell["result"]
             if cell["workload"] == "checkfreq" and result:
                 configuration = result["configuration"]
                 found.setdefault((configuration["arch"], configuration["chk_policy"]), []).append(result)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (IotwinError, OSError, KeyError, TypeError) as error:
             raise IotwinError(f"{path} is no cell of an experiment ({error}); run iotwin run again") from None
     if not found:
         raise IotwinError(f"{directory} holds no finished cells of checkfreq; make them with: iotwin run checkfreq-smoke -o DIR")
@@ -73,11 +73,11 @@ def _stall(runs: list[dict[str, Any]]) -> float | None:
 
 
 def _interval(runs: list[dict[str, Any]]) -> float | None:
-    """Return the steps between two checkpoints, at the end of the run; of checkpoints at ends of epochs those of an epoch."""
+    """Return the median interval at the end of the runs, in steps; the steps of an epoch for checkpoints at epochs' ends."""
     if not runs:
         return None
-    told = [run["checkpoints"]["interval"] or run["steps"] / max(1, run["checkpoints"]["count"]) for run in runs]
-    return float(median(told))
+    steps = [run["checkpoints"]["interval"] or run["steps"] / max(1, run["checkpoints"]["count"]) for run in runs]
+    return float(median(steps))
 
 
 def _series(model: dict[str, Any]) -> dict[str, Any]:

@@ -19,43 +19,44 @@ _BACKEND_PURPOSES = {
 }
 
 
-# The extras of pyproject.toml but `test`: what each is for, the modules it brings, how it is installed.
+# The extras of pyproject.toml but `test`: what each is for, and the modules that it installs.
 EXTRAS = {
-    "torch": ("training the real workloads (the demo)", ("torch",), "make run installs it"),
-    "hdf5": ("data sets of HDF5 files", ("h5py",), "make run installs it"),
-    "tensorflow": ("training bert, tf.data loaders", ("tensorflow",), "make test installs it, or: pip install tensorflow-cpu"),
-    "containers": ("tracing in containers", ("docker",), "make run installs it"),
-    "gpu": ("reading GPUs", ("pynvml",), "make test installs it, or: pip install nvidia-ml-py"),
-    "sql": ("questions in SQL (stats --sql)", ("duckdb",), "make run installs it"),
-    "dask": ("large traces on a cluster", ("dask", "distributed"), "make test installs it, or: pip install dask distributed"),
-    "s3": ("data sets in object stores", ("fsspec", "s3fs"), "make test installs it, or: pip install s3fs"),
-    "dtr": ("dtr at full speed, and its ILP", ("numba", "scipy"), "make test installs it, or: pip install numba scipy"),
-    "mpi": ("ranks on several nodes", ("mpi4py",), "make test installs it, or: pip install mpi4py"),
+    "torch": ("training the real workloads (the demo)", ("torch",)),
+    "hdf5": ("data sets of HDF5 files", ("h5py",)),
+    "tensorflow": ("training bert, tf.data loaders", ("tensorflow",)),
+    "containers": ("tracing in containers", ("docker",)),
+    "gpu": ("reading GPUs", ("pynvml",)),
+    "sql": ("questions in SQL (stats --sql)", ("duckdb",)),
+    "dask": ("large traces on a cluster", ("dask", "distributed")),
+    "s3": ("data sets in object stores", ("fsspec", "s3fs")),
+    "dtr": ("dtr at full speed, and its ILP", ("numba", "scipy")),
+    "mpi": ("ranks on several nodes", ("mpi4py",)),
 }
 
 
 def checks() -> Iterator[Check]:
     """Yield every check, what matters most first."""
-    from tracing_tools.backends import unavailable_reasons
+    from iotwin.tracing_tools.backends import unavailable_reasons
+    from iotwin.tracing_tools.probes import uncompiled_reason
 
     for name, reason in unavailable_reasons().items():
         yield name, _BACKEND_PURPOSES[name], reason
-    yield "cgroup filter", "telling the job's tasks from all others", _cgroup_reason()
+    yield "cgroup filter", "separating the job's tasks from all others", _cgroup_reason()
     yield "capped reads", "iotwin twin respond: a slower disk", _limit_reason("reads")
     yield "memory limit", "iotwin twin respond: a small page cache", _limit_reason("memory")
-    yield "clang", "compiling the eBPF programs", None if shutil.which("clang") else "not installed; install the package clang"
+    yield "clang", "compiling the eBPF programs", uncompiled_reason()
     yield "docker", "running jobs in containers", _docker_reason()
     yield "GPU samples", "GPU utilisation in traces", _gpu_reason()
-    for name, (purpose, modules, cure) in EXTRAS.items():
-        yield name, purpose, _modules_reason(modules, cure)
+    for name, (purpose, modules) in EXTRAS.items():
+        yield name, purpose, _extra_reason(name, modules)
     yield "python", "3.11 or newer", None if sys.version_info >= (3, 11) else f"this is {sys.version.split()[0]}"
 
 
-def _modules_reason(modules: tuple[str, ...], cure: str) -> str | None:
+def _extra_reason(extra: str, modules: tuple[str, ...]) -> str | None:
     missing = [name for name in modules if not importlib.util.find_spec(name)]
     if missing:
-        return f"no Python module {missing[0]}; {cure}"
-    if modules == ("mpi4py",) and not shutil.which("mpirun"):
+        return f"no Python module {missing[0]}; pip install 'iotwin[{extra}]'"
+    if extra == "mpi" and not shutil.which("mpirun"):
         return "no mpirun; install the package openmpi-bin"
     return None
 
@@ -78,11 +79,18 @@ def _docker_reason() -> str | None:
     if not shutil.which("dockerd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"):
         return "no engine; install the package docker.io"
     start = "systemctl start docker" if Path("/run/systemd/system").is_dir() else "dockerd &"
-    return f"the engine is not running; start it: sudo {start}"
+    return f"the engine is not running; start it: {_as_root(start)}"
+
+
+def _as_root(command: str) -> str:
+    """Return how the caller runs a command that needs root."""
+    if os.geteuid() == 0:
+        return command
+    return f"sudo {command}" if shutil.which("sudo") else f"{command} (as root)"
 
 
 def _cgroup_reason() -> str | None:
-    from tracing_tools.targets.cgroup import JobCgroup
+    from iotwin.tracing_tools.targets.cgroup import JobCgroup
 
     if os.geteuid() != 0:
         return "needs root; run under sudo (without it the process tree is followed)"
@@ -94,14 +102,14 @@ def _cgroup_reason() -> str | None:
 
 
 def _limit_reason(what: str) -> str | None:
-    from tracing_tools.targets.limits import reason_against
+    from iotwin.tracing_tools.targets.storage_limits import reason_against
 
     return reason_against(what)
 
 
 def _gpu_reason() -> str | None:
-    from common.errors import IotwinError
-    from tracing_tools.samplers.gpu import GpuSampler
+    from iotwin.common.errors import IotwinError
+    from iotwin.tracing_tools.samplers.gpu import GpuSampler
 
     try:
         GpuSampler()

@@ -1,19 +1,18 @@
-"""The loop in one go: generate data, trace a training run twice, fit a twin to one, trace the twin, compare it with the other."""
+"""The demo: generate data, trace a training run twice, fit a twin to one, trace the twin, compare it with the other."""
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError
-from common.files import claim_directory, write_json
-from common.progress import note
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import write_json, write_whole
+from iotwin.common.made_folder import MadeFolder
+from iotwin.common.progress import note
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command, own_job
 
 _SUMMARY = "summary.json"
-# Written first, so that a directory can be known as an earlier demo's, and only what a demo made is ever removed.
 _ABOUT = "README.txt"
 _ABOUT_TITLE = "Written by iotwin demo; the next one replaces these:"
 _MADE = {
@@ -60,27 +59,16 @@ def _prepare(directory: Path, force: bool) -> None:
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:
-        raise IotwinError("the demo trains a real network and needs PyTorch; install it with: make setup")
-    about = directory / _ABOUT
-    if claim_directory(
-        directory, "demo", lambda: about.exists() and about.read_text(errors="replace").startswith(_ABOUT_TITLE), force
-    ):
-        _remove_made(directory)
+        raise IotwinError("the demo trains a real network and needs PyTorch; install it with: pip install 'iotwin[torch]'")
+    folder = MadeFolder.claim(directory, "demo", force)
+    for name in (_ABOUT, *_MADE):
+        folder.entry(name)
     lines = [f"{name:<16} {what}".rstrip() for name, what in _MADE.items()]
-    about.write_text("\n".join([_ABOUT_TITLE, "", *lines]) + "\n")
-
-
-def _remove_made(directory: Path) -> None:
-    """Remove what an earlier demo made, and nothing that was put beside it."""
-    for path in (directory / name for name in _MADE):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    write_whole(directory / _ABOUT, ("\n".join([_ABOUT_TITLE, "", *lines]) + "\n").encode())
 
 
 class _Demo:
-    """The steps, each leaving its result in the directory."""
+    """The steps; each leaves its result in the directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -89,7 +77,7 @@ class _Demo:
         self._count = 0
 
     def step(self, name: str, what: str, writes: str, run: Callable[[], None]) -> None:
-        """Run one step and say what it wrote and how long it took."""
+        """Run one step and print its output file and its duration."""
         self._count += 1
         note(f"[{self._count}/7] {what}")
         begin = time.monotonic()
@@ -98,23 +86,23 @@ class _Demo:
         note(f"      wrote {self._directory / writes} in {self._seconds[name]:.1f} s")
 
     def generate(self) -> None:
-        from datagen.generate import generate
-        from datagen.layouts import Unet3dLayout
+        from iotwin.datagen.generate import generate
+        from iotwin.datagen.layouts import Unet3dLayout
 
         generate(Unet3dLayout(_SCALE), self._directory / "data", size_bytes=_DATA_BYTES, seed=SEED)
 
     def train(self, name: str) -> None:
         data, output = self._directory / "data", self._directory / f"{name}_output"
-        self._trace(name, own_job("workloads.unet3d", "--data", data, "--output", output, *JOB))
+        self._trace(name, own_job("iotwin.workloads.unet3d", "--data", data, "--output", output, *JOB))
 
     def fit(self) -> None:
-        from benchmark.config import dump
-        from benchmark.fit import fit
-        from tracing_tools.trace.reader import Trace
+        from iotwin.benchmark.fit import fit
+        from iotwin.trace_store.reader import Trace
+        from iotwin.workload_yaml import dump
 
-        # From the rerun, so that the real run the twin is then held against is one it has not seen.
+        # From the rerun, so that the real run is new to the twin that it is compared with.
         config = fit(Trace(self._directory / "rerun.trace")).config
-        # The twin writes beside the real job's checkpoints, not over them.
+        # The twin must not overwrite the real job's checkpoints.
         config.checkpoint.checkpoint_folder = str(self._directory / "twin_output")
         config.output.folder = str(self._directory / "twin_output")
         dump(config, self._directory / "twin.yaml")
@@ -126,8 +114,8 @@ class _Demo:
         run_traced(command, self._directory / f"{name}.trace", "unet3d")
 
     def compare(self) -> None:
-        from tracesim import compare
-        from tracing_tools.trace.reader import Trace
+        from iotwin.trace_store.reader import Trace
+        from iotwin.tracesim import compare
 
         real, rerun, twin = (Trace(self._directory / f"{name}.trace") for name in ("real", "rerun", "twin"))
         self._documents["real_vs_twin"] = compare(real, twin, repeats=[rerun]).to_document()
@@ -135,8 +123,8 @@ class _Demo:
         write_json(self._directory / "similarity.json", self._documents)
 
     def draw(self) -> None:
-        from trace_visuals.report import write_report
-        from trace_visuals.timeline import plot_timeline
+        from iotwin.trace_visuals.report import write_report
+        from iotwin.trace_visuals.timeline import plot_timeline
 
         traces = [self._directory / f"{name}.trace" for name in ("real", "twin")]
         plot_timeline(traces, self._directory / "timeline.png")

@@ -1,7 +1,8 @@
-"""An emulated run from the data set to the results: what takes datagen, the emulator and the tracer together."""
+"""An emulated run, from generating the data set to the results."""
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -9,48 +10,58 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from common.errors import IotwinError
-from common.foreign_files import read_foreign_json
-from common.progress import note
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder, write_whole
+from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
+from iotwin.common.progress import note, set_quiet
+from iotwin.common.ranks import launched_by_mpi
 from iotwin.own_command import own_command
 
 if TYPE_CHECKING:
-    from benchmark.config import Config
-    from benchmark.emulator.results.measured import Measured
-    from datagen.layouts import Layout
+    from iotwin.benchmark.emulator.journal import Measured
+    from iotwin.datagen.layouts import Layout
+    from iotwin.workload_yaml import Config
 
 _CASE_BYTES = 146_600_628  # mean of the unet3d workload's pairs, at scale 1
 
 
-class Options(NamedTuple):
-    """How to run a workload, beside what its YAML says."""
+class EmulationOptions(NamedTuple):
+    """How to run a workload: the settings that its YAML does not hold."""
 
     ranks: int = 1
     limit_s: float | None = None
     log: TextIO | None = None  # where MLLOG lines go
     notes: Mapping[str, str] = MappingProxyType({})  # files left in the output folder, by name
     events: bool = False  # every rank's events are left there, as DFTracer's .pfw
+    as_dlio: bool = False  # generate into folders with other files, and leave a log of it
 
 
-def run_workload(config: "Config", options: Options) -> dict[str, Any] | None:
-    """Generate, train, evaluate and checkpoint as the workload says; return the summary, or None on MPI ranks but the first.
+def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] | None:
+    """Generate, train, evaluate and checkpoint as the workload specifies. Return the summary, or None on MPI ranks above 0.
 
-    Raises IotwinError for what fails; then nothing runs any more and there are no results.
+    Raises IotwinError if anything fails; then all ranks have ended and there are no results.
     """
-    # The emulator multiplies no matrices, so threads for it would only cost memory; this must be said before numpy is loaded.
+    # The emulator multiplies no matrices, so its threads would only cost memory. Must be set before numpy is loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from benchmark.emulator.data.folders import open_folder
-    from benchmark.emulator.mpi import started_as, under_mpi
-    from benchmark.emulator.results.write import prepare_output, write_results
+    from iotwin.benchmark.emulator.data.folders import open_folder
+    from iotwin.benchmark.emulator.mpi import started_as, under_mpi
+    from iotwin.benchmark.emulator.results.write import prepare_output, write_results
+    from iotwin.loops.generation import remove_anywhere
 
     workflow = config.workflow
     if under_mpi() and options.ranks > 1:
         raise IotwinError("--ranks starts processes on this machine, and mpirun has started them already; leave it out")
     if started_as() == 0:
         prepare_output(Path(config.output.folder), options.notes)
-    generated = _generate(config) if workflow.generate_data else None
+    else:
+        set_quiet(True)  # one rank reports the progress of all
+    start_s = time.time()
+    generated = _generate(config, options.as_dlio) if workflow.generate_data else None
     try:
         if not (workflow.train or workflow.checkpoint):
+            if started_as() > 0:
+                return None
+            _log_generation(config, start_s)
             return {"generated": generated, "output": config.output.folder}
         if config.twin.recorded is not None:
             return _replay(config, options)
@@ -61,33 +72,42 @@ def run_workload(config: "Config", options: Options) -> dict[str, Any] | None:
             _write_events(config, measured)
         document = {**write_results(config, measured), "output": config.output.folder}
         if config.twin.pipeline is not None:
-            from benchmark.emulator.pipeline import pipeline_summary
+            from iotwin.benchmark.emulator.pipeline import pipeline_summary
 
             document["pipeline"] = pipeline_summary(config, measured)
         return document
     finally:
-        if generated is not None and generated["samples"] and not config.dataset.keep_files:
-            open_folder(config)[0].remove()
+        if generated is not None and generated["samples"] and not config.dataset.keep_files and started_as() == 0:
+            folder, _ = open_folder(config)
+            remove_anywhere(folder.path, folder.options)
+
+
+def _log_generation(config: "Config", start_s: float) -> None:
+    """Leave the log of a run that only generated, which began at `start_s` (seconds since 1970)."""
+    from iotwin.benchmark.emulator.results.dlio_log import generation_lines
+
+    lines = generation_lines(launched_by_mpi().size, start_s, time.time())
+    write_whole(Path(config.output.folder) / config.output.log_file, "".join(lines).encode())
 
 
 def _write_events(config: "Config", measured: "Sequence[Measured]") -> None:
-    from benchmark.emulator.results.ai_events import rank_events
-    from tracing_tools.exports.dftracer import write_pfw
+    from iotwin.benchmark.emulator.results.ai_events import rank_events
+    from iotwin.tracing_tools.exports.dftracer import write_pfw
 
     for one in measured:
         path = Path(config.output.folder) / f"trace-{one.rank}-of-{len(measured)}.pfw"
         write_pfw(path, rank_events(config, one), one.rank, one.host.hostname)
 
 
-def _emulate(config: "Config", options: Options) -> Any:
-    """Return what every rank measured; None on MPI ranks but the first."""
-    from benchmark.emulator.mpi import run_mpi, under_mpi
-    from benchmark.emulator.ranks import run_local
-    from benchmark.emulator.run import emulate
+def _emulate(config: "Config", options: EmulationOptions) -> Any:
+    """Return the measurements of all ranks; None on MPI ranks above 0."""
+    from iotwin.benchmark.emulator.mpi import run_mpi, under_mpi
+    from iotwin.benchmark.emulator.ranks import run_local
+    from iotwin.benchmark.emulator.run import emulate
     from iotwin.loops.iostat import sampling
 
     if config.twin.pipeline is not None:
-        from benchmark.emulator.pipeline import run_pipeline
+        from iotwin.benchmark.emulator.pipeline import run_pipeline
 
         return run_pipeline(config, options.log, options.ranks, options.limit_s)
     job = partial(emulate, config, options.log, limit_s=options.limit_s)
@@ -97,12 +117,12 @@ def _emulate(config: "Config", options: Options) -> Any:
         return run_mpi(job) if under_mpi() else run_local(options.ranks, job)
 
 
-def _replay(config: "Config", options: Options) -> dict[str, Any]:
+def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     """Replay the twin's recording as every rank and return the summary."""
-    from benchmark.emulator.mpi import under_mpi
-    from benchmark.emulator.ranks import run_local
-    from benchmark.emulator.recorded.results import write_replayed
-    from benchmark.emulator.recorded.run import replay
+    from iotwin.benchmark.emulator.mpi import under_mpi
+    from iotwin.benchmark.emulator.ranks import run_local
+    from iotwin.benchmark.emulator.recorded.results import write_replayed
+    from iotwin.benchmark.emulator.recorded.run import replay
 
     if under_mpi():
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
@@ -110,10 +130,10 @@ def _replay(config: "Config", options: Options) -> dict[str, Any]:
     return {**write_replayed(config, ranks), "output": config.output.folder}
 
 
-def _generate(config: "Config") -> dict[str, Any]:
-    """Write the data set that the workload reads, unless it is there already."""
-    from benchmark.emulator.data.folders import open_folder
-    from benchmark.emulator.readers import file_format
+def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:
+    """Write the data set of the workload unless it exists. `as_dlio`: also into a folder with other files."""
+    from iotwin.benchmark.emulator.data.folders import open_folder
+    from iotwin.benchmark.emulator.readers import file_format
     from iotwin.loops.generation import generate_anywhere
 
     folder, _ = open_folder(config)
@@ -121,15 +141,16 @@ def _generate(config: "Config") -> dict[str, Any]:
         note("synthetic samples are in no files, so none are generated")
         return {"directory": folder.path, "samples": 0, "size_bytes": 0}
     layout, samples = generated_layout(config)
-    request = {"samples": samples, "size_bytes": None, "seed": config.train.seed, "workers": None, "force": False}
+    existing = "keep" if as_dlio else "refuse"
+    request = {"samples": samples, "size_bytes": None, "seed": config.train.seed, "workers": None, "existing": existing}
     manifest = generate_anywhere(layout, folder.path, None, request, folder.options)
     return {"directory": folder.path, "samples": samples, "size_bytes": manifest.size_bytes}
 
 
 def generated_layout(config: "Config") -> "tuple[Layout, int]":
-    """Return the layout of the workload's data set and how many samples it has; UsageError for one that cannot be written."""
-    from datagen.config import layout_of, train_files
-    from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+    """Return the layout of the workload's data set and its number of samples. Raises UsageError if it cannot be generated."""
+    from iotwin.datagen.config import layout_of, train_files
+    from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 
     dataset = config.dataset
     files = train_files(dataset)
@@ -144,8 +165,8 @@ def generated_layout(config: "Config") -> "tuple[Layout, int]":
 
 
 def _cases(train: int, evaluation: int) -> int:
-    """Return the fewest cases of which the layout's split gives enough of both kinds."""
-    from datagen.layouts import Unet3dLayout
+    """Return the fewest cases whose split has at least `train` and `evaluation` cases."""
+    from iotwin.datagen.layouts import Unet3dLayout
 
     every = Unet3dLayout.EVALUATION_EVERY
     return max(train + math.ceil(train / (every - 1)), (evaluation - 1) * every + 1 if evaluation else 0)
@@ -154,16 +175,15 @@ def _cases(train: int, evaluation: int) -> int:
 def trace_itself(words: list[str], config: "Config") -> dict[str, Any]:
     """Run the command line `words` of ``iotwin emulate`` under the tracer and return its summary, with the trace's path."""
 
-    from tracing_tools.recorder.session import Options as TraceOptions
-    from tracing_tools.recorder.session import trace_command
+    from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 
     folder = Path(config.output.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     command = own_command("emulate", *words, "++workload.workflow.profiling=false")
     options = TraceOptions(workload=config.model.name, force=True, forward_output=False)
     manifest = trace_command(command, folder / "trace", options)
     if manifest.exit_status:
-        lines = (folder / "trace" / "logs" / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = read_foreign_end(folder / "trace" / "logs" / "stderr").strip().splitlines()
         reason = lines[-1].removeprefix("iotwin emulate: ") if lines else f"it ended with status {manifest.exit_status}"
         raise IotwinError(f"the traced run failed: {reason}")
     summary: dict[str, Any] = read_foreign_json(folder / "summary.json")

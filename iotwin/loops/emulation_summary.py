@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from common.units import format_duration, format_size
+from iotwin.common.units import format_duration, format_size
 
 
 def print_values(values: list[dict[str, Any]]) -> None:

@@ -1,36 +1,48 @@
-"""A data set written wherever it is wanted: into a directory, by one node or several, or into an object store."""
+"""Writing a data set into a directory, by one node or several, or into an object store."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from datagen.layouts import Layout
-    from datagen.manifest import DataSetManifest
+    from iotwin.datagen.layouts import Layout
+    from iotwin.datagen.manifest import DataSetManifest
 
 
 def generate_anywhere(
     layout: "Layout", output: str, nodes: str | None, request: dict[str, Any], options: Mapping[str, object] | None = None
 ) -> "DataSetManifest":
-    """Write the data set at `output`, alone or as the one of `nodes` (or of MPI's) that this process is.
+    """Write the data set at `output`, a directory or a URL that fsspec opens with `options`.
 
-    `output` is a directory, or a URL which fsspec opens with `options`.
+    With `nodes` ("I/N") or under MPI, write only this node's part.
     """
-    from datagen.nodes import mpi_node, parse_node
+    from iotwin.datagen.nodes import mpi_node, parse_node
 
     node = parse_node(nodes) if nodes is not None else mpi_node()
     if "://" in output:
         if node is not None:
             raise UsageError(f"several nodes share a directory, not {output}; let one node write it")
-        from datagen import remote
+        from iotwin.datagen import remote
 
         return remote.generate(layout, output, options=options, **request)
     if node is not None:
-        from datagen import nodes as several
+        from iotwin.datagen import nodes as several
 
         return several.generate(layout, Path(output), node, **request)
-    from datagen.generate import generate
+    from iotwin.datagen.generate import generate
 
     return generate(layout, Path(output), **request)
+
+
+def remove_anywhere(output: str, options: Mapping[str, object] | None = None) -> None:
+    """Remove the finished data set at `output`, a directory or a URL which fsspec opens with `options`, and no other files."""
+    if "://" in output:
+        from iotwin.datagen import remote
+
+        remote.remove_data_set(output, options)
+    else:
+        from iotwin.datagen.generate import remove_data_set
+
+        remove_data_set(Path(output))

@@ -1,16 +1,16 @@
-"""Traces as pictures want them: with the phases that fit tells from reads and writes, where the job logged none."""
+"""Traces for pictures, with phases that fit infers from reads and writes if the job logged none."""
 
 from pathlib import Path
 
-from common.errors import IotwinError
-from tracing_tools.trace.reader import Trace
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.reader import Trace
 
-_MOST_EVENTS = 10_000_000  # more are not looked through for the sake of a picture
+_MOST_EVENTS = 10_000_000  # above this, inferring phases takes too long for a picture
 
 
 def open_with_passes(path: Path) -> Trace:
-    """Open the trace at `path`; one without phases has those that fit tells, if it tells any. Raises IotwinError as Trace."""
-    from benchmark.fit.inferred_phases import inferred_phases
+    """Return the trace at `path`, with the phases that fit infers if the job logged none. Raises IotwinError as Trace does."""
+    from iotwin.benchmark.fit.inferred_phases import inferred_phases
 
     trace = Trace(path)
     if not trace.phases().empty or trace.manifest.events > _MOST_EVENTS:

@@ -1,4 +1,4 @@
-"""Samples of the machine's disks and CPUs beside a run, as iostat writes them with -o JSON, once a second."""
+"""Sample the machine's disks and CPUs once a second during a run, in the format of `iostat -o JSON`."""
 
 import multiprocessing
 import os
@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from common.files import write_json
+from iotwin.common.files import write_json
 
 _INTERVAL_S = 1.0
 _MIB = 1 << 20
@@ -20,7 +20,7 @@ _fork = multiprocessing.get_context("fork")
 
 @contextmanager
 def sampling(path: Path, devices: list[str]) -> Iterator[None]:
-    """Sample until the block of code ends, then write `path`; of `devices` such as sda, or of all. A failure writes nothing."""
+    """Sample `devices` (such as sda; empty: all) until the block of code ends, then write `path`. A failure writes nothing."""
     ours, theirs = _fork.Pipe()
     sampler = _fork.Process(target=_sample, args=(os.getpid(), theirs, devices), daemon=True)
     sampler.start()
@@ -36,9 +36,9 @@ def sampling(path: Path, devices: list[str]) -> Iterator[None]:
 
 
 def _sample(parent_pid: int, pipe: Connection, devices: list[str]) -> None:
-    """Be the sampler: collect a row of statistics a second until asked for them."""
-    from common.children import become_sampler
-    from tracing_tools.samplers.machine import MachineSampler
+    """Run in the sampling process: collect a row of statistics a second until the parent requests the rows."""
+    from iotwin.common.processes.children import become_sampler
+    from iotwin.tracing_tools.samplers.machine import MachineSampler
 
     become_sampler(parent_pid)
     machine = MachineSampler(lambda: None)

@@ -1,6 +1,5 @@
-"""Several jobs traced at once, each by a tracer of its own into a trace of its own, as a YAML file lists them."""
+"""Trace several jobs of a YAML file at once, each by a separate tracer into a separate trace."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,24 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import children
-from common.errors import IotwinError, UsageError, nearest
-from common.signals import interrupts_held
-from datagen.dlio.yaml12 import parse, read_text
+from iotwin.common.errors import UsageError, nearest
+from iotwin.common.files import make_folder
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.processes import children
+from iotwin.common.signals import interrupts_held
 from iotwin.own_command import own_command
+from iotwin.workload_yaml.yaml12 import parse, read_text
 
 _OPTIONS = ("image", "container", "pid", "cgroup", "attach", "volume", "gpus", "container_option", "workload")
 _KEYS = ("command", "environment", *_OPTIONS)
 
 
 def read_jobs(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the jobs of the file by name; UsageError when it is not as docs/trace.md has it."""
-    try:
-        jobs = parse(read_text(path), str(path))
-    except OSError as error:
-        raise IotwinError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not YAML: {error}") from None
+    """Return the jobs of the file by name. Raises UsageError if the file is not as docs/trace.md describes."""
+    jobs = parse(read_text(path), str(path))
     if not isinstance(jobs, dict) or not jobs or not all(isinstance(job, dict) for job in jobs.values()):
         raise UsageError(f"{path} is not a mapping of job names to jobs, such as: first: {{command: [python, train.py]}}")
     for name, job in jobs.items():
@@ -41,7 +37,7 @@ def read_jobs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_words(path: Path, name: str, job: dict[str, Any]) -> None:
-    """Raise UsageError where a word or a variable is one that no process can be given."""
+    """Raise UsageError for a word or an environment variable that no process can receive."""
     environment = job.get("environment") if isinstance(job.get("environment"), dict) else {}
     for key, value in (environment or {}).items():
         if not isinstance(key, str) or not key or "=" in key or "\0" in key or "\0" in str(value):
@@ -56,15 +52,15 @@ def _check_words(path: Path, name: str, job: dict[str, Any]) -> None:
 def trace_jobs(jobs: dict[str, dict[str, Any]], directory: Path, common: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Trace the jobs at once into DIRECTORY/NAME.trace, all with the options `common`; return each one's document.
 
-    An interrupt is passed on to every tracer, which ends its job and finishes its trace. A job whose tracer fails has an
-    `exit_status` and no more; its tracer said why.
+    Passes an interrupt on to every tracer, which ends its job and finishes its trace. The document of a job whose tracer fails
+    holds only `exit_status`; the tracer has printed why.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     tracers: dict[str, subprocess.Popen[bytes]] = {}
     try:
         _start(tracers, jobs, directory, common)
     except BaseException:
-        for tracer in tracers.values():  # none may run on alone
+        for tracer in tracers.values():  # no tracer may outlive this process
             tracer.send_signal(signal.SIGINT)
         for tracer in tracers.values():
             tracer.communicate()
@@ -78,7 +74,7 @@ def _start(
     for name, job in jobs.items():
         environment = os.environ | {key: str(value) for key, value in job.get("environment", {}).items()}
         command = own_command("trace", "-o", directory / f"{name}.trace", "--json", *common)
-        with interrupts_held(children.REQUESTS):  # one that came between a tracer's start and its note would leave it running
+        with interrupts_held(children.REQUESTS):  # an interrupt before the tracer is noted would leave it running
             tracers[name] = subprocess.Popen(
                 [*command, *_words(job)],
                 env=environment,
@@ -90,7 +86,7 @@ def _start(
 
 
 def _documents(tracers: dict[str, subprocess.Popen[bytes]]) -> dict[str, dict[str, Any]]:
-    """Wait for the tracers and return what each says."""
+    """Wait for the tracers and return the document that each prints."""
     waiting = dict(tracers)
     documents: dict[str, dict[str, Any]] = {}
     while waiting:
@@ -98,11 +94,15 @@ def _documents(tracers: dict[str, subprocess.Popen[bytes]]) -> dict[str, dict[st
             for name in list(waiting):
                 output = waiting[name].communicate()[0]
                 status = waiting.pop(name).returncode
-                documents[name] = json.loads(output) if output else {"exit_status": status}
+                documents[name] = _document(name, output) if output else {"exit_status": status}
         except KeyboardInterrupt:
             for tracer in waiting.values():
                 tracer.send_signal(signal.SIGINT)
     return documents
+
+
+def _document(name: str, output: bytes) -> dict[str, Any]:
+    return decode_foreign(output, dict[str, Any], f"the output of the tracer of {name}")
 
 
 def _words(job: dict[str, Any]) -> list[str]:

@@ -1,9 +1,9 @@
 """Keeps what a run reads in the page cache until its end, so that two runs find there what they have read themselves.
 
-A kernel that reclaims memory ahead of need (DAMON) now and then takes pages that nobody maps out of the page cache. Each that is
-read again takes a request of its own: cold runs of one job took from 210 to 470 requests for the same bytes. And the large folios
-in which data lie that were just written are split, so that a job that maps them faults elsewhere: of two twins of one trace one
-scored 0.860 and the other 0.980.
+A kernel that reclaims memory ahead of need (DAMON) now and then takes pages that nobody maps out of the page cache. Reading
+each of them again takes a separate request: cold runs of one job took from 210 to 470 requests for the same bytes. The kernel
+also splits the large folios of data that were just written, so that a job that maps them faults elsewhere: two twins of one trace
+scored 0.860 and 0.980.
 """
 
 import ctypes
@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common import children
-from common.safe_path import safe_path
+from iotwin.common.foreign_files import open_foreign
+from iotwin.common.processes import children
+from iotwin.common.processes.children import safe_path
 
 _LOOK_EVERY_S = 0.1
 _SHARE_OF_TIME = 0.1  # that looking takes at most
@@ -40,7 +41,7 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 def kept_cached(paths: Sequence[Path]) -> Iterator[None]:
     """Keep in the page cache what is read of the files within the block; of too many or too large files, nothing.
 
-    A process of its own maps them and touches the pages that others have read, as mapped pages are left alone; it reads nothing.
+    A separate process maps the files and touches the cached pages, as the kernel leaves mapped pages alone; it reads nothing.
     """
     sizes = [path.stat().st_size for path in paths]
     if not any(sizes) or len(paths) > _MOST_FILES or sum(sizes) > _SHARE_OF_MEMORY * _free_bytes():
@@ -85,7 +86,7 @@ class Pages:
         self._map.madvise(mmap.MADV_RANDOM)  # so that touching a page that has just gone brings back no others
 
     def _map_file(self, path: Path, size: int, offset: int) -> None:
-        with path.open("rb") as file:
+        with open_foreign(path) as file:
             flags = mmap.MAP_SHARED | _MAP_FIXED
             place = _libc.mmap(self._bytes.ctypes.data + offset, size, mmap.PROT_READ, flags, file.fileno(), 0)
         if place == _MAP_FAILED:

@@ -1,4 +1,4 @@
-"""What of a file the page cache holds, and in which pieces; and how a job that maps its data found them there."""
+"""Which pages of a file the page cache holds, and in which folios a job that maps its data found them."""
 
 import mmap
 import os
@@ -8,24 +8,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-FOLIO_BYTES = 2 << 20  # the largest piece in which the kernel keeps a file; each begins at a multiple of its size
-_PIECE_BYTES = 1 << 16  # what a page fault maps around it
+from iotwin.common.foreign_files import open_foreign
+
+FOLIO_BYTES = 2 << 20  # the largest folio of the page cache; it begins at a multiple of its size
+_PIECE_BYTES = 1 << 16  # bytes that a page fault maps (fault-around)
 
 
 def evict(path: Path) -> None:
-    """Put a file, and nothing else, out of the page cache; what was not written yet has to be, first."""
-    with path.open("rb") as file:
+    """Remove a file from the page cache, after its unwritten pages have been written."""
+    with open_foreign(path) as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:
-    """Have `stretches` of a file, (offset, bytes) in multiples of FOLIO_BYTES, in the page cache page by page.
+    """Put `stretches` of a file, (offset, bytes) in multiples of FOLIO_BYTES, into the page cache in single pages.
 
-    What was just written lies there in large folios, of which the kernel maps up to 2 MiB at a page fault: a job that maps the
-    file then faults far less often than on data that have been read.
+    Data that were just written are cached in large folios, and the kernel maps up to 2 MiB of a folio at a page fault. A job
+    that maps the file then faults far less often than on data that were read.
     """
-    with path.open("rb", buffering=0) as file:
+    with open_foreign(path) as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         for offset, size in stretches:
@@ -37,9 +39,9 @@ def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:
 def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield each of the (name, bytes) of `files` that the job found page by page, and its stretches (offset, bytes) of that kind.
 
-    A page fault on data that have been read maps the pages around it, too; of large folios, in which data lie that were just
-    written, it tells one page. Part of a file may have been read, or taken out of the cache, so each stretch of the size
-    of the largest folio is looked at; one without a fault was found as most others.
+    On data that were read, a page fault maps the pages around it, too. On data that were just written (large folios), the trace
+    shows one page. A file may be cached in both ways, so each stretch of the largest folio's size is judged separately; a
+    stretch without a fault counts as most others do.
     """
     touched = _touched(recording, twin)
     if touched.empty:
@@ -57,10 +59,10 @@ def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]
 
 
 def _touched(recording: Path, twin: Path) -> pd.DataFrame:
-    """The name, offset and bytes of each fault that the twin tells of; no rows where it maps nothing."""
-    from benchmark.config import load
-    from benchmark.config.listed_reads import parse
-    from benchmark.config.recording import Op, read_recording
+    """Return the name, offset and bytes of each page fault of the twin; no rows if the twin maps no file."""
+    from iotwin.workload_yaml import load
+    from iotwin.workload_yaml.listed_reads import parse
+    from iotwin.workload_yaml.recording import Op, read_recording
 
     if recording.exists():
         kept = read_recording(recording)
@@ -68,8 +70,8 @@ def _touched(recording: Path, twin: Path) -> pd.DataFrame:
         names = pd.Series([file.name for file in kept.header.files], dtype=object)
         subject, offset, size = (kept.columns[column][touches] for column in ("subject", "offset", "size"))
         return pd.DataFrame({"name": names.to_numpy()[subject], "offset": offset, "size": size})
-    told = load(twin).twin if twin.exists() else None
-    listed = (told.train_reads or []) if told and told.reader.mmap else []
-    files = (told.train_files or []) if told else []
+    loaded = load(twin).twin if twin.exists() else None
+    listed = (loaded.train_reads or []) if loaded and loaded.reader.mmap else []
+    files = (loaded.train_files or []) if loaded else []
     rows = [(files[read.file], read.offset, read.size_bytes) for reads in listed for read in parse(reads)]
     return pd.DataFrame(rows, columns=["name", "offset", "size"])

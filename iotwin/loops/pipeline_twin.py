@@ -1,21 +1,21 @@
-"""The workload of a pipeline's plan: what the plan says of times and checkpoints, and a data set that is there."""
+"""The workload of a pipeline's plan: times and checkpoints from the plan, and an existing data set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchmark.config import Config
-    from workloads.policies.pipeline import Plan
+    from iotwin.workload_yaml import Config
+    from iotwin.workloads.policies.pipeline import PipelinePlan
 
 _FORMATS = {".tfrecord": "tfrecord", ".npz": "npz", ".npy": "npy", ".hdf5": "hdf5", ".jpeg": "jpeg", ".png": "png"}
 
 
-def pipeline_twin(plan: "Plan", data: Path, batch_size: int, minibatches: int | None, epochs: int) -> "Config":
+def pipeline_twin(plan: "PipelinePlan", data: Path, batch_size: int, minibatches: int | None, epochs: int) -> "Config":
     """Return the workload of `plan` on the data set in `data`; UsageError when there is none."""
-    from benchmark.config import Config
-    from benchmark.config.schema import Pipeline, PipelineStage
+    from iotwin.workload_yaml import Config
+    from iotwin.workload_yaml.schema import Pipeline, PipelineStage
 
     config = Config()
     stages = [
@@ -46,7 +46,7 @@ def pipeline_twin(plan: "Plan", data: Path, batch_size: int, minibatches: int | 
 
 def _choose_files(config: "Config", data: Path) -> None:
     """Let the workload read what is there: a known data set, or one file a sample."""
-    from datagen.layouts import Unet3dLayout
+    from iotwin.datagen.layouts import Unet3dLayout
 
     names = sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file() and not path.name.startswith("."))
     names = [name for name in names if not name.endswith((".json", ".txt"))]

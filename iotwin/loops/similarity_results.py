@@ -5,12 +5,12 @@ import io
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from common.files import write_json, write_whole
-from common.progress import progress
-from tracesim import Similarity, compare_all, score_all
-from tracing_tools.trace.manifest import MANIFEST_NAME
-from tracing_tools.trace.reader import Trace
+from iotwin.common.errors import UsageError
+from iotwin.common.files import make_folder, write_json, write_whole
+from iotwin.common.progress import progress
+from iotwin.trace_store.manifest import MANIFEST_NAME
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import Similarity, compare_all, score_all
 
 
 def is_folder_of_traces(path: Path) -> bool:
@@ -27,7 +27,7 @@ def _traces_in(path: Path) -> list[Path]:
 def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
     """Compare every trace in `a` (real) with every one in `b` (emulated) and return the matrix of overall scores.
 
-    With `output`, each pair's result is written to `REAL__EMULATED.json` and `.png` there, beside matrix.csv and matrix.png.
+    With `output`, each pair's result is written to `REAL__EMULATED.json` and `.png` there, with matrix.csv and matrix.png.
     """
     rows, columns = (_traces_in(path) or [path] for path in (a, b))
     for path in (a, b):
@@ -54,7 +54,7 @@ def write_result(similarity: Similarity, output: Path) -> None:
 
 
 def _write_pair(similarity: Similarity, output: Path, name: str) -> None:
-    from trace_visuals.similarity_plot import plot_similarity
+    from iotwin.trace_visuals.similarity_plot import plot_similarity
 
     _make(output)
     curves = {
@@ -74,7 +74,7 @@ def _write_pair(similarity: Similarity, output: Path, name: str) -> None:
 
 
 def _write_matrix(matrix: list[list[float | None]], rows: list[str], columns: list[str], output: Path) -> None:
-    from trace_visuals.similarity_plot import plot_matrix
+    from iotwin.trace_visuals.similarity_plot import plot_matrix
 
     text = io.StringIO()
     writer = csv.writer(text)
@@ -98,4 +98,4 @@ def _nearest(matrix: list[list[float | None]], rows: list[str], columns: list[st
 def _make(output: Path) -> None:
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file; name a directory for the results")
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)

@@ -16,10 +16,10 @@ _NO_FILE = "(calls that name no file)"
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
-    """Print the first `most` rows (of `trace.statistics.document`); `more` says where the others are, if anything."""
+    """Print the first `most` rows (of `trace.statistics.document`); `more` names where the others are, if anything."""
     from rich.text import Text
 
-    from trace_visuals.labels import plain
+    from iotwin.trace_visuals.labels import plain
 
     console = wide_console()
     if not rows:
@@ -77,10 +77,10 @@ def _folded(kind: str, files: list[dict[str, Any]], more: str) -> dict[str, Any]
 
 
 def wide_console() -> Any:
-    """Return the console; where output is no terminal its lines are long, unless COLUMNS says otherwise."""
+    """Return the console. If stdout is no terminal and COLUMNS is not set, its lines are long."""
     import os
 
-    from common.terminal import console
+    from iotwin.common.terminal import console
 
     usual = console()
     return usual if usual.is_terminal or "COLUMNS" in os.environ else console(width=_PIPE_WIDTH)
@@ -93,7 +93,7 @@ def _word(name: str, value: Any) -> str:
 
 
 def _cell(name: str, value: float | None) -> str:
-    from common.units import format_duration, format_size
+    from iotwin.common.units import format_duration, format_size
 
     if value is None:
         return ""

@@ -1,28 +1,31 @@
 """From a trace to a proven twin: fit it, make its data set, run it traced, compare, correct, until it gets no better."""
 
-import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from common.errors import IotwinError
-from common.files import claim_directory, write_json, write_whole
-from common.progress import note
-from common.units import format_size
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder, new_folder, write_json, write_whole
+from iotwin.common.foreign_files import read_foreign, read_foreign_json
+from iotwin.common.made_folder import MadeFolder
+from iotwin.common.progress import note
+from iotwin.common.units import format_size
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages, found_in_pages
 from iotwin.loops.traced import run_traced
 from iotwin.own_command import own_command
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.reader import Trace
 
 if TYPE_CHECKING:
-    from benchmark.config import Config
-    from benchmark.fit import Kind
-    from benchmark.fit.twin_parts import Fitted
+    from iotwin.benchmark.fit import Kind
+    from iotwin.benchmark.fit.twin_parts import Fitted
+    from iotwin.workload_yaml import Config
 
+KIND = "twin"  # of folder, in its list of what was made
 TWIN, RECIPE, SUMMARY, RECORDING = "twin.yaml", "dataset.csv", "summary.json", "twin.recording"
-OUTPUT, _DATA = "output", "data"
+OUTPUT, DATA = "output", "data"
+_MOST_RECIPE_BYTES = 256 << 20  # as much as read_recipe takes
+_FINISHED = ("overall", "verdict", "noise_floor", "best_round", "source", "rounds", "assumptions")  # keys of a summary
 _LEAST_VOLUME = 0.90  # score of the calls and bytes below which the fit is wrong, which no correction of times can mend
 _LEAST_GAIN = 0.001  # in the overall score: a round that gains less is the last
 
@@ -30,19 +33,19 @@ _LEAST_GAIN = 0.001  # in the overall score: a round that gains less is the last
 def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, kind: "Kind" = "auto") -> dict[str, Any]:
     """Make the twin of the job traced at `paths[0]` in `directory` and return its record (also there as summary.json).
 
-    Further paths are reruns of the job: they give the noise floor, at which there is nothing left to correct, and are what
-    the finished twin is held against, since the fit has not seen them. Every round keeps its YAML, trace and similarity.
+    Further paths are reruns of the job. They give the noise floor, at which nothing is left to correct. The finished twin is
+    compared with them, as the fit has not read them. Every round keeps its YAML, trace and similarity.
     Of kind `auto`, a structured twin whose run is different makes room for a recorded one, if the run of that is nearer.
     """
-    from benchmark.fit import fit
+    from iotwin.benchmark.fit import fit
 
     traces = [Trace(path) for path in paths]
     fitted = fit(traces[0], kind)
-    _prepare(directory, force)
-    made = _Rounds(traces, fitted, directory, [])
+    folder = MadeFolder.claim(directory, KIND, force)
+    made = _Rounds(traces, fitted, folder, [])
     made.run_all(rounds)
     if kind == "auto" and fitted.recording is None and made.differs and (recorded := _recorded_instead(traces[0], made)):
-        instead = _Rounds(traces, recorded, directory, made.records)
+        instead = _Rounds(traces, recorded, folder, made.records)
         instead.run_all(1)
         if instead.rank > made.rank:
             made = instead
@@ -54,7 +57,7 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
 
 def _recorded_instead(trace: Trace, made: "_Rounds") -> "Fitted | None":
     """Return the recorded twin of a job whose structured one was run and is different; None if the trace can have none."""
-    from benchmark.fit import fit
+    from iotwin.benchmark.fit import fit
 
     try:
         fitted = fit(trace, "recorded")
@@ -66,37 +69,30 @@ def _recorded_instead(trace: Trace, made: "_Rounds") -> "Fitted | None":
     return fitted
 
 
-def _prepare(directory: Path, force: bool) -> None:
-    if claim_directory(directory, "twin", (directory / RECIPE).exists, force):
-        for path in [*directory.glob("round-*"), directory / _DATA, directory / OUTPUT]:
-            shutil.rmtree(path, ignore_errors=True)
-        for name in (TWIN, RECIPE, SUMMARY, RECORDING):
-            (directory / name).unlink(missing_ok=True)
-
-
-def _make_data(fitted: "Fitted", directory: Path) -> list[Path]:
-    from benchmark.config import dump
-    from benchmark.config.recording import write_recording
-    from datagen.datasets.recorded import write_recipe
+def _make_data(fitted: "Fitted", folder: MadeFolder) -> list[Path]:
+    from iotwin.datagen.datasets.recorded import write_recipe
+    from iotwin.workload_yaml import dump
+    from iotwin.workload_yaml.recording import write_recording
 
     if fitted.recording is not None and fitted.config.twin.recorded is not None:
-        write_recording(fitted.recording, directory / RECORDING)
-        fitted.config.twin.recorded.file = str(directory.absolute() / RECORDING)
+        write_recording(fitted.recording, folder.entry(RECORDING))
+        fitted.config.twin.recorded.file = str(folder.directory.absolute() / RECORDING)
     start_up = [(_beside(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
     fitted.config.twin.startup_files = [name for name, _ in start_up]
-    recipe = directory / RECIPE
-    before = recipe.read_bytes() if recipe.exists() else None
+    recipe = folder.entry(RECIPE)
+    before = read_foreign(recipe, _MOST_RECIPE_BYTES) if recipe.exists() else None
     write_recipe(recipe, sorted(dict([*fitted.files, *start_up]).items()))
-    if before is not None and recipe.read_bytes() != before:  # another kind of twin's
-        shutil.rmtree(directory / _DATA, ignore_errors=True)
-    dump(fitted.config, directory / TWIN)  # as fitted, which tells how it reads; until the best round's takes its place
-    return generate_data(directory)
+    if before is not None and read_foreign(recipe, _MOST_RECIPE_BYTES) != before:  # another kind of twin's
+        folder.clear(DATA)
+    folder.entry(DATA)
+    dump(fitted.config, folder.entry(TWIN))  # as fitted: generating the data reads it; the best round replaces it
+    return generate_data(folder.directory)
 
 
 def _beside(name: str, number: int) -> str:
     """The name within the stand-in of a file that the job starts from: its own, or of one that lies elsewhere a new one.
 
-    With its folder's, as that of a checkpoint tells what it is.
+    With its folder's name, which identifies the files of a checkpoint.
     """
     path = PurePosixPath(name)
     return f"start-up/{number}/{path.parent.name or 'root'}/{path.name}" if path.is_absolute() else name
@@ -107,31 +103,31 @@ def generate_data(directory: Path) -> list[Path]:
 
     Mapped data are found in the page cache as the job found its own.
     """
-    from datagen.datasets.recorded import read_recipe
-    from datagen.generate import generate
+    from iotwin.datagen.datasets.recorded import read_recipe
+    from iotwin.datagen.generate import generate
 
     layout = read_recipe(directory / RECIPE)
     note(f"data set: {len(layout.files)} files, {format_size(sum(size for _, size in layout.files))}")
     if not layout.files:  # a job that only writes
-        (directory / _DATA).mkdir(exist_ok=True)
+        make_folder(directory / DATA, below=directory)
         return []
-    generate(layout, directory / _DATA, samples=len(layout.files))
+    generate(layout, directory / DATA, samples=len(layout.files))
     for file, stretches in found_in_pages(directory / RECORDING, directory / TWIN, layout.files):
-        cache_in_pages(directory / _DATA / file, stretches)
-    return [directory / _DATA / name for name, _ in layout.files]
+        cache_in_pages(directory / DATA / file, stretches)
+    return [directory / DATA / name for name, _ in layout.files]
 
 
 def confine(config: "Config", directory: Path) -> None:
     """Have the workload read and write below `directory` and nowhere else."""
-    config.dataset.data_folder = str(directory / _DATA)
+    config.dataset.data_folder = str(directory / DATA)
     config.checkpoint.checkpoint_folder = config.output.folder = str(directory / OUTPUT)
 
 
 class _Rounds:
-    """The rounds of one fitted twin, each in a directory of its own, and the best; after the `earlier` ones of another twin."""
+    """The rounds of one fitted twin, each in a separate directory, and the best; after the `earlier` ones of another twin."""
 
-    def __init__(self, traces: list[Trace], fitted: "Fitted", directory: Path, earlier: list[dict[str, Any]]) -> None:
-        self._traces, self._fitted, self._directory = traces, fitted, directory
+    def __init__(self, traces: list[Trace], fitted: "Fitted", folder: MadeFolder, earlier: list[dict[str, Any]]) -> None:
+        self._traces, self._fitted, self._folder, self._directory = traces, fitted, folder, folder.directory
         self._config = fitted.config
         self.records = list(earlier)
         self._best: dict[str, Any] | None = None
@@ -139,7 +135,7 @@ class _Rounds:
 
     def run_all(self, rounds: int) -> None:
         """Lay out the data set and run up to so many rounds, until one gets no better."""
-        from benchmark.fit.coverage import describe_coverage
+        from iotwin.benchmark.fit.coverage import describe_coverage
 
         note(self._fitted.evidence["kind"])
         note(describe_coverage(self._fitted.coverage))
@@ -151,7 +147,7 @@ class _Rounds:
                     break
 
     def _lay_out(self) -> list[Path]:
-        files = _make_data(self._fitted, self._directory)
+        files = _make_data(self._fitted, self._folder)
         confine(self._fitted.config, self._directory.absolute())
         return files
 
@@ -175,23 +171,24 @@ class _Rounds:
     def keep_also(self, other: "_Rounds") -> None:
         """Keep the records of the `other` twin's rounds, which came after these, and put this one's data set in its place."""
         self.records = other.records
-        (self._directory / RECORDING).unlink(missing_ok=True)
+        self._folder.clear(RECORDING)
         self._lay_out()
 
     def _run(self, number: int) -> bool:
         """Run and score round `number` and return whether another one may do better."""
-        from benchmark.config import dump
-        from benchmark.fit import structured
-        from benchmark.fit.calibrate import corrected
-        from benchmark.fit.look import look
-        from tracesim import compare
-        from tracesim.sentences import with_names
+        from iotwin.benchmark.fit import structured
+        from iotwin.benchmark.fit.calibrate import corrected
+        from iotwin.benchmark.fit.look import look
+        from iotwin.tracesim import compare
+        from iotwin.tracesim.sentences import with_names
+        from iotwin.workload_yaml import dump
 
         note(f"round {number}: running the twin")
-        folder = self._directory / f"round-{number}"
-        folder.mkdir()
+        folder = self._folder.entry(f"round-{number}")
+        new_folder(folder)
         dump(self._config, folder / TWIN)
-        shutil.rmtree(self._directory / OUTPUT, ignore_errors=True)
+        self._folder.entry(OUTPUT)
+        self._folder.clear(OUTPUT)
         real = self._traces[0]
         command = own_command("emulate", folder / TWIN)
         run_traced(
@@ -200,7 +197,7 @@ class _Rounds:
             real.manifest.workload or "twin",
             _backend_like(real),
             page_faults="page_fault" in real.manifest.counts,
-            tells_events=False,
+            prints_events=False,
         )
         run = Trace(folder / "twin.trace")
         similarity = compare(real, run, repeats=self._traces[1:]).to_document()
@@ -231,34 +228,52 @@ class _Rounds:
 
     def finish(self) -> dict[str, Any]:
         """Keep the best round's YAML as the twin and return the record of all rounds."""
-        from tracesim import compare
-        from tracesim.sentences import with_names
+        from iotwin.tracesim import compare
+        from iotwin.tracesim.sentences import with_names
+        from iotwin.workload_yaml.yaml12 import LARGEST_BYTES
 
         best = self._best or self.records[0]
         folder = self._directory / f"round-{best['round']}"
-        write_whole(self._directory / TWIN, (folder / TWIN).read_bytes())
+        write_whole(self._directory / TWIN, read_foreign(folder / TWIN, LARGEST_BYTES))
         held_out = [
             compare(rerun, Trace(folder / "twin.trace"), [other for other in self._traces if other is not rerun]).to_document()
             for rerun in self._traces[1:]
         ]
-        similarity = json.loads((folder / "similarity.json").read_text())
+        similarity = read_foreign_json(folder / "similarity.json")
         document = {
             "directory": str(self._directory), "twin": str(self._directory / TWIN), "best_round": best["round"],
             "overall": best["overall"], "verdict": best["verdict"],
+            "caveats": [with_names(caveat, "the job", "its twin") for caveat in similarity["caveats"]],
             "kind": self._fitted.evidence["kind"], "coverage": self._fitted.coverage, "stopped": self._stopped,
             "noise_floor": similarity["noise_floor"],
             "noise_floor_dimensions": similarity["noise_floor_dimensions"],
             "equivalence": similarity["equivalence"],
             "held_out": [
                 {**{key: each[key] for key in ("a", "overall", "dimensions")},
-                 "verdict": with_names(each["verdict"], "that run", "the twin")}
+                 "verdict": with_names(each["verdict"], "that run", "the twin"),
+                 "caveats": [with_names(caveat, "that run", "the twin") for caveat in each["caveats"]]}
                 for each in held_out
             ],
             "rounds": self.records, "assumptions": self._fitted.config.twin.assumptions,
             "source": source_summary(self._traces[0]),
         }  # fmt: skip
-        write_json(self._directory / SUMMARY, document)
+        write_json(self._folder.entry(SUMMARY), document)
         return document
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Return summary.json of the twin in `directory`; UsageError if there is none, or if it is no finished twin's."""
+    advice = f"make one: iotwin twin TRACE -o {directory}"
+    try:
+        summary = read_foreign_json(directory / SUMMARY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{directory} holds no twin ({SUMMARY} is missing); {advice}") from None
+    missing = [key for key in _FINISHED if not isinstance(summary, dict) or key not in summary]
+    if missing or not isinstance(summary["source"], dict) or not isinstance(summary["source"].get("counts"), dict):
+        raise UsageError(
+            f"{directory / SUMMARY} is not that of a finished twin: '{(missing or ['source'])[0]}' is missing; {advice}"
+        )
+    return {**summary}
 
 
 def source_summary(trace: Trace) -> dict[str, Any]:
@@ -277,7 +292,7 @@ def source_summary(trace: Trace) -> dict[str, Any]:
 
 def _backend_like(trace: Trace) -> str:
     """The backend that the job was traced with, if it works here: two that count alike still differ in what they cost."""
-    from tracing_tools.backends import BACKEND_NAMES, unavailable_reason
+    from iotwin.tracing_tools.backends import BACKEND_NAMES, unavailable_reason
 
     name = trace.manifest.backend
     return name if name in BACKEND_NAMES and unavailable_reason(name) is None else "auto"

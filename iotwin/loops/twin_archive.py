@@ -2,28 +2,38 @@
 
 import copy
 import io
-import json
 import lzma
 import math
 import os
 import struct
+import subprocess
+import sys
+import time
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from common.beneath import stays_within
-from common.errors import IotwinError, UsageError
-from common.files import check_output, write_whole
-from common.units import format_size
-from iotwin.loops.twin import RECIPE, RECORDING, SUMMARY, TWIN, confine, generate_data
+import numpy as np
+
+from iotwin.common.beneath import stays_within
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import check_output, scratch_folder, write_json, write_whole
+from iotwin.common.foreign_files import read_foreign
+from iotwin.common.made_folder import MadeFolder
+from iotwin.common.processes.children import end_programs
+from iotwin.common.units import format_size
+from iotwin.loops.twin import DATA, KIND, OUTPUT, RECIPE, RECORDING, SUMMARY, TWIN, confine, generate_data, read_summary
+from iotwin.own_command import own_command
 
 if TYPE_CHECKING:
-    from benchmark.config import Config
-    from benchmark.config.recording import Recording
+    from iotwin.workload_yaml import Config
+    from iotwin.workload_yaml.recording import TwinRecording
 
-MOST_DATA_BYTES = 100 << 30  # that a sent twin may have written without being told so
+MOST_DATA_BYTES = 100 << 30  # most that a received twin may write unless the user allows more
+_LOOK_EVERY_S, _SHARE_OF_TIME = 0.5, 0.1  # at what a twin has written, and the share of time that looking takes at most
+_GRACE_S = 10.0
 _MEMBERS = (TWIN, RECIPE, SUMMARY)
 _LARGEST_BYTES = {TWIN: 1 << 20, RECIPE: 64 << 20, SUMMARY: 1 << 20, RECORDING: 1 << 30}  # far more than any of our own twins has
 # What zipfile and its decompressors raise for bytes that are no archive; they have no common base.
@@ -31,7 +41,7 @@ _BROKEN_ARCHIVE = (
     KeyError, ValueError, OverflowError, MemoryError, EOFError, OSError, RuntimeError, struct.error, zipfile.BadZipFile,
     zlib.error, lzma.LZMAError,
 )  # fmt: skip
-_KEPT = ("overall", "verdict", "noise_floor", "best_round", "source")
+_KEPT = ("overall", "verdict", "caveats", "noise_floor", "best_round", "source")
 
 
 def pack(directory: Path, archive: Path, keep_names: bool) -> dict[str, Any]:
@@ -40,17 +50,20 @@ def pack(directory: Path, archive: Path, keep_names: bool) -> dict[str, Any]:
     Without `keep_names` no path, host, file or model name of the owner's is in it: files are numbered in the order of
     their names.
     """
-    from benchmark.config import load
-    from benchmark.config.recording import read_recording
-    from datagen.datasets.recorded import read_recipe
+    from iotwin.datagen.datasets.recorded import read_recipe
+    from iotwin.workload_yaml import load
+    from iotwin.workload_yaml.recording import read_recording
 
     check_output(archive)
     missing = [name for name in _MEMBERS if not (directory / name).is_file()]
     if missing:
         raise UsageError(f"{directory} holds no finished twin ({missing[0]} is missing); make one with: iotwin twin TRACE -o DIR")
     config, files = load(directory / TWIN), list(read_recipe(directory / RECIPE).files)
-    summary = json.loads((directory / SUMMARY).read_text())
-    summarised = {key: summary[key] for key in _KEPT} | {"rounds": summary["rounds"], "assumptions": len(summary["assumptions"])}
+    summary = read_summary(directory)
+    summarised = {key: summary[key] for key in _KEPT if key in summary} | {
+        "rounds": summary["rounds"],
+        "assumptions": len(summary["assumptions"]),
+    }
     recording = None if config.twin.recorded is None else read_recording(Path(config.twin.recorded.file))
     if not keep_names:
         recording = None if recording is None else _renamed_recording(recording, files)
@@ -61,52 +74,114 @@ def pack(directory: Path, archive: Path, keep_names: bool) -> dict[str, Any]:
     return {"archive": str(archive), "files": len(files), "size_bytes": sum(size for _, size in files), "names_kept": keep_names}
 
 
-def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_data_bytes: int = MOST_DATA_BYTES) -> None:
+def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_data_bytes: int = MOST_DATA_BYTES) -> int:
     """Write the twin of `archive` to `directory`, which must be empty or missing, and generate its data set.
 
-    Nothing is written unless the twin is harmless (see `_foreign_config`) and its data set has at most `most_data_bytes`.
+    Nothing is written unless the twin is harmless (see `_foreign_config`), and its data set and what it writes have at most
+    `most_data_bytes`. Returns how many of them are left to what it writes.
     """
-    from benchmark.config import dump
+    from iotwin.workload_yaml import dump
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} is not an empty directory; choose another")
     contents = _read(archive)
     config = _foreign_config(contents[TWIN], archive, allow_plugins)
-    data_bytes = _data_bytes(contents[RECIPE])
-    if data_bytes > most_data_bytes:
-        needed = f"--most-data {math.ceil(data_bytes / (1 << 30))}GiB"
-        raise UsageError(f"{archive}: its data set has {format_size(data_bytes)}; to have so much written, add {needed}")
-    kept = [RECIPE, SUMMARY]
+    data_bytes, output_bytes, kept = _data_bytes(contents[RECIPE]), _checkpoint_bytes(config), [RECIPE, SUMMARY]
     if config.twin.recorded is not None:
-        _check_recording(contents, archive)
+        output_bytes = _output_bytes(_recording(contents, archive))
         config.twin.recorded.file = str(directory.absolute() / RECORDING)  # whatever the archive calls it
         kept.append(RECORDING)
-    directory.mkdir(parents=True, exist_ok=True)
+    if data_bytes + output_bytes > most_data_bytes:
+        needed = f"--most-data {math.ceil((data_bytes + output_bytes) / (1 << 30))}GiB"
+        both = f"a data set of {format_size(data_bytes)} and output of {format_size(output_bytes)}"
+        raise UsageError(f"{archive}: it would write {both} or more; to have so much written, add {needed}")
+    folder = MadeFolder.claim(directory, KIND, force=False)
     for name in kept:
-        write_whole(directory / name, contents[name])
+        write_whole(folder.entry(name), contents[name])
     confine(config, directory.absolute())
-    dump(config, directory / TWIN)
+    dump(config, folder.entry(TWIN))
+    folder.entry(OUTPUT)
+    folder.entry(DATA)
     generate_data(directory)
+    return most_data_bytes - data_bytes
+
+
+def run_unpacked(directory: Path, most_output_bytes: int) -> int:
+    """Run the twin in `directory` and return its exit status.
+
+    It is ended, and an IotwinError raised, once its output takes more than `most_output_bytes` of the disk.
+    """
+    with subprocess.Popen(own_command("emulate", directory / TWIN), stdout=sys.stderr) as process:
+        try:
+            looked_s = 0.0
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(max(_LOOK_EVERY_S, looked_s / _SHARE_OF_TIME))
+                began = time.monotonic()
+                used = _disk_bytes(directory / OUTPUT)
+                looked_s = time.monotonic() - began
+                if used > most_output_bytes:
+                    written, left = format_size(used), format_size(most_output_bytes)
+                    raise IotwinError(f"{directory}: its twin was ended: it wrote {written} of {left}; allow more by --most-data")
+        except BaseException:
+            end_programs([process], _GRACE_S)
+            raise
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Return what the files below `folder` take of the disk, without holes."""
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                total += Path(above, name).lstat().st_blocks * 512
+    return total
+
+
+def _checkpoint_bytes(config: "Config") -> int:
+    """Return the bytes of one checkpoint of a structured twin, as far as its first rank writes it."""
+    from iotwin.benchmark.emulator.checkpoints.model_states import states_written
+
+    if not config.workflow.checkpoint:
+        return 0
+    if recorded := config.twin.checkpoint.files:
+        return sum(size * count for file in recorded for size, count in file.write_sizes)
+    return sum(state.size_bytes for state in states_written(config, 0, 1))
+
+
+def _output_bytes(recording: "TwinRecording") -> int:
+    """Return the bytes of the files that a recorded twin finds and of those that it writes, each at its longest."""
+    from iotwin.workload_yaml.recording import Op
+
+    files, columns = recording.header.files, recording.columns
+    lengths = np.array([file.size_bytes if file.written and not file.made else 0 for file in files], np.float64)
+    writes = np.isin(columns["op"], [Op.WRITE, Op.COPY_TO])
+    file, size, offset = (columns[name][writes] for name in ("subject", "size", "offset"))
+    written = np.bincount(file, weights=size, minlength=len(files))
+    reached = np.zeros(len(files), np.int64)
+    np.maximum.at(reached, file, offset + size)
+    appended = np.bincount(file, weights=offset < 0, minlength=len(files)) > 0
+    return int((lengths + np.where(appended, written, np.minimum(written, reached))).sum())
 
 
 def _data_bytes(recipe: bytes) -> int:
     """Return the bytes of the data set that a recipe lists; UsageError when it lists none."""
-    from datagen.datasets.recorded import read_recipe
+    from iotwin.datagen.datasets.recorded import read_recipe
 
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / RECIPE
-        path.write_bytes(recipe)
+    with scratch_folder() as folder:
+        path = folder / RECIPE
+        write_whole(path, recipe)
         return sum(size for _, size in read_recipe(path).files)
 
 
 def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Config":
     """Return the workload in the twin.yaml of an archive: one that reads and writes in its own directory and nowhere else.
 
-    Raises UsageError for what `pack` never writes: values from the environment or from other files, and code to import unless
-    that is allowed; never for root, whose Python may import what an installed package announces and nothing else.
+    Raises UsageError for values from the environment or from other files, and for code to import unless that is allowed.
+    `pack` writes none of these. Root may import only what an installed package announces.
     """
-    from benchmark.config import Storage, parse_foreign
-    from benchmark.emulator.plugins import imported_by_name
+    from iotwin.benchmark.emulator.plugins import imported_by_name
+    from iotwin.workload_yaml import Storage, parse_foreign
 
     config = parse_foreign(content, f"{archive}: {TWIN}")
     for key, name in imported_by_name(config):
@@ -126,22 +201,20 @@ def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Conf
     return config
 
 
-def _check_recording(contents: dict[str, bytes], archive: Path) -> None:
-    """Raise IotwinError unless the archive's recording is there and sound."""
-    from tempfile import TemporaryDirectory
-
-    from benchmark.config.recording import read_recording
+def _recording(contents: dict[str, bytes], archive: Path) -> "TwinRecording":
+    """Return the archive's recording; IotwinError unless it is there and sound."""
+    from iotwin.workload_yaml.recording import read_recording
 
     if RECORDING not in contents:
         raise IotwinError(f"{archive}: {RECORDING} is not in it, which the twin replays; pack it again")
-    with TemporaryDirectory() as scratch:
-        path = Path(scratch) / RECORDING
-        path.write_bytes(contents[RECORDING])
-        read_recording(path)
+    with scratch_folder() as scratch:
+        path = scratch / RECORDING
+        write_whole(path, contents[RECORDING])
+        return read_recording(path)
 
 
 def _read(archive: Path) -> dict[str, bytes]:
-    """Return the contents of the members we know; nothing else in the archive is looked at, and no name in it is a path to us."""
+    """Return the contents of the known members. Other members are not read, and no name in the archive is used as a path."""
     try:
         with zipfile.ZipFile(archive) as file:
             members = [*_MEMBERS, *([RECORDING] if RECORDING in file.namelist() else [])]
@@ -169,14 +242,14 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
         file.name = f"checkpoint-{number}{counted}{PurePosixPath(file.name).suffix}"
     config.model.name = "twin"
     config.twin.source = config.twin.host = ""
-    # A sentence with a path in it is the owner's; what it says beside the path stands in the documentation of fit.
+    # A sentence with a path would reveal the owner's names; the documentation of fit has the rest of it.
     config.twin.assumptions = [text for text in config.twin.assumptions if "/" not in text]
     config.dataset.data_folder, config.checkpoint.checkpoint_folder, config.output.folder = "data", "output", "output"
     return config, [(names[name], size) for name, size in files]
 
 
-def _renamed_recording(recording: "Recording", files: list[tuple[str, int]]) -> "Recording":
-    """Return the recording with the data set's files named as in the packed recipe, and written ones by numbers of their own."""
+def _renamed_recording(recording: "TwinRecording", files: list[tuple[str, int]]) -> "TwinRecording":
+    """Return the recording with the data set's files named as in the packed recipe, and written files by separate numbers."""
     import dataclasses
 
     import msgspec
@@ -224,21 +297,21 @@ def _renamed(name: str, names: dict[str, str]) -> str:
     return _case(image)
 
 
-def _zip(config: "Config", files: list[tuple[str, int]], summary: dict[str, Any], recording: "Recording | None" = None) -> bytes:
-    from tempfile import TemporaryDirectory
-
-    from benchmark.config import dump
-    from benchmark.config.recording import write_recording
-    from datagen.datasets.recorded import write_recipe
+def _zip(
+    config: "Config", files: list[tuple[str, int]], summary: dict[str, Any], recording: "TwinRecording | None" = None
+) -> bytes:
+    from iotwin.datagen.datasets.recorded import write_recipe
+    from iotwin.workload_yaml import dump
+    from iotwin.workload_yaml.recording import write_recording
 
     buffer = io.BytesIO()
-    with TemporaryDirectory() as scratch, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
-        dump(config, Path(scratch) / TWIN)
-        write_recipe(Path(scratch) / RECIPE, files)
-        (Path(scratch) / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    with scratch_folder() as scratch, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        dump(config, scratch / TWIN)
+        write_recipe(scratch / RECIPE, files)
+        write_json(scratch / SUMMARY, summary)
         if recording is not None:
-            write_recording(recording, Path(scratch) / RECORDING)
+            write_recording(recording, scratch / RECORDING)
         for name in [*_MEMBERS, *([] if recording is None else [RECORDING])]:
             # Dated 1980, so that the same twin gives the same archive.
-            file.writestr(zipfile.ZipInfo(name), (Path(scratch) / name).read_bytes(), zipfile.ZIP_DEFLATED)
+            file.writestr(zipfile.ZipInfo(name), read_foreign(scratch / name, _LARGEST_BYTES[name]), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

@@ -1,21 +1,21 @@
-"""What would happen if: one thing of a workload varied, everything else as it is, the runs side by side."""
+"""What-if questions: vary one key of a workload, run each value, and compare the runs with the unchanged one."""
 
 from collections.abc import Callable
 from typing import Any
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 
 ACCELERATORS = "accelerators"
 _SAME = {"accelerator.memory_budget": "train.computation_time.budget"}  # shorter names of keys
 
 
 def key_of(key: str) -> str:
-    """Return the key of the workload that a question's key stands for."""
+    """Return the full key of a shortened one."""
     return _SAME.get(key, key)
 
 
 def parse_question(text: str) -> tuple[str, list[str]]:
-    """Return what varies and its values: `accelerators=8,64` or `reader.read_threads=1,4`; UsageError for anything else."""
+    """Return the key and the values of `accelerators=8,64` or `reader.read_threads=1,4`. Raises UsageError for other text."""
     key, equals, values = text.partition("=")
     found = [value.strip() for value in values.split(",") if value.strip()]
     key = key.lstrip("+").removeprefix("workload.")
@@ -27,7 +27,7 @@ def parse_question(text: str) -> tuple[str, list[str]]:
 
 
 def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]) -> dict[str, Any]:
-    """Return the runs as they are asked for, after the one with everything as it is; `run` takes the value, None for that one."""
+    """Return a row per run: the unchanged workload first, then each value. `run` receives the value, or None for unchanged."""
     rows = [_row(value, run(value)) for value in (None, *values)]
     for row in rows:
         base = rows[0]["samples_per_second"]
@@ -56,7 +56,7 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_recompute(summary: dict[str, Any]) -> float | None:
-    """Return the utilisation with only first computing counted as use; that of the run where nothing is recomputed."""
+    """Return the accelerator utilisation without recomputation, in percent; None if the run has no utilisation."""
     au, remat = summary["metric"].get("train_au_mean_percentage"), summary["iotwin"].get("rematerialization")
     if au is None:
         return None

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark import config as workload
-from benchmark.config import Config
+from iotwin import workload_yaml as workload
+from iotwin.workload_yaml import Config
 
 CASES = 10
 SHAPE = (1, 8, 40, 40)  # images of 51 KB: more than one block, so that numpy reads in more than one call

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.writer import write_events, write_tables
 from tests.synthetic import MILLISECOND, SECOND, event_table
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import ClockPair, Host, Manifest, Target
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.writer import write_events, write_tables
 
 START_NS = 5 * SECOND
 

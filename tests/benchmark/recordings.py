@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.config.recording import COLUMNS, File, Header, Mark, Op, Pipe, Recording, write_recording
-from tracing_tools.trace.schema import FLAG_CREATE, FLAG_WRITABLE
+from iotwin.trace_store.schema import FLAG_CREATE, FLAG_WRITABLE
+from iotwin.workload_yaml.recording import COLUMNS, Header, Mark, Op, Pipe, RecordedFile, TwinRecording, write_recording
 
 CREATE = FLAG_CREATE | FLAG_WRITABLE
 
@@ -18,19 +18,19 @@ def row(thread: int, op: Op, subject: int = 0, **given: int) -> dict[str, int]:
 
 def recording(
     rows: list[dict[str, int]],
-    files: list[File],
+    files: list[RecordedFile],
     parents: list[int] | None = None,
     threads: list[int] | None = None,
     pipes: list[Pipe] | None = None,
     channels: int = 0,
     marks: list[Mark] | None = None,
-) -> Recording:
+) -> TwinRecording:
     """Return the recording of the rows, by default of one thread of one process."""
     header = Header(1, files, pipes or [], channels, parents or [-1], threads or [0], marks or [])
-    return Recording(header, {name: np.array([each[name] for each in rows], kind) for name, kind in COLUMNS.items()})
+    return TwinRecording(header, {name: np.array([each[name] for each in rows], kind) for name, kind in COLUMNS.items()})
 
 
-def write_twin(folder: Path, made: Recording, **settings: object) -> Path:
+def write_twin(folder: Path, made: TwinRecording, **settings: object) -> Path:
     """Write the recording, its data set (zeros) and the YAML that replays it, and return the YAML's path."""
     write_recording(made, folder / "job.recording")
     for file in made.header.files:

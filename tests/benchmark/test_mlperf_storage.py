@@ -81,3 +81,53 @@ def test_a_checkpoint_workload_is_written_and_read_in_runs_of_their_own(tmp_path
     metrics = [json.loads((folder / "summary.json").read_text())["metric"] for folder in (saved, loaded)]
     assert metrics[0]["save_checkpoint_io_mean_GB_per_second"] > 0 and "load_checkpoint_io_mean_GB_per_second" not in metrics[0]
     assert metrics[1]["load_checkpoint_io_mean_GB_per_second"] > 0 and "save_checkpoint_io_mean_GB_per_second" not in metrics[1]
+
+
+def datagen(folder: Path, files: int, *words: str) -> Path:
+    return run(
+        folder / f"datagen{files}",
+        "unet3d_h100",
+        *SCALED,
+        f"++workload.dataset.data_folder={folder}/data",
+        f"++workload.dataset.num_files_train={files}",
+        "++workload.workflow.generate_data=True",
+        "++workload.workflow.train=False",
+        *words,
+    )
+
+
+def test_datagen_takes_folders_that_were_made_before_and_leaves_a_log(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):  # as mlpstorage makes them
+        (tmp_path / "data" / name).mkdir(parents=True)
+    log = (datagen(tmp_path, 8) / "dlio.log").read_text()
+    assert "Running DLIO [Generating data] with 1 process(es)" in log and "Generation done" in log
+    assert len(list((tmp_path / "data" / "train").iterdir())) == 8
+
+
+def test_datagen_goes_on_over_another_data_set_and_each_run_reads_its_own(tmp_path: Path) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "data" / "train" / "img_0_of_8.npz").write_bytes(b"of DLIO's own")
+    datagen(tmp_path, 8)
+    datagen(tmp_path, 16)
+    for files in (8, 16):
+        words = [f"++workload.dataset.data_folder={tmp_path}/data", f"++workload.dataset.num_files_train={files}"]
+        result = run(tmp_path / f"run{files}", "unet3d_h100", *SCALED, *words)
+        assert json.loads((result / "summary.json").read_text())["num_files_train"] == files
+    removed = ["++workload.dataset.keep_files=False", "++workload.workflow.train=False"]
+    datagen(tmp_path, 4, *removed)
+    assert len(list((tmp_path / "data" / "train").iterdir())) == 24  # those of earlier calls
+
+
+def test_another_data_set_is_refused_without_the_alias_by_a_remedy_that_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datagen(tmp_path, 8)
+    words = [*SCALED, f"++workload.dataset.data_folder={tmp_path}/data", "++workload.workflow.generate_data=True"]
+    assert main(["emulate", "workload=unet3d_h100", *words]) == 1
+    assert "choose another directory or replace it (iotwin generate or scale --force)" in capsys.readouterr().err
+
+
+def test_an_empty_data_folder_is_the_storage_root_as_mlpstorage_names_it_for_direct_reads(tmp_path: Path) -> None:
+    words = ["++workload.storage.storage_type=direct_fs", f"++workload.storage.storage_root={tmp_path}/root"]
+    datagen(tmp_path, 4, *words, "++workload.dataset.data_folder=")
+    assert len(list((tmp_path / "root" / "train").iterdir())) == 4

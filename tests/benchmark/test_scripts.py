@@ -33,7 +33,7 @@ for mount in mounts:
     link = os.path.basename(mount["target"])
     if not os.path.lexists(link): os.symlink(mount["source"], link)
 environment = {{**os.environ, "PYTHONPATH": {str(ROOT)!r}}}
-sys.exit(subprocess.run([{sys.executable!r}, "-m", "iotwin.main", *command], env=environment).returncode)
+sys.exit(subprocess.run([{sys.executable!r}, "-m", "iotwin", *command], env=environment).returncode)
 """
     (tools / "docker").write_text(stand_in)
     (tools / "docker").chmod(0o755)
@@ -94,7 +94,7 @@ def test_scripts_that_call_dlio_benchmark_run(tmp_path: Path) -> None:
         "workload=unet3d_a100",
         "++workload.workflow.query=train.computation_time",
         "--config-dir",
-        str(BENCHMARK / "workloads"),
+        str(ROOT / "workload_yaml" / "workloads"),
     ]
     environment = {"PATH": f"{BENCHMARK / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["dlio_benchmark", *words], env=environment, capture_output=True, text=True, check=False)
@@ -107,7 +107,8 @@ def test_the_image_has_all_that_a_run_needs_and_no_torch(tmp_path: Path) -> None
             *sources, target = line.split()[1:]
             for source in sources:
                 if source.endswith("/"):
-                    shutil.copytree(ROOT / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
+                    ignored = shutil.ignore_patterns("__pycache__")
+                    shutil.copytree(ROOT / source, tmp_path / target, symlinks=True, ignore=ignored)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not any("torch" in name or "tensorflow" in name or "mpi" in name for name in project["dependencies"])
     program = (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import Checkpoint, CheckpointFile, Config, Dataset, Model, Train, Twin, TwinCheckpoint, load
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from common.errors import IotwinError, UsageError
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workload_yaml import Checkpoint, CheckpointFile, Config, Dataset, Model, Train, Twin, TwinCheckpoint, load
 from tests.processes import call, one_line
 
 
@@ -120,7 +120,7 @@ def test_a_yaml_that_never_ends_is_refused(tmp_path: Path, text: str, says: str)
 def test_a_yaml_of_any_size_is_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, "# ")
     os.truncate(path, 1 << 40)
-    with within(20), pytest.raises(UsageError, match="larger than the 64 MiB"):
+    with within(20), pytest.raises(UsageError, match="holds more than 64 MiB"):
         load(path)
 
 

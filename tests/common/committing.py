@@ -10,8 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
-from common import tensor_file
-from common.commit import Retention, Store
+from iotwin.common import tensor_file
+from iotwin.common.commit import Retention, Store
 from tests.common.stores import manifest, tensors
 
 SIZES = (40, 0, 7)

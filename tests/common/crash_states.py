@@ -31,6 +31,7 @@ _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+|\?)(.*)$")
 _UNFINISHED = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>$")
 _RESUMED = re.compile(r"(\d+) +<\.\.\. (\w+) resumed>(.*)$")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+_NAME = re.compile(r'(?:[\w-]+<((?:\\x[0-9a-f]{2})*)>, )?"((?:\\x[0-9a-f]{2})*)"')  # with the folder that it is relative to
 _OF_DESCRIPTOR = re.compile(r"^(-?\d+)<((?:\\x[0-9a-f]{2})*)>")
 _OUTCOMES = {"write": 4, "truncate": 2}
 
@@ -87,6 +88,11 @@ def record(command: list[str], root: Path, directory: Path, **options: object) -
 
 def _decoded(text: str) -> bytes:
     return bytes.fromhex(text.replace("\\x", ""))
+
+
+def _paths(arguments: str) -> list[str]:
+    """Return the paths that a call names; a relative one follows its folder's descriptor: 3</folder>, "name"."""
+    return [str(Path(_decoded(folder).decode(), _decoded(name).decode())) for folder, name in _NAME.findall(arguments)]
 
 
 class _Reader:
@@ -146,13 +152,13 @@ class _Reader:
 
     def _call(self, name: str, arguments: str, result: int) -> None:
         if name in ("openat", "open", "creat"):
-            self._open(_decoded(_TEXT.findall(arguments)[0]).decode(), arguments, result)
+            self._open(_paths(arguments)[0], arguments, result)
         elif name in ("mkdir", "mkdirat"):
-            self._link(_decoded(_TEXT.findall(arguments)[0]).decode(), directory=True)
+            self._link(_paths(arguments)[0], directory=True)
         elif name.startswith("rename"):
-            self._rename(*(_decoded(text).decode() for text in _TEXT.findall(arguments)[:2]))
+            self._rename(*_paths(arguments)[:2])
         elif name in ("unlink", "unlinkat", "rmdir"):
-            self._unlink(arguments)
+            self._unlink(_paths(arguments)[0])
         elif described := _OF_DESCRIPTOR.match(arguments):
             inode = self._inode(_decoded(described[2]).decode())
             if inode is not None:
@@ -190,14 +196,8 @@ class _Reader:
         self._names[target[0]][target[1]] = inode
         self._add("rename", inode, place=place, target=target)
 
-    def _unlink(self, arguments: str) -> None:
-        text = _decoded(_TEXT.findall(arguments)[0]).decode()
-        if not text.startswith("/"):  # unlinkat(3</folder>, "name")
-            described = re.match(r"^\d+<((?:\\x[0-9a-f]{2})*)>", arguments)
-            if described is None:
-                return
-            text = f"{_decoded(described[1]).decode()}/{text}"
-        place = self._place(text)
+    def _unlink(self, path: str) -> None:
+        place = self._place(path)
         if place is not None:
             self._add("unlink", self._names[place[0]].pop(place[1]), place=place)
 

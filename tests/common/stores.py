@@ -1,10 +1,11 @@
 """Small stores for tests: states whose every byte tells the step they are of."""
 
+import msgspec
 import numpy as np
 
-from common.checkpoints import Found, Manifest, Position, read_rank
-from common.commit import Retention, Store
-from common.tensor_file import Tensor
+from iotwin.common.checkpoints import MANIFEST, Found, Manifest, Position, encode, look, read_rank
+from iotwin.common.commit import Retention, Store
+from iotwin.common.tensor_file import Tensor
 
 
 def manifest(step, world_size=1, **changes):
@@ -33,3 +34,13 @@ def step_of(found: Found, rank=0, sizes=(100, 0, 7)):
     assert {name: tensor.data.tobytes() for name, tensor in read.items()} == expected
     assert values == {"step": step}
     return step
+
+
+def names(directory):
+    """What a directory holds, in order."""
+    return sorted(path.name for path in directory.iterdir())
+
+
+def rewritten(folder, **changes):
+    """Put a manifest with other values in a checkpoint, its own checksum right."""
+    (folder / MANIFEST).write_bytes(encode(msgspec.structs.replace(look(folder).manifest, **changes)))

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from common import children
+from iotwin.common.processes import children
 from tests.conftest import PATIENCE_S
 
 _fork = multiprocessing.get_context("fork")
@@ -61,7 +61,7 @@ def test_a_whole_session_is_killed():
 
 def test_a_program_gets_its_signal_when_its_parent_is_killed(tmp_path):
     parent = (
-        "import os, signal, subprocess, sys, time; from common.children import dying_with_us\n"
+        "import os, signal, subprocess, sys, time; from iotwin.common.processes.children import dying_with_us\n"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=dying_with_us(signal.SIGTERM))\n"
         "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -76,7 +76,7 @@ def test_a_program_gets_its_signal_when_its_parent_is_killed(tmp_path):
 
 def test_a_program_whose_parent_is_gone_already_does_not_begin():
     parent = (
-        "import os, signal; from common.children import dying_with_us\n"
+        "import os, signal; from iotwin.common.processes.children import dying_with_us\n"
         "begin = dying_with_us(signal.SIGTERM)\n"
         "if os.fork() == 0:\n    middle = os.getpid()\n    if os.fork() == 0:\n        begin(); print('began', flush=True)\n"
         "    os._exit(0)"

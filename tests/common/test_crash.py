@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common.checkpoints import newest
+from iotwin.common.checkpoints import newest
 from tests.benchmark.strace import needs_strace
 from tests.common.committing import SIZES
 from tests.common.crash_states import Judged, Op, Recording, judge, record, states
@@ -37,7 +37,7 @@ def committed(tmp_path):
 
     def run(change="pass"):
         (tmp_path / "root").mkdir(exist_ok=True)
-        code = f"import os, sys; from pathlib import Path; from common import commit, tensor_file; {change}\n"
+        code = f"import os, sys; from pathlib import Path; from iotwin.common import commit, tensor_file; {change}\n"
         code += "from tests.common.committing import run; run(Path(sys.argv[1]), *map(int, sys.argv[2:]))"
         if not any((tmp_path / "root").iterdir()):
             command = [sys.executable, "-m", "tests.common.committing", tmp_path / "root", "1", "1", "2"]
@@ -86,13 +86,28 @@ def test_every_state_of_a_commit_loads_what_was_committed(committed):
 
 
 @needs_strace
+def test_every_state_of_a_commit_holds_a_file_that_a_user_put_into_the_old_checkpoint(tmp_path, committed):
+    committed()
+    [old] = (tmp_path / "root").glob("step-*")
+    (old / "notes.txt").write_text("mine")
+
+    def load(directory):
+        assert [path.read_text() for path in directory.glob("step-*/notes.txt")] == ["mine"]
+        return load_store(directory)
+
+    recording = recorded(tmp_path, "tests.common.committing", tmp_path / "root", 3, 3, 2)
+    judged = judge(recording, load, 24, before=2)
+    assert judged == Judged(judged.states) and judged.states > len(recording.ops)
+
+
+@needs_strace
 @pytest.mark.parametrize(
     "change",
     [
         "commit.fsync_directory = lambda directory: None",
         "tensor_file.os = type('os', (), {**vars(os), 'fsync': lambda descriptor: None})",
-        "store = commit.Store; first = store._begin; store._begin = lambda self, folder: (commit.shutil.rmtree("
-        "self.directory / 'step-1'), first(self, folder))",
+        "store = commit.Store; first = store._begin; store._begin = lambda self, *rest: (commit._remove("
+        "commit.look(self.directory / 'step-1')), first(self, *rest))[1]",
     ],
     ids=["no fsync of folders", "no fsync of files", "the old one goes first"],
 )

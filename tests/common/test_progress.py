@@ -2,7 +2,7 @@
 
 import sys
 
-from common import progress
+from iotwin.common import progress
 
 
 class _Pieces(list[str]):

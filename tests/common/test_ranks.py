@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.errors import UsageError
-from common.ranks import launched_by_torchrun
+from iotwin.common.errors import UsageError
+from iotwin.common.ranks import launched_by_torchrun
 
 
 def test_a_rank_is_alone_unless_told_otherwise(monkeypatch):

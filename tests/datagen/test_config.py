@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmark.config import load
-from common.errors import UsageError
-from datagen.config import layout_of, read_config, train_files
+from iotwin.common.errors import UsageError
+from iotwin.datagen.config import layout_of, read_config, train_files
+from iotwin.workload_yaml import load
 
 
 def written(directory, *lines):

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.errors import IotwinError, UsageError
-from datagen import generate as module
-from datagen.generate import generate, plan
-from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
-from datagen.manifest import JOURNAL_NAME, MANIFEST_NAME
-from datagen.verify import verify
-from iotwin.commands.generate import Generate
+from iotwin.commands.generate import GenerateCommand
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen import generate as module
+from iotwin.datagen.files import PARTIAL_SUFFIX
+from iotwin.datagen.generate import generate, plan, remove_data_set
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
+from iotwin.datagen.manifest import JOURNAL_NAME, MANIFEST_NAME, start_journal
+from iotwin.datagen.verify import verify
 from iotwin.main import _Parser
 from tests.conftest import run_iotwin
 
@@ -31,8 +32,8 @@ def content(directory):
 
 def run(*arguments):
     parser = _Parser()
-    Generate().prepare_parser(parser)
-    return Generate().run(parser.parse_args([str(argument) for argument in arguments])).document
+    GenerateCommand().prepare_parser(parser)
+    return GenerateCommand().run(parser.parse_args([str(argument) for argument in arguments])).document
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.workload)
@@ -113,12 +114,42 @@ def test_directories_with_other_content_are_left_alone(tmp_path):
     with pytest.raises(IotwinError, match="not this data set's"):
         generate(SMALL, tmp_path, samples=2)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    generate(SMALL, tmp_path, samples=4, workers=1, force=True)
+    generate(SMALL, tmp_path, samples=4, workers=1, existing="replace")
     with pytest.raises(IotwinError, match="another data set"):
         generate(SMALL, tmp_path, samples=2)
-    generate(SMALL, tmp_path, samples=2, workers=1, force=True)
+    generate(SMALL, tmp_path, samples=2, workers=1, existing="replace")
     assert len(SMALL.discover(tmp_path)) == 2
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_empty_folders_are_no_other_content(tmp_path):
+    (tmp_path / "train" / "0").mkdir(parents=True)
+    assert generate(SMALL, tmp_path, samples=2, workers=1).request.samples == 2
+
+
+def test_another_data_set_is_written_over_what_is_there_if_that_is_to_stay(tmp_path):
+    layout = FormatLayout(format="npy", record_bytes=100)
+    generate(layout, tmp_path, samples=2, workers=1)
+    (tmp_path / "train" / "img_0_of_3.npy").write_text("another program's")
+    (tmp_path / "train" / f"img_1_of_3.npy{PARTIAL_SUFFIX}").write_bytes(bytes(10_000))  # longer than the new file
+    start_journal(tmp_path, plan(layout, samples=3, seed=5).request)  # of a generation that was killed
+    generate(layout, tmp_path, samples=3, workers=1, existing="keep")
+    names = {path.name for path in (tmp_path / "train").iterdir()}
+    assert names == {*(f"img_{i}_of_2.npy" for i in range(2)), *(f"img_{i}_of_3.npy" for i in range(3))}
+    assert verify(tmp_path).request.samples == 3
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(IotwinError, match=r"manifest.json is not the manifest of an iotwin data set"):
+        generate(layout, tmp_path, samples=4, workers=1, existing="keep")
+
+
+def test_a_data_set_is_removed_without_other_files(tmp_path):
+    generate(FormatLayout(format="npy", record_bytes=100), tmp_path / "data", samples=2, workers=1)
+    remove_data_set(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    generate(FormatLayout(format="npy", record_bytes=100), tmp_path / "data", samples=2, workers=1)
+    (tmp_path / "data" / "train" / "mine.npy").write_text("keep")
+    remove_data_set(tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").rglob("*")] == ["train", "mine.npy"]
 
 
 def test_a_directory_that_cannot_be_written_is_one_line():
@@ -155,8 +186,8 @@ def test_a_disk_that_fills_up_leaves_no_final_name(tmp_path):
     code = (
         "import resource,signal,sys\n"
         "from pathlib import Path\n"
-        "from datagen.generate import generate\n"
-        "from datagen.layouts import Unet3dLayout\n"
+        "from iotwin.datagen.generate import generate\n"
+        "from iotwin.datagen.layouts import Unet3dLayout\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "generate(Unet3dLayout(scale=0.1), Path(sys.argv[1]), samples=3, workers=1)\n"
@@ -174,8 +205,8 @@ def test_killed_generation_goes_on_and_ends_with_the_same_bytes(tmp_path):
     code = (  # and it cannot end before it is killed
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from datagen import generate\n"
-        "from datagen.layouts import Unet3dLayout\n"
+        "from iotwin.datagen import generate\n"
+        "from iotwin.datagen.layouts import Unet3dLayout\n"
         "generate.write_manifest = lambda *_: time.sleep(600)\n"
         "generate.generate(Unet3dLayout(scale=0.3), Path(sys.argv[1]), samples=20, workers=2)\n"
     )
@@ -222,7 +253,7 @@ def test_resume_writes_again_what_was_lost(tmp_path, monkeypatch):
     expected = content(tmp_path)
     monkeypatch.setattr(module, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        generate(SMALL, tmp_path, samples=4, workers=1, force=True)
+        generate(SMALL, tmp_path, samples=4, workers=1, existing="replace")
     monkeypatch.undo()
     (tmp_path / "case_00001_x.npy").unlink()
     os.truncate(tmp_path / "case_00002_y.npy", 10)
@@ -261,19 +292,19 @@ def test_data_sets_of_another_version_are_named_and_replaced(tmp_path):
         verify(tmp_path, workers=1)
     with pytest.raises(IotwinError, match="another data set"):
         generate(SMALL, tmp_path, samples=2, workers=1)
-    generate(SMALL, tmp_path, samples=2, workers=1, force=True)
+    generate(SMALL, tmp_path, samples=2, workers=1, existing="replace")
     verify(tmp_path, workers=1)
 
 
 def test_a_killed_worker_is_one_clear_line(tmp_path):
-    from datagen.pool import run_units
+    from iotwin.datagen.pool import run_units
 
     with pytest.raises(IotwinError, match="a worker process was killed"):
         list(run_units(_die, range(10**6), 2, lambda _: None))
 
 
 def test_a_failing_or_abandoned_worker_thread_ends(tmp_path):
-    from datagen.pool import run_units
+    from iotwin.datagen.pool import run_units
 
     for _ in range(2):  # the caller's own thread and a process take one each
         with pytest.raises(IotwinError, match=r"^the disk is gone$"):
@@ -313,7 +344,7 @@ def test_the_artifacts_command_still_works(tmp_path):
     )
     arguments = ["-o", "d", "-s", "1000", "-w", "imseg"]
     done = subprocess.run([sys.executable, "-c", code, script, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(["-P", "-m", "iotwin.main", "generate", "unet3d", "-o", "d", "--size", "1000"])
+    assert done.stdout.strip() == str(["-P", "-m", "iotwin", "generate", "unet3d", "-o", "d", "--size", "1000"])
     call = [module.__file__.replace("generate.py", "generation.sh"), "d", "16GB"]
     done = subprocess.run(call, env=os.environ | {"PYTHON": "echo"}, capture_output=True, text=True, check=True)
     assert [line.split()[1:] for line in done.stdout.splitlines()] == [

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UsageError
-from datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout
+from iotwin.common.errors import UsageError
+from iotwin.datagen.layouts import BertLayout, DlrmDaysLayout, DlrmLayout
 
 UNIT = DlrmLayout.UNIT_SAMPLES
 samples_of_dlrm = st.one_of(st.integers(1, 200), st.integers(1, 4 * UNIT), st.sampled_from([UNIT - 1, UNIT, UNIT + 1, 47 * UNIT]))

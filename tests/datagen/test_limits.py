@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import UsageError
-from datagen import generate
-from datagen.datasets import recorded
-from datagen.datasets.recorded import read_recipe
-from datagen.datasets.unet3d import ellipsoids
-from datagen.layouts import FormatLayout
-from datagen.layouts.base import LARGEST_FILE_BYTES
-from datagen.remote import _staged_bytes
+from iotwin.common.errors import UsageError
+from iotwin.datagen import generate
+from iotwin.datagen.datasets import recorded
+from iotwin.datagen.datasets.recorded import read_recipe
+from iotwin.datagen.datasets.unet3d import ellipsoids
+from iotwin.datagen.layouts import FormatLayout
+from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES
+from iotwin.datagen.remote import _staged_bytes
 
 LIMITS = [
     ({"format": "jpeg", "record_dims": (65500, 8)}, {"format": "jpeg", "record_dims": (65501, 8)}),

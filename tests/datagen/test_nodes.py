@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import IotwinError, UsageError
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, Unet3dLayout
-from datagen.nodes import Node, parse_node
-from datagen.nodes import generate as generate_on
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.datagen.nodes import Node, parse_node
+from iotwin.datagen.nodes import generate as generate_on
 from tests.conftest import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def content(directory):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "iotwin.main", "generate", *map(str, arguments), "--workers", "1"]
+    return [sys.executable, "-m", "iotwin", "generate", *map(str, arguments), "--workers", "1"]
 
 
 def alone(workload, directory):
@@ -47,7 +47,7 @@ def test_three_processes_make_the_same_bytes(workload, tmp_path):
 
 def test_another_number_of_nodes_goes_on(tmp_path, monkeypatch):
     """Node 0 of 2 does its share and is stopped while it waits; one node alone does the rest, and only that."""
-    from datagen import nodes
+    from iotwin.datagen import nodes
 
     def interrupted(planned, directory):
         raise KeyboardInterrupt
@@ -70,7 +70,7 @@ def test_what_nodes_refuse(tmp_path):
         with pytest.raises(UsageError, match="names no node"):
             parse_node(text)
     with pytest.raises(UsageError, match="--force cannot go with --nodes"):
-        generate_on(SMALL, tmp_path / "data", Node(0, 2), samples=2, force=True)
+        generate_on(SMALL, tmp_path / "data", Node(0, 2), samples=2, existing="replace")
     generate(SMALL, tmp_path / "data", samples=2, workers=1)
     for index in (0, 1):
         with pytest.raises(IotwinError, match="another data set"):

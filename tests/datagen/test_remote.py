@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import IotwinError
-from datagen import remote
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, FormatLayout, Unet3dLayout
+from iotwin.common.errors import IotwinError
+from iotwin.datagen import remote
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, FormatLayout, Unet3dLayout
 
 SMALL = Unet3dLayout(scale=0.1)
 _numbers = count()
@@ -67,10 +67,10 @@ def test_other_content_is_left_alone(url):
     store.files.pipe_file(store.path("mine"), b"keep")
     with pytest.raises(IotwinError, match="not this data set's"):
         remote.generate(SMALL, url, samples=2, workers=1)
-    remote.generate(SMALL, url, samples=3, workers=1, force=True)
+    remote.generate(SMALL, url, samples=3, workers=1, existing="replace")
     with pytest.raises(IotwinError, match="another data set"):
         remote.generate(SMALL, url, samples=2, workers=1)
-    remote.generate(SMALL, url, samples=2, workers=1, force=True)
+    remote.generate(SMALL, url, samples=2, workers=1, existing="replace")
     assert len(objects(url)) == 6 and objects(url)["mine"] == b"keep"
 
 
@@ -91,7 +91,7 @@ def test_damage_and_absence_are_found(url):
 
 
 def _iotwin(environment, *arguments):
-    command = [sys.executable, "-m", "iotwin.main", "generate", *map(str, arguments)]
+    command = [sys.executable, "-m", "iotwin", "generate", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
 
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import IotwinError, UsageError
-from datagen import augment, copying
-from datagen import generate as module
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, Unet3dLayout
-from datagen.randomness import AUGMENT, bulk_stream
-from datagen.scale import scaled_layout
-from datagen.verify import verify
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen import augment, copying
+from iotwin.datagen import generate as module
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.datagen.randomness import AUGMENT, bulk_stream
+from iotwin.datagen.scale import scaled_layout
+from iotwin.datagen.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +232,6 @@ def test_both_commands_grow(kits, tmp_path):
     subprocess.run(call, check=True, env=os.environ | {"PYTHON": sys.executable}, capture_output=True)
     assert len(Unet3dLayout.discover(tmp_path / "big")) == 6
     refused = subprocess.run(
-        [sys.executable, "-m", "iotwin.main", "scale", "unet3d", kits, "-o", kits, "--size", size], capture_output=True, text=True
+        [sys.executable, "-m", "iotwin", "scale", "unet3d", kits, "-o", kits, "--size", size], capture_output=True, text=True
     )
     assert refused.returncode == 2 and "choose another directory" in refused.stderr and refused.stderr.count("\n") == 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import IotwinError, UsageError
-from datagen.datasets.recorded import read_recipe
-from datagen.generate import generate
-from datagen.layouts import FormatLayout, RecordedLayout, Unet3dLayout
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.datasets.recorded import read_recipe
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import FormatLayout, RecordedLayout, Unet3dLayout
 from tests.processes import call, one_line
 
 SMALL = Unet3dLayout(scale=0.05)
@@ -63,7 +63,7 @@ def test_a_file_is_not_written_through_a_link(tmp_path: Path, victim: Path) -> N
     data.mkdir()
     (data / "case_00000_x.npy.iotwin-partial").symlink_to(victim)
     with pytest.raises(IotwinError, match="is a link or no file"):
-        generate(SMALL, data, samples=1, workers=1, force=True)
+        generate(SMALL, data, samples=1, workers=1, existing="replace")
     assert victim.read_text() == "precious"
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import dump
-from benchmark.fit import fit
+from iotwin.benchmark.fit import fit
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml import dump
 from tests.conftest import ROOT
 from tests.synthetic import MILLISECOND, Job, write_job
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.reader import Trace
 
 JOB = {
     "files": 20,
@@ -36,8 +36,8 @@ def cut_off_recording(path: Path) -> None:
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples take for granted; read only: every page runs in a copy."""
-    from datagen.generate import generate
-    from datagen.layouts import Unet3dLayout
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import Unet3dLayout
 
     base = tmp_path_factory.mktemp("examples")
     shutil.copy(ROOT / "tests" / "docs" / "train.py", base)
@@ -68,7 +68,7 @@ def page_directory(prepared: Path, tmp_path: Path, page: Path) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of an example: `iotwin` and `python` are the ones under test, as after installation."""
     programs = tmp_path_factory.mktemp("bin")
-    for name, arguments in (("iotwin", "-m iotwin.main"), ("python", "")):
+    for name, arguments in (("iotwin", "-m iotwin"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
         (programs / name).chmod(0o755)
     return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "120"}

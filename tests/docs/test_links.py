@@ -8,12 +8,13 @@ import shlex
 import pytest
 
 from iotwin.command import Group
-from iotwin.main import _build_parser, _called, _commands
+from iotwin.main import _called, build_parser, load_commands
+from iotwin.trace_store import manifest, schema
 from tests.conftest import ROOT
 from tests.docs.pages import PAGES, anchors, links
-from tracing_tools.trace import manifest, schema
+from tests.test_house import ROOMS
 
-COMMANDS = {command.name: command for command in _commands()}
+COMMANDS = {command.name: command for command in load_commands()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -28,6 +29,20 @@ def test_relative_links_resolve(page):
             assert anchor in anchors(linked), f"{page.relative_to(ROOT)}:{number}: {target}: no such heading"
 
 
+def test_the_answers_of_contributing_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = text.partition("### Where is it decided")[2].partition("\n## ")[0].splitlines()[6:]
+    answers = [row.split("|")[2] for row in rows if row.startswith("| ")]
+    assert 10 <= len(answers) <= 15
+    missing = []
+    for answer in answers:
+        folder = ROOT
+        for name in re.findall(r"`([\w/]+\.\w+)`", answer):  # after the first, names without a folder are of the same one
+            folder = (ROOT / name).parent if "/" in name else folder
+            missing += [] if (folder / name.rpartition("/")[2]).is_file() else [name]
+    assert not missing
+
+
 def test_every_page_is_linked_from_the_index():
     linked = {(ROOT / "docs" / target.partition("#")[0]).resolve() for _, target in links(ROOT / "docs" / "README.md")}
     missing = {page for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"} - linked
@@ -35,7 +50,7 @@ def test_every_page_is_linked_from_the_index():
 
 
 def _parsers() -> dict[str, argparse.ArgumentParser]:
-    return _build_parser(list(COMMANDS.values()))[1]
+    return build_parser(list(COMMANDS.values()))[1]
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -57,7 +72,7 @@ def test_examples_of_help_parse(name):
     for line in "\n".join([command.epilog, *(leaf.epilog for leaf in leaves)]).splitlines():
         words = shlex.split(line.removeprefix("example: "))
         if words[:1] == ["iotwin"]:
-            parser, parsers = _build_parser(_commands())
+            parser, parsers = build_parser(load_commands())
             arguments, _ = _called(words[1:], COMMANDS, parsers)
             assert parser.parse_args(arguments).called.split()[0] == name
 
@@ -85,9 +100,8 @@ def test_every_kind_role_and_phase_is_documented():
 
 def _source() -> str:
     """The text of all string literals of the product, joined as Python joins them."""
-    rooms = ("common", "iotwin", "tracing_tools", "datagen", "benchmark", "tracesim", "trace_visuals", "workloads")
     text = ""
-    for room in rooms:
+    for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import PATIENCE_S, ROOT
 from tests.synthetic import Job, write_job
-from tracing_tools.trace.reader import Trace
 
-_IOTWIN = [sys.executable, "-P", "-m", "iotwin.main"]
+_IOTWIN = [sys.executable, "-P", "-m", "iotwin"]
 
 
 @pytest.fixture(scope="module")

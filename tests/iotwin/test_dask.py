@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from iotwin.trace_store import chunks, writer
+from iotwin.trace_store.chunks import chunks_of
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import here, workers
+from iotwin.trace_visuals.report.analysis import Detail, analyse
+from iotwin.tracesim.calls import GROUPS
+from iotwin.tracesim.profile import profiles_of
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
-from trace_visuals.report.analysis import Detail, analyse
-from tracesim.calls import GROUPS
-from tracesim.profile import profiles_of
-from tracing_tools.trace import chunks, writer
-from tracing_tools.trace.chunks import chunks_of
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import here, workers
 
 distributed = pytest.importorskip("distributed", reason="the Python package distributed is not installed")
 
@@ -91,7 +91,7 @@ def test_traces_larger_than_memory_go_to_a_local_cluster(cut, monkeypatch):
     traces = [Trace(path) for path in cut]
     with workers(None, traces) as each:
         assert each is here
-    monkeypatch.setattr("tracing_tools.trace.workers._EVENT_BYTES", 1 << 40)
+    monkeypatch.setattr("iotwin.trace_store.workers._EVENT_BYTES", 1 << 40)
     with workers(None, traces) as each:
         assert each is not here and list(each(len, ["four", "by"])) == [4, 2]
 
@@ -108,7 +108,7 @@ def test_a_failing_worker_fails_as_one_process_would(cut, scheduler, tmp_path):
 
 
 def test_no_scheduler_is_one_line(cut, monkeypatch):
-    monkeypatch.setattr("tracing_tools.trace.workers._CONNECT_S", 1)
+    monkeypatch.setattr("iotwin.trace_store.workers._CONNECT_S", 1)
     result = call("stats", cut[0], "--dask", "127.0.0.1:9")
     assert (
         result.returncode == 1

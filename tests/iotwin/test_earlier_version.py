@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmark.config import Config, load
-from benchmark.fit import fit
+from iotwin.benchmark.fit import fit
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml import Config, load
 from tests.conftest import ROOT, run_iotwin
-from tracing_tools.trace.reader import Trace
 
 MADE = ROOT / "tests" / "fixtures" / "first_house"
 EXPECTED = json.loads((MADE / "expected.json").read_text())

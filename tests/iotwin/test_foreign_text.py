@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 from iotwin.loops import jobs
 from iotwin.loops.experiments import run as experiment_run
+from iotwin.trace_store.manifest import read_manifest, write_manifest
+from iotwin.trace_store.writer import write_table
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
-from tests.tracing_tools.trace.test_store import raw_events, record
-from tracing_tools.trace.manifest import read_manifest, write_manifest
-from tracing_tools.trace.writer import write_table
+from tests.trace_store.test_store import raw_events, record
 
 _EVIL = "\x1b]0;title\x07\x1b[2Jevil\r\x9b\u202e"
 
@@ -61,7 +61,7 @@ def test_no_escape_sequence_of_a_cut_off_recording_reaches_the_terminal(tmp_path
 
 
 def test_tables_keep_their_own_colours_on_a_terminal(tmp_path, monkeypatch):
-    from common.terminal import cleaned_streams, console
+    from iotwin.common.terminal import cleaned_streams, console
 
     output = io.StringIO()
     output.isatty = lambda: True  # type: ignore[method-assign]
@@ -79,12 +79,12 @@ def test_a_spreadsheet_computes_nothing_of_a_csv(tmp_path):
     path = write_job(tmp_path / "t", Job(files=4, epochs=1, file_bytes=1 << 20, loaders=0))
     import pyarrow.parquet as pq
 
-    from tracing_tools.trace import schema
+    from iotwin.trace_store import schema
 
     table = pq.read_table(path / "processes.parquet")
     rows = table.num_rows
     names = (["=cmd|calc!A0", "@x", "a\x1b\r"] * rows)[:rows]
-    write_table(path / "processes.parquet", schema.PROCESSES, table.to_pydict() | {"comm": names})
+    write_table(path, "processes.parquet", schema.PROCESSES, table.to_pydict() | {"comm": names})
     text = call("stats", path, "--by", "process", "--csv").stdout
     assert "'=cmd|calc!A0" in text and ",=" not in text and _is_clean(text)
 

@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from iotwin.command import Command, Group
-from iotwin.commands.twin import Twin
-from iotwin.main import _build_parser, _commands, main
+from iotwin.commands.twin import TwinGroup
+from iotwin.main import build_parser, load_commands, main
 from tests.conftest import ROOT, run_iotwin
 
-PARSERS = _build_parser(_commands())[1]
+PARSERS = build_parser(load_commands())[1]
 COMMANDS = list(PARSERS)  # a group's leaves by two words: "twin pack"
-GROUPS = [command for command in _commands() if isinstance(command, Group)]
-TOP = [command.name for command in _commands()]
+GROUPS = [command for command in load_commands() if isinstance(command, Group)]
+TOP = [command.name for command in load_commands()]
 HEAVY = {"numpy", "pandas", "pyarrow", "matplotlib", "torch", "yaml", "msgspec", "rich"}
 
 
@@ -42,7 +42,7 @@ def test_help_names_every_command():
     assert all(f"\n    {name}" in text for name in TOP)
 
 
-@pytest.mark.parametrize("name", [command.name for command in _commands() if isinstance(command, Command)])
+@pytest.mark.parametrize("name", [command.name for command in load_commands() if isinstance(command, Command)])
 def test_every_command_has_the_common_options(name):
     assert {"--json", "--quiet", "--debug"} <= _options(name)
 
@@ -83,11 +83,11 @@ class _Without(Group):
     default = None
 
     def leaves(self):
-        return Twin().leaves()
+        return TwinGroup().leaves()
 
 
 def test_an_unknown_action_names_the_nearest(monkeypatch, capsys):
-    monkeypatch.setattr("iotwin.main._commands", lambda called: [_Without()])
+    monkeypatch.setattr("iotwin.main.load_commands", lambda called: [_Without()])
     with pytest.raises(SystemExit) as end:
         main(["without", "pakc", "x"])
     assert end.value.code == 2

@@ -36,8 +36,8 @@ def test_generate(tmp_path):
 def test_one_that_comes_while_python_runs_a_text(tmp_path):
     """As at every import of a dataclass: Python 3.11 then kills itself at the end, unless it is made to forget."""
     (tmp_path / "begun.py").write_text(
-        "import sys\nfrom iotwin import main\nfrom iotwin.commands.info import Info\n"
-        "Info.run = lambda self, args: exec('raise KeyboardInterrupt')\nsys.exit(main.main(['info', 'x.trace']))\n"
+        "import sys\nfrom iotwin import main\nfrom iotwin.commands.info import InfoCommand\n"
+        "InfoCommand.run = lambda self, args: exec('raise KeyboardInterrupt')\nsys.exit(main.main(['info', 'x.trace']))\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     result = subprocess.run([sys.executable, "-m", "begun"], capture_output=True, text=True, env=environment)
@@ -97,7 +97,7 @@ def test_an_interrupt_in_the_fork_itself_is_not_lost(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
-from tracing_tools.targets.command import StartedCommand
+from iotwin.tracing_tools.targets.command import StartedCommand
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
     StartedCommand(["true"], Path(sys.argv[1]), None)

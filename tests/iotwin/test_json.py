@@ -107,7 +107,13 @@ def test_doctor_says_how_to_start_docker(tmp_path, monkeypatch):
     for name, script in {"docker": "echo Cannot connect >&2; exit 1", "dockerd": "exit 0"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    assert (_docker_reason() or "").startswith("the engine is not running; start it: sudo ")
+    start = "systemctl start docker" if Path("/run/systemd/system").is_dir() else "dockerd &"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert _docker_reason() == f"the engine is not running; start it: {start}"
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert _docker_reason() == f"the engine is not running; start it: {start} (as root)"
+    (tmp_path / "sudo").touch(0o755)
+    assert _docker_reason() == f"the engine is not running; start it: sudo {start}"
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
     assert "unix:///nowhere (DOCKER_HOST)" in (_docker_reason() or "")
     monkeypatch.delenv("DOCKER_HOST")
@@ -118,7 +124,7 @@ def test_doctor_says_how_to_start_docker(tmp_path, monkeypatch):
 
 
 def test_doctor_tells_a_missing_module(monkeypatch):
-    from iotwin.loops.checks import _modules_reason
+    from iotwin.loops.checks import _extra_reason
 
-    assert _modules_reason(("json", "no_such_module"), "pip install it") == "no Python module no_such_module; pip install it"
-    assert _modules_reason(("json",), "pip install it") is None
+    assert _extra_reason("sql", ("json", "no_such_module")) == "no Python module no_such_module; pip install 'iotwin[sql]'"
+    assert _extra_reason("sql", ("json",)) is None

@@ -1,6 +1,5 @@
 """Foreign twins and foreign directories: no code of theirs runs, nothing of the environment gets into them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from datagen.datasets.recorded import write_recipe
+from iotwin.datagen.datasets.recorded import write_recipe
+from iotwin.workload_yaml.recording import Op, RecordedFile, write_recording
+from tests.benchmark.recordings import CREATE, recording, row
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import call, one_line
 
@@ -99,6 +100,50 @@ def test_a_large_data_set_is_written_only_when_asked_for(tmp_path: Path) -> None
     assert "--most-data 1GiB" in call("twin", "run", small, "-o", tmp_path / "here", "--most-data", "2kB").stderr
 
 
+def replayed(folder: Path, rows: list[dict[str, int]], files: list[RecordedFile]) -> Path:
+    """An archive of a recorded twin."""
+    archive = twin(folder, "twin: {recorded: {file: twin.recording}}\n")
+    write_recording(recording(rows, files), folder / "twin.recording")
+    with zipfile.ZipFile(archive, "a") as file:
+        file.write(folder / "twin.recording", "twin.recording")
+    return archive
+
+
+PEBIBYTE = 1 << 50
+WROTE = [row(0, Op.OPEN, flags=CREATE), *(row(0, Op.WRITE, size=1 << 30) for _ in range(200)), row(0, Op.CLOSE)]
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda f: twin(f, "workflow: {checkpoint: true}\nmodel: {model_size_bytes: 1000000000000000}\n"), "TiB"),
+        (lambda f: replayed(f, [row(0, Op.END)], [RecordedFile("found", size_bytes=4 * PEBIBYTE, written=True)]), "4096 TiB"),
+        (lambda f: replayed(f, WROTE, [RecordedFile("written", written=True, made=True)]), "200 GiB"),
+    ],
+)
+def test_what_a_sent_twin_finds_and_writes_counts_as_its_data_do(tmp_path: Path, make, size: str) -> None:
+    done = call("twin", "run", make(tmp_path), "-o", tmp_path / "here")
+    assert done.returncode == 2 and size in one_line(done) and "--most-data" in one_line(done)
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_file_that_is_written_again_and_again_counts_once(tmp_path: Path) -> None:
+    rows = [row(0, Op.OPEN, flags=CREATE), *(row(0, Op.WRITE, offset=0, size=1 << 30) for _ in range(200)), row(0, Op.CLOSE)]
+    archive = replayed(tmp_path, rows, [RecordedFile("written", written=True, made=True)])
+    assert "output of 1 GiB" in one_line(call("twin", "run", archive, "-o", tmp_path / "here", "--most-data", "1MB"))
+
+
+def test_a_sent_twin_that_writes_more_than_it_may_is_ended(tmp_path: Path) -> None:
+    yaml = (
+        "dataset: {format: npy}\nworkflow: {checkpoint: true}\nmodel: {model_size_bytes: 4000000}\n"
+        "train: {epochs: 400, computation_time: 0.01}\ncheckpoint: {checkpoint_after_epoch: 1, epochs_between_checkpoints: 1}\n"
+    )
+    done = run_iotwin("twin", "run", twin(tmp_path, yaml), "-o", tmp_path / "here", "--most-data", "40MB")
+    assert done.returncode == 1 and "allow more by --most-data" in done.stderr.splitlines()[-1]
+    written = sum(path.stat().st_size for path in (tmp_path / "here" / "output").rglob("*") if path.is_file())
+    assert 40e6 < written < 400 * 4e6
+
+
 def test_an_archive_whose_yaml_is_a_bomb_is_refused(tmp_path: Path) -> None:
     done = run_iotwin("twin", "run", twin(tmp_path, "#" * (255 << 20)), "-o", tmp_path / "here", timeout=PATIENCE_S)
     assert done.returncode == 1 and "too large" in one_line(done)
@@ -137,52 +182,3 @@ def test_no_process_of_ours_imports_from_the_current_directory(shadowed: Path) -
         done = as_installed(*command, cwd=shadowed)
         assert not list(shadowed.parent.glob("*-ran")), (command, done.stderr)
         assert "Traceback" not in done.stderr and (done.returncode == 0 or command[0] == "trace"), done.stderr
-
-
-TRAIN = """
-import sys, multiprocessing
-import common, benchmark
-from workloads import own
-from pathlib import Path
-
-def work(number):
-    import common, benchmark, workloads
-    names = [module.__file__ for module in (common, benchmark, workloads)]
-    read = len(Path(f"data/{number % 8}.bin").read_bytes())
-    return names, read
-
-if __name__ == "__main__":
-    print(common.WHOSE, benchmark.WHOSE, own.WHOSE, flush=True)
-    for method in ("fork", "spawn"):
-        with multiprocessing.get_context(method).Pool(2) as pool:
-            for names, _ in pool.map(work, range(16)):
-                assert all(name.startswith(sys.argv[1]) for name in names), names
-"""
-
-
-def test_names_of_ours_never_meet_a_jobs(tmp_path: Path) -> None:
-    """A job with its own common, benchmark and workloads is traced, fitted and emulated from its own directory."""
-    job = tmp_path / "job"
-    (job / "workloads").mkdir(parents=True)
-    (job / "data").mkdir()
-    for name in ("common.py", "benchmark.py", "workloads/__init__.py", "workloads/own.py"):
-        (job / name).write_text("WHOSE = 'the job'\n")
-    for number in range(8):
-        (job / "data" / f"{number}.bin").write_bytes(bytes(50_000))
-    (job / "train.py").write_text(TRAIN)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    program = job.parent / "iotwin-program"
-    program.write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nfrom iotwin.main import main\nsys.exit(main())\n")
-
-    def iotwin(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(program), *arguments]
-        return subprocess.run(command, cwd=job, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
-    done = iotwin("trace", "-o", "t", "--", sys.executable, "train.py", str(job))
-    assert done.returncode == 0, done.stderr
-    assert (job / "t" / "logs" / "stdout").read_text().split("\n")[0] == "the job the job the job"
-    done = iotwin("fit", "t", "-o", "twin.yaml", "--json")
-    assert done.returncode == 0, done.stderr
-    done = iotwin("emulate", "twin.yaml", "--json", "++workload.output.folder=out")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["output"] == "out"

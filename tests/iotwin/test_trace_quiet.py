@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from iotwin.tracing_tools.backends import strace
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
-from tracing_tools.backends import strace
 
 
 @pytest.mark.root
@@ -22,6 +22,6 @@ def test_a_trace_without_a_data_set_ends_without_the_import_of_pandas(tmp_path):
     """It took a third of the processor time of a short trace."""
     if reason := strace.unavailable_reason():
         pytest.skip(reason)
-    words = ["-X", "importtime", "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--backend", "strace", "--", "true"]
+    words = ["-X", "importtime", "-m", "iotwin", "trace", "-o", tmp_path / "t", "--backend", "strace", "--", "true"]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0 and "pyarrow" in done.stderr and "pandas" not in done.stderr.replace("pandas_shim", "")

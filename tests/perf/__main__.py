@@ -1,80 +1,38 @@
-"""``make perf``: every measurement, as the table that docs/performance.md keeps. Exit status 1 when a bound is not met.
+"""Measure subjects, record their figures in tests/perf/records and write docs/performance.md.
 
-    python -m tests.perf [NAME ...]
+    python -m tests.perf [NAME ... | all | page]
 
-With names (`backends` for perf_backends) only those.
+`page` writes the page alone. Without a name, print what is out of date and measure nothing (`make perf`).
+Exit status 1 if a figure misses its bound.
 """
 
 import sys
-import time
+from importlib import import_module
 
-from common.progress import set_quiet
-from tests.perf import (
-    perf_backends,
-    perf_capture,
-    perf_checkfreq,
-    perf_checkfreq_crash,
-    perf_checkfreq_hogs,
-    perf_checkfreq_overhead,
-    perf_checkfreq_recovery,
-    perf_checkfreq_twins,
-    perf_checkpoints,
-    perf_datagen,
-    perf_demo,
-    perf_dlio,
-    perf_dtr,
-    perf_earlier,
-    perf_emulator,
-    perf_faults,
-    perf_fitted,
-    perf_fuzz,
-    perf_held_out,
-    perf_identification,
-    perf_mutations,
-    perf_newcomer,
-    perf_page_faults,
-    perf_pipedream,
-    perf_probes,
-    perf_reading,
-    perf_respond,
-    perf_resume,
-    perf_rivals,
-    perf_samplers,
-    perf_tracesim,
-    perf_twin,
-    perf_unseen,
-    perf_verdict,
-    perf_visuals,
-    perf_workloads,
-)
-from tests.perf.figures import machine
-
-_MODULES = {
-    module.__name__.rpartition("perf_")[2]: module
-    for module in (
-        perf_capture, perf_earlier, perf_faults, perf_backends, perf_probes, perf_demo, perf_newcomer, perf_twin, perf_fitted,
-        perf_unseen, perf_respond, perf_rivals,
-        perf_held_out, perf_identification, perf_datagen, perf_emulator, perf_dlio, perf_reading, perf_samplers, perf_tracesim,
-        perf_verdict, perf_page_faults, perf_visuals, perf_workloads, perf_fuzz, perf_mutations, perf_pipedream, perf_dtr,
-        perf_checkpoints, perf_resume, perf_checkfreq, perf_checkfreq_overhead, perf_checkfreq_recovery,
-        perf_checkfreq_crash, perf_checkfreq_hogs, perf_checkfreq_twins,
-    )
-}  # fmt: skip
+from iotwin.common.progress import set_quiet
+from tests.perf.figures import HEADING, machine
+from tests.perf.page import print_outdated, write_page
+from tests.perf.records import record_figures
+from tests.perf.subjects import SUBJECTS
 
 
 def main(names: list[str]) -> int:
-    """Measure everything, or what is named, and print the table."""
-    if unknown := [name for name in names if name not in _MODULES]:
-        print(f"tests.perf: nothing is called {unknown[0]}; known: {', '.join(_MODULES)}", file=sys.stderr)
+    """Measure what is named."""
+    if names == ["page"]:
+        write_page()
+        return 0
+    if names == ["all"]:
+        names = list(SUBJECTS)
+    if unknown := [name for name in names if name not in SUBJECTS]:
+        print(f"tests.perf: no subject is called {unknown[0]}; known: {', '.join(SUBJECTS)}", file=sys.stderr)
         return 2
+    if not names:
+        print_outdated()
+        return 0
     set_quiet(True)
-    print(f"{machine()}, {time.strftime('%Y-%m-%d')}\n")
-    print("| figure | asked | measured | met | detail |\n|---|---|---|---|---|", flush=True)
-    missed = 0
-    for name in names or _MODULES:
-        for figure in _MODULES[name].measure():
-            print(figure.line(), flush=True)
-            missed += not figure.met
+    print(f"{machine()}\n\n{HEADING}", flush=True)
+    missed = sum(record_figures(name, import_module(f"tests.perf.perf_{name}").measure()) for name in names)
+    write_page()
     return 1 if missed else 0
 
 

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmark.config import Config, Quantiles, dump, load
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import generate_data
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.workload_yaml import Config, Quantiles, dump, load
 from tests.perf.figures import Figure
-from tracesim import compare
-from tracing_tools.trace.reader import Trace
 
 
 def scale_batch(config: Config, factor: int) -> None:
@@ -30,7 +30,7 @@ def set_workers(config: Config, workers: int) -> None:
 
 
 def edited_figure(job: str, what: str, real: Trace, twin: Path, edit: Callable[[Config], None]) -> Figure:
-    """Return the figure of the `twin` (its YAML) with the `edit`, run and held against the `real` run of the job so edited."""
+    """Return the figure of the `twin` (its YAML) with the `edit`, compared with the `real` run, which has the same edit."""
     config = copy.deepcopy(load(twin))
     edit(config)
     name = what.replace(" ", "_")
@@ -39,7 +39,7 @@ def edited_figure(job: str, what: str, real: Trace, twin: Path, edit: Callable[[
     dump(config, path)
     page_faults = "page_fault" in real.manifest.counts
     with kept_cached(generate_data(twin.parent) if page_faults else []):  # as `iotwin twin` does
-        run_traced([sys.executable, "-m", "iotwin.main", "emulate", str(path)], trace, "edited", page_faults=page_faults)
+        run_traced([sys.executable, "-m", "iotwin", "emulate", str(path)], trace, "edited", page_faults=page_faults)
     similarity = compare(real, Trace(trace))
     dimensions = {dimension.name: dimension.score for dimension in similarity.dimensions}
     lowest = min(dimensions, key=lambda name: dimensions[name])

@@ -1,4 +1,4 @@
-"""How a measurement is told: one line a figure, with what was asked of it."""
+"""Figures: measured values and their bounds, one line of a table each; the statistics of repeated measurements."""
 
 import math
 import os
@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+HEADING = "| figure | bound | measured | met | detail |\n|---|---|---|---|---|"
+
 
 @dataclass
 class Figure:
-    """One measured value and the bound it is held against."""
+    """One measured value and its bound."""
 
     name: str
     value: float
@@ -20,18 +22,18 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether the bound, if there is one, is met."""
+        """True if the value keeps its bound, or has none."""
         return self.bound is None or (self.value <= self.bound if self.at_most else self.value >= self.bound)
 
     def line(self) -> str:
-        """The figure as a row of a Markdown table."""
-        asked = "" if self.bound is None else f"{'at most' if self.at_most else 'at least'} {self.bound:g}"
+        """Return the figure as a row of a Markdown table under HEADING."""
+        bound = "" if self.bound is None else f"{'at most' if self.at_most else 'at least'} {self.bound:g}"
         met = "" if self.bound is None else "yes" if self.met else "NO"
-        return f"| {self.name} | {asked} | {self.value:.4g} | {met} | {self.detail} |"
+        return f"| {self.name} | {bound} | {self.value:.4g} | {met} | {self.detail} |"
 
 
 def interleaved(rounds: int, *work: Callable[[], float]) -> list[list[float]]:
-    """Call each of `work` once a round and return the values of each; every other round goes backwards, against drift."""
+    """Call each of `work` once a round and return the values of each. Every other round runs backwards, against drift."""
     values: list[list[float]] = [[] for _ in work]
     for number in range(rounds):
         pairs = list(zip(work, values, strict=True))
@@ -41,24 +43,24 @@ def interleaved(rounds: int, *work: Callable[[], float]) -> list[list[float]]:
 
 
 def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """The ratio of the medians."""
+    """Return the ratio of the medians."""
     return statistics.median(numerators) / statistics.median(denominators)
 
 
 def paired_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """The median of the rounds' ratios: for work so long that the machine changes between rounds."""
+    """Return the median of the rounds' ratios. Use it for long work, during which the machine's load changes."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def paired_median(numerators: list[float], denominators: list[float]) -> tuple[float, float, float]:
-    """The median of the rounds' ratios, and between which of them it lies with a confidence of 95 %, by their order alone."""
+    """Return the median of the rounds' ratios and its 95 % confidence interval, from order statistics."""
     ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
     out = max(0, math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2) - 1)  # of so many at each end
     return statistics.median(ratios), ratios[out], ratios[-1 - out]
 
 
 def machine() -> str:
-    """The machine in words."""
+    """Return the machine in words."""
     system = os.uname()
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

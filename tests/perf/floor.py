@@ -1,11 +1,11 @@
-"""What any tracer by the two tracepoints of system calls costs at least: the floor that ours is held against."""
+"""The least cost of any tracer that uses the two tracepoints of system calls: the floor of libbpf's and bcc's cost."""
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tracing_tools.backends.bpf_object import BpfObject
+from iotwin.tracing_tools.backends.bpf_object import BpfObject
 
 _PROGRAMS = {"nothing": "clock", "clock": "nothing"}  # and those left out for it
 

@@ -28,8 +28,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError
-from common.progress import set_quiet
+from iotwin.common.errors import IotwinError
+from iotwin.common.progress import set_quiet
 
 LIMIT_S = 5.0  # for one input
 _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 1 << 28  # what one process may take, and write into one file
@@ -217,7 +217,7 @@ _STARTING = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Po
 
 
 class _Watch:
-    """Watches the directory that inputs may write to: for writes beside it, and programs that are started."""
+    """Watches the directory that inputs may write to: for writes outside of it, and for started programs."""
 
     def __init__(self, scratch: Path) -> None:
         self.directory = scratch / "at_hand"

@@ -87,10 +87,10 @@ def _twin_values(rng: random.Random) -> bytes:
 
 def _load_twin(content: bytes, directory: Path) -> None:
     """Read it as a workload of the user's own and as one that was sent; look at every value, and at what it would generate."""
-    from benchmark.config import dump, load, parse_foreign
-    from benchmark.config.compose import compose
-    from benchmark.emulator.checkpoints.writer import CheckpointWriter
-    from common.errors import IotwinError
+    from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+    from iotwin.common.errors import IotwinError
+    from iotwin.workload_yaml import dump, load, parse_foreign
+    from iotwin.workload_yaml.compose import compose
 
     try:
         dump(parse_foreign(content, "sent.twin: twin.yaml"), directory / "sent.yaml")
@@ -109,7 +109,7 @@ def _load_twin(content: bytes, directory: Path) -> None:
 
 
 def _plan_generated(config: Any) -> None:
-    from datagen.generate import plan
+    from iotwin.datagen.generate import plan
     from iotwin.loops.emulation import generated_layout
 
     layout, samples = generated_layout(config)
@@ -125,8 +125,8 @@ def _dlio_text(rng: random.Random) -> bytes:
 
 
 def _plan_config(content: bytes, directory: Path) -> None:
-    from datagen.config import read_config
-    from datagen.generate import plan
+    from iotwin.datagen.config import read_config
+    from iotwin.datagen.generate import plan
 
     (directory / "dlio.yaml").write_bytes(content)
     layout, samples = read_config(directory / "dlio.yaml")
@@ -173,8 +173,8 @@ def _archive_members(rng: random.Random) -> bytes:
 
 
 def _unpack(content: bytes, directory: Path) -> None:
-    from benchmark.config import load
     from iotwin.loops import twin_archive
+    from iotwin.workload_yaml import load
 
     twin_archive.generate_data = _generate_small  # in this process
     (directory / "sent.twin").write_bytes(content)
@@ -203,8 +203,8 @@ def _recipe(rng: random.Random) -> bytes:
 
 
 def _plan_recipe(content: bytes, directory: Path) -> None:
-    from datagen.datasets.recorded import read_recipe
-    from datagen.generate import generate, plan
+    from iotwin.datagen.datasets.recorded import read_recipe
+    from iotwin.datagen.generate import generate, plan
 
     (directory / "recipe.csv").write_bytes(content)
     layout = read_recipe(directory / "recipe.csv")
@@ -216,8 +216,8 @@ def _plan_recipe(content: bytes, directory: Path) -> None:
 @cache
 def _data_set() -> dict[str, bytes]:
     """The files of a small data set."""
-    from datagen.generate import generate
-    from datagen.layouts import RecordedLayout
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import RecordedLayout
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "ds"
@@ -237,7 +237,7 @@ def _listed(name: str, rng: random.Random) -> bytes:
 
 
 def _laid_out(name: str, content: bytes, directory: Path) -> Path:
-    """A data set with `content` as its list of that name, beside a link that leads out."""
+    """A data set with `content` as its list of that name, with a link that leads out."""
     place = directory / "ds"
     for file, usual in _data_set().items():
         if name == "manifest.json" or file != "manifest.json":
@@ -263,16 +263,16 @@ def _check_outside(directory: Path) -> None:
 
 def _replace(name: str, content: bytes, directory: Path) -> None:
     """Verify the data set, then replace it by another one."""
-    from common.errors import IotwinError
-    from datagen.generate import generate
-    from datagen.layouts import RecordedLayout
-    from datagen.verify import verify
+    from iotwin.common.errors import IotwinError
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import RecordedLayout
+    from iotwin.datagen.verify import verify
 
     place = _laid_out(name, content, directory)
     with contextlib.suppress(IotwinError):
         verify(place, workers=1)
     try:
-        generate(RecordedLayout((("other", 10),)), place, samples=1, workers=1, force=True)
+        generate(RecordedLayout((("other", 10),)), place, samples=1, workers=1, existing="replace")
     finally:
         _check_outside(directory)
 
@@ -293,21 +293,21 @@ def _journal(rng: random.Random) -> bytes:
 
 def _go_on(name: str, content: bytes, directory: Path) -> None:
     """Go on from the journal, then replace what came of it."""
-    from common.errors import IotwinError
-    from datagen.generate import generate
-    from datagen.layouts import RecordedLayout
+    from iotwin.common.errors import IotwinError
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import RecordedLayout
 
     place = _laid_out(name, content, directory)
     with contextlib.suppress(IotwinError):
         generate(_layout(RecordedLayout), place, samples=_FILES, workers=1)
     try:
-        generate(RecordedLayout((("other", 10),)), place, samples=1, workers=1, force=True)
+        generate(RecordedLayout((("other", 10),)), place, samples=1, workers=1, existing="replace")
     finally:
         _check_outside(directory)
 
 
 def _note(rng: random.Random) -> bytes:
-    from benchmark.emulator.checkpoints.own_files import _TEXT
+    from iotwin.benchmark.emulator.checkpoints.own_files import _TEXT
 
     names = [
         json.dumps(rng.choice(["m_1.pt", "sub/last.pt", "../victim.txt", "out/victim.txt", "sub", *ODD_VALUES])) for _ in range(4)
@@ -317,9 +317,9 @@ def _note(rng: random.Random) -> bytes:
 
 
 def _checkpoint(content: bytes, directory: Path) -> None:
-    """Write checkpoints into a folder with that note, beside a link that leads out, and remove old ones."""
-    from benchmark import config as c
-    from benchmark.emulator.checkpoints.writer import CheckpointWriter
+    """Write checkpoints into a folder with that note and a link that leads out, and remove old ones."""
+    from iotwin import workload_yaml as c
+    from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 
     ck = directory / "ck"
     ck.mkdir()
@@ -346,7 +346,7 @@ def _times(rng: random.Random) -> bytes:
 
 
 def _recorded(content: bytes, directory: Path) -> None:
-    from common.numbers.recorded_times import read_recording
+    from iotwin.common.numbers.recorded_times import read_recording
 
     (directory / "times").write_bytes(content)
     read_recording(str(directory / "times"))

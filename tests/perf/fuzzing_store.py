@@ -13,19 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.perf.fuzzing import Subject, as_json, damaged, lying
-from tests.synthetic import Job, write_job
-from tracing_tools.trace import schema
-from tracing_tools.trace.columns import rows_table
-from tracing_tools.trace.figures.statistics import statistics
-from tracing_tools.trace.figures.summary import summarise
-from tracing_tools.trace.importers import import_trace
-from tracing_tools.trace.logs.mllog import phase_edge, read_log, read_values
-from tracing_tools.trace.manifest import MANIFEST_NAME, ClockPair, Host, Manifest, Target, read_manifest
-from tracing_tools.trace.profiles import attach_profiles
-from tracing_tools.trace.raw.finish import recover_trace
-from tracing_tools.trace.raw.recording import RAW, Recording
-from tracing_tools.trace.raw.records import (
+from iotwin.trace_store import schema
+from iotwin.trace_store.columns import rows_table
+from iotwin.trace_store.figures.statistics import statistics
+from iotwin.trace_store.figures.summary import summarise
+from iotwin.trace_store.importers import import_trace
+from iotwin.trace_store.logs.mllog import phase_edge, read_log, read_values
+from iotwin.trace_store.manifest import MANIFEST_NAME, ClockPair, Host, Manifest, Target, read_manifest
+from iotwin.trace_store.profiles import attach_profiles
+from iotwin.trace_store.raw.finish import recover_trace
+from iotwin.trace_store.raw.recording import RAW, Recording
+from iotwin.trace_store.raw.records import (
     BLOCK,
     EVENT,
     GPU_CALL,
@@ -38,8 +36,10 @@ from tracing_tools.trace.raw.records import (
     pack_call,
     pack_name,
 )
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.syscalls import CALLS
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.syscalls import CALLS
+from tests.perf.fuzzing import Subject, as_json, damaged, lying
+from tests.synthetic import Job, write_job
 
 _SECOND = 10**9
 

@@ -1,12 +1,12 @@
-"""Does a measure of likeness tell jobs apart? Which traces are nearest to their own job, by the scores of all pairs."""
+"""Does similarity distinguish jobs? Which traces are nearest to their own job, by the scores of all pairs?"""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim import score_all
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import score_all
 
 
 def all_scores(rows: Sequence[Trace], columns: Sequence[Trace]) -> NDArray[np.float64]:

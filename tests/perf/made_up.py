@@ -1,14 +1,14 @@
-"""A made-up recording of data loaders, to be finished in a process that has imported no more than a tracer has."""
+"""A synthetic recording of data loaders, finished in a process with the imports of a tracer only."""
 
 import time
 from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.raw.finish import finish_trace
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES, pack_call
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.raw.finish import finish_trace
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES, pack_call
 
 _MEGABYTE = 1_000_000
 
@@ -23,7 +23,7 @@ def peak_megabytes(pid: int | str) -> float:
 
 
 def finish_made_up(path: str, count: int) -> None:
-    """Record `count` made-up events at `path`, finish them, print the seconds and the megabytes that took."""
+    """Record `count` synthetic events at `path`, finish them, print the seconds and megabytes taken."""
     directory, burst = Path(path), 20_000
     manifest = Manifest("recording", "test", Host("h", "k", 1, 1, "x86_64"), Target(["x"]))
     rng = np.random.default_rng(1)

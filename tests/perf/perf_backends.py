@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio
-from tracing_tools.backends import unavailable_reason
-from tracing_tools.recorder.session import Options, trace_command
 
 _BOUNDS = {"bcc": 1.8, "preload": None, "bpftrace": None, "strace": None}
 _PREADS = {"bcc": 100_000, "preload": 100_000, "bpftrace": 20_000, "strace": 5_000}
@@ -37,7 +37,7 @@ def _ratio(backend: str, bound: float | None, command: list[str], directory: Pat
 
     def traced() -> float:
         trace = directory / "preads.trace"
-        manifest = trace_command(command, trace, Options(backend=backend, forward_output=False, force=True))
+        manifest = trace_command(command, trace, TraceOptions(backend=backend, forward_output=False, force=True))
         kept.append(manifest.counts.get("pread64", 0) if not manifest.lost_events else -manifest.lost_events)
         return float((trace / "logs" / "stdout").read_text())
 

@@ -10,18 +10,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from iotwin.trace_store.raw.finish import recover_trace
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio, paired_ratio
 from tests.perf.floor import floor_attached
 from tests.perf.perf_twin import JOB, generate_data
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.raw.finish import recover_trace
-from tracing_tools.trace.reader import Trace
 
 _PREADS = 100_000
 _WARM = 1024  # in preads.c
 _ROUNDS = 9
 _TRAINING_PAIRS = 9
-_QUIET = Options(forward_output=False)
+_QUIET = TraceOptions(forward_output=False)
 
 
 def measure() -> Iterator[Figure]:
@@ -47,7 +47,7 @@ def _preads(directory: Path) -> Iterator[Figure]:
 
         def traced(command: list[str] = command, kept: list[int] = kept) -> float:
             trace_directory = directory / "preads.trace"
-            manifest = trace_command(command, trace_directory, Options(forward_output=False, force=True))
+            manifest = trace_command(command, trace_directory, TraceOptions(forward_output=False, force=True))
             kept.append(manifest.counts["pread64"] if not manifest.lost_events else -manifest.lost_events)
             return float((trace_directory / "logs" / "stdout").read_text())
 
@@ -94,7 +94,7 @@ def _counts(directory: Path) -> Iterator[Figure]:
 
 def _training(directory: Path) -> list[Figure]:
     data = generate_data(directory)
-    command = [sys.executable, "-m", "workloads.unet3d", "--data", str(data), "--output", str(directory / "out"), *JOB]
+    command = [sys.executable, "-m", "iotwin.workloads.unet3d", "--data", str(data), "--output", str(directory / "out"), *JOB]
 
     def untraced() -> float:
         begin = time.monotonic()
@@ -102,7 +102,7 @@ def _training(directory: Path) -> list[Figure]:
         return time.monotonic() - begin
 
     def traced() -> float:
-        manifest = trace_command(command, directory / "training.trace", Options(forward_output=False, force=True))
+        manifest = trace_command(command, directory / "training.trace", TraceOptions(forward_output=False, force=True))
         assert manifest.exit_status == 0 and not manifest.lost_events
         costs.append(manifest.cost.tracer_cpu_ns / manifest.cost.wall_ns)
         return manifest.cost.wall_ns / 1e9
@@ -127,7 +127,7 @@ def _killed(directory: Path) -> Figure:
     command = [
         sys.executable,
         "-m",
-        "iotwin.main",
+        "iotwin",
         "trace",
         "-o",
         str(trace),
@@ -156,8 +156,3 @@ def _killed(directory: Path) -> Figure:
     return Figure(
         "kill -9 of the tracer: seconds lost", gap_s, 1.0, detail=f"the job went on {'unharmed' if whole else 'HARMED'}"
     )
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

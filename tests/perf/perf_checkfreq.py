@@ -1,4 +1,4 @@
-"""CheckFreq's library: what one checkpoint costs a training loop, beside waiting and beside other libraries.
+"""CheckFreq's library: cost of a checkpoint to a training loop, compared with waiting and with other libraries.
 
 torchsnapshot and torch_checkpointing take part where they can be imported: as they are, which sync nothing, and with a thread
 that syncs their files behind them, for a checkpoint that outlasts a loss of power as ours and, but for its index, torch's does.
@@ -21,12 +21,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager, CFMode
+from iotwin.workloads.state.persister import PROCESS
+from iotwin.workloads.state.snapshot import Buffer, take
 from tests.perf.figures import Figure, interleaved, median_ratio
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager, CFMode
-from workloads.checkfreq.persist import PROCESS
-from workloads.checkfreq.snapshot import Buffer, take
 
 _WIDTH, _LAYERS, _BATCH = 1024, 6, 64
 _INTERVAL, _STEPS, _ROUNDS = 8, 64, 7

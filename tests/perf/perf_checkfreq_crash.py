@@ -5,9 +5,9 @@ import random
 import tempfile
 from pathlib import Path
 
+from iotwin.workloads.checkfreq.crash import crash
 from tests.perf.figures import Figure
 from tests.workloads.checkfreq.test_deciding import once
-from workloads.checkfreq.crash import crash
 
 _ORDERS, _KILLS = 100_000, 1000
 

@@ -1,4 +1,4 @@
-"""CheckFreq's controller in a real job, beside another that for a while takes processors or the disk from it.
+"""CheckFreq's controller in a real job, while another program takes processors or the disk from it.
 
 One hog takes a minute: `python -m tests.perf.perf_checkfreq_hogs disk`.
 """
@@ -16,12 +16,13 @@ from pathlib import Path
 
 import torch
 
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager
+from iotwin.workloads.policies.frequency import StepWindow
 from tests.perf.figures import Figure
 from tests.perf.perf_checkfreq_overhead import Training
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager
-from workloads.policies.frequency import StepWindow
+from tests.perf.records import record_figures
 
 _COMPUTES = "while True: pass"
 _WRITES = """
@@ -46,10 +47,10 @@ def measure(hogs: Iterable[str] = _HOGS) -> Iterator[Figure]:
 
 
 def _run(base: Path, hog: str) -> list[list[StepWindow]]:
-    """Return the windows of the job before, beside and after the hog."""
+    """Return the windows of the job before, during and after the hog."""
     job = Training("vgg16")
     with CFManager(base / "store", CFCheckpoint(model=job.network, optimizer=job.optimizer)) as manager, ExitStack() as running:
-        iterator = CFIterator(range(_STEPS), bs=8, cf_manager=manager, max_overhead=_PERCENT, dynamic=True)
+        iterator = CFIterator(range(_STEPS), bs=8, cf_manager=manager, max_overhead=_PERCENT, dynamic=True, reprofile=True)
         begins: list[int] = []  # of the phases, as numbers of windows
         until_s = 0.0
         for number in iterator:
@@ -108,5 +109,4 @@ def _listed(intervals: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:] or _HOGS):
-        print(figure.line(), flush=True)
+    record_figures("checkfreq_hogs", measure(sys.argv[1:] or _HOGS))

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager
+from iotwin.workloads.models import build
+from iotwin.workloads.state.persister import PROCESS
 from tests.perf.figures import Figure, interleaved, paired_median
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager
-from workloads.checkfreq.persist import PROCESS
-from workloads.models import build_network
+from tests.perf.records import record_figures
 
 _STEPS = {"resnet18": 50, "vgg16": 80, "densenet121": 25}  # of a stretch: about as long
 _PERCENT = (5.0, 3.5)
@@ -50,7 +51,7 @@ class Training:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(1)
-        self.network, self.steps = build_network(name, "tiny", 10), _STEPS[name]
+        self.network, self.steps = build(name, "tiny", 10).module, _STEPS[name]
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-5, momentum=0.9)
         self._data = [torch.randn(_BATCH, 3, 32, 32) for _ in range(4)]
         self.processor_s: list[float] = []  # of each stretch
@@ -92,7 +93,9 @@ class Bounded(ExitStack):
         super().__init__()
         self._job, self._percent, self._optimizer = job, percent, job.another_optimizer()
         self._manager = self.enter_context(CFManager(store, CFCheckpoint(model=job.network, optimizer=self._optimizer)))
-        self._iterator = CFIterator(range(job.steps), bs=_BATCH, cf_manager=self._manager, max_overhead=percent, dynamic=True)
+        self._iterator = CFIterator(
+            range(job.steps), bs=_BATCH, cf_manager=self._manager, max_overhead=percent, dynamic=True, reprofile=True
+        )
         self._iterator.before_epoch_checkpoint = self._end
         self._begun: tuple[float, ...] = ()  # clock, processor time and waits at the begin of a stretch
         self._spent: list[float] = []  # of them in it
@@ -145,5 +148,4 @@ class Bounded(ExitStack):
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:] or _STEPS):
-        print(figure.line(), flush=True)
+    record_figures("checkfreq_overhead", measure(sys.argv[1:] or _STEPS))

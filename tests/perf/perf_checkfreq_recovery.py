@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from common.checkpoints import newest, read_rank
-from common.progress import note
+from iotwin.common.checkpoints import newest, read_rank
+from iotwin.common.progress import note
+from iotwin.workloads.checkfreq.batches import CFBatches
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager
 from tests.perf.figures import Figure
 from tests.perf.perf_checkfreq_overhead import Training
-from workloads.checkfreq.batches import CFBatches
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager
 
 _KILLS, _INTERVAL = 10, 8
 _SAMPLES, _BATCH, _KEPT, _STOPPED = 64, 8, 4, 5  # a checkpoint every fourth step, and the step after which the job vanishes
@@ -38,15 +38,15 @@ def measure() -> list[Figure]:
 def _reads() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-", dir=os.environ.get("TMPDIR")) as name:
         base = Path(name).resolve()
-        _run("iotwin.main", "generate", "checkfreq", "--samples", _SAMPLES, "--scale", 0.1, "-o", base / "data")
+        _run("iotwin", "generate", "checkfreq", "--samples", _SAMPLES, "--scale", 0.1, "-o", base / "data")
         job = (
-            "workloads.checkfreq", "--data", base / "data", "--output", base / "output", "--preset", "tiny", "-b", _BATCH,
+            "iotwin.workloads.checkfreq", "--data", base / "data", "--output", base / "output", "--preset", "tiny", "-b", _BATCH,
             "--epochs", 1, "--workers", 0, "--noeval", "--chk-freq", _KEPT,
         )  # fmt: skip
         _run(*job, "--steps_per_run", _STOPPED)
         command = (sys.executable, "-m", *job, "--resume")
-        _run("iotwin.main", "trace", "-o", base / "t", "--", *command)
-        rows = json.loads(_run("iotwin.main", "stats", base / "t", "--by", "file", "--json"))["rows"]
+        _run("iotwin", "trace", "-o", base / "t", "--", *command)
+        rows = json.loads(_run("iotwin", "stats", base / "t", "--by", "file", "--json"))["rows"]
         images = {row["path"] for row in rows if row["path"].startswith(f"{base}/data/train/") and row["read_bytes"]}
     left = _SAMPLES - _KEPT * _BATCH
     return [
@@ -93,7 +93,7 @@ def _going_on() -> list[Figure]:
 
 
 def _killed_at(store: Path, step: int) -> int:
-    """Start a job, kill it when it tells that it has made `step`, and return the last step that it has told of."""
+    """Start a job, kill it when it reports `step`, and return the last step that it reported."""
     command = [sys.executable, "-m", "tests.perf.perf_checkfreq_recovery", str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
@@ -103,7 +103,7 @@ def _killed_at(store: Path, step: int) -> int:
 
 
 class _Samples:
-    """Numbers, which tell how many of them were read."""
+    """A data set of numbers that counts the numbers read."""
 
     def __init__(self) -> None:
         self.reads = 0

@@ -1,4 +1,4 @@
-"""Twins of jobs that checkpoint as CheckFreq does: how alike they are, what an edited one foretells, if wrong ones are told.
+"""Twins of jobs that checkpoint as CheckFreq does: how alike they are, what an edited one predicts, if wrong ones score less.
 
 python -m tests.perf.perf_checkfreq_twins [auto|sync|epoch|edited|wrong ...]
 
@@ -13,18 +13,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmark.config import CheckpointPolicy, Config, dump
-from benchmark.fit import structured
-from benchmark.fit.look import look
-from datagen.generate import generate
-from datagen.layouts import ImagenetLayout
+from iotwin.benchmark.fit import structured
+from iotwin.benchmark.fit.look import look
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import make_twin
 from iotwin.own_command import own_command, own_job
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.workload_yaml import CheckpointPolicy, Config, dump
 from tests.perf.figures import Figure
 from tests.perf.perf_held_out import held_out
-from tracesim import compare
-from tracing_tools.trace.reader import Trace
+from tests.perf.records import record_figures
 
 CASES = ("auto", "sync", "epoch", "edited", "wrong")
 _RUNS, _ROUNDS = 3, 2
@@ -80,7 +81,7 @@ class _Folder:
         """Train under the tracer."""
         out, trace = self.path / f"{name}_out", self.path / f"{name}.trace"
         own = ("--data", str(self.path / "data"), "--output", str(out), *_OPTIONS, *options)
-        run_traced(own_job("workloads.checkfreq", *own), trace, "checkfreq", tells_events=False)
+        run_traced(own_job("iotwin.workloads.checkfreq", *own), trace, "checkfreq", prints_events=False)
         return Trace(trace)
 
     def jobs(self, policy: str, count: int = _RUNS) -> list[Trace]:
@@ -98,7 +99,7 @@ class _Folder:
         path, trace = self.path / f"{name}.yaml", self.path / f"{name}_twin.trace"
         config.checkpoint.checkpoint_folder = config.output.folder = str(self.path / f"{name}_twin_out")
         dump(config, path)
-        run_traced(own_command("emulate", path), trace, "checkfreq", tells_events=False)
+        run_traced(own_command("emulate", path), trace, "checkfreq", prints_events=False)
         return Trace(trace)
 
 
@@ -120,7 +121,7 @@ def measure(cases: Sequence[str] = CASES) -> Iterator[Figure]:
 
 
 def _edited(folder: _Folder) -> Iterator[Figure]:
-    """A job that checkpoints at ends of epochs is traced; its twin, told to follow the policy, is held against jobs that do."""
+    """Trace a job that checkpoints at ends of epochs; its twin, edited to follow the policy, is compared with jobs that do."""
     [epochs] = folder.jobs("epoch", 1)
     config = structured(look(epochs)).config
     checkpoint = config.twin.checkpoint
@@ -151,7 +152,7 @@ def _interval(intervals: Sequence[Sequence[int]], steps: int) -> float:
 
 
 def _wrong(folder: _Folder) -> Iterator[Figure]:
-    """Twins that do something else than the job, each held against all its runs as the right one is."""
+    """Twins with a deliberate fault, each compared with all runs of the job, as the right one is."""
     found = [_told(folder, folder.jobs("auto"), name, edit) for name, edit in _WRONG.items()]
     back_to_back = [folder.job(f"back{number}", *_BACK_TO_BACK) for number in range(_RUNS)]
     found.append(_told(folder, back_to_back, "in_flight 3", _three_in_flight))
@@ -174,5 +175,4 @@ def _told(folder: _Folder, runs: Sequence[Trace], name: str, edit: Callable[[Con
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:] or CASES):
-        print(figure.line(), flush=True)
+    record_figures("checkfreq_twins", measure(sys.argv[1:] or CASES))

@@ -1,6 +1,6 @@
 """Checkpoints: whether any loss of power, any kill and any step of a job loses one, and what writing them costs.
 
-python -m tests.perf.perf_checkpoints [crash|kills|steps|positions|costs ...]
+python -m tests.perf.perf_checkpoints [crash|kills|faults|steps|positions|costs ...]
 """
 
 import collections
@@ -22,17 +22,19 @@ from pathlib import Path
 
 import torch
 
-from common.checkpoints import newest
-from common.commit import Retention, Store
-from common.tensor_file import Tensor
-from datagen.generate import generate
-from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from iotwin.common.checkpoints import newest
+from iotwin.common.commit import Retention, Store
+from iotwin.common.tensor_file import Tensor
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 from tests.common.committing import SIZES, run
 from tests.common.crash_states import Judged, judge, record
 from tests.common.saving import in_place, load_dcp, load_torch, renamed
 from tests.common.stores import manifest, step_of, tensors
 from tests.conftest import ROOT
 from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.records import record_figures
+from tests.perf.store_faults import faults
 from tests.workloads import killed
 from tests.workloads.bert import test_resume as of_bert
 from tests.workloads.dlrm import test_resume as of_dlrm
@@ -152,7 +154,7 @@ def _commit(store: Path, first: int, last: int = 0, then: Callable[[int], object
 
 
 def _start(store: Path, first: int) -> tuple[int, int, int]:
-    """Fork a process that waits for a byte, then commits three steps and tells of each; return it and the pipes' ends."""
+    """Fork a process that waits for a byte, then commits three steps and reports each; return it and the pipes' ends."""
     wait_for, begin = os.pipe()
     told, tell = os.pipe()
     child = os.fork()
@@ -291,11 +293,11 @@ def _costs(base: Path) -> list[Figure]:
 _PARTS: dict[str, Callable[[Path], list[Figure]]] = {
     "crash": _crash_states,
     "kills": _kills,
+    "faults": lambda base: list(faults(base)),
     "steps": _every_step,
     "positions": _positions,
     "costs": _costs,
 }
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:]):
-        print(figure.line(), flush=True)
+    record_figures("checkpoints", measure(sys.argv[1:]))

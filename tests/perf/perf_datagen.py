@@ -1,4 +1,4 @@
-"""Generation beside its rivals: dd on the same disk, a plain Python TFRecord writer, upstream DLIO; memory and planning.
+"""Generation compared with its rivals: dd on the same disk, a plain Python TFRecord writer, upstream DLIO; memory and planning.
 
     python -m tests.perf.perf_datagen [DIRECTORY]
 
@@ -23,10 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.progress import set_quiet
-from datagen.generate import generate, plan
-from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Layout, Unet3dLayout
+from iotwin.common.progress import set_quiet
+from iotwin.datagen.generate import generate, plan
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Layout, Unet3dLayout
 from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.records import record_figures
 
 _ROUNDS = 3
 _DD_ROUNDS = 5
@@ -234,9 +235,9 @@ def _upstream_cpu_seconds(interpreter: str, name: str, directory: Path) -> float
 _MEMORY_CODE = """
 import sys
 from pathlib import Path
-from datagen.generate import generate
-from datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
-from common.progress import set_quiet
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
+from iotwin.common.progress import set_quiet
 
 set_quiet(True)
 name = sys.argv[2]
@@ -266,7 +267,7 @@ def _dry_run() -> Figure:
     slowest = max(
         _seconds(partial(subprocess.run, [*command, workload, "--size", "1TB"], check=True, capture_output=True))
         for workload in ("unet3d", "bert", "dlrm")
-        for command in [[sys.executable, "-m", "iotwin.main", "generate", "--dry-run", "-o", "data"]]
+        for command in [[sys.executable, "-m", "iotwin", "generate", "--dry-run", "-o", "data"]]
     )
     return Figure("generate --size 1TB --dry-run: s", slowest, 2, detail="slowest of unet3d, bert, dlrm, from start to exit")
 
@@ -274,8 +275,7 @@ def _dry_run() -> Figure:
 def main() -> None:
     """Print the figures alone."""
     set_quiet(True)
-    for figure in figures(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
-        print(figure.line(), flush=True)
+    record_figures("datagen", figures(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
 
 
 if __name__ == "__main__":

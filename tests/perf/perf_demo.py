@@ -16,7 +16,7 @@ def measure() -> list[Figure]:
         directory = Path(name) / "demo"
         begin = time.monotonic()
         begin_s = time.time()
-        subprocess.run([sys.executable, "-m", "iotwin.main", "demo", "-o", str(directory), "--quiet"], check=True)
+        subprocess.run([sys.executable, "-m", "iotwin", "demo", "-o", str(directory), "--quiet"], check=True)
         took_s = time.monotonic() - begin
         picture_s = (directory / "timeline.png").stat().st_mtime - begin_s
         summary = json.loads((directory / "summary.json").read_text())
@@ -42,8 +42,3 @@ def measure() -> list[Figure]:
         Figure("demo: seconds", took_s, 300),
         Figure("demo: seconds until the first picture", picture_s, 180),
     ]
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

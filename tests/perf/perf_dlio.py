@@ -1,4 +1,4 @@
-"""Upstream DLIO beside ours: the same command line on six workloads of MLPerf Storage that both ship, scaled.
+"""Upstream DLIO compared with the emulator: the same command line on six workloads of MLPerf Storage that both ship, scaled.
 
 Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 (see perf_datagen), PyTorch and TensorFlow; else nothing is
 measured. The figures of a workload: what was generated, then samples per second and AU, ours over upstream's.
@@ -51,7 +51,7 @@ def measure() -> list[Figure]:
 
 def _compared(interpreter: str, directory: Path, workload: str, changed: dict[str, Any]) -> list[Figure]:
     upstream = [interpreter, str(Path(__file__).with_name("upstream_run.py"))]
-    ours = [sys.executable, "-P", "-m", "iotwin.main", "emulate", "--dlio", "--quiet"]
+    ours = [sys.executable, "-P", "-m", "iotwin", "emulate", "--dlio", "--quiet"]
     commands = {"upstream": upstream, "ours": ours}
     for side, command in commands.items():
         _run(command, directory, workload, side, changed | {"workflow.generate_data": True, "workflow.train": False})
@@ -102,8 +102,3 @@ def _files(folder: Path) -> dict[str, int]:
     """The files of a data set and their sizes, without tfrecord's indices, which upstream leaves to DALI."""
     every = (path for path in folder.rglob("*_of_*") if path.is_file() and path.suffix != ".idx")
     return {str(path.relative_to(folder)): path.stat().st_size for path in every}
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

@@ -2,8 +2,9 @@
 
     python -m tests.perf.perf_dtr [DIRECTORY OF uwsampl/dtr-prototype]
 
-With a checkout of the original (its simrd/logs.zip unpacked beside), its own runs are repeated and timed on the same logs (hours
-in CPython, less in PyPy, which IOTWIN_SIMRD_PYTHON may name), and its models are run under 17 heuristics at ten ratios.
+With a checkout of the original (its simrd/logs.zip unpacked in simrd), its own runs are repeated and timed on the same logs (by
+CPython, or by PyPy if IOTWIN_SIMRD_PYTHON names it), and its models are run under 17 heuristics at ten ratios. The runs are
+repeated cheapest first, as many as IOTWIN_SIMRD_MINUTES of CPU (40) have room for: all 1920 take the original many hours.
 """
 
 import json
@@ -18,16 +19,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
+from iotwin.workloads.dtr.simulator.log_format import read_log
+from iotwin.workloads.dtr.simulator.logs import load_graph, read_manifest
+from iotwin.workloads.dtr.simulator.simulate import SimulatedRun, SimulationSettings, baseline, simulate
+from iotwin.workloads.dtr.static.graph import training_chain
+from iotwin.workloads.dtr.static.solve import plan
 from tests.perf.figures import Figure, interleaved
 from tests.workloads.dtr.random_logs import write_random_log
 from tests.workloads.dtr.test_simulator import DISTINCT, held_against_the_oracle
 from tests.workloads.dtr.test_static import held_in_order, random_dag
-from workloads.dtr.heuristics import HEURISTICS
-from workloads.dtr.log_format import read_log
-from workloads.dtr.logs import load_graph, read_manifest
-from workloads.dtr.simulator import Run, Settings, baseline, simulate
-from workloads.dtr.static.graph import training_chain
-from workloads.dtr.static.solve import plan
 
 _RATIOS = [step / 10 for step in range(10, 0, -1)]
 _PROVEN = {(16, 8): 43, (16, 10): 41, (16, 12): 39, (16, 14): 37, (16, 18): 33, (32, 16): 83, (32, 24): 75, (32, 34): 65}
@@ -39,35 +40,20 @@ _FAMILIES = {
         50,
     ),
 }
-# Runs the original: SIMRD LOG [[heuristic, policy, ratio], ..] FRESH SECONDS. With FRESH its cache of regions is replaced by a
-# search; a run that takes more than SECONDS of CPU has no result. Releases are left out for "ignore", as the original does.
+# Runs the original: SIMRD LOG [[heuristic, policy, ratio], ..] SECONDS. It prints the runs that end within SECONDS of CPU.
+# Releases are left out for "ignore", as the original does.
 _ORIGINAL = """
 import json, math, sys, threading, time
 sys.path.insert(0, sys.argv[1]); sys.setrecursionlimit(10**6); threading.stack_size(1 << 29)
-import simrd.heuristic as H, simrd.heuristic.ablation, simrd.runtime.v2 as v2
+import simrd.heuristic as H, simrd.heuristic.ablation
 from simrd.parse import parse_file, GRelease
 from simrd.runtime import RuntimeV1, RuntimeV2EagerOptimized, RuntimeV2Optimized, RematExceededError
 class Slow(Exception): pass
-class Fresh(v2.Region):
-    frontier = property(lambda self: (), lambda self, value: None)
-    def absorb(self, *_): pass
-    def clear(self): pass
-    def rebuild(self, *_): pass
-    def search(self):
-        seen, stack, total = set(), [self.base], 0
-        while stack:
-            for tensor in stack.pop().tensors:
-                for other in self.visitor(tensor):
-                    if not other.storage.material and other.storage.root_id not in seen:
-                        seen.add(other.storage.root_id); total += other.storage.compute; stack.append(other.storage)
-        return total
-    compute = property(search, lambda self, value: None)
 def main():
     graph, kept = (parse_file(open(sys.argv[2]), start=True) for _ in range(2))
     kept.schedule = [item for item in kept.schedule if not isinstance(item, GRelease)]
     base = RuntimeV1(math.inf, H.Heuristic()); graph.get_closure()(base)
     peak, cost = base.telemetry.summary["max_memory"], base.telemetry.summary["model_compute"]
-    if sys.argv[4] == "True": v2.Region = Fresh
     kinds = {"eager": RuntimeV2EagerOptimized, "ignore": RuntimeV2Optimized, "banish": RuntimeV1}
     for name, policy, ratio in json.loads(sys.argv[3]):
         heuristic, evictions = H.HEURISTICS[name](), 0
@@ -75,14 +61,14 @@ def main():
         def counted(*args, **named):
             nonlocal evictions
             evictions += 1
-            if time.process_time() - begin > float(sys.argv[5]): raise Slow
+            if time.process_time() > float(sys.argv[4]): raise Slow
             return choose(*args, **named)
         heuristic.choose = counted
         run = kinds[policy](int(peak * ratio), heuristic, remat_limit=cost); result = "pass"
         try: (kept if policy == "ignore" else graph).get_closure()(run)
         except MemoryError: result = "oom"
         except RematExceededError: result = "thrash"
-        except Slow: result = None
+        except Slow: return
         print(json.dumps({"result": result, "clock": run.clock, "evictions": evictions, "cpu_s": time.process_time() - begin}))
 thread = threading.Thread(target=main); thread.start(); thread.join()
 """
@@ -90,7 +76,7 @@ thread = threading.Thread(target=main); thread.start(); thread.join()
 
 def _own_grid(directory: Path, plain: bool) -> float:
     """CPU seconds of every heuristic at ten ratios on three recorded models."""
-    from workloads.dtr.record import record_model
+    from iotwin.workloads.dtr.record import record_model
 
     total = 0.0
     for model in ("mlp", "resnet", "lstm"):
@@ -101,27 +87,27 @@ def _own_grid(directory: Path, plain: bool) -> float:
         base = baseline(graph)
         for name in DISTINCT:
             for ratio in _RATIOS:
-                settings = Settings(HEURISTICS[name], int(base.peak * ratio), plain=plain)
+                settings = SimulationSettings(HEURISTICS[name], int(base.peak * ratio), plain=plain)
                 total += simulate(graph, settings, base.compute).cpu_s
     return total
 
 
-def _theirs(directory: Path, log: Path, runs: list[tuple[str, str, float]], fresh: bool, seconds: float) -> list[dict[str, Any]]:
+def _theirs(directory: Path, log: Path, runs: list[tuple[str, str, float]], seconds: float) -> list[dict[str, Any]]:
     """Runs of the original, by the Python that IOTWIN_SIMRD_PYTHON names (it needs attrs), else by this one."""
     python = os.environ.get("IOTWIN_SIMRD_PYTHON", sys.executable)
-    words = [python, "-c", _ORIGINAL, str(directory / "simrd"), str(log), json.dumps(runs), str(fresh), str(seconds)]
+    words = [python, "-c", _ORIGINAL, str(directory / "simrd"), str(log), json.dumps(runs), str(seconds)]
     return [json.loads(line) for line in subprocess.run(words, check=True, capture_output=True).stdout.splitlines()]
 
 
-def _ours(log: Path, runs: list[tuple[str, str, float]]) -> list[Run]:
+def _ours(log: Path, runs: list[tuple[str, str, float]]) -> list[SimulatedRun]:
     graph = read_log(log).graph
     base = baseline(graph)
-    every = [Settings(HEURISTICS[name], int(base.peak * ratio), policy, plain=False) for name, policy, ratio in runs]
+    every = [SimulationSettings(HEURISTICS[name], int(base.peak * ratio), policy, plain=False) for name, policy, ratio in runs]
     simulate(graph, every[0], base.compute)
     return [simulate(graph, settings, base.compute) for settings in every]
 
 
-def _same(ours: Run, theirs: dict[str, Any]) -> bool:
+def _same(ours: SimulatedRun, theirs: dict[str, Any]) -> bool:
     return (ours.result, ours.clock, ours.evictions) == (theirs["result"], theirs["clock"], theirs["evictions"])
 
 
@@ -134,32 +120,35 @@ def _speed(directory: Path) -> Iterator[Figure]:
             theirs = ours = 0.0
             for name in names:
                 runs = [(name, "eager", ratio) for ratio in (0.9, 0.7, 0.5, 0.4)]
-                theirs += sum(run["cpu_s"] for run in _theirs(directory, log, runs, False, 600))
+                theirs += sum(run["cpu_s"] for run in _theirs(directory, log, runs, 600 * len(runs)))
                 ours += sum(run.cpu_s for run in _ours(log, runs))
             ratios.append(theirs / ours)
             details.append(f"{ratios[-1]:.0f} on {model}")
         yield Figure(f"CPU, original over ours, {family}", min(ratios), bound, at_most=False, detail=", ".join(details))
 
 
-def _original(directory: Path, seconds: float = 40) -> Iterator[Figure]:
-    """Every heuristic, ratio and policy on every log; what differs is run again with a fresh search in the original."""
+def _original(directory: Path) -> Iterator[Figure]:
+    """Every heuristic, ratio and policy on every log; those that cost us least CPU first, as many as there is time for."""
     eager = [name for names, _ in _FAMILIES.values() for name in names]
     plans = [(name, "eager") for name in eager] + [("DTRUnopt", "banish")]
     plans += [(name, "ignore") for name in ("DTR", "MSPS", "DTREqClass", "DTRLocal", "LRU", "LargestStorage")]
     runs = [(name, policy, ratio) for name, policy in plans for ratio in _RATIOS]
-    done = equal = stale = 0
-    unexplained: list[str] = []
-    for log in sorted((directory / "simrd" / "logs").glob("*.log")):
-        for run, ours, theirs in zip(runs, _ours(log, runs), _theirs(directory, log, runs, False, seconds), strict=True):
-            done += theirs["result"] is not None
-            if theirs["result"] is None or (same := _same(ours, theirs)):
-                equal += theirs["result"] is not None and same
-            elif _same(ours, _theirs(directory, log, [run], True, 30 * seconds)[0]):
-                stale += 1
-            else:
-                unexplained.append(f"{log.name.partition('-')[0]} {run}")
-    detail = f"{stale} more equal with a fresh search in place of the original's cache of regions; {'; '.join(unexplained)}"
-    yield Figure(f"runs equal to the original's, of {done}", equal + stale, done, at_most=False, detail=detail)
+    logs = sorted((directory / "simrd" / "logs").glob("*.log"), key=lambda log: log.stat().st_size)
+    left_s = 60 * float(os.environ.get("IOTWIN_SIMRD_MINUTES", "40"))
+    done, counts = 0, []
+    differing: list[str] = []
+    for number, log in enumerate(logs):
+        begin_s = sum(os.times()[2:4])
+        cheapest = sorted(zip(runs, _ours(log, runs), strict=True), key=lambda each: each[1].cpu_s)
+        theirs = _theirs(directory, log, [run for run, _ in cheapest], left_s / (len(logs) - number))
+        left_s -= sum(os.times()[2:4]) - begin_s
+        name = log.name.partition("-")[0]
+        done += len(theirs)
+        counts.append(f"{len(theirs)} of {len(runs)} on {name}")
+        differing += [f"{name} {run}" for (run, ours), their in zip(cheapest, theirs, strict=False) if not _same(ours, their)]
+    name = f"runs equal to the original's, of {done}"
+    detail = f"{', '.join(counts)}; different: {', '.join(differing) or 'none'}"
+    yield Figure(name, done - len(differing), done, at_most=False, detail=detail)
 
 
 def _grid(directory: Path, plain: bool, bound: float) -> Iterator[Figure]:
@@ -172,7 +161,9 @@ def _grid(directory: Path, plain: bool, bound: float) -> Iterator[Figure]:
             if name in ("DTRUnopt", "AbStale"):  # the first is for banishing, the second chooses as LRU
                 continue
             for ratio in _RATIOS:
-                cpu_s += simulate(graph, Settings(HEURISTICS[name], int(base.peak * ratio), plain=plain), base.compute).cpu_s
+                cpu_s += simulate(
+                    graph, SimulationSettings(HEURISTICS[name], int(base.peak * ratio), plain=plain), base.compute
+                ).cpu_s
                 runs += 1
     name = f"the original's logs, 17 heuristics, 10 ratios: CPU minutes {'without' if plain else 'with'} numba"
     yield Figure(name, cpu_s / 60, bound, detail=f"{runs} runs")
@@ -187,7 +178,7 @@ def _long_inputs(directory: Path) -> Iterator[Figure]:
             file.write(piece.replace(b'"x', b'"y%dx' % number))
     chain = ["chain", "--layers", "20000", "--budget", "2sqrt", "--heuristic", "DTREqClass"]
     for name, words, bound in (("log of 100 MB", ["validate", str(log)], 2048), ("chain of 20 000", chain, 1024)):
-        words = [sys.executable, "-m", "iotwin.main", "dtr", *words, "--json", "--quiet"]
+        words = [sys.executable, "-m", "iotwin", "dtr", *words, "--json", "--quiet"]
         child = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert child.stdout is not None
         document = json.load(child.stdout)
@@ -197,12 +188,12 @@ def _long_inputs(directory: Path) -> Iterator[Figure]:
 
 
 def _logger() -> Iterator[Figure]:
-    """CPU that recording adds to an operation, beside a dispatch mode that does nothing; one thread, medians."""
+    """CPU time that recording adds to an operation, compared with a dispatch mode that does nothing; one thread, medians."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from workloads.dtr.record import Recorder
-    from workloads.models import MODELS, build
+    from iotwin.workloads.dtr.record import Recorder
+    from iotwin.workloads.models import MODELS, build
 
     class Empty(TorchDispatchMode):
         @classmethod
@@ -235,18 +226,18 @@ def _logger() -> Iterator[Figure]:
 
 def _emulated_budget(directory: Path) -> Iterator[Figure]:
     """The twin of a traced job, given a budget of overhead 1.4, against the trace of the job computing 1.4 times as long."""
-    from benchmark.config import Rematerialized, dump
-    from benchmark.fit import fit
-    from datagen.generate import generate
-    from datagen.layouts import Unet3dLayout
+    from iotwin.benchmark.fit import fit
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import Unet3dLayout
     from iotwin.loops.traced import run_traced
-    from tracesim import compare
-    from tracing_tools.trace.reader import Trace
+    from iotwin.trace_store.reader import Trace
+    from iotwin.tracesim import compare
+    from iotwin.workload_yaml import Rematerialized, dump
 
     generate(Unet3dLayout(0.2), directory / "data", samples=40, seed=1)
 
     def job(name: str, seconds: float) -> Trace:
-        words = ["-m", "workloads.unet3d", "--data", str(directory / "data"), "--output", str(directory / f"{name}_out")]
+        words = ["-m", "iotwin.workloads.unet3d", "--data", str(directory / "data"), "--output", str(directory / f"{name}_out")]
         options = ["--epochs", "4", "--batch-size", "2", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2",
                    "--base-channels", "4", "--depth", "3", "--crop", "32", "--overlap", "0", "--threads", "1"]  # fmt: skip
         run_traced([sys.executable, *words, *options, "--variant", "sleep", "--sleep", str(seconds)], directory / name, "unet3d")
@@ -260,7 +251,7 @@ def _emulated_budget(directory: Path) -> Iterator[Figure]:
         config.train.computation_time = Rematerialized(base=base, curve=curve, peak_bytes=10**10, budget=budget)
         config.checkpoint.checkpoint_folder = config.output.folder = str(directory / "twin_out")
         dump(config, directory / "twin.yaml")
-        words = [sys.executable, "-m", "iotwin.main", "emulate", str(directory / "twin.yaml")]
+        words = [sys.executable, "-m", "iotwin", "emulate", str(directory / "twin.yaml")]
         run_traced(words, directory / f"twin {name}", "unet3d")
         score = compare(asked, Trace(directory / f"twin {name}")).overall or 0.0
         yield Figure(f"emulated budget never traced, {name}: likeness to the job", score, bound, at_most=False)
@@ -288,8 +279,3 @@ def measure() -> Iterator[Figure]:
             yield from _original(Path(sys.argv[1]))
             yield from _grid(Path(sys.argv[1]), plain=False, bound=4)
             yield from _grid(Path(sys.argv[1]), plain=True, bound=40)
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line(), flush=True)

@@ -1,8 +1,8 @@
-"""The present programs beside an earlier version of them, in turns: the tracer's start, end and jobs that print (libbpf),
+"""The present programs and an earlier version, in turns: the tracer's start, end and jobs that print (libbpf),
 data sets generated, and a data set read by the emulator.
 
 Set IOTWIN_EARLIER to a folder that holds the earlier version's tree, with its probes compiled there by
-`PYTHONPATH=FOLDER python -P -m tracing_tools.probes`; else nothing is measured. Both run in this Python environment.
+`PYTHONPATH=FOLDER python -P -m iotwin.tracing_tools.probes`; else nothing is measured. Both run in this Python environment.
 """
 
 import os
@@ -75,7 +75,7 @@ def _seconds(directory: Path, root: Path, words: list[str]) -> float:
     """Return the seconds of a whole command of the version in `root`, on a disk that has nothing else to write."""
     os.sync()
     begin = time.monotonic()
-    command = [sys.executable, "-P", "-m", "iotwin.main", *words, "--quiet"]
+    command = [sys.executable, "-P", "-m", "iotwin", *words, "--quiet"]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, cwd=directory, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - begin
 
@@ -90,7 +90,7 @@ def _traced(directory: Path, root: Path, words: list[str]) -> tuple[float, float
     """Seconds until a job of `date +%s.%N` began (0 of others), and until the whole command had ended."""
     trace = directory / "t.trace"
     shutil.rmtree(trace, ignore_errors=True)
-    command = [sys.executable, "-P", "-m", "iotwin.main", "trace", "-o", str(trace), "--backend", "libbpf", "--", *words]
+    command = [sys.executable, "-P", "-m", "iotwin", "trace", "-o", str(trace), "--backend", "libbpf", "--", *words]
     begin_s, begin = time.time(), time.monotonic()
     printed = subprocess.run(
         command,

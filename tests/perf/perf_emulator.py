@@ -1,4 +1,4 @@
-"""The emulator's own cost: the smallest run beside DLIO's, its loop without any I/O, and starting on very many samples.
+"""The emulator's own cost: the smallest run compared with DLIO's, its loop without any I/O, and starting on very many samples.
 
 Set IOTWIN_DLIO_PYTHON to an interpreter that has dlio_benchmark 2.0.0 and PyTorch, and its smallest run is measured beside ours;
 else ours is held against what it took earlier.
@@ -43,7 +43,7 @@ def _emulate(directory: Path, *words: str) -> tuple[dict, float, int]:
         "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
         "print('\\n%f %d' % (used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))"
     )
-    command = [sys.executable, "-c", program, sys.executable, "-m", "iotwin.main", "emulate", *words, "--json"]
+    command = [sys.executable, "-c", program, sys.executable, "-m", "iotwin", "emulate", *words, "--json"]
     done = subprocess.run(
         command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )
@@ -127,8 +127,3 @@ def _start_up(directory: Path, label: str, samples: int) -> list[Figure]:
         Figure(f"{label} samples: CPU seconds of starting and 10 steps", statistics.median(seconds), 1),
         Figure(f"{label} samples: memory of one rank, MB", statistics.median(memories) / 1e6, 150),
     ]
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import small_disk
 from tests.perf.figures import Figure
-from tracing_tools.trace.reader import Trace
 
 _ROUNDS = 20
 _CALLS = 200_000
@@ -60,7 +60,7 @@ class _Job:
         self.trace, self._counts, self._shown = trace, directory / "counts", directory / "shown"
         self._counts.write_bytes(bytes(4096))
         command = [str(program), str(program.with_name("data")), str(self._counts), str(_CALLS)]
-        iotwin = [sys.executable, "-m", "iotwin.main", "trace", "-o", str(trace), "--backend", "libbpf", "--"]
+        iotwin = [sys.executable, "-m", "iotwin", "trace", "-o", str(trace), "--backend", "libbpf", "--"]
         with self._shown.open("wb") as shown, (directory / "said").open("wb") as said:
             self.tracer = subprocess.Popen([*iotwin, *command], stdout=shown, stderr=said, start_new_session=True)
         self.said = directory / "said"
@@ -90,7 +90,7 @@ class _Job:
 
 
 def _recovers(trace: Path) -> bool:
-    recovering = [sys.executable, "-m", "iotwin.main", "recover", str(trace)]
+    recovering = [sys.executable, "-m", "iotwin", "recover", str(trace)]
     return subprocess.run(recovering, capture_output=True, check=False).returncode == 0
 
 
@@ -201,8 +201,3 @@ def _interrupts(program: Path, directory: Path, instants: random.Random, took_s:
         if manifest.seen != manifest.events + manifest.lost_events or (manifest.seen != seen and not ended_early):
             tally.count.append(f"{name}: {manifest.events} + {manifest.lost_events} of {manifest.seen}, {seen}")
     return tally
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

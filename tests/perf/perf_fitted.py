@@ -1,4 +1,4 @@
-"""What a fit finds against what the job was told to do: counts must be the same, sizes and times within 5 %.
+"""Fitted values compared with the job's arguments: counts must be the same, sizes and times within 5 %.
 
     python -m tests.perf.perf_fitted
 
@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmark.config import Config, Duration
-from benchmark.fit import fit
-from common.numbers.draws import inverse_cdf
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.benchmark.fit import fit
+from iotwin.common.numbers.draws import inverse_cdf
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import Config, Duration
 from tests.perf.figures import Figure
 from tests.perf.perf_identification import DLRM, UNET3D
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 _COUNTS = (
     {"epochs": 3, "batch": 2, "workers": 2},
@@ -56,14 +56,14 @@ def _worst(name: str, pairs: list[tuple[str, float, float]]) -> Figure:
 
 
 def _fitted(folder: Path, name: str, words: list[str]) -> Config:
-    manifest = trace_command([sys.executable, *words], folder / f"{name}.trace", Options(forward_output=False))
+    manifest = trace_command([sys.executable, *words], folder / f"{name}.trace", TraceOptions(forward_output=False))
     assert manifest.exit_status == 0, (folder / f"{name}.trace" / "logs" / "stderr").read_text()
     return fit(Trace(folder / f"{name}.trace")).config
 
 
 def _unet3d(folder: Path, name: str, job: dict[str, int]) -> Iterator[tuple[str, float, float]]:
     """What the fit found and what the command line or the files say."""
-    words = ["-m", "workloads.unet3d", "--data", str(folder / "unet3d"), "--output", str(folder / name), *UNET3D]
+    words = ["-m", "iotwin.workloads.unet3d", "--data", str(folder / "unet3d"), "--output", str(folder / name), *UNET3D]
     epochs = str(job["epochs"])
     words += ["--epochs", epochs, "--eval-every", "1", "--checkpoint-every", "1"]
     config = _fitted(folder, name, [*words, "--batch-size", str(job["batch"]), "--workers", str(job["workers"])])
@@ -83,7 +83,7 @@ def _unet3d(folder: Path, name: str, job: dict[str, int]) -> Iterator[tuple[str,
 
 
 def _dlrm(folder: Path, batch: int) -> Iterator[tuple[str, float, float]]:
-    words = ["-m", "workloads.dlrm", "--data", str(folder / "dlrm"), "--output", str(folder / f"d{batch}"), *DLRM]
+    words = ["-m", "iotwin.workloads.dlrm", "--data", str(folder / "dlrm"), "--output", str(folder / f"d{batch}"), *DLRM]
     config = _fitted(folder, f"d{batch}", [*words, "--eval-every", "0", "--batch-size", str(batch), "--steps", str(_STEPS)])
     yield f"dlrm {batch} batch", config.reader.batch_size, batch
     yield f"dlrm {batch} steps", config.train.total_training_steps * config.train.epochs, _STEPS
@@ -102,7 +102,7 @@ train: {{epochs: 3, total_training_steps: {_STEPS}, computation_time: {_COMPUTE_
 output: {{folder: {folder / name}}}
 twin: {{layout: {layout}, reader: {{random_batches: {str(by_batches).lower()}}}}}
 """)
-    config = _fitted(folder, name, ["-m", "iotwin.main", "emulate", str(path)])
+    config = _fitted(folder, name, ["-m", "iotwin", "emulate", str(path)])
     steps = pq.read_table(folder / name / "metrics.parquet").to_pandas()
     own_s = float(steps.loc[steps["phase"] == "train", "compute_ns"].mean()) / 1e9
     return f"{layout}, {workers} loaders, computation", _mean(config.train.computation_time), own_s
@@ -110,8 +110,3 @@ twin: {{layout: {layout}, reader: {{random_batches: {str(by_batches).lower()}}}}
 
 def _mean(duration: Duration) -> float:
     return float(np.mean([inverse_cdf(duration, float(p)) for p in np.linspace(0.005, 0.995, 100)]))
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line(), flush=True)

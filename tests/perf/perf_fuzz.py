@@ -8,18 +8,19 @@ import sys
 import time
 from collections.abc import Iterator
 
-from common.progress import set_quiet
+from iotwin.common.progress import set_quiet
 from tests.perf.figures import Figure
 from tests.perf.fuzzing import Subject, fuzz, one
+from tests.perf.records import record_figures
 
 _INPUTS = int(os.environ.get("IOTWIN_FUZZ_INPUTS", "100000"))  # of all subjects together
 
 
 def subjects() -> list[Subject]:
     """Return all subjects, those of the trace store first."""
-    from tests.perf import fuzzing_foreign, fuzzing_store
+    from tests.perf import fuzzing_foreign, fuzzing_newer, fuzzing_store
 
-    return [*fuzzing_store.subjects(), *fuzzing_foreign.subjects()]
+    return [*fuzzing_store.subjects(), *fuzzing_foreign.subjects(), *fuzzing_newer.subjects()]
 
 
 def measure() -> Iterator[Figure]:
@@ -49,8 +50,7 @@ def main() -> None:
         subject = next(subject for subject in subjects() if subject.name == sys.argv[1])
         print(one(subject, int(sys.argv[2])))
         return
-    for figure in figures(sys.argv[1] if len(sys.argv) > 1 else None):
-        print(figure.line(), flush=True)
+    record_figures("fuzz", figures(sys.argv[1] if len(sys.argv) > 1 else None))
 
 
 if __name__ == "__main__":

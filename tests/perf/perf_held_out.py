@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import Config
-from datagen.generate import generate
-from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import make_twin
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.workload_yaml import Config
 from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
 from tests.perf.made_up import make_images
-from tracesim import compare
-from tracing_tools.trace.reader import Trace
+from tests.perf.records import record_figures
 
 _RERUNS = 2
 _ROUNDS = 3
@@ -71,7 +72,7 @@ def _run(folder: Path, job: str, name: str, **changed: object) -> Trace:
     options = _JOBS[job] | {key.replace("_", "-"): value for key, value in changed.items()}
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     path, data = folder / f"{name}.trace", str(folder / "data")
-    program = ["-m", f"workloads.{job}", "--data", data, "--output", str(folder / f"{name}_out")]
+    program = ["-m", f"iotwin.workloads.{job}", "--data", data, "--output", str(folder / f"{name}_out")]
     run_traced([sys.executable, *([_IMAGES, data] if job == "images" else program), *words], path, job)
     return Trace(path)
 
@@ -113,5 +114,4 @@ def held_out(job: str, made: dict[str, Any], among_runs: dict[str, Any], asked: 
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:] or tuple(_JOBS)):
-        print(figure.line(), flush=True)
+    record_figures("held_out", measure(sys.argv[1:] or tuple(_JOBS)))

@@ -1,4 +1,4 @@
-"""Are jobs told apart, and is each twin nearest to its own? Three real workloads, two configurations each, three runs each.
+"""Does similarity distinguish jobs, and is each twin nearest to its own? Three workloads of two configurations, three runs each.
 
     python -m tests.perf.perf_identification [DIRECTORY]
 
@@ -13,15 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.loops.similarity_results import compare_folders
 from iotwin.loops.twin import make_twin
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.identification import all_scores, repeats_apart, twins_apart
 from tests.perf.made_up import make_images
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
+from tests.perf.records import record_figures
 
 _RUNS = 3
 UNET3D = ["--base-channels", "2", "--depth", "2", "--crop", "24", "--overlap", "0", "--threads", "1"]
@@ -31,9 +32,9 @@ _IMAGES = str(Path(__file__).parents[1] / "benchmark" / "fit" / "image_folder_jo
 
 def _jobs(data: Path) -> dict[str, list[str]]:
     """The command of each job, without where its output goes."""
-    unet3d = ["-m", "workloads.unet3d", "--data", str(data / "unet3d"), *UNET3D]
+    unet3d = ["-m", "iotwin.workloads.unet3d", "--data", str(data / "unet3d"), *UNET3D]
     unet3d += ["--epochs", "3", "--eval-every", "0", "--checkpoint-every", "3"]
-    dlrm = ["-m", "workloads.dlrm", "--data", str(data / "dlrm"), "--eval-every", "0", *DLRM]
+    dlrm = ["-m", "iotwin.workloads.dlrm", "--data", str(data / "dlrm"), "--eval-every", "0", *DLRM]
     images = [_IMAGES, str(data / "images"), "--epochs", "3"]
     return {
         "unet3d-batch2": [*unet3d, "--batch-size", "2", "--workers", "3"],
@@ -54,7 +55,7 @@ def _generate(data: Path) -> None:
 def _trace(folder: Path, name: str, words: list[str]) -> Path:
     output = [] if words[0] == _IMAGES else ["--output", str(folder / "output" / name)]
     trace = folder / "real" / f"{name}.trace"
-    manifest = trace_command([sys.executable, *words, *output], trace, Options(forward_output=False, workload=name))
+    manifest = trace_command([sys.executable, *words, *output], trace, TraceOptions(forward_output=False, workload=name))
     assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
     return trace
 
@@ -117,5 +118,4 @@ def _figures(runs: dict[str, list[Path]], twins: list[Path]) -> Iterator[Figure]
 
 
 if __name__ == "__main__":
-    for figure in measure(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
-        print(figure.line(), flush=True)
+    record_figures("identification", measure(Path(sys.argv[1]) if len(sys.argv) > 1 else None))

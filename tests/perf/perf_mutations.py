@@ -1,14 +1,16 @@
-"""Whether a room's own tests notice a wrong sign, comparison or operator: random changes of its code, each tested on its own.
+"""Measure whether a room's own tests notice a wrong sign, comparison, operator or constant.
 
-python -m tests.perf.perf_mutations [COUNT [ROOM]]      the first COUNT of the changes, of all rooms or of one
+python -m tests.perf.perf_mutations [COUNT [ROOM]...]   the first COUNT of the changes, of all rooms or of these
 IOTWIN_MUTATION_SEED=2 python -m tests.perf...          other changes
 
-A change is made in a copy of the project. The test modules of its room run one after the other, the likeliest to notice first,
-until one fails that passes without the change. When all have passed, or the processor time of a change is up, nobody has noticed
-it: that time is the same however busy the machine is. What needs root, PyTorch or a browser is left out.
+A random change is made in a copy of the project. The test modules of its room run one after the other, the likeliest to notice
+first. The change is noticed if a module fails that passes without it. It is missed if all modules pass, or if they use up its
+processor time. A constant is doubled, then halved: it is noticed if the tests notice either, since a bound matters in one
+direction. Tests that need root, PyTorch or a browser do not run.
 """
 
 import ast
+import itertools
 import os
 import random
 import resource
@@ -16,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +34,13 @@ _ROOMS = {
     "tracesim": "tests/tracesim",
     "benchmark": "tests/benchmark",
     "datagen": "tests/datagen",
-    "tracing_tools/trace": "tests/tracing_tools",
+    "trace_store": "tests/trace_store",
 }
-_COPIED = ("benchmark", "common", "datagen", "iotwin", "tests", "trace_visuals", "tracesim", "tracing_tools", "workloads")
+_COPIED = (
+    "benchmark", "common", "datagen", "iotwin", "tests", "trace_store", "trace_visuals", "tracesim", "tracing_tools",
+    "workload_yaml", "workloads",
+)  # fmt: skip
+_ORDINARY = (0, 1, 2)  # numbers that count or index, besides those that are named: the changes of operators test these
 _OTHERS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "+"), ast.BitAnd: ("&", "|"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="),
@@ -43,20 +49,20 @@ _OTHERS: dict[type[ast.AST], tuple[str, str]] = {
 
 
 class Mutation(NamedTuple):
-    """One change: the bytes from `begin` to `end` of a file become `text`."""
+    """A change: the bytes from `begin` to `end` of a file become one of `texts`."""
 
     room: str
     path: str
     line: int
     begin: int
     end: int
-    text: str
+    texts: tuple[str, ...]
     old: str
     names: tuple[str, ...]  # of the functions and classes around it
 
     def __str__(self) -> str:
-        """Return where and what it is."""
-        return f"{self.path}:{self.line}: {self.old} becomes {self.text.strip() or 'nothing'}"
+        """Return the file, the line and the change."""
+        return f"{self.path}:{self.line}: {self.old} becomes {' or '.join(text.strip() or 'nothing' for text in self.texts)}"
 
 
 def mutations(room: str) -> list[Mutation]:
@@ -67,10 +73,48 @@ def mutations(room: str) -> list[Mutation]:
         starts = [0]
         for line in content.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
-        for node, names in _with_names(ast.parse(content), ()):
-            for begin, end, old, new in _changes(node, content, starts):
-                found.append(Mutation(room, str(path.relative_to(ROOT)), node.lineno, begin, end, new, old, names))
+        tree = ast.parse(content)
+        numbers = set(_decisive_numbers(tree))
+        for node, names in _with_names(tree, ()):
+            changes = _of_constant(node, content, starts) if node in numbers else _changes(node, content, starts)
+            for begin, end, old, *new in changes:
+                found.append(Mutation(room, str(path.relative_to(ROOT)), node.lineno, begin, end, tuple(new), old, names))
     return found
+
+
+def _decisive_numbers(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the numbers that may decide something.
+
+    Left out are indices, numbers in shifts (bits of a format, sizes of buffers), and, unless part of a named constant, arguments
+    by keyword and the numbers that are _ORDINARY.
+    """
+    for node, named in _constants(tree, False):
+        if type(node.value) in (int, float) and node.value and (named or node.value not in _ORDINARY):
+            yield node
+
+
+def _constants(node: ast.AST, named: bool) -> Iterator[tuple[ast.Constant, bool]]:
+    """Yield the constants below `node`, and whether each is part of the value of a NAME in capitals."""
+    is_shift = isinstance(node, ast.BinOp) and isinstance(node.op, ast.LShift | ast.RShift)
+    if is_shift or isinstance(node, ast.Subscript) or (isinstance(node, ast.keyword) and not named):
+        return
+    if isinstance(node, ast.Constant):
+        yield node, named
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        named = any(name.id.isupper() for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+    for child in ast.iter_child_nodes(node):
+        yield from _constants(child, named)
+
+
+def _of_constant(node: ast.expr, content: bytes, starts: list[int]) -> Iterator[tuple[int, int, str, str, str]]:
+    """Yield (begin, end, old, doubled, halved) of a number."""
+    assert isinstance(node, ast.Constant)
+    assert isinstance(node.value, int | float)
+    begin = starts[node.lineno - 1] + node.col_offset
+    end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+    halved = node.value // 2 if isinstance(node.value, int) else node.value / 2
+    yield begin, end, content[begin:end].decode(), repr(2 * node.value), repr(halved)
 
 
 def _with_names(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[ast.expr, tuple[str, ...]]]:
@@ -106,15 +150,11 @@ def _changes(node: ast.expr, content: bytes, starts: list[int]) -> Iterator[tupl
             yield low + at, low + at + len(old), old, new
 
 
-def chosen(count: int) -> list[Mutation]:
+def chosen(count: int, rooms: Collection[str]) -> list[Mutation]:
     """Return `count` changes, as many of each room, the same in every run of the same code."""
     draw = random.Random(_SEED)
-    by_room = []
-    for room in _ROOMS:
-        known = mutations(room)
-        by_room.append(draw.sample(known, min(len(known), -(-max(count, _COUNT) // len(_ROOMS)))))
-    in_turn = [mutation for group in zip(*by_room, strict=False) for mutation in group]
-    return in_turn[:count]
+    by_room = [draw.sample(mutations(room), -(-count // len(rooms))) for room in rooms]
+    return [mutation for group in zip(*by_room, strict=True) for mutation in group][:count]
 
 
 def test_modules(mutation: Mutation) -> list[str]:
@@ -158,12 +198,11 @@ def noticed(mutation: Mutation, copy: Path) -> str | None:
     """Return the test module that fails by the change, or that it keeps from ending; None when there is none."""
     target, spent = copy / mutation.path, 0.0
     content = target.read_bytes()
-    changed = content[: mutation.begin] + mutation.text.encode() + content[mutation.end :]
-    for module in test_modules(mutation):
+    for module, text in itertools.product(test_modules(mutation), mutation.texts):
         if spent > _LIMIT_CPU_S:
             return None
         before = _spent_cpu_s()
-        target.write_bytes(changed)
+        target.write_bytes(content[: mutation.begin] + text.encode() + content[mutation.end :])
         try:
             status = _run(copy, module)
         finally:
@@ -179,14 +218,14 @@ def _passes_unchanged(copy: Path, module: str) -> bool:
     return _run(copy, module) == 0
 
 
-def figures(count: int, room: str | None = None) -> Iterator[Figure]:
+def figures(count: int, rooms: Collection[str] = tuple(_ROOMS)) -> Iterator[Figure]:
     """Yield a figure for each change, then the share that was noticed."""
-    selected = [mutation for mutation in chosen(count) if room in (None, mutation.room)]
+    selected = chosen(count, rooms)
     missed = []
     with tempfile.TemporaryDirectory(prefix="iotwin-mutations-") as folder:
         copy = Path(folder)
         for name in _COPIED:
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         for mutation in selected:
             found = noticed(mutation, copy)
@@ -203,9 +242,9 @@ def measure() -> list[Figure]:
 
 
 def main() -> None:
-    """Print every change, then the share."""
+    """Print every change, then the share. `python -m tests.perf mutations` records the share of all rooms."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT
-    for figure in figures(count, sys.argv[2] if len(sys.argv) > 2 else None):
+    for figure in figures(count, sys.argv[2:] or tuple(_ROOMS)):
         print(figure.line(), flush=True)
 
 

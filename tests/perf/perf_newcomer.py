@@ -63,7 +63,7 @@ def measure() -> Iterator[Figure]:
         shutil.copy(ROOT / "tests" / "docs" / "train.py", place)
         programs = place / "bin"
         programs.mkdir()
-        for program, arguments in (("iotwin", "-m iotwin.main"), ("python", "")):
+        for program, arguments in (("iotwin", "-m iotwin"), ("python", "")):
             (programs / program).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
             (programs / program).chmod(0o755)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
@@ -92,8 +92,3 @@ def measure() -> Iterator[Figure]:
     yield Figure("README: lines of the longest screen about that job", lines[longest], _SCREEN_LINES, detail=detail)
     info = next(lines[command] for command in commands if command.startswith("iotwin info"))
     yield Figure("README: lines of iotwin info about that job", info, _SCREEN_LINES)
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 _ROUNDS = 7
 _BYTES = 400 << 20
@@ -46,7 +46,7 @@ def measure() -> Iterator[Figure]:
 
             def traced(detail: tuple[str, ...], command: list[str] = command) -> float:
                 trace = Path(scratch) / "t.trace"
-                trace_command(command, trace, Options(detail=detail, force=True, forward_output=False))
+                trace_command(command, trace, TraceOptions(detail=detail, force=True, forward_output=False))
                 assert Trace(trace).manifest.lost_events == 0 or "mmap" in detail
                 return float((trace / "logs" / "stdout").read_text())
 
@@ -59,8 +59,3 @@ def measure() -> Iterator[Figure]:
             yield Figure(f"a page fault on {what}, untraced, ns", float(np.median(bare)))
             for detail, times in (("data", without), ("data,mmap", within)):
                 yield Figure(f"a page fault on {what}, --detail {detail} over untraced", median_ratio(times, bare))
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line(), flush=True)

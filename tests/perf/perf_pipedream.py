@@ -1,4 +1,4 @@
-"""PipeDream's plan: how long the optimizer takes, how much memory, and how well its simulation tells an emulated run.
+"""PipeDream's plan: the optimizer's time and memory, and the error of its simulation of an emulated run.
 
     python -m tests.perf.perf_pipedream
 
@@ -35,7 +35,7 @@ _MINIBATCHES = 100
 
 
 def _iotwin(*words: object) -> str:
-    command = [sys.executable, "-m", "iotwin.main", *map(str, words)]
+    command = [sys.executable, "-m", "iotwin", *map(str, words)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -71,9 +71,9 @@ def _optimizing() -> Iterator[Figure]:
 
 def _enumerated() -> Iterator[Figure]:
     """Every contiguous split of a chain into four stages or fewer, against the optimizer's."""
-    from workloads.pipedream.costs import Costs
-    from workloads.pipedream.optimizer import solve
-    from workloads.pipedream.prepare import prepared_points, without_inputs
+    from iotwin.workloads.pipedream.plan.costs import Costs
+    from iotwin.workloads.pipedream.plan.optimizer import solve
+    from iotwin.workloads.pipedream.plan.prepare import prepared_points, without_inputs
 
     for name in ("alexnet", "vgg16"):
         asked = options([4], [1e9], straight=True, exact_workers=False)
@@ -110,8 +110,8 @@ def _programmed() -> Iterator[Figure]:
         from scipy.sparse import lil_array
     except ImportError:
         return
-    from workloads.pipedream.optimizer import solve
-    from workloads.pipedream.prepare import prepared_points, without_inputs
+    from iotwin.workloads.pipedream.plan.optimizer import solve
+    from iotwin.workloads.pipedream.plan.prepare import prepared_points, without_inputs
 
     stages = 4
     for name in ("alexnet", "vgg16", "gnmt", "resnet50"):
@@ -148,10 +148,10 @@ def _programmed() -> Iterator[Figure]:
 
 def _emulated(scratch: Path) -> Iterator[Figure]:
     """A plan emulated, traced where that is possible, against its simulation."""
-    from common.files import write_json
-    from tracing_tools.trace.reader import Trace
-    from workloads.pipedream.plan_file import parse_plan
-    from workloads.policies.pipeline_simulator import simulate, summary
+    from iotwin.common.files import write_json
+    from iotwin.trace_store.reader import Trace
+    from iotwin.workloads.pipedream.plan.plan_file import parse_plan
+    from iotwin.workloads.policies.pipeline_simulator import simulate, summary
 
     stages = [
         {"stage": k, "ranks": [k], "forward_s": 0.02, "backward_s": 0.04, "parameter_bytes": 1e6 * (k + 1)} for k in range(4)
@@ -165,7 +165,7 @@ def _emulated(scratch: Path) -> Iterator[Figure]:
     words = ["emulate", twin, *folders, "--json"]
     traced = nothing_can_trace() is None
     if traced:
-        command = [sys.executable, "-m", "iotwin.main", *map(str, words)]
+        command = [sys.executable, "-m", "iotwin", *map(str, words)]
         _iotwin("trace", "-o", scratch / "run.trace", "--quiet", "--", *command)
         text = (scratch / "run.trace" / "logs" / "stdout").read_text()
         found = json.loads(next(line for line in text.splitlines() if line.startswith("{")))["pipeline"]
@@ -212,8 +212,3 @@ def measure() -> Iterator[Figure]:
     yield from _programmed()
     with tempfile.TemporaryDirectory() as scratch:
         yield from _emulated(Path(scratch))
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

@@ -1,4 +1,4 @@
-"""What the kernel side costs, beside its rivals, and what the recorder needs: start-up, sustained rate, memory, finishing."""
+"""The cost of the kernel side, compared with rivals, and of the recorder: start-up, sustained rate, memory, finishing."""
 
 import os
 import subprocess
@@ -10,6 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.backends.libbpf import LibbpfBackend
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from tests.perf.figures import Figure, interleaved
 from tests.perf.floor import floor_attached
 from tests.perf.made_up import peak_megabytes
@@ -23,10 +27,6 @@ from tests.perf.rivals import (
     under_perf,
     under_strace,
 )
-from tracing_tools.backends.libbpf import LibbpfBackend
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.targets.cgroup import JobCgroup
-from tracing_tools.trace.reader import Trace
 
 _HERE = Path(__file__).parent
 _ROUNDS = 9
@@ -60,7 +60,7 @@ def _rivals(directory: Path) -> Iterator[Figure]:
         return own_ns(command) / _PREADS
 
     def ours() -> float:
-        trace_command(command, directory / "rivals.trace", Options(forward_output=False, force=True))
+        trace_command(command, directory / "rivals.trace", TraceOptions(forward_output=False, force=True))
         return float((directory / "rivals.trace" / "logs" / "stdout").read_text()) / _PREADS
 
     untraced, traced = interleaved(_ROUNDS, plain, ours)
@@ -127,7 +127,7 @@ def _neighbour(directory: Path) -> Iterator[Figure]:
 
 def _start_up(directory: Path) -> Figure:
     """Seconds from starting iotwin to the first instruction of the command."""
-    command = [sys.executable, "-m", "iotwin.main", "trace", "--quiet", "--force", "-o", str(directory / "start.trace"), "--"]
+    command = [sys.executable, "-m", "iotwin", "trace", "--quiet", "--force", "-o", str(directory / "start.trace"), "--"]
     taken = []
     for _ in range(_ROUNDS):
         begin_ns = time.monotonic_ns()
@@ -139,7 +139,7 @@ def _start_up(directory: Path) -> Figure:
 def _sustained(directory: Path) -> Iterator[Figure]:
     """Two readers and two writers as fast as they can: every call is recorded, or counted as lost."""
     path = directory / "sustained.trace"
-    command = [sys.executable, "-m", "iotwin.main", "trace", "--quiet", "-o", str(path), "--"]
+    command = [sys.executable, "-m", "iotwin", "trace", "--quiet", "-o", str(path), "--"]
     tracer = subprocess.Popen([*command, directory / "load", "busy", directory / "busy", str(_SUSTAINED_S)])
     memory = 0.0
     while tracer.poll() is None:
@@ -160,15 +160,10 @@ def _sustained(directory: Path) -> Iterator[Figure]:
 
 
 def _finish(directory: Path) -> Iterator[Figure]:
-    """Finish a made-up recording of data loaders in a process of its own, to see its memory."""
+    """Finish a synthetic recording of data loaders in a separate process, to measure its memory."""
     code = f"from tests.perf.made_up import finish_made_up; finish_made_up({str(directory / 'made')!r}, {_FINISHED_EVENTS})"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     seconds, megabytes = map(float, result.stdout.split())
     detail = f"{_FINISHED_EVENTS} preads of two processes on {_FINISHED_EVENTS // 5000} files"
     yield Figure("finishing ten million events: seconds", seconds, 20, detail=detail)
     yield Figure("finishing them: MB of memory at most", megabytes, 150)
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line(), flush=True)

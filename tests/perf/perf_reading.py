@@ -1,4 +1,4 @@
-"""Reading and checkpoints beside their rivals: fio with the same sizes, order and queue depth, and upstream DLIO's loaders.
+"""Reading and checkpoints compared with rivals: fio with the same sizes, order and queue depth, and upstream DLIO's loaders.
 
     python -m tests.perf.perf_reading [DIRECTORY]
 
@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmark.config import Checkpoint, Config, Dataset, Model, Reader, Train, Workflow
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.emulator.data.dataset import open_dataset
-from benchmark.emulator.loaders import open_loader, sampled_batches
-from benchmark.emulator.run import emulate
-from common.progress import set_quiet
-from datagen.generate import generate
-from datagen.layouts import FormatLayout
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.data.dataset import open_dataset
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.run import emulate
+from iotwin.common.progress import set_quiet
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import FormatLayout
+from iotwin.workload_yaml import Checkpoint, Config, Dataset, Model, Reader, Train, Workflow
 from tests.perf.figures import Figure, interleaved, median_ratio
+from tests.perf.records import record_figures
 
 _ROUNDS = 5
 _FILES, _RECORD_BYTES = 24, 32 << 20
@@ -207,8 +208,7 @@ def _upstream(interpreter: str, directory: Path, name: str, count: int) -> float
 def main() -> None:
     """Print the figures alone."""
     set_quiet(True)
-    for figure in figures(Path(sys.argv[1]) if len(sys.argv) > 1 else None):
-        print(figure.line(), flush=True)
+    record_figures("reading", figures(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from iotwin.loops.respond import parse_change, respond
 from iotwin.loops.twin import make_twin
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure
-from tracing_tools.recorder.session import Options, trace_command
+from tests.perf.records import record_figures
 
 _JOBS = Path(__file__).parent / "unseen"
 KINDS = ("images", "chunks", "crops", "shards")
@@ -43,7 +44,7 @@ def unseen_job(kind: str, folder: Path) -> list[str]:
 def _figures(kind: str, folder: Path, changes: Sequence[str], runs: int) -> Iterator[Figure]:
     job = unseen_job(kind, folder)
     trace = folder / "job.trace"
-    manifest = trace_command([*job, "1"], trace, Options(forward_output=False))
+    manifest = trace_command([*job, "1"], trace, TraceOptions(forward_output=False))
     assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
     made = make_twin([trace], folder / "twin", _ROUNDS, force=False)
     document = respond(
@@ -65,5 +66,4 @@ if __name__ == "__main__":
     parser.add_argument("--change", action="append", default=[])
     parser.add_argument("--runs", type=int, default=_RUNS)
     given = parser.parse_args()
-    for figure in measure(given.kinds, given.change, given.runs):
-        print(figure.line(), flush=True)
+    record_figures("respond", measure(given.kinds, given.change, given.runs))

@@ -16,17 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import Config, TwinResume, dump, load
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, Unet3dLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.loops.traced import run_traced
 from iotwin.loops.twin import make_twin
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.workload_yaml import Config, TwinResume, dump, load
+from iotwin.workloads.dlrm.__main__ import main as dlrm
+from iotwin.workloads.unet3d.__main__ import main as unet3d
 from tests.perf.figures import Figure
+from tests.perf.records import record_figures
 from tests.workloads import killed
-from tracesim import compare
-from tracing_tools.trace.reader import Trace
-from workloads.dlrm.__main__ import main as dlrm
-from workloads.unet3d.__main__ import main as unet3d
 
 _FITTING_ROUNDS, _TIMES = 3, 5
 _MAINS = {"unet3d": unet3d, "dlrm": dlrm}
@@ -88,7 +89,7 @@ def _resume(config: Config) -> TwinResume:
 
 
 class _Case:
-    """A job, its runs and its twins, each made when it is first asked for."""
+    """A job, its runs and its twins, each made at its first use."""
 
     def __init__(self, folder: Path, job: str) -> None:
         self.folder, self.job = folder, job
@@ -102,13 +103,13 @@ class _Case:
     def resumed(self, name: str) -> Trace:
         """Trace the job as it goes on."""
         shutil.copytree(self.folder / "killed" / "out", self.folder / f"{name}_out")
-        os.sync()  # what was copied must not be written back beside the run
+        os.sync()  # what was copied must not be written back during the run
         return self.traced(name)
 
     def traced(self, name: str) -> Trace:
         """Trace the job in the folder of that name."""
         output = self.folder / f"{name}_out"
-        command = [sys.executable, "-m", f"workloads.{self.job}", *self._words, "--output", str(output)]
+        command = [sys.executable, "-m", f"iotwin.workloads.{self.job}", *self._words, "--output", str(output)]
         run_traced(command, self.folder / f"{name}.trace", self.job)
         return Trace(self.folder / f"{name}.trace")
 
@@ -117,7 +118,7 @@ class _Case:
         path = self.folder / f"{name}.yaml"
         config.output.folder = str(self.folder / f"{name}_out")
         dump(config, path)
-        run_traced([sys.executable, "-m", "iotwin.main", "emulate", str(path)], self.folder / f"{name}.trace", self.job)
+        run_traced([sys.executable, "-m", "iotwin", "emulate", str(path)], self.folder / f"{name}.trace", self.job)
         return Trace(self.folder / f"{name}.trace")
 
     @cached_property
@@ -134,7 +135,7 @@ class _Case:
 
 
 def _resumed(case: _Case) -> Iterator[Figure]:
-    """The twin, corrected on one resumed run, beside the worse of two others; it need not be more alike than these are."""
+    """The twin, corrected on one resumed run, compared with the worse of two others; it need not be more alike than these are."""
     runs = [case.first, case.resumed("run1"), case.resumed("run2")]
     floor = compare(runs[0], runs[1], repeats=runs[1:]).to_document()["noise_floor"]
     _, record = case.make(runs, "twin")
@@ -154,7 +155,7 @@ def _lowest(dimensions: Mapping[str, float]) -> str:
 
 
 def _edited(case: _Case) -> Iterator[Figure]:
-    """The twin of a job that nothing interrupted, told where to go on, beside the job that was killed there and resumed.
+    """The twin of an uninterrupted job, edited to resume, compared with the job that was killed and resumed there.
 
     It runs until then before, so that it has checkpoints to go on from.
     """
@@ -198,5 +199,4 @@ def measure(words: Sequence[str] = ()) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:]):
-        print(figure.line(), flush=True)
+    record_figures("resume", measure(sys.argv[1:]))

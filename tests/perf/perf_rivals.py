@@ -1,4 +1,4 @@
-"""Imitations of the same jobs by others: how far from the job are they, beside our twin?
+"""Imitations of the same jobs by others: how far from the job are they, compared with the twin?
 
     python -m tests.perf.perf_rivals [JOB ...]
 
@@ -23,17 +23,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 from iotwin.loops.twin import make_twin
 from iotwin.own_command import own_command
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import READ_OPS, WRITE_OPS
+from iotwin.tracesim import compare
+from iotwin.tracing_tools.exports.iolog import write_iolog
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.perf_respond import KINDS, unseen_job
+from tests.perf.records import record_figures
 from tests.perf.rivals import NotMeasuredError, dftracer_settings, last_line
-from tracesim import compare
-from tracing_tools.exports.iolog import write_iolog
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.schema import READ_OPS, WRITE_OPS
 
 _ROUNDS = 3
 _READERS = 2  # of every job of tests/perf/unseen
@@ -74,7 +75,7 @@ def _figure(kind: str, folder: Path) -> Figure:
 
 
 def _scores(commands: Iterator[list[str]], place: Path, traces: list[Trace]) -> list[float]:
-    """Return the scores of the commands that can be scored; NotMeasuredError, with what the last one said, if none can."""
+    """Return the scores of the commands that can be scored; NotMeasuredError, with the last one's message, if none can."""
     scores, said = [], NotMeasuredError("there is nothing to run")
     for i, command in enumerate(commands):
         try:
@@ -87,7 +88,7 @@ def _scores(commands: Iterator[list[str]], place: Path, traces: list[Trace]) -> 
 
 
 def _traced(command: list[str], path: Path) -> Trace:
-    manifest = trace_command(command, path, Options(forward_output=False))
+    manifest = trace_command(command, path, TraceOptions(forward_output=False))
     # dftracer_replay ends with 1 or 2 whenever a call failed, as some calls of every job do.
     if manifest.exit_status not in (0, 1, 2) or manifest.events == 0:
         raise NotMeasuredError(f"it ended with {manifest.exit_status}: {last_line((path / 'logs' / 'stderr').read_text())}")
@@ -109,7 +110,7 @@ def _fio_histograms(trace: Trace, _job: list[str], place: Path) -> Iterator[list
         if chosen.empty:
             continue
         moved, files = int(chosen["result"].sum()), chosen.groupby("file_id")["extent"].max()
-        # A tenth of the requests has each of ten sizes: the histogram that fio can be told.
+        # A tenth of the requests has each of ten sizes: the histogram that fio accepts.
         sizes = np.quantile(chosen["result"], np.arange(0.05, 1, 0.1)).astype(int).clip(512)
         suffix = Path(str(chosen["path"].iloc[0])).suffix or ".bin"
         text += (
@@ -174,5 +175,4 @@ def _dlio_config(_trace: Trace, job: list[str], place: Path) -> Iterator[list[st
 
 
 if __name__ == "__main__":
-    for figure in measure(sys.argv[1:] or KINDS):
-        print(figure.line(), flush=True)
+    record_figures("rivals", measure(sys.argv[1:] or KINDS))

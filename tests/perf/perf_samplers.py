@@ -3,8 +3,8 @@
 import statistics
 import time
 
+from iotwin.tracing_tools.samplers.machine import MachineSampler
 from tests.perf.figures import Figure
-from tracing_tools.samplers.machine import MachineSampler
 
 _ROUNDS = 300
 _BOUND = 0.002  # of one core at 1 Hz

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.writer import write_events, write_tables
 from tests.perf.figures import Figure
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.writer import write_events, write_tables
 
 _EPOCHS, _FILES, _READS, _LOADERS = 10, 20_000, 48, 8
 _CALLS = _READS + 2
@@ -86,14 +86,9 @@ def measure() -> Iterator[Figure]:
         for seed, trace in enumerate(traces):
             write_loader_trace(trace, seed)
         begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "iotwin.main", "compare", "--quiet", *map(str, traces)], check=True)
+        subprocess.run([sys.executable, "-m", "iotwin", "compare", "--quiet", *map(str, traces)], check=True)
         seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     events = f"{_EPOCHS * _FILES * _CALLS / 1e6:.0f} million"
     detail = f"largest process so far {peak:.0f} MiB"
     yield Figure(f"compare {events} against {events} events: s", seconds, 10, detail=detail)
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

@@ -5,14 +5,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmark.config import Config, Quantiles, dump
-from benchmark.fit import fit
-from datagen.generate import generate
-from datagen.layouts import Unet3dLayout
+from iotwin.benchmark.fit import fit
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import Unet3dLayout
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import Config, Quantiles, dump
 from tests.perf.figures import Figure
-from tracesim import compare
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 # A short job, so that many runs fit into a measurement.
 JOB = [
@@ -56,7 +56,7 @@ def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
         directory = Path(name)
         data = generate_data(directory)
-        job = [sys.executable, "-m", "workloads.unet3d", "--data", str(data), "--output", str(directory / "out"), *JOB]
+        job = [sys.executable, "-m", "iotwin.workloads.unet3d", "--data", str(data), "--output", str(directory / "out"), *JOB]
         real = _trace(directory, "real", job)
         rerun = compare(real, _trace(directory, "rerun", job)).overall
         fitted_scores: list[float] = []
@@ -69,7 +69,9 @@ def measure() -> list[Figure]:
 
 
 def _trace(directory: Path, name: str, command: list[str]) -> Trace:
-    manifest = trace_command(command, directory / f"{name}.trace", Options(forward_output=False, force=True, workload="unet3d"))
+    manifest = trace_command(
+        command, directory / f"{name}.trace", TraceOptions(forward_output=False, force=True, workload="unet3d")
+    )
     assert manifest.exit_status == 0, (directory / f"{name}.trace" / "logs" / "stderr").read_text()
     return Trace(directory / f"{name}.trace")
 
@@ -80,7 +82,7 @@ def _score(directory: Path, real: Trace, name: str, spoil: Callable[[Config], No
     spoil(config)
     path = directory / f"{name}.yaml"
     dump(config, path)
-    twin = _trace(directory, name, [sys.executable, "-m", "iotwin.main", "emulate", str(path)])
+    twin = _trace(directory, name, [sys.executable, "-m", "iotwin", "emulate", str(path)])
     return compare(real, twin).overall
 
 
@@ -92,8 +94,3 @@ def _figures(rerun: float, fitted: list[float], wrong: dict[str, list[float]]) -
         told = ", ".join(f"{score:.3f}" for score in scores)
         figures.append(Figure(f"{kind}: times of 5 that it scores lower than the fitted twin", times, 5, False, told))
     return figures
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line())

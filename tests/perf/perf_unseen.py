@@ -18,15 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.config import Config
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.page_cache import cache_in_pages
 from iotwin.loops.twin import make_twin
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import Config
 from tests.perf.edited import edited_figure, scale_batch, set_workers
 from tests.perf.figures import Figure
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
+from tests.perf.records import record_figures
 
 _JOBS = Path(__file__).parent / "fio"
 _PROGRAMS = Path(__file__).parent / "unseen"
@@ -85,7 +86,9 @@ class _Job:
         trace = self.folder / f"{seed}{''.join(changed)}.trace"
         if not trace.exists():
             with kept_cached(self._mapped()):
-                manifest = trace_command(self._command(seed, *changed), trace, Options(forward_output=False, detail=self._groups))
+                manifest = trace_command(
+                    self._command(seed, *changed), trace, TraceOptions(forward_output=False, detail=self._groups)
+                )
             assert manifest.exit_status == 0, (trace / "logs" / "stderr").read_text()
         return trace
 
@@ -146,7 +149,7 @@ def _figure(job: Path, folder: Path) -> Figure:
     for run in ("job", "rerun"):
         for written in data.glob("checkpoint.*"):
             written.unlink()
-        manifest = trace_command(fio, folder / f"{run}.trace", Options(forward_output=False))
+        manifest = trace_command(fio, folder / f"{run}.trace", TraceOptions(forward_output=False))
         assert manifest.exit_status == 0, (folder / "fio.log").read_text()
         traces.append(folder / f"{run}.trace")
     shutil.rmtree(data)
@@ -162,5 +165,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if unknown := set(given.names) - {*_TRAINING, *(shape.stem for shape in _JOBS.glob("*.fio"))}:
         parser.error(f"nothing is called {unknown.pop()}; known: {', '.join(_TRAINING)}")
-    for figure in measure(given.names, given.parts):
-        print(figure.line(), flush=True)
+    record_figures("unseen", measure(given.names, given.parts))

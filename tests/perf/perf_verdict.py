@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from iotwin.own_command import own_command
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure
-from tracesim import compare
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
+from tests.perf.records import record_figures
 
 _REFERENCES = 4  # a run of the job and three reruns
 _TRIED, _TRIED_UNSEEN = 20, 10  # of each job: as many reruns as wrong twins
@@ -166,7 +167,7 @@ UNSEEN = {
 
 def _trace(command: list[str], path: Path) -> Trace:
     if not path.exists():
-        manifest = trace_command(command, path, Options(forward_output=False))
+        manifest = trace_command(command, path, TraceOptions(forward_output=False))
         assert manifest.exit_status == 0, (path / "logs" / "stderr").read_text()
     return Trace(path)
 
@@ -237,5 +238,6 @@ def _figures(found: list[tuple[str, dict[str, Any]]], whose: str) -> Iterator[Fi
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    for figure in measure(Path(arguments[0]) if arguments else None, float(arguments[1]) if len(arguments) > 1 else 1.0):
-        print(figure.line(), flush=True)
+    record_figures(
+        "verdict", measure(Path(arguments[0]) if arguments else None, float(arguments[1]) if len(arguments) > 1 else 1.0)
+    )

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT
 from tests.perf.figures import Figure, interleaved, median_ratio
 from tests.perf.line_by_line import Run, bare, prepare
 from tests.perf.perf_tracesim import write_loader_trace
-from tracing_tools.trace.reader import Trace
+from tests.perf.records import record_figures
 
 _MIB = 1 << 20
 _PIDS = range(4000, 4016)
@@ -41,7 +42,7 @@ def _timed(*arguments: str | Path) -> tuple[float, float]:
     """Run the command line; return its seconds and the MiB of its peak."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "iotwin.main", *map(str, arguments), "--quiet"], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-m", "iotwin", *map(str, arguments), "--quiet"], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -183,7 +184,7 @@ def _run_with_peak(*arguments: str | Path) -> tuple[str, float, float]:
     """Run the command line; return its output, its seconds, and the peak of all its processes together in MiB."""
     with tempfile.TemporaryFile("w+") as output:
         begin = time.perf_counter()
-        command = [sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+        command = [sys.executable, "-m", "iotwin", *map(str, arguments)]
         process = subprocess.Popen(command, stdout=output, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
         peak = _tree_peak_mib(process)
         seconds = time.perf_counter() - begin
@@ -227,5 +228,4 @@ def measure(epochs: int = 10, lines: int = 5_000_000, dask_epochs: int = 100) ->
 
 
 if __name__ == "__main__":
-    for figure in measure(*(int(argument) for argument in sys.argv[1:])):
-        print(figure.line(), flush=True)
+    record_figures("visuals", measure(*(int(argument) for argument in sys.argv[1:])))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from datagen.generate import generate
-from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from iotwin.trace_visuals.steps import plot_steps
 from tests.perf.figures import Figure, paired_ratio
-from trace_visuals.steps import plot_steps
 
 Options = dict[str, object]
 _ROUNDS = 5
@@ -24,7 +24,7 @@ _LOSSES: dict[str, Options] = {
     "bert": {"batch-size": 4, "steps": 60, "eval-steps": 0, "layers": 1, "hidden": 32, "heads": 2, "sequence": 128,
              "learning-rate": 0.02, "threads": 1},
 }  # fmt: skip
-# For the steps: tens of milliseconds each, short beside the published second, on one core, so that the loader has the other.
+# For the steps: tens of milliseconds each, short compared with the published second, on one core: the loader has the other.
 _STEPS: dict[str, Options] = {
     "unet3d": _LOSSES["unet3d"] | {"epochs": 4, "batch-size": 2, "crop": "32"},
     "dlrm": _LOSSES["dlrm"] | {"batch-size": 4096, "steps": 100, "embedding-size": 16, "bottom": "64,32", "top": "64,32"},
@@ -50,7 +50,15 @@ def _run(base: Path, workload: str, options: Options, **changes: object) -> dict
     cell = base / "cell"
     (cell / "trace" / "logs").mkdir(parents=True, exist_ok=True)
     words = [word for key, value in (options | changes).items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, "-m", f"workloads.{workload}", "--data", str(base / workload), "--output", str(cell / "output")]
+    command = [
+        sys.executable,
+        "-m",
+        f"iotwin.workloads.{workload}",
+        "--data",
+        str(base / workload),
+        "--output",
+        str(cell / "output"),
+    ]
     with (cell / "trace" / "logs" / "stdout").open("w") as log:
         subprocess.run([*command, *words], stdout=log, stderr=subprocess.DEVNULL, check=True)
     known = {"workload": workload, "variant": changes.get("variant", "original"), "ranks": 1, "batch": options["batch-size"]}
@@ -108,8 +116,3 @@ def _settled(base: Path) -> tuple[float, str]:
 
 def _listed(seconds: list[float]) -> str:
     return ", ".join(f"{each * 1e3:.1f}" for each in seconds)
-
-
-if __name__ == "__main__":
-    for figure in measure():
-        print(figure.line(), flush=True)

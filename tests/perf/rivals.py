@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracing_tools.backends.tracefs import with_tracefs
+from iotwin.tracing_tools.backends.tracefs import with_tracefs
 
 _WARM = 1024  # preads that preads.c makes before those that it times
 _ROUNDS = 3
@@ -43,7 +43,7 @@ class Traced:
 
 
 class NotMeasuredError(Exception):
-    """The rival is missing, or did not trace; the text says why."""
+    """The rival is missing, or did not trace; the text gives the reason."""
 
 
 def own_ns(command: list[str], **environment: str) -> float:
@@ -67,7 +67,7 @@ def nanoseconds_a_call(run: Callable[[], Traced], preads: int) -> float:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something."""
+    """Return the last line that is not blank."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing")
 
 

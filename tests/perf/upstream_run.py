@@ -14,7 +14,7 @@ from upstream_generation import _DUMMIES
 
 
 def main() -> None:
-    """Generate and train as the command line says."""
+    """Generate and train as the command line specifies."""
     sys.modules.update({dummy: MagicMock() for dummy in _DUMMIES if "tensorflow" not in dummy})
     subprocess.call = lambda *_: 0
     from dlio_benchmark import main as upstream

@@ -3,9 +3,9 @@
 import numpy as np
 import pyarrow.parquet as pq
 
-from trace_visuals.call_columns import GROUPS, READ, WRITE, Calls
-from tracing_tools.trace import schema
-from tracing_tools.trace.writer import write_table
+from iotwin.trace_store import schema
+from iotwin.trace_store.writer import write_table
+from iotwin.trace_visuals.call_columns import GROUPS, READ, WRITE, CallColumns
 
 
 def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, result=None, storage=True, op=None):
@@ -16,7 +16,7 @@ def make_calls(start, duration, group=READ, size=0, pid=1, file_id=0, offset=0, 
 
     start, group = np.asarray(start, dtype=np.int64), column(group)
     size = np.where((group == READ) | (group == WRITE), column(size), 0)
-    return Calls(
+    return CallColumns(
         start, start + column(duration), column(group if op is None else op), group, column(pid), column(file_id), column(offset),
         column(size if result is None else result), size, column(storage, bool),
     )  # fmt: skip
@@ -33,7 +33,7 @@ def jagged(path, count=20_000):
     turn = np.arange(count) % 2
     columns = {"time_ns": ends, "interval_ns": np.diff(ends, prepend=ends[0] - (ends[1] - ends[0])), "user": 1.0 * turn,
                "system": 0.0 * turn, "iowait": 0.0 * turn, "idle": 1.0 - turn, "job_cpus": 2.0 * turn}  # fmt: skip
-    write_table(path / "samples" / "cpu.parquet", schema.CPU_SAMPLES, columns)
+    write_table(path, "samples/cpu.parquet", schema.CPU_SAMPLES, columns)
     return path
 
 

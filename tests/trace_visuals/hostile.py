@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import read_manifest, write_manifest
 from tests.synthetic import Job, write_job
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import read_manifest, write_manifest
 
 MARK = "<script>document.title='owned';window.owned=1</script>"
 NAMES = (

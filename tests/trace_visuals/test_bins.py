@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iotwin.trace_visuals.bins import Grid, LaneBins, Spread, occupied
 from tests.trace_visuals.common import make_calls
-from trace_visuals.bins import Grid, LaneBins, Spread, occupied
 
 _CALL = st.tuples(st.integers(0, 90), st.integers(0, 70), st.integers(0, 1000), st.integers(-1, 2))
 

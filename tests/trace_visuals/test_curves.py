@@ -8,9 +8,9 @@ import matplotlib.image
 import msgspec
 import pytest
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_visuals.curves import Sheet, _draw_panel, plot_curves, read_sheet
 from tests.processes import call
-from trace_visuals.curves import Sheet, _draw_panel, plot_curves, read_sheet
 
 DOCUMENT = {
     "title": "vgg16",

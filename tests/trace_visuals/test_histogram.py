@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trace_visuals.histogram import RELATIVE_ERROR, LogHistogram
+from iotwin.trace_visuals.histogram import RELATIVE_ERROR, LogHistogram
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=300), st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]))

@@ -7,11 +7,11 @@ import sys
 import matplotlib.image
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.timeline import Form, plot_timeline
 from tests.conftest import PATIENCE_S, ROOT
 from tests.synthetic import Job, write_job
-from tests.tracing_tools.trace.test_import import write_artifact
-from trace_visuals.timeline import Form, plot_timeline
-from tracing_tools.trace.reader import Trace
+from tests.trace_store.test_import import write_artifact
 
 HERE = ROOT / "trace_visuals"
 

@@ -2,7 +2,7 @@
 
 import re
 
-from trace_visuals.similarity_plot import plot_matrix
+from iotwin.trace_visuals.similarity_plot import plot_matrix
 
 
 def test_the_matrix_names_every_trace_whole_and_grows_with_the_names(tmp_path):

@@ -1,15 +1,15 @@
 import pytest
 
-from common.errors import UsageError
-from common.units import format_duration, format_size
+from iotwin.common.errors import UsageError
+from iotwin.common.units import format_duration, format_size
+from iotwin.trace_store.chunks import chunks_of
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import here
+from iotwin.trace_visuals.labels import loss_line, plain, trace_labels
+from iotwin.trace_visuals.report.survey import surveys
+from iotwin.trace_visuals.timeline.grouping import group_processes
+from iotwin.trace_visuals.windows import choose_view, leading_phases, training_start_ns
 from tests.synthetic import SECOND, Job, write_job
-from trace_visuals.labels import loss_line, plain, trace_labels
-from trace_visuals.report.survey import surveys
-from trace_visuals.timeline.grouping import group_processes
-from trace_visuals.windows import choose_view, leading_phases, training_start_ns
-from tracing_tools.trace.chunks import chunks_of
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import here
 
 
 @pytest.fixture(scope="module")

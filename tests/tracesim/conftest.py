@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.synthetic import Job, write_job
-from tracing_tools.trace.reader import Trace
 
 
 @pytest.fixture
@@ -26,4 +26,4 @@ def trace(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Trace
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw intervals from a few bootstrap draws: they take most of a comparison, and no score or verdict depends on them."""
     for module in ("interval", "verdict.equivalence"):
-        monkeypatch.setattr(f"tracesim.{module}._DRAWS", 20)
+        monkeypatch.setattr(f"iotwin.tracesim.{module}._DRAWS", 20)

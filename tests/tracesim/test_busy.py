@@ -5,9 +5,9 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracesim.busy import BUSY_BINS, Busy
-from tracesim.calls import OPEN, READ, WRITE, Calls
-from tracesim.phases import Occurrences
+from iotwin.tracesim.busy import BUSY_BINS, Busy
+from iotwin.tracesim.calls import OPEN, READ, WRITE, Calls
+from iotwin.tracesim.phases import Occurrences
 
 LENGTH = 3 * BUSY_BINS  # of each of two occurrences, in nanoseconds
 

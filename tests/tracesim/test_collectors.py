@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
-from tracesim.concurrency import LEVEL_BINS, InFlight, Readers
-from tracesim.logbins import BINS, log_bin
-from tracesim.order import STEPS, Steps, Visits, order_of
-from tracesim.phases import Occurrences
-from tracesim.rhythm import SHORTEST_PAUSE_NS, Arrivals, ReadRhythm
-from tracesim.tallies import Tallies
+from iotwin.tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
+from iotwin.tracesim.concurrency import LEVEL_BINS, InFlight, Readers
+from iotwin.tracesim.logbins import BINS, log_bin
+from iotwin.tracesim.order import STEPS, OffsetSteps, Visits, order_of
+from iotwin.tracesim.phases import Occurrences
+from iotwin.tracesim.rhythm import SHORTEST_PAUSE_NS, Arrivals, ReadRhythm
+from iotwin.tracesim.tallies import Tallies
 
 MS = 1_000_000
 HALF = 40 * MS  # where the second occurrence begins
@@ -86,7 +86,7 @@ def test_steps(drawn, cut):
             step = step or ("forward" if offset > end else "backward")
             counted[1 + (start >= HALF), group, STEPS.index(step)] += 1
             last[thread, file] = offset, offset + moved
-    for steps in one_and_merged(lambda: Steps(3, 6), calls, cut):
+    for steps in one_and_merged(lambda: OffsetSteps(3, 6), calls, cut):
         assert (steps.calls.reshape(counted.shape) == counted).all()
         assert steps.bytes.sum() == calls.moved_bytes[calls.offset >= 0].sum()
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import IotwinError
-from iotwin.commands.compare import Compare
+from iotwin.commands.compare import CompareCommand
+from iotwin.common.errors import IotwinError
 from iotwin.main import main
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import read_manifest, write_manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.writer import write_table
+from iotwin.tracesim import compare
 from tests.conftest import ROOT
 from tests.synthetic import MILLISECOND, Job, write_job
-from tracesim import compare
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import read_manifest, write_manifest
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.writer import write_table
 
 # Those of a job that logs neither its waits nor block requests.
 DIMENSIONS = [
@@ -203,7 +203,7 @@ def add_steps(found, step_ns):
         {**row, "phase": "step", "start_ns": start, "end_ns": start + step_ns, "step": number}
         for row in epochs for number, start in enumerate(range(row["start_ns"], row["end_ns"] - step_ns, step_ns))
     ]  # fmt: skip
-    write_table(found.path / "phases.parquet", schema.PHASES, pa.Table.from_pylist(phases + steps, schema=schema.PHASES))
+    write_table(found.path, "phases.parquet", schema.PHASES, pa.Table.from_pylist(phases + steps, schema=schema.PHASES))
     return Trace(found.path)
 
 
@@ -224,7 +224,7 @@ def add_block_requests(found, op="read", size_bytes=1 << 17, every_ns=10 * MILLI
     }  # fmt: skip
     columns |= {name: [None] * n for name in schema.BLOCK.names if name not in columns}
     arrays = {f.name: pa.array(columns[f.name], pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema.BLOCK}
-    write_table(found.path / "block.parquet", schema.BLOCK, pa.table(arrays).cast(schema.BLOCK))
+    write_table(found.path, "block.parquet", schema.BLOCK, pa.table(arrays).cast(schema.BLOCK))
     return Trace(found.path)
 
 
@@ -244,7 +244,7 @@ def test_block_traffic_is_compared_where_both_have_it(trace):
 
 def test_bars_are_the_union_of_what_is_in_flight():
     """Against a count of every nanosecond, in batches that cut through overlapping calls."""
-    from tracesim.busy import _Union
+    from iotwin.tracesim.busy import _Union
 
     rng = np.random.default_rng(3)
     start = np.sort(rng.integers(0, 900, 60))
@@ -325,13 +325,13 @@ def test_a_trace_without_storage_calls_is_refused(trace):
 def change_table(path, expected, column, change):
     table = pq.read_table(path)
     changed = table.set_column(table.column_names.index(column), column, change(table[column]))
-    write_table(path, expected, changed.cast(expected))
+    pq.write_table(changed.cast(expected), path)
 
 
 def test_a_files_table_that_lacks_files_is_refused(trace):
     short = trace()
     table = pq.read_table(short.path / "files.parquet")
-    write_table(short.path / "files.parquet", schema.FILES, table.slice(0, 3))
+    write_table(short.path, "files.parquet", schema.FILES, table.slice(0, 3))
     with pytest.raises(IotwinError, match="its column file_id has"):
         compare(trace(), short)
 
@@ -407,10 +407,10 @@ def test_interval_is_the_same_every_time_and_holds_the_score(trace, rerun, monke
 def test_large_traces_are_read_side_by_side_with_the_same_result(trace, rerun, monkeypatch):
     base, repeat = trace(), trace(seed=5)
     alone = compare(base, rerun, [repeat]).to_document()
-    monkeypatch.setattr("tracesim.similarity.WORTH_PROCESSES", 0)
+    monkeypatch.setattr("iotwin.tracesim.similarity.WORTH_PROCESSES", 0)
     assert compare(base, rerun, [repeat]).to_document() == alone
     short = trace(seed=9)
-    write_table(short.path / "files.parquet", schema.FILES, pq.read_table(short.path / "files.parquet").slice(0, 3))
+    write_table(short.path, "files.parquet", schema.FILES, pq.read_table(short.path / "files.parquet").slice(0, 3))
     with pytest.raises(IotwinError, match="its column file_id has"):
         compare(base, short)
 
@@ -434,7 +434,7 @@ def test_folders_are_compared_pair_by_pair_and_each_twin_finds_its_job(tmp_path,
     script = ROOT / "tracesim" / "generate_similarity_breakdowns.sh"
     iotwin = tmp_path / "bin" / "iotwin"
     iotwin.parent.mkdir()
-    iotwin.write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    iotwin.write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin "$@"\n')
     iotwin.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{iotwin.parent}:{os.environ['PATH']}"}
     subprocess.run([script, "real", "emulated", "out"], cwd=tmp_path, env=environment, check=True, capture_output=True)
@@ -448,7 +448,7 @@ def test_folders_are_compared_pair_by_pair_and_each_twin_finds_its_job(tmp_path,
 
 def test_the_command(trace, rerun, capsys):
     parser = ArgumentParser()
-    command = Compare()
+    command = CompareCommand()
     command.prepare_parser(parser)
     base, other = trace(), trace(seed=5)
     args = parser.parse_args([str(base.path), str(rerun.path), "--repeats", str(other.path)])
@@ -464,7 +464,7 @@ def test_the_command(trace, rerun, capsys):
 
 
 def test_sentences_take_names():
-    from tracesim.sentences import with_names
+    from iotwin.tracesim.sentences import with_names
 
     text = "B reads 2 times fewer bytes in training (B: 1 MiB, A: 2 MiB); half of B's bytes; BIOR"
     said = with_names(text, "the job", "its twin")

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.calls import FILE_KINDS, WRITE
+from iotwin.tracesim.logbins import BINS, LOWER_EDGES, log_bin
+from iotwin.tracesim.order import STEPS
+from iotwin.tracesim.phases import STARTUP
+from iotwin.tracesim.profile import profiles_of, summarise
+from iotwin.tracesim.verdict import controls
 from tests.synthetic import Job, write_job
-from tracesim.busy import BUSY_BINS, ROWS
-from tracesim.calls import FILE_KINDS, WRITE
-from tracesim.logbins import BINS, LOWER_EDGES, log_bin
-from tracesim.order import STEPS
-from tracesim.phases import STARTUP
-from tracesim.profile import profiles_of, summarise
-from tracesim.verdict import controls
-from tracing_tools.trace.reader import Trace
 
 GROUPS = frozenset(("read", "write", "open", "close", "sync", "map"))
 

@@ -8,14 +8,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
+from iotwin.tracesim.profile import profiles_of, summarise
+from iotwin.tracesim.verdict.aspects import TIME
+from iotwin.tracesim.verdict.controls import CONTROLS, computation_halved
+from iotwin.tracesim.verdict.decide import verdict
+from iotwin.tracesim.verdict.equivalence import AspectDifference, _margin, _student
 from tests.synthetic import MILLISECOND, Job
-from tracesim import compare
-from tracesim.profile import profiles_of, summarise
-from tracesim.similarity import _verdict
-from tracesim.verdict.aspects import TIME
-from tracesim.verdict.controls import CONTROLS, computation_halved
-from tracesim.verdict.equivalence import Finding, _margin, _student
-from tracing_tools.trace.reader import Trace
 
 JOB = Job(files=32, log_waits=True)
 
@@ -70,7 +70,7 @@ def test_batches_that_are_there_when_they_are_asked_for_need_no_wait(trace):
         of_thread = pa.array(threads, events.schema.field("tid").type)
         pq.write_table(events.set_column(events.schema.get_field_index("tid"), events.schema.field("tid"), of_thread), part)
     found = compare(job[0], Trace(twin.path), job[1:]).equivalence
-    names = [finding.name for finding in found.findings]
+    names = [difference.name for difference in found.differences]
     assert found.result == "alike" and "time in training without waits for data" in names, found.reason
 
 
@@ -86,9 +86,9 @@ def test_without_reruns_it_cannot_be_told(trace):
 def test_without_reruns_a_dimension_that_falls_low_in_reruns_too_makes_no_twin_different(trace):
     similarity = compare(run(trace, 0), run(trace, 1))
     for low, said in (("timeline", "cannot be told"), ("concurrency", "different"), ("timing", "different")):
-        dimensions = [replace(d, score=0.6) if d.name == low else d for d in similarity.dimensions]
-        assert len([d for d in dimensions if d.score == 0.6]) == 1
-        assert _verdict(0.95, None, dimensions, [], similarity.equivalence).startswith(said), low
+        scores = {d.name: d.score for d in similarity.dimensions}
+        assert low in scores
+        assert verdict(0.95, None, scores | {low: 0.6}, [], similarity.equivalence).startswith(said), low
 
 
 def test_every_control_is_noticed_where_reruns_hardly_differ(trace):
@@ -143,7 +143,7 @@ def test_quantiles_of_student(probability, freedom, value):
 
 
 def test_a_finding_says_the_difference_and_what_a_rerun_may_differ_by():
-    assert Finding("access_order", True, 0.25, 0.1).sentence() == "access order scores 0.75, a rerun 0.90 or more"
-    longer = Finding("time", False, float(np.log(1.5)), float(np.log(1.2)))
+    assert AspectDifference("access_order", True, 0.25, 0.1).sentence() == "access order scores 0.75, a rerun 0.90 or more"
+    longer = AspectDifference("time", False, float(np.log(1.5)), float(np.log(1.2)))
     assert "time (a rerun may differ by 20 %)" in longer.sentence() and "50 %" in longer.sentence()
     assert longer.distance == pytest.approx(np.log(1.5) / np.log(1.2)) == replace(longer, difference=-longer.difference).distance

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim import compare
 from tests.perf.identification import all_scores, repeats_apart, twins_apart
 from tests.synthetic import MILLISECOND, Job, write_job
-from tracesim import compare
-from tracing_tools.trace.reader import Trace
 
 BASE = Job(epochs=2, files=20, evaluation_files=2)
 # Three workloads, each with two configurations.

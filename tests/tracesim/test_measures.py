@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tracesim import dimensions
-from tracesim.logbins import BINS, BINS_PER_OCTAVE, log_bin, shared_histogram
-from tracesim.measures import cell_ratios, hellinger, overlap, ratio, s_curve, shared_mass, weighted_mean
+from iotwin.tracesim import dimensions
+from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, log_bin, shared_histogram
+from iotwin.tracesim.measures import cell_ratios, hellinger, overlap, ratio, s_curve, shared_mass, weighted_mean
 
 amounts = arrays(np.float64, 12, elements=st.floats(0, 1e12) | st.just(0.0))
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tracesim.calls import FILE_KINDS, GROUPS
-from tracesim.dimensions import DEFINITIONS
-from tracesim.order import order_of
-from tracesim.phases import EVALUATION, PHASES, TRAINING
+from iotwin.tracesim.calls import FILE_KINDS, GROUPS
+from iotwin.tracesim.dimensions import DEFINITIONS
+from iotwin.tracesim.order import order_of
+from iotwin.tracesim.phases import EVALUATION, PHASES, TRAINING
 
 
 def exact_footrule(n):

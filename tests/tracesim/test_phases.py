@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracesim.phases import CHECKPOINT, EVALUATION, PHASES, STARTUP, TRAINING, occurrences, phases_of
+from iotwin.tracesim.phases import CHECKPOINT, EVALUATION, PHASES, STARTUP, TRAINING, occurrences, phases_of
 
 
 def table(*rows):

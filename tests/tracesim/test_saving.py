@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iotwin.tracesim.calls import OPEN, READ, SYNC, WRITE, Calls
+from iotwin.tracesim.dimensions import HALF_WIDTH
+from iotwin.tracesim.measures import overlap
+from iotwin.tracesim.phases import whole_run
+from iotwin.tracesim.saving import Saving
 from tests.tracesim.test_collectors import build, call, one_and_merged, rows, two_occurrences
-from tracesim.calls import OPEN, READ, SYNC, WRITE, Calls
-from tracesim.dimensions import HALF_WIDTH
-from tracesim.measures import overlap
-from tracesim.phases import whole_run
-from tracesim.saving import Saving
 
 MS = 1_000_000
 READ_BYTES = 1 << 20
@@ -55,7 +55,7 @@ def job(every: int, pauses: float = 0.0, reads: int = 120) -> Saving:
 
 
 def test_the_reading_beside_checkpoints_is_told_by_its_share():
-    beside = [job(20, pauses).beside() for pauses in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    beside = [job(20, pauses).rate_during() for pauses in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert beside[0] > 0.85
     assert beside[-1] < 0.05
     assert all(less < more - 0.1 for more, less in pairwise(beside))
@@ -98,11 +98,11 @@ def test_a_read_that_falls_into_a_short_checkpoint_is_chance(into_ns):
     (saving := Saving(whole_run(0, 1000 * MS))).add(
         Calls(start, duration, group, kind, 0 * file, file, 0 * file, moved), 0 * file
     )
-    assert saving.beside() < 0.1
+    assert saving.rate_during() < 0.1
 
 
 def test_without_checkpoints_or_reads_nothing_is_beside():
-    assert job(1000).beside() == 0.0
+    assert job(1000).rate_during() == 0.0
     assert not job(1000).between_reads().any()
     saving = Saving(whole_run(0, MS))
-    assert saving.beside() == 0.0 and not saving.between_reads().any()
+    assert saving.rate_during() == 0.0 and not saving.between_reads().any()

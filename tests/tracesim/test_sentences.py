@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tracesim.phases import PHASES, TRAINING
-from tracesim.sentences import differences
+from iotwin.tracesim.phases import PHASES, TRAINING
+from iotwin.tracesim.sentences import differences
 
 
 def summary(scatter=0.0, drift=0.0, sequential=1.0, jumps=0.0):

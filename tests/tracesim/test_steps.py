@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tracesim.phases import Occurrences
-from tracesim.steps import StepTimes
-from tracing_tools.trace.schema import WAIT_OPS
+from iotwin.trace_store.schema import WAIT_OPS
+from iotwin.tracesim.phases import Occurrences
+from iotwin.tracesim.steps import StepTimes
 
 TIMES = pa.schema([("tid", pa.int64()), ("start_ns", pa.int64()), ("duration_ns", pa.int64())])
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tracesim.busy import BUSY_BINS, ROWS
-from tracesim.calls import FILE_KINDS, GROUPS
-from tracesim.dimensions import DEFINITIONS
-from tracesim.phases import EVALUATION, PHASES, TRAINING
+from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.calls import FILE_KINDS, GROUPS
+from iotwin.tracesim.dimensions import DEFINITIONS
+from iotwin.tracesim.phases import EVALUATION, PHASES, TRAINING
 
 TIMELINE = next(each for each in DEFINITIONS if each.name == "timeline")
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from iotwin.trace_store.manifest import read_manifest, write_manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.tracesim.verdict.caveats import caveats_of
+from iotwin.tracesim.verdict.trust import common_groups, lost_share, misplaced, warnings_about
 from tests.synthetic import Job, write_job
-from tracesim.verdict.trust import common_groups, lost_share, misplaced, warnings_about
-from tracing_tools.trace.manifest import read_manifest, write_manifest
-from tracing_tools.trace.reader import Trace
 
 
 class WithSamples(Trace):
@@ -35,7 +36,9 @@ def made(path, cpu=None, **changes) -> WithSamples:
 
 
 def said(*traces, without_phases=()) -> list[str]:
-    return warnings_about(traces, [f"t{i}" for i in range(len(traces))], without_phases)
+    names = [f"t{i}" for i in range(len(traces))]
+    caveats = [caveat for trace, name in zip(traces, names, strict=True) for caveat in caveats_of(trace, name)]
+    return caveats + warnings_about(traces, names, without_phases)
 
 
 def test_nothing_is_said_of_sound_traces(tmp_path):
@@ -85,7 +88,7 @@ def test_calls_that_one_trace_did_not_capture_are_left_out(tmp_path):
 
 
 def test_clocks_that_do_not_meet(tmp_path):
-    from tracesim.profile import profiles_of
+    from iotwin.tracesim.profile import profiles_of
 
     trace = made(tmp_path / "a")
     (profile,) = profiles_of([trace], True, frozenset(("read", "open")), map, lambda _: None)

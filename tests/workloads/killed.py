@@ -13,8 +13,8 @@ import sys
 from collections import Counter
 from multiprocessing.connection import wait
 
-from common.ranks import claimed_ports
-from workloads.state import keeper
+from iotwin.common.ranks import claimed_ports
+from iotwin.workloads.state import keeper
 
 
 def _die_after(step):

@@ -33,3 +33,14 @@ def test_packages_come_at_the_versions_that_everything_was_tested_with(tmp_path)
     assert (done.returncode, done.stdout) == (0, "torch-base\n"), done.stderr
     asked = (tmp_path / "asked").read_text().split()
     assert asked[asked.index("--constraint") + 1] == str(ROOT / "requirements.lock") and "torch>=2.2" in asked
+
+
+@pytest.mark.parametrize(("job", "base"), [("unet3d", "torch-base"), ("bert", "tensorflow-base")])
+def test_the_command_of_the_base_image_has_what_the_job_s_image_would_fetch(job, base):
+    """Else the build, without a network, would fetch it all the same."""
+    lines = (ROOT / "workloads" / job / "Dockerfile").read_text().splitlines()
+    framework = next(line.partition("=")[2] for line in lines if line.startswith(("ARG TORCH", "ARG TENSORFLOW")))
+    others = next(line for line in lines if line.startswith("RUN pip")).split('"')[3::2]
+    command = " ".join([f"sudo workloads/base_image.sh {base}", *(f"'{name}'" for name in (framework, *others))])
+    pages = {"README.md", *(["bert/README.md"] if job == "bert" else [])}
+    assert [page for page in pages if command not in (ROOT / "workloads" / page).read_text()] == []

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from common.errors import IotwinError
-from common.ranks import claimed_ports
+from iotwin.common.errors import IotwinError
+from iotwin.common.ranks import claimed_ports
+from iotwin.workloads.launch import LaunchPlan, RankProcess, local_plan, main
 from tests.conftest import ROOT
 from tests.processes import wait_for
-from workloads.launch import Plan, Process, local_plan, main
 
 
 def python(program):
@@ -23,12 +23,12 @@ def python(program):
 
 def waiting(told):
     """A rank that says its pid in a file and waits to be ended."""
-    return Process(["sh", "-c", f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000"])
+    return RankProcess(["sh", "-c", f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000"])
 
 
 def after(told, program):
     """A rank that runs `program` when the rank of `told` is there."""
-    return Process(python(f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.01)\n{program}"))
+    return RankProcess(python(f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.01)\n{program}"))
 
 
 def gone(pid):
@@ -40,10 +40,10 @@ def gone(pid):
 
 
 def test_each_rank_has_its_own_command_environment_log_and_place_in_the_record(tmp_path):
-    plan = Plan(
+    plan = LaunchPlan(
         [
-            Process(python("import os; print(os.environ['STAGE'])"), {"STAGE": "first"}, tmp_path / "0.log"),
-            Process(python("import sys; print('second', file=sys.stderr)"), {}, tmp_path / "1.log", host="node7"),
+            RankProcess(python("import os; print(os.environ['STAGE'])"), {"STAGE": "first"}, tmp_path / "0.log"),
+            RankProcess(python("import sys; print('second', file=sys.stderr)"), {}, tmp_path / "1.log", host="node7"),
         ],
         record=tmp_path / "launch.json",
     )
@@ -65,13 +65,13 @@ while not os.path.exists({str(record)!r}): time.sleep(0.01)
 [rank] = json.load(open({str(record)!r}))["ranks"]
 assert rank["pid"] == os.getpid() and rank["exit_status"] is None
 """
-    assert Plan([Process(python(program))], record=record).run().exit_status == 0
+    assert LaunchPlan([RankProcess(python(program))], record=record).run().exit_status == 0
 
 
 def test_the_first_that_fails_is_named_with_its_last_words_and_ends_the_others(tmp_path):
     told, log = tmp_path / "pid", tmp_path / "1.log"
     failing = after(told, "print('a line'); print('the disk is full'); raise SystemExit(3)")
-    ending = Plan([waiting(told), Process(failing.command, {}, log, "node7")]).run()
+    ending = LaunchPlan([waiting(told), RankProcess(failing.command, {}, log, "node7")]).run()
     assert ending.stopped_by == 1 and ending.exit_status == 3 and ending.exit_statuses == [-signal.SIGTERM, 3]
     assert ending.reason == "rank 1 on node7 ended with exit status 3: the disk is full"
     assert gone(told.read_text())
@@ -79,15 +79,15 @@ def test_the_first_that_fails_is_named_with_its_last_words_and_ends_the_others(t
 
 def test_a_rank_that_does_not_end_when_asked_is_killed(tmp_path):
     told = tmp_path / "pid"
-    stubborn = Process(["sh", "-c", f"trap '' TERM; echo $$ > {told}.new; mv {told}.new {told}; while :; do sleep 1; done"])
+    stubborn = RankProcess(["sh", "-c", f"trap '' TERM; echo $$ > {told}.new; mv {told}.new {told}; while :; do sleep 1; done"])
     killed = after(told, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
-    ending = Plan([stubborn, killed], grace_s=0.2).run()
+    ending = LaunchPlan([stubborn, killed], grace_s=0.2).run()
     assert ending.reason == "rank 1 on localhost was killed by signal 9 (Killed)"
     assert ending.exit_statuses == [-signal.SIGKILL] * 2 and ending.exit_status == 137
 
 
 def test_ranks_that_still_run_at_the_limit_are_named_and_ended(tmp_path):
-    ending = Plan([waiting(tmp_path / "0"), waiting(tmp_path / "1")], limit_s=0.5).run()
+    ending = LaunchPlan([waiting(tmp_path / "0"), waiting(tmp_path / "1")], limit_s=0.5).run()
     assert ending.reason == "ranks still running after the limit of 0.5 s: 0, 1"
     assert ending.stopped_by is None and ending.exit_status == 1
 
@@ -95,9 +95,9 @@ def test_ranks_that_still_run_at_the_limit_are_named_and_ended(tmp_path):
 def test_a_rank_that_cannot_be_started_ends_those_before_it(tmp_path):
     told = tmp_path / "pid"
     with pytest.raises(IotwinError, match=r"rank 1 on node7 cannot be started: no-such-program: No such file"):
-        Plan([waiting(told), Process(["no-such-program"], host="node7")]).run()
+        LaunchPlan([waiting(told), RankProcess(["no-such-program"], host="node7")]).run()
     with pytest.raises(IotwinError, match=r"rank 0 on localhost cannot be started: .*/none/0.log: No such file"):
-        Plan([Process(["true"], {}, tmp_path / "none" / "0.log")]).run()
+        LaunchPlan([RankProcess(["true"], {}, tmp_path / "none" / "0.log")]).run()
 
 
 def test_ranks_die_with_a_launcher_that_is_killed(tmp_path):
@@ -105,7 +105,7 @@ def test_ranks_die_with_a_launcher_that_is_killed(tmp_path):
     module = f"import os; open('{told}.new', 'w').write(str(os.getpid())); os.rename('{told}.new', '{told}'); input()"
     (tmp_path / "rank.py").write_text(module)
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "workloads.launch", "1", "rank"],
+        [sys.executable, "-m", "iotwin.workloads.launch", "1", "rank"],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
         stdin=subprocess.PIPE,
     )
@@ -116,11 +116,11 @@ def test_ranks_die_with_a_launcher_that_is_killed(tmp_path):
 
 
 def test_a_plan_of_one_module_has_the_environment_that_torchrun_sets(tmp_path):
-    plan = local_plan(["workloads.bert", "--steps", "3"], 2, 29500, tmp_path)
+    plan = local_plan(["iotwin.workloads.bert", "--steps", "3"], 2, 29500, tmp_path)
     assert [process.environment for process in plan.processes] == [
         {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": rank, "LOCAL_RANK": rank} for rank in "01"
     ]
-    assert all(process.command[-4:] == ["-m", "workloads.bert", "--steps", "3"] for process in plan.processes)
+    assert all(process.command[-4:] == ["-m", "iotwin.workloads.bert", "--steps", "3"] for process in plan.processes)
     assert [process.log for process in plan.processes] == [tmp_path / "rank-0.log", tmp_path / "rank-1.log"]
 
 
@@ -139,10 +139,10 @@ def test_the_command_line_writes_logs_and_names_the_failure(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["0", "workloads.bert"], 2, "launch: RANKS 0 must be at least 1"),
+        (["0", "iotwin.workloads.bert"], 2, "launch: RANKS 0 must be at least 1"),
         (["2"], 2, "launch: name the MODULE to run"),
-        (["--limit", "0", "2", "workloads.bert"], 2, "launch: --limit 0.0 must be more than 0"),
-        (["--logs", "/proc/none", "2", "workloads.bert"], 1, "launch: --logs /proc/none: No such file"),
+        (["--limit", "0", "2", "iotwin.workloads.bert"], 2, "launch: --limit 0.0 must be more than 0"),
+        (["--logs", "/proc/none", "2", "iotwin.workloads.bert"], 1, "launch: --logs /proc/none: No such file"),
     ],
 )
 def test_bad_requests_are_one_line(capsys, arguments, status, message):

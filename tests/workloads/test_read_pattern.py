@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from datagen.generate import generate
-from datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, run_iotwin
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 
@@ -20,7 +20,7 @@ def traced(directory, workload, *flags, **options):
     job = [
         sys.executable,
         "-m",
-        f"workloads.{workload}",
+        f"iotwin.workloads.{workload}",
         "--data",
         directory / "data",
         "--output",

@@ -9,20 +9,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from common.files import check_output, check_type, write_whole
-from common.progress import progress
-from trace_visuals import style
-from trace_visuals.labels import trace_labels
-from trace_visuals.report.analysis import Analysis, Detail, analyse
-from trace_visuals.report.comparison import comparison_documents
-from trace_visuals.report.page_data import trace_document
-from trace_visuals.report.response import response_document
-from trace_visuals.windows import choose_view
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers, workers
+from iotwin.common.errors import UsageError
+from iotwin.common.files import check_output, check_type, write_whole
+from iotwin.common.progress import progress
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers, workers
+from iotwin.trace_visuals import style
+from iotwin.trace_visuals.labels import trace_labels
+from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse
+from iotwin.trace_visuals.report.comparison import comparison_documents
+from iotwin.trace_visuals.report.page_data import trace_document
+from iotwin.trace_visuals.report.response import response_document
+from iotwin.trace_visuals.windows import choose_view
 
-# In the order they are run; each is a file beside this one.
+# In the order in which they run; each is a file of this folder.
 _SCRIPTS = (
     "page_units.js",
     "page_data.js",
@@ -49,7 +49,7 @@ def write_report(
 ) -> list[Analysis]:
     """Write the report of the traces at `paths` to `output` (.html) and return what was found in each.
 
-    `dask` says where to work on their chunks, as `workers.workers` takes it; `open_trace` opens a trace. `repeats` are reruns of
+    `dask` is the address of the workers, as in `workers.workers`; `open_trace` opens a trace. `repeats` are reruns of
     the first trace's job, and `response` is what `iotwin twin respond` wrote of it. Raises UsageError for another file type or
     too many traces, IotwinError for an unreadable trace or an unwritable directory.
     """
@@ -81,7 +81,7 @@ def report_document(
 ) -> dict[str, Any]:
     """Return the document that the page's scripts show; the first trace is compared with each of the others.
 
-    Scores rest on what the jobs logged: phases that were told from a trace are shown, but are no evidence of a likeness.
+    Scores rest on what the jobs logged: inferred phases are shown, but are no evidence of similarity.
     """
     groups = {**style.GROUP_COLOURS}
     groups |= {f"block {name}": colour for name, colour in style.BLOCK_COLOURS.items()}
@@ -99,7 +99,7 @@ def report_document(
 
 def page(document: dict[str, Any], served: bool = False) -> str:
     """Return the whole page around the document; one that is `served` may ask its own server for more."""
-    files = resources.files("trace_visuals.report")
+    files = resources.files("iotwin.trace_visuals.report")
     css = (files / "report.css").read_text("utf-8")
     script = '"use strict";\n' + "\n".join(
         (files / name).read_text("utf-8") for name in (_SERVED_SCRIPTS if served else _SCRIPTS)

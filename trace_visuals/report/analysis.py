@@ -1,4 +1,4 @@
-"""Everything the report says about one trace, from two passes over its calls: a survey, then all analyses side by side."""
+"""All analyses of one trace in the report, from two passes over its calls: a survey, then all analyses at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from common.progress import Advance
-from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallReader, Calls, Ints
-from trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
-from trace_visuals.report.heatmap import Heat, HeatMap
-from trace_visuals.report.lanes import LaneName, LanePlan
-from trace_visuals.report.saving import ReadsBeside, bursts_ns
-from trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
-from trace_visuals.report.survey import Survey, surveys
-from trace_visuals.report.tables import FileTable, OperationTable, ProcessTable
-from trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS, DEVICE_LANES, block_lanes, device_lanes, part_lanes
-from trace_visuals.windows import leading_phases
-from tracing_tools.trace.calls import Collectors, folded
-from tracing_tools.trace.chunks import Chunk, chunks_of
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers
+from iotwin.common.progress import Advance
+from iotwin.trace_store.calls import Collectors, folded
+from iotwin.trace_store.chunks import Chunk, chunks_of
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers
+from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
+from iotwin.trace_visuals.call_columns import READ, STORAGE_KINDS, WRITE, CallColumns, CallReader, Ints
+from iotwin.trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
+from iotwin.trace_visuals.report.heatmap import Heat, HeatMap
+from iotwin.trace_visuals.report.lanes import LaneName, LanePlan
+from iotwin.trace_visuals.report.saving import ReadsDuringCheckpoints, bursts_ns
+from iotwin.trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
+from iotwin.trace_visuals.report.survey import Survey, surveys
+from iotwin.trace_visuals.report.tables import OperationTable, ProcessTable, ReportedFiles
+from iotwin.trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS, DEVICE_LANES, block_lanes, device_lanes, part_lanes
+from iotwin.trace_visuals.windows import leading_phases
 
 _SLOWEST = 50
 
@@ -43,19 +43,19 @@ class Analysis:
     zero_ns: int
     survey: Survey
     lane_names: list[LaneName]
-    lanes: Lanes
+    lanes: CallLanes
     processes_left_out: int  # of the timeline's rows
-    every_call: tuple[Calls, Ints] | None  # with the lane of each; None when there are too many
+    every_call: tuple[CallColumns, Ints] | None  # with the lane of each; None when there are too many
     ops: list[str]
     operations: OperationTable
-    files: pd.DataFrame  # as FileTable.frame
+    files: pd.DataFrame  # as ReportedFiles.frame
     processes: pd.DataFrame  # as ProcessTable.frame
     slowest: pd.DataFrame
     reads_heat: Heat | None  # of data-set files
     writes_heat: Heat | None  # of checkpoint files
     phases: pd.DataFrame  # of the lowest rank
     block: BlockAnalysis | None  # None when block requests were not traced
-    reads_beside: ReadsBeside
+    reads_during_checkpoints: ReadsDuringCheckpoints
 
     @property
     def storage_files(self) -> pd.DataFrame:
@@ -74,16 +74,24 @@ class _Analyses(Collectors):
 
     def __init__(self, trace: Trace, surveyed: Survey, plan: LanePlan, detail: Detail) -> None:
         begin, end, files = surveyed.begin_ns, surveyed.end_ns, trace.files()
-        self.operations, self.files, self.processes = OperationTable(), FileTable(len(files)), ProcessTable(surveyed.pids)
+        self.operations, self.files, self.processes = OperationTable(), ReportedFiles(len(files)), ProcessTable(surveyed.pids)
         self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
         self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
-        self.reads_beside = ReadsBeside(bursts_ns(trace))
+        self.reads_during_checkpoints = ReadsDuringCheckpoints(bursts_ns(trace))
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(plan.names)), EveryCall()
 
-    def add(self, calls: Calls, plan: LanePlan, keep: bool) -> None:
-        """Add a batch of calls; `keep` says whether to keep every one of them."""
-        for analysis in (self.operations, self.files, self.processes, self.reads, self.writes, self.slowest, self.reads_beside):
+    def add(self, calls: CallColumns, plan: LanePlan, keep: bool) -> None:
+        """Add a batch of calls; `keep`: store each call for the page."""
+        for analysis in (
+            self.operations,
+            self.files,
+            self.processes,
+            self.reads,
+            self.writes,
+            self.slowest,
+            self.reads_during_checkpoints,
+        ):
             analysis.add(calls)
         self.phase_bytes.add(calls.start_ns, np.where(calls.storage, calls.group, -1), calls.size_bytes)
         lane = plan.by_operation(calls)
@@ -129,15 +137,15 @@ def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _
         label, trace, zero_ns, surveyed, names, lanes, plan.left_out, every, surveyed.ops, found.operations,
         found.files.frame(files, surveyed.extent_bytes), found.processes.frame(processes),
         found.slowest.frame(surveyed.ops, files), found.reads.result(), found.writes.result(), leading_phases(trace),
-        analyse_block(trace, found.phase_bytes, lanes, names), found.reads_beside,
+        analyse_block(trace, found.phase_bytes, lanes, names), found.reads_during_checkpoints,
     )  # fmt: skip
 
 
-def with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[list[LaneName], Lanes]:
+def with_requests(trace: Trace, names: list[LaneName], lanes: CallLanes) -> tuple[list[LaneName], CallLanes]:
     """Return the lanes, then those of block requests, of the accelerators and of parts of steps, where the trace has them."""
     grid = lanes.grid
     part_names, parts = part_lanes(trace, grid)
-    found: list[tuple[Lanes | None, str, tuple[str, ...]]] = [
+    found: list[tuple[CallLanes | None, str, tuple[str, ...]]] = [
         (block_lanes(trace, grid), "block", BLOCK_LANES),
         (device_lanes(trace, grid), "device", DEVICE_LANES),
         (parts if part_names else None, "part", part_names),
@@ -147,5 +155,5 @@ def with_requests(trace: Trace, names: list[LaneName], lanes: Lanes) -> tuple[li
             whose = [f"{'checkpoint' if title in CHECKPOINT_PARTS else section} {title}" for title in titles]
             names = [*names, *(LaneName(section, name, name) for name in whose)]
             columns = ("calls", "busy", "in_flight", "size_bytes")
-            lanes = Lanes(lanes.grid, *(np.concatenate((getattr(lanes, name), getattr(more, name))) for name in columns))
+            lanes = CallLanes(lanes.grid, *(np.concatenate((getattr(lanes, name), getattr(more, name))) for name in columns))
     return names, lanes

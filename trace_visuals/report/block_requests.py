@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trace_visuals.bins import Floats, Lanes
-from trace_visuals.call_columns import Ints
-from trace_visuals.report.lanes import LaneName
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.bins import CallLanes, Floats
+from iotwin.trace_visuals.call_columns import Ints
+from iotwin.trace_visuals.report.lanes import LaneName
 
 _CURVE_POINTS = 400
 _PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "most_ns": 1.0}
@@ -52,7 +52,7 @@ class PhaseBytes:
         return read, written
 
 
-def analyse_block(trace: Trace, calls: PhaseBytes, lanes: Lanes, names: list[LaneName]) -> BlockAnalysis | None:
+def analyse_block(trace: Trace, calls: PhaseBytes, lanes: CallLanes, names: list[LaneName]) -> BlockAnalysis | None:
     """Return the analysis of the trace's block requests, None when they were not traced.
 
     `calls` has the bytes of the trace's calls, `lanes` must hold those of the requests too.

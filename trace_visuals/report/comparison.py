@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import IotwinError
-from tracesim.dimensions import Curve
-from tracesim.sentences import with_names
-from tracesim.similarity import Dimension, compare
-from tracesim.verdict.words import sentences_of_test
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers
+from iotwin.tracesim.dimensions import Curve
+from iotwin.tracesim.sentences import with_names
+from iotwin.tracesim.similarity import Dimension, compare
+from iotwin.tracesim.verdict.words import sentences_of_test
 
 _MOST_POINTS = 400
 
@@ -19,7 +19,7 @@ _MOST_POINTS = 400
 def comparison_documents(
     traces: list[Trace], labels: list[str], workers: Workers | None = None, repeats: Sequence[Trace] = ()
 ) -> list[dict[str, Any]]:
-    """Return the comparison of the first trace, whose reruns are `repeats`, with each other one; a failed one says why."""
+    """Return the comparison of the first trace, whose reruns are `repeats`, with each other one; a failed one holds its error."""
     pairs = list(zip(traces[1:], labels[1:], strict=True))
     found = [{"a": labels[0], "b": label} | _document(traces[0], trace, workers, repeats) for trace, label in pairs]
     return [one | {"headline": with_names(one["verdict"], one["a"], one["b"])} for one in found]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.bins import Floats, Grid, Spread
-from trace_visuals.call_columns import Calls, Ints
+from iotwin.trace_visuals.bins import Floats, Grid, Spread
+from iotwin.trace_visuals.call_columns import CallColumns, Ints
 
 _COLUMNS, _ROWS = 1024, 160
 
@@ -37,7 +37,7 @@ class HeatMap:
         self._address = Grid.covering(0, int(sizes.sum()), _ROWS)
         self._spread = Spread(self._address, _COLUMNS)
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallColumns) -> None:
         """Add a batch; each transfer counts at its start, over all the addresses it covers."""
         chosen = calls.pick((calls.group == self._group) & calls.storage & (calls.offset >= 0) & (calls.size_bytes > 0))
         base = self._base_of[chosen.file_id]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.call_columns import GROUPS, OPEN, OTHER, READ, SYNC, WAIT, WRITE, Calls, Ints
+from iotwin.trace_visuals.call_columns import GROUPS, OPEN, OTHER, READ, SYNC, WAIT, WRITE, CallColumns, Ints
 
 _STORAGE = (READ, WRITE, OPEN, SYNC)
 _ELSEWHERE = (READ, WRITE, OPEN, OTHER)
@@ -44,7 +44,7 @@ class LanePlan:
         """The first process lane."""
         return len(_STORAGE) + 1 + len(_ELSEWHERE)
 
-    def by_operation(self, calls: Calls) -> Ints:
+    def by_operation(self, calls: CallColumns) -> Ints:
         """Return the operation lane of each call, -1 for calls in none."""
         lane = np.full(len(calls), -1, dtype=np.int64)
         for index, group in enumerate(_STORAGE):
@@ -56,7 +56,7 @@ class LanePlan:
             lane[elsewhere & chosen] = len(_STORAGE) + 1 + index
         return lane
 
-    def by_process(self, calls: Calls) -> Ints:
+    def by_process(self, calls: CallColumns) -> Ints:
         """Return the process lane of each call on storage, -1 for other calls and processes without a lane."""
         if not len(self._shown):
             return np.full(len(calls), -1, dtype=np.int64)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trace_visuals.bins import Floats
-from trace_visuals.call_columns import Ints
+from iotwin.trace_visuals.bins import Floats
+from iotwin.trace_visuals.call_columns import Ints
 
 _LEVEL = 6
 _MOST_U32 = 2**32 - 1

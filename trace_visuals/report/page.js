@@ -76,7 +76,7 @@ function wireToggles(timeline, traces, served) {
   if (left) note.textContent += ` Only the busiest processes have a row; not shown: ${left}.`;
   if (!complete) {
     filter.disabled = true;
-    filter.title = "This trace has too many calls for the page to hold each one, so they cannot be told apart by file here.";
+    filter.title = "This trace has too many calls for the page to hold each one, so the page cannot filter them by file.";
   }
   filter.addEventListener("input", () => { timeline.filterFiles(filter.value); });
 }

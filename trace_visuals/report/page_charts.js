@@ -2,7 +2,7 @@
 
 const CHART = { width: 400, height: 196, left: 50, right: 24, top: 10, bottom: 36 };
 
-// `series`: [{x: [...], y: [...], colour, label}] ; x values are the edges when there is one more of them than of y values (steps).
+// `series`: [{x: [...], y: [...], colour, label}]. With one more x than y, the x values are the edges of steps.
 function lineChart(series, options) {
   const svg = svgElement("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img" });
   const xs = series.flatMap((one) => one.x).filter((x) => !options.log || x > 0), ys = series.flatMap((one) => one.y);

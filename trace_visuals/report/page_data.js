@@ -113,7 +113,7 @@ function pixelsFromBins(lane, from, to, count) {
   return out;
 }
 
-// The same from the calls themselves, exact at any zoom; `keep` tells which files count (null: all).
+// The same from the calls themselves, exact at any zoom; `keep` are the files that count (null: all).
 function pixelsFromCalls(lane, calls, from, to, count, keep) {
   const pixel = (to - from) / count, out = emptyPixels(count), { indices, reaches } = lane.calls;
   let covered = from;

@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trace_visuals.bins import occupied
-from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, Calls, Ints, span_ns
-from trace_visuals.gaps import sample_gaps
-from trace_visuals.histogram import LogHistogram
-from trace_visuals.labels import loss_line, machine_line, tracing_cost_line
-from trace_visuals.report.analysis import Analysis
-from trace_visuals.report.heatmap import Heat
-from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from trace_visuals.report.recompute import CURVES, recompute_shares
-from trace_visuals.report.saving import APART, BESIDE, bursts_ns
-from trace_visuals.report.texts import describe, headline
+from iotwin.trace_visuals.bins import occupied
+from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallColumns, Ints, span_ns
+from iotwin.trace_visuals.gaps import sample_gaps
+from iotwin.trace_visuals.histogram import LogHistogram
+from iotwin.trace_visuals.labels import loss_line, machine_line, tracing_cost_line
+from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.heatmap import Heat
+from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
+from iotwin.trace_visuals.report.saving import APART, DURING, bursts_ns
+from iotwin.trace_visuals.report.texts import describe, headline
 
 _MOST_FILES, _MOST_PROCESSES, _MOST_NAMES = 400, 200, 4000
 _MOST_PHASES, _MOST_SAMPLES = 20_000, 4096
@@ -52,7 +52,7 @@ _SLOW_COLUMNS = ("start_s", "duration_ns", "op", "pid", "path", "offset", "size_
 
 
 def trace_document(analysis: Analysis) -> dict[str, Any]:
-    """Return the document of one trace; every time in it is in seconds from the page's zero unless its name says otherwise."""
+    """Return the document of one trace; times are in seconds from the page's zero unless their names have another unit."""
     manifest = analysis.trace.manifest
     return {
         "label": analysis.label, "command": " ".join(manifest.target.command), "workload": manifest.workload,
@@ -212,7 +212,7 @@ def calls_document(analysis: Analysis, used: list[int]) -> dict[str, Any] | None
     }
 
 
-def _file_names(analysis: Analysis, calls: Calls) -> tuple[list[str], Ints]:
+def _file_names(analysis: Analysis, calls: CallColumns) -> tuple[list[str], Ints]:
     """Return the paths of the files with the most calls, and each call's index into them: -1 for no file, -2 for another."""
     ids, place, count = np.unique(calls.file_id, return_inverse=True, return_counts=True)
     count[ids < 0] = 0
@@ -297,7 +297,7 @@ def _histograms(analysis: Analysis) -> list[dict[str, Any]]:
 def _bursts(analysis: Analysis) -> dict[str, Any]:
     """Return when checkpoints began, how long after the one before, and how long reads took meanwhile and otherwise."""
     begin_ns = bursts_ns(analysis.trace)[:, 0]
-    latency, names = analysis.reads_beside.latency_ns, {BESIDE: "while a checkpoint is written", APART: "otherwise"}
+    latency, names = analysis.reads_during_checkpoints.latency_ns, {DURING: "while a checkpoint is written", APART: "otherwise"}
     return {
         "time_s": ((begin_ns[1:] - analysis.zero_ns) / _SECOND).tolist(),
         "interval_ns": np.diff(begin_ns).tolist(),

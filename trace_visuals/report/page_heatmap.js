@@ -30,7 +30,7 @@ class HeatMap {
     this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
   }
 
-  // The map as seen now, a pixel of time wide and a cell high; where cells share a pixel the fullest shows, so that none disappears.
+  // The visible map, a pixel of time wide and a cell high. Of cells in one pixel the fullest is drawn, so that none is lost.
   render(from, to, wide) {
     const { columns, rows, cells, origin_s: origin, width_s: width } = this.heat, pixel = (to - from) / wide;
     const image = element("canvas", { width: wide, height: rows }), fullest = new Float64Array(wide * rows);

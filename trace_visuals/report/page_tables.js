@@ -1,4 +1,4 @@
-// Tables that can be sorted and filtered; a column's name says its unit, and so how it is written.
+// Tables that can be sorted and filtered; the unit in a column's name selects its format.
 
 const HEADINGS = {
   name: "", value: "", difference_share: "differs by", noticed_share: "noticed from", job_ns: "job", twin_ns: "twin", ratio: "twin / job",

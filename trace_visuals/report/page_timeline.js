@@ -183,7 +183,7 @@ class Timeline {
   }
 
   paint_phases(g, row) {
-    this.nameRow(g, row, "phases", row.trace.phases_told ? ["not logged:", "told from reads"] : row.trace.phases.length ? [] : ["none logged"]);
+    this.nameRow(g, row, "phases", row.trace.phases_told ? ["not logged:", "inferred from reads"] : row.trace.phases.length ? [] : ["none logged"]);
     const inView = row.trace.phases.filter((phase) => phase[4] > this.view.from && phase[3] < this.view.to);
     const steps = inView.filter((phase) => phase[0] === "step");
     g.save();
@@ -212,7 +212,7 @@ class Timeline {
     if (text && phaseFits(g, text, right - left)) g.fillText(text, (left + right) / 2, row.top + row.height / 2);
   }
 
-  // How each kind of phase is written in all traces, so that they can be compared: as fits the most of its bars, in full if it can be.
+  // How each kind of phase is written in all traces, alike: the form that fits most of its bars, in full if possible.
   spellings(g) {
     g.font = PHASE_FONT;
     const bars = new Map();
@@ -313,7 +313,7 @@ class Timeline {
     this.nameRow(g, row, lane.title, [bytes >= 1 ? `${amount}, ${formatSize(bytes)}` : amount]);
   }
 
-  // Behind the bars: pale where there is a call, darker for more; neighbours of one shade are one rectangle, which is much faster.
+  // Behind the bars: pale where there is a call, darker for more. Neighbours of one shade are one rectangle, which is faster.
   paintTint(g, row, pixels, most) {
     const shades = 24, scale = Math.log1p(most);
     for (let x = 0, begin = 0, before = 0; x <= pixels.calls.length; x += 1) {

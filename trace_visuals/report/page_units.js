@@ -28,7 +28,7 @@ function formatCount(value) { return value === null ? "" : Math.round(value).toL
 
 function formatShare(value) { return value === null || !isFinite(value) ? "" : Number((100 * value).toFixed(value < 0.0995 ? 1 : 0)) + " %"; }
 
-// The decimals that tell neighbouring ticks apart.
+// The fewest decimals that make neighbouring ticks differ.
 function formatTicks(ticks) {
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1, digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   return ticks.map((tick) => (Math.abs(tick) < step / 1e6 ? 0 : tick).toFixed(digits));

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from trace_visuals.bins import Grid, Spread
-from trace_visuals.report.analysis import Analysis
-from tracing_tools.trace.logs.mllog import read_parts
+from iotwin.trace_store.logs.mllog import read_parts
+from iotwin.trace_visuals.bins import Grid, Spread
+from iotwin.trace_visuals.report.analysis import Analysis
 
 _BINS = 1000
 

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from trace_visuals.report.analysis import Analysis
-from trace_visuals.report.part_shares import part_shares
+from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.part_shares import part_shares
 
 CURVES = ("base", "recomputed", "search")
 _CURVE_OF_PART = {"base_compute": 0, "remat_compute": 1, "search": 2, "cost": 2}

@@ -6,21 +6,22 @@ from typing import Any
 
 import msgspec
 
-from common.errors import IotwinError
-from common.foreign_files import MOST_JSON_BYTES, read_foreign
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import read_foreign_struct
 
 
-class _Side(msgspec.Struct):
+class _ResponseColumn(msgspec.Struct):
     seconds: float
 
 
 class _Change(msgspec.Struct):
     change: str
     of: str
-    twin: _Side
-    job: _Side | None = None
+    twin: _ResponseColumn
+    job: _ResponseColumn | None = None
     ratio: float | None = None
     first_epoch_ratio: float | None = None
+    not_in_force: list[str] = []
 
 
 class _Response(msgspec.Struct):
@@ -33,19 +34,23 @@ _COLUMNS = ("storage", "of", "job_ns", "twin_ns", "ratio", "first_epoch_ratio")
 def response_document(path: Path) -> dict[str, Any]:
     """Return the table of the response at `path`, a row a change; IotwinError when it is none."""
     try:
-        found = msgspec.json.decode(read_foreign(path, MOST_JSON_BYTES), type=_Response)
+        found = read_foreign_struct(path, _Response)
     except FileNotFoundError:
         raise IotwinError(f"{path}: there is no such file; iotwin twin respond writes it") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except IotwinError as error:
         raise IotwinError(f"{path} is no response of iotwin twin respond: {error}") from None
     rows = [
-        [row.change, row.of, _ns(row.job), _ns(row.twin), _finite(row.ratio), _finite(row.first_epoch_ratio)]
+        [_storage(row), row.of, _ns(row.job), _ns(row.twin), _finite(row.ratio), _finite(row.first_epoch_ratio)]
         for row in found.changes
     ]
     return {"columns": list(_COLUMNS), "rows": rows, "total": len(rows)}
 
 
-def _ns(side: _Side | None) -> float | None:
+def _storage(row: _Change) -> str:
+    return f"{row.change} (not in force)" if row.not_in_force else row.change
+
+
+def _ns(side: _ResponseColumn | None) -> float | None:
     return None if side is None else _finite(side.seconds * 1e9)
 
 

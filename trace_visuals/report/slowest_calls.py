@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from trace_visuals.call_columns import Calls, Ints
+from iotwin.trace_visuals.call_columns import CallColumns, Ints
 
 _FIELDS = ("start_ns", "end_ns", "op", "group", "pid", "file_id", "offset", "result", "size_bytes", "storage")
 
 
-def _joined(batches: list[Calls]) -> Calls:
-    return Calls(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in _FIELDS))
+def _joined(batches: list[CallColumns]) -> CallColumns:
+    return CallColumns(*(np.concatenate([getattr(batch, name) for batch in batches]) for name in _FIELDS))
 
 
 class SlowestCalls:
@@ -17,9 +17,9 @@ class SlowestCalls:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: Calls | None = None
+        self._kept: CallColumns | None = None
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallColumns) -> None:
         """Add a batch."""
         # Once as many are kept as wanted, only a call longer than the shortest of them can replace one.
         full = self._kept is not None and len(self._kept) == self._most
@@ -49,10 +49,10 @@ class EveryCall:
     """Keeps the calls that belong to a lane, with their lane, for pages that can hold them all."""
 
     def __init__(self) -> None:
-        self._batches: list[Calls] = []
+        self._batches: list[CallColumns] = []
         self._lanes: list[Ints] = []
 
-    def add(self, calls: Calls, lane: Ints) -> None:
+    def add(self, calls: CallColumns, lane: Ints) -> None:
         """Add a batch; `lane` is negative for calls that belong to none."""
         self._batches.append(calls.pick(lane >= 0))
         self._lanes.append(lane[lane >= 0])
@@ -62,6 +62,6 @@ class EveryCall:
         self._batches += later._batches
         self._lanes += later._lanes
 
-    def result(self) -> tuple[Calls, Ints] | None:
+    def result(self) -> tuple[CallColumns, Ints] | None:
         """Return all calls in order of start and their lanes, or None when there are none."""
         return (_joined(self._batches), np.concatenate(self._lanes)) if self._batches else None

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.progress import Advance
-from trace_visuals.call_columns import CallReader, Calls, Ints, span_ns
-from tracing_tools.trace.calls import folded
-from tracing_tools.trace.chunks import Chunk
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import Workers
+from iotwin.common.progress import Advance
+from iotwin.trace_store.calls import folded
+from iotwin.trace_store.chunks import Chunk
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers
+from iotwin.trace_visuals.call_columns import CallColumns, CallReader, Ints, span_ns
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Seen:
     time_of: dict[int, int] = field(default_factory=dict)  # in storage calls, of every process with a call
     ops: list[str] = field(default_factory=list)
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallColumns) -> None:
         self.begin_ns, self.end_ns = min(self.begin_ns, int(calls.start_ns[0])), max(self.end_ns, int(calls.end_ns.max()))
         self.calls, self.storage_calls = self.calls + len(calls), self.storage_calls + int(calls.storage.sum())
         placed = (calls.file_id >= 0) & (calls.file_id < len(self.extent_bytes)) & (calls.offset >= 0)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trace_visuals.bins import Floats
-from trace_visuals.call_columns import OPEN, READ, SYNC, WAIT, WRITE, Calls, Ints
-from trace_visuals.histogram import LogHistogram
+from iotwin.trace_visuals.bins import Floats
+from iotwin.trace_visuals.call_columns import OPEN, READ, SYNC, WAIT, WRITE, CallColumns, Ints
+from iotwin.trace_visuals.histogram import LogHistogram
 
 PERCENTILES = (0.5, 0.9, 0.99, 0.999)
 _PERCENTILE_NAMES = ("p50_ns", "p90_ns", "p99_ns", "p99.9_ns")
@@ -29,7 +29,7 @@ class OperationTable:
         self._group: dict[int, int] = {}
         self._failures = np.zeros(0, dtype=np.int64)
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallColumns) -> None:
         """Add a batch."""
         row = calls.op * 2 + ~calls.storage
         self.latency_ns.add(row, calls.duration_ns)
@@ -96,7 +96,7 @@ _FILE_SUMS = (
 )  # fmt: skip
 
 
-class FileTable:
+class ReportedFiles:
     """Calls, bytes, time and read order by file."""
 
     def __init__(self, count: int) -> None:
@@ -107,7 +107,7 @@ class FileTable:
         self._read_to = np.full(count, -1, dtype=np.int64)  # where the file's last read ended
         self._read_from = np.full(count, -1, dtype=np.int64)  # and where its first one began
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallColumns) -> None:
         """Add a batch; calls that name no file are left out."""
         calls = calls.pick((calls.file_id >= 0) & (calls.file_id < self._count))
         duration = calls.duration_ns
@@ -126,7 +126,7 @@ class FileTable:
         np.maximum.at(self._last, calls.file_id, calls.end_ns)
         self._add_order(calls.pick((calls.group == READ) & (calls.offset >= 0) & (calls.size_bytes > 0)))
 
-    def _add_order(self, reads: Calls) -> None:
+    def _add_order(self, reads: CallColumns) -> None:
         """Count reads that begin where the file's previous read ended, or at 0 when there was none."""
         # numpy sorts 16-bit keys in linear time, and few traces have more files than that.
         key = reads.file_id.astype(np.uint16) if self._count <= 1 << 16 else reads.file_id
@@ -141,7 +141,7 @@ class FileTable:
         self._read_from[file_id[new]] = offset[new]
         self._read_to[file_id] = end  # the last assignment of a file wins, and that is its latest read
 
-    def extend(self, later: "FileTable") -> None:
+    def extend(self, later: "ReportedFiles") -> None:
         """Take in what another has found in the calls after these."""
         self._sums.extend(later._sums)
         self._sums.add("sequential_reads", np.flatnonzero((later._read_from > 0) & (later._read_from == self._read_to)))
@@ -167,7 +167,7 @@ class ProcessTable:
         self._pids = pids
         self._sums = _Sums(("calls", "storage_calls", "read_bytes", "written_bytes", "storage_ns", "wait_ns"), len(pids))
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallColumns) -> None:
         """Add a batch; bytes and storage time count calls on storage files only."""
         row = np.searchsorted(self._pids, calls.pid)
         self._sums.add("calls", row)

@@ -1,19 +1,19 @@
-"""What a trace says, in words: every sentence carries its numbers, and none claims more than they show."""
+"""Findings about a trace in sentences; each carries its numbers and claims no more than they show."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from common.units import format_duration, format_size
-from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
-from trace_visuals.gaps import sample_gaps
-from trace_visuals.histogram import LogHistogram
-from trace_visuals.labels import counted
-from trace_visuals.report.analysis import Analysis
-from trace_visuals.report.recompute import CURVES, recompute_shares
-from trace_visuals.report.saving import APART, BESIDE, spent_s, written_ns
-from trace_visuals.report.tables import LARGE_BYTES
-from trace_visuals.requests import CHECKPOINT_PARTS
+from iotwin.common.units import format_duration, format_size
+from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, span_ns
+from iotwin.trace_visuals.gaps import sample_gaps
+from iotwin.trace_visuals.histogram import LogHistogram
+from iotwin.trace_visuals.labels import counted
+from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
+from iotwin.trace_visuals.report.saving import APART, DURING, spent_s, written_ns
+from iotwin.trace_visuals.report.tables import LARGE_BYTES
+from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9
 _LONG_TAIL = 10  # a 99th percentile of so many medians is worth a word
@@ -30,7 +30,7 @@ class Finding:
 
 
 def describe(analysis: Analysis) -> list[Finding]:
-    """Return the findings about one trace, the most general first; topics that the trace says nothing about are left out."""
+    """Return the findings about one trace, the most general first; topics without data in the trace are left out."""
     candidates = (
         _overview,
         _dominant,
@@ -44,7 +44,7 @@ def describe(analysis: Analysis) -> list[Finding]:
         _concurrency,
         _latency,
         _checkpoints,
-        _beside_training,
+        _concurrent_checkpoints,
         _failures,
         _gaps,
     )
@@ -79,7 +79,7 @@ def _pace(analysis: Analysis) -> str:
     if waiting < _IDLE:
         return f"It hardly waits for data ({share}): storage is not what limits it."
     if reading < 0.5 * waiting:
-        return f"It waits for data for {share}, but storage is idle for much of that: look at the loaders' CPU work first."
+        return f"It waits for data for {share}, but storage is idle for much of that: reduce the loaders' CPU work first."
     return f"It waits for data for {share}, and storage is busy for much of that: faster storage or more loaders should help."
 
 
@@ -132,7 +132,7 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
         if waiting < _IDLE:
             text += " The job hardly waits for data: the accelerator or the CPU sets the pace."
         elif reading < 0.5 * waiting:
-            text += " Storage is idle for much of that: look at the loaders' CPU work before buying faster storage."
+            text += " Storage is idle for much of that: reduce the loaders' CPU work before buying faster storage."
         else:
             text += " Storage is busy for much of that: faster storage or more loaders should shorten it."
     return "Where the job waits", text
@@ -151,11 +151,11 @@ def _look_at(analysis: Analysis) -> tuple[str, str]:
     rows = [row for row in (0, 1) if latency.count(row)]
     spent, slow = latency.total(rows), latency.percentile(rows, 0.99)
     if slow > _LONG_TAIL * latency.percentile(rows, 0.5) > 0 and spent:
-        text += f" One read in a hundred takes {format_duration(slow)} or more: the table of slowest calls says which."
+        text += f" One read in a hundred takes {format_duration(slow)} or more: see the table of slowest calls."
     written = analysis.checkpoints
     if len(written) and not written["syncs"].sum():
         text += " Checkpoints are never synced: what they cost the device does not show in their times."
-    return "What to look at", text
+    return "What to improve", text
 
 
 def _must_give(analysis: Analysis) -> str:
@@ -207,7 +207,7 @@ def _phases(analysis: Analysis) -> tuple[str, str]:
     )
     spent = spent.sort_values("sum", ascending=False)
     parts = [f"{name} {total / span:.1%} in {count}" for name, total, count in spent.itertuples()]
-    source = "by the job's own log" if analysis.trace.inferred is None else "told from its reads, as the job logged none"
+    source = "by the job's own log" if analysis.trace.inferred is None else "inferred from its reads, as the job logged none"
     return "Phases", f"Share of the run's time, {source}: {', '.join(parts)}."
 
 
@@ -284,7 +284,7 @@ def _concurrency(analysis: Analysis) -> tuple[str, str]:
 
 
 def _busiest(analysis: Analysis, lane: int) -> tuple[int, float, float]:
-    """Return the length of the windows looked at (about 0.1 s, in ns), and the bytes and calls per second of the busiest ones."""
+    """Return the length of the windows (about 0.1 s, in ns), and the bytes and calls per second of the busiest ones."""
     grid = analysis.lanes.grid
     bins = max(1, round(0.1 * _SECOND / grid.width))
     starts = np.arange(0, grid.count, bins)
@@ -323,27 +323,27 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
     )
 
 
-def _beside_training(analysis: Analysis) -> tuple[str, str]:
-    """Of checkpoints that the job logs as written beside training: how often, at what cost to its steps and its reads."""
+def _concurrent_checkpoints(analysis: Analysis) -> tuple[str, str]:
+    """Describe checkpoints written concurrently with training: how often, and their cost for steps and reads."""
     spans, spent = written_ns(analysis.trace), spent_s(analysis.trace)
     if not len(spans):
         return "", ""
     run_s = (analysis.survey.end_ns - analysis.survey.begin_ns) / _SECOND
     share = {name: spent.get(name, 0.0) / run_s for name in CHECKPOINT_PARTS}
-    text = f"{counted(len(spans), 'checkpoint')} written beside training"
+    text = f"{counted(len(spans), 'checkpoint')} written concurrently with training"
     between = np.diff(spans[:, 0])
     if len(between):
         low, middle, high = (format_duration(value) for value in np.quantile(between, (0, 0.5, 1)))
         text += f", every {middle} in the median ({low} to {high})"
     text += f". Writing them took {share['persist']:.1%} of the run; training waited for them {share['stall']:.1%} of it"
     text += f" and {share['snapshot']:.1%} went into copying the state. "
-    return "Beside training", text + _reads_beside(analysis.reads_beside.latency_ns)
+    return "Concurrent checkpoints", text + _reads_during_checkpoints(analysis.reads_during_checkpoints.latency_ns)
 
 
-def _reads_beside(latency_ns: LogHistogram) -> str:
-    if not latency_ns.count(BESIDE) or not latency_ns.count(APART):
+def _reads_during_checkpoints(latency_ns: LogHistogram) -> str:
+    if not latency_ns.count(DURING) or not latency_ns.count(APART):
         return "Reads fell only outside of that." if latency_ns.count(APART) else "All reads fell into that."
-    beside, apart = ([format_duration(latency_ns.percentile([row], share)) for share in (0.5, 0.99)] for row in (BESIDE, APART))
+    beside, apart = ([format_duration(latency_ns.percentile([row], share)) for share in (0.5, 0.99)] for row in (DURING, APART))
     text = f"A read took {beside[0]} in the median and {beside[1]} at the 99th percentile while one was written"
     return f"{text}, and {apart[0]} and {apart[1]} otherwise."
 

@@ -1,38 +1,42 @@
 """A report served by this machine to its own browser: finer detail is read from Parquet as the reader zooms in."""
 
+import contextlib
 import dataclasses
 import hmac
 import json
 import secrets
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from common.progress import progress
-from trace_visuals.bins import Grid, LaneBins
-from trace_visuals.call_columns import CallReader
-from trace_visuals.labels import trace_labels
-from trace_visuals.report import check_number, page, report_document
-from trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
-from trace_visuals.report.lanes import LanePlan
-from trace_visuals.report.page_data import calls_document, lanes_document, lanes_shown
-from trace_visuals.report.slowest_calls import EveryCall
-from trace_visuals.windows import choose_view
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import here
+from iotwin.common.progress import progress
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import here
+from iotwin.trace_visuals.bins import Grid, LaneBins
+from iotwin.trace_visuals.call_columns import CallReader
+from iotwin.trace_visuals.labels import trace_labels
+from iotwin.trace_visuals.report import check_number, page, report_document
+from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
+from iotwin.trace_visuals.report.lanes import LanePlan
+from iotwin.trace_visuals.report.page_data import calls_document, lanes_document, lanes_shown
+from iotwin.trace_visuals.report.slowest_calls import EveryCall
+from iotwin.trace_visuals.windows import choose_view
 
 _BINS = 8_192  # of all traces of the page; the server has the finer ones
 _DETAIL_BINS, _DETAIL_CALLS = 4_096, 40_000
 _SECOND = 1e9
 _MOST_CONNECTIONS = 32  # a browser keeps six
-_IDLE_S = 30  # after which a client that says nothing is left
+_REQUEST_S = 10  # within which a whole request must have arrived, however often a part of it does
+_IDLE_S = 30  # after which a client that takes nothing of its answer is left
 
 
 class ReportServer:
@@ -73,7 +77,7 @@ class ReportServer:
     def answer(self, host: str, target: str) -> tuple[HTTPStatus, str, bytes]:
         """Return status, content type and content for a request; no part of it is ever used as the name of a file.
 
-        The host is checked, so that a page from elsewhere cannot reach this one under a name of its own.
+        The host is checked, so that a page from elsewhere cannot reach this one under another name.
         """
         try:
             parts = urlsplit(target)
@@ -99,23 +103,27 @@ class ReportServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers at most _MOST_CONNECTIONS at a time; what comes beyond them is closed."""
+    """Answers at most _MOST_CONNECTIONS at a time. A further one replaces the oldest whose request is still incomplete."""
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._incomplete: dict[socket.socket, float] = {}  # since when (s) the connection is open, oldest first
+        self._lock = threading.Lock()
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, or close the connection when all are taken."""
-        if not self._free.acquire(blocking=False):
+        """Answer in a separate thread. Close the connection if all are taken by answers."""
+        if not self._free.acquire(blocking=False) and not (self._close_incomplete(1) and self._free.acquire(timeout=_REQUEST_S)):
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._incomplete[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()
+            self._end(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -123,7 +131,31 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._end(request)
+
+    def service_actions(self) -> None:
+        """Close the connections whose request is overdue; called at least twice a second."""
+        begun = time.monotonic() - _REQUEST_S
+        self._close_incomplete(sum(opened < begun for opened in list(self._incomplete.values())))
+
+    def is_complete(self, request: socket.socket) -> None:
+        """Note that the whole request has arrived: from now on its connection is not closed."""
+        with self._lock:
+            self._incomplete.pop(request, None)
+
+    def _end(self, request: socket.socket) -> None:
+        self.is_complete(request)
+        self._free.release()
+
+    def _close_incomplete(self, count: int) -> int:
+        """Close up to `count` connections, the oldest first, and return how many; their threads then end."""
+        with self._lock:
+            overdue = list(self._incomplete)[:count]
+            for request in overdue:
+                del self._incomplete[request]
+                with contextlib.suppress(OSError):  # the client has gone
+                    request.shutdown(socket.SHUT_RDWR)
+        return len(overdue)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a page that is closed while it loads; report anything else as usual."""
@@ -135,7 +167,11 @@ def _handler(server: ReportServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _IDLE_S
 
+        def version_string(self) -> str:
+            return "iotwin"
+
         def do_GET(self) -> None:
+            cast(_Server, self.server).is_complete(self.connection)
             status, content_type, content = server.answer(self.headers.get("Host", ""), self.path)
             self.send_response(status)
             headers = {

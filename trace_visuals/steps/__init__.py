@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from common.errors import IotwinError, UsageError
-from common.files import write_json, write_whole
-from trace_visuals.steps.distributions import Fit, fit_compute_time
-from trace_visuals.steps.pictures import draw_all
-from trace_visuals.steps.read import read_steps
-from trace_visuals.steps.tables import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder, write_json, write_whole
+from iotwin.trace_visuals.steps.distributions import DistributionFit, fit_compute_time
+from iotwin.trace_visuals.steps.pictures import draw_all
+from iotwin.trace_visuals.steps.read import read_steps
+from iotwin.trace_visuals.steps.tables import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
 
 _MODEL_KNOTS = 101
 
@@ -26,12 +26,13 @@ def plot_steps(directories: list[Path], output: Path, title: str | None = None) 
         raise UsageError(f"{output} is a file; give a directory for the tables and pictures")
     steps = settled(read_steps(directories))
     if steps.empty:
-        raise IotwinError("the runs have no step beside those left out as cold; run more steps")
+        raise IotwinError("all steps of the runs are left out as cold; run more steps")
     table = statistics(steps)
     rates = throughputs(table)
     fits = _fits(steps)
     fitted = regressions(table)
-    (output / "computation_times").mkdir(parents=True, exist_ok=True)
+    make_folder(output)
+    make_folder(output / "computation_times", below=output)
     write_whole(output / "steps.csv", table.to_csv(index=False).encode())
     write_whole(output / "throughputs.csv", rates.to_csv(index=False).encode())
     write_json(output / "fits.json", [_fit_row(key, found) for key, found in fits.items()])
@@ -52,11 +53,11 @@ def _compute(steps: pd.DataFrame) -> Any:
     return steps[steps["key"] == "all_compute"].groupby(CONFIGURATION)["seconds"]
 
 
-def _fits(steps: pd.DataFrame) -> dict[tuple[object, ...], list[Fit]]:
+def _fits(steps: pd.DataFrame) -> dict[tuple[object, ...], list[DistributionFit]]:
     return {key: fit_compute_time(seconds.to_numpy()) for key, seconds in _compute(steps)}
 
 
-def _fit_row(key: tuple[Any, ...], fits: list[Fit]) -> dict[str, Any]:
+def _fit_row(key: tuple[Any, ...], fits: list[DistributionFit]) -> dict[str, Any]:
     workload, variant, gpus, batch = key
     found = [{"name": f.name, "held_out_log_likelihood": f.log_likelihood, "computation_time": f.computation_time} for f in fits]
     return {"workload": workload, "variant": variant, "gpus": int(gpus), "batch": int(batch), "fits": found}

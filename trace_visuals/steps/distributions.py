@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 _FOLDS = 5
 _KNOTS = 101
-_LEAST = 10  # steps for a fit to be worth its name
+LEAST_STEPS = 10  # steps for a fit to be worth its name
 _FLOOR = 1e-12  # seconds: no step is shorter, and no distribution narrower
 
 
-class Fit(NamedTuple):
+class DistributionFit(NamedTuple):
     """A fitted distribution."""
 
     name: str
@@ -24,21 +24,21 @@ class Fit(NamedTuple):
     log_density: Callable[[Values], Values]
 
 
-def fit_compute_time(seconds: Values) -> list[Fit]:
+def fit_compute_time(seconds: Values) -> list[DistributionFit]:
     """Return the candidates fitted to all of `seconds`, the likeliest first; none for fewer than ten steps.
 
     Each candidate's likelihood is that of the fifth of the steps left out of its fit, over five such splits, interleaved so that
     drift falls on all alike. Candidates are normal (as the paper has it), lognormal, gamma and empirical quantiles.
     """
     seconds = np.maximum(np.asarray(seconds, float), _FLOOR)
-    if len(seconds) < _LEAST:
+    if len(seconds) < LEAST_STEPS:
         return []
     fold = np.arange(len(seconds)) % _FOLDS
     fits = []
     for name, candidate in _CANDIDATES.items():
         held_out = [candidate(seconds[fold != index])[1](seconds[fold == index]) for index in range(_FOLDS)]
         document, log_density = candidate(seconds)
-        fits.append(Fit(name, float(np.concatenate(held_out).mean()), document, log_density))
+        fits.append(DistributionFit(name, float(np.concatenate(held_out).mean()), document, log_density))
     return sorted(fits, key=lambda fit: -fit.log_likelihood)
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.files import open_whole
-from trace_visuals.labels import plain
-from trace_visuals.steps.distributions import Fit
-from trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION
+from iotwin.common.files import open_whole
+from iotwin.common.progress import note
+from iotwin.trace_visuals.labels import plain
+from iotwin.trace_visuals.steps.distributions import LEAST_STEPS, DistributionFit
+from iotwin.trace_visuals.style import BLUE, FIGURE_RC, GREEN, GREY, ORANGE, PURPLE, SKY, TRACE_COLOURS, VERMILLION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def _name(series: tuple[object, ...]) -> str:
 def draw_all(
     table: pd.DataFrame,
     rates: pd.DataFrame,
-    fits: dict[tuple[object, ...], list[Fit]],
+    fits: dict[tuple[object, ...], list[DistributionFit]],
     steps: pd.DataFrame,
     output: Path,
     title: str | None,
@@ -74,8 +75,11 @@ def draw_all(
             kinds, path = tuple(own_rates["throughput"].unique()), output / f"{workload}_throughputs.png"
             drawn.append(_draw_lines(own_rates, "throughput", kinds, ("low", "median", "high"), "samples/s", path, heading))
             chosen = {key: found for key, found in fits.items() if key[0] == workload and found}
+            path = output / f"{workload}_compute_times.png"
             if chosen:
-                drawn.append(_draw_histograms(chosen, steps, output / f"{workload}_compute_times.png", heading))
+                drawn.append(_draw_histograms(chosen, steps, path, heading))
+            else:
+                note(f"{path.name} is not drawn: no configuration of {workload} has {LEAST_STEPS} steps with a compute time")
     return drawn
 
 
@@ -145,7 +149,7 @@ def _logarithmic(panel: "Axes", batches: list[int]) -> None:
     panel.minorticks_off()
 
 
-def _draw_spread(panel: "Axes", seconds: NDArray[np.float64], fits: list[Fit]) -> None:
+def _draw_spread(panel: "Axes", seconds: NDArray[np.float64], fits: list[DistributionFit]) -> None:
     """The histogram, the likeliest distribution and the normal one."""
     panel.hist(seconds, bins=min(60, max(8, len(seconds) // 5)), density=True, color="#D9D9D9")
     at = np.linspace(max(seconds.min(), 1e-9), seconds.max(), 300)
@@ -159,7 +163,9 @@ def _draw_constant(panel: "Axes", seconds: float) -> None:
     panel.set_xlim(0.5 * seconds, 1.5 * seconds)
 
 
-def _draw_histograms(fits: dict[tuple[object, ...], list[Fit]], steps: pd.DataFrame, path: Path, title: str | None) -> Path:
+def _draw_histograms(
+    fits: dict[tuple[object, ...], list[DistributionFit]], steps: pd.DataFrame, path: Path, title: str | None
+) -> Path:
     """A panel per configuration: the histogram of compute time, the normal curve and the likeliest one."""
     shown = list(fits)[:_MOST_HISTOGRAMS]
     figure, panels = _grid(len(shown))

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from common.errors import IotwinError, UsageError
-from common.foreign_files import read_foreign_json
-from common.workloads import WORKLOADS
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.workloads import WORKLOADS
 
 PARTS = (
     "sample_load", "sample_preproc", "batch_load", "batch_preproc", "load_batch_mem", "load_batch_gpu", "all_compute", "step_end",
@@ -39,7 +39,7 @@ _BLOCK_BYTES = 64 << 20
 
 
 @dataclass
-class Run:
+class InstrumentedRun:
     """A directory of one run: its configuration as far as known, its logs and its timelines."""
 
     directory: Path
@@ -65,33 +65,33 @@ def read_steps(directories: list[Path]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _find_runs(directory: Path) -> Iterator[Run]:
+def _find_runs(directory: Path) -> Iterator[InstrumentedRun]:
     """Yield the runs in `directory`: cells of iotwin run, traces, and folders with logs or timelines."""
     if (directory / "cell.json").is_file():
         cell = read_foreign_json(directory / "cell.json")
         logs = [directory / "trace" / "logs" / "stdout", *sorted((directory / "output").glob("*.log"))]
         timelines = sorted((directory / "output").glob("timeline-*.json"))
         known = {"workload": cell["workload"], "variant": cell["variant"], "gpus": cell["ranks"], "batch": cell["batch"]}
-        yield Run(directory, known, [log for log in logs if log.is_file()], timelines)
+        yield InstrumentedRun(directory, known, [log for log in logs if log.is_file()], timelines)
         return
     if (directory / "manifest.json").is_file() and (directory / "logs" / "stdout").is_file():
-        yield Run(directory, {}, [directory / "logs" / "stdout"])
+        yield InstrumentedRun(directory, {}, [directory / "logs" / "stdout"])
         return
     logs, timelines = sorted(directory.glob("*.log")), sorted(directory.glob("timeline-*.json"))
     if logs or timelines:
-        yield Run(directory, {}, logs, timelines)
+        yield InstrumentedRun(directory, {}, logs, timelines)
     for below in sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()):
         yield from _find_runs(below)
 
 
-def _read_run(run: Run) -> pd.DataFrame:
+def _read_run(run: InstrumentedRun) -> pd.DataFrame:
     frames = [_read_log(log, run.parameters) for log in run.logs]
     if run.timelines:
         frames.append(_read_timelines(run.timelines))
     frames = [frame for frame in frames if len(frame)]
     if not frames:
         return pd.DataFrame(columns=list(COLUMNS))
-    # The emulator prints what it also keeps in its log: the fullest one tells all.
+    # The emulator prints what it also logs: the longest log holds everything.
     frame = max(frames, key=len)
     text = str(run.directory)
     guesses = {
@@ -125,7 +125,7 @@ def _lines(log: Path) -> pa.ChunkedArray:
 
 
 def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
-    """Return key, rank, block and seconds of the timed parts in `log`; a configuration that it tells goes into `parameters`."""
+    """Return key, rank, block and seconds of the timed parts in `log`; a configuration in it is added to `parameters`."""
     lines = _lines(log)
     points = pc.extract_regex(lines, _POINT).drop_null()
     values = {row["key"]: int(row["value"]) for row in points.to_pylist()}  # a few lines at the start of a log
@@ -137,13 +137,13 @@ def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
     emulated = _timed(lines, block, _EMULATOR)
     found = pd.concat([_timed(lines, block, _DURATION), _in_blocks(emulated, lines)], ignore_index=True)
     if block.any():
-        # The emulator says both that an epoch and that its first block begins: those that hold steps are counted.
+        # The emulator logs the start of an epoch and of its first block; only blocks with steps count.
         found["block"] = pd.factorize(found["block"], sort=True)[0] + 1
     return found
 
 
 def _in_blocks(emulated: pd.DataFrame, lines: pa.ChunkedArray) -> pd.DataFrame:
-    """Give the emulator's parts, which it prints when the run is over, the blocks that the log says they were in."""
+    """Give the emulator's parts, which it prints when the run is over, their blocks, which the log holds."""
     steps = pc.cast(pc.struct_field(pc.extract_regex(lines, _BLOCK_ENDS).drop_null().combine_chunks(), "steps"), pa.int64())
     number = emulated.groupby("key").cumcount()
     if not len(steps) or not len(number) or number.max() + 1 != sum(steps.to_pylist()):

@@ -13,17 +13,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from common.errors import UsageError
-from common.files import check_output, check_type, write_whole
-from common.progress import progress
-from trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
-from trace_visuals.labels import command_line, failure_line, loss_line, machine_line, plain, trace_labels
-from trace_visuals.requests import BLOCK_LANES
-from trace_visuals.style import BLACK, CPU_COLOURS, FIGURE_RC, GREEN, GREY, GROUP_COLOURS, PHASE_COLOURS, PURPLE, VERMILLION
-from trace_visuals.timeline import rows as draw_row
-from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
-from trace_visuals.windows import View, choose_view
-from tracing_tools.trace.reader import Trace
+from iotwin.common.errors import UsageError
+from iotwin.common.files import check_output, check_type, write_whole
+from iotwin.common.progress import progress
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.call_columns import GROUPS, READ, SYNC, WRITE
+from iotwin.trace_visuals.labels import command_line, failure_line, loss_line, machine_line, plain, trace_labels
+from iotwin.trace_visuals.requests import BLOCK_LANES
+from iotwin.trace_visuals.style import (
+    BLACK,
+    CPU_COLOURS,
+    FIGURE_RC,
+    GREEN,
+    GREY,
+    GROUP_COLOURS,
+    PHASE_COLOURS,
+    PURPLE,
+    VERMILLION,
+)
+from iotwin.trace_visuals.timeline import rows as draw_row
+from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
+from iotwin.trace_visuals.windows import View, choose_view
 
 FILE_TYPES = (".png", ".svg", ".pdf")
 
@@ -38,7 +48,7 @@ _COMMAND_LETTER_IN = 0.062  # of 7 points, as wide as they come in a command
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of a picture: as wide as a page of text or one of its two columns, with or without what a caption says."""
+    """The shape of a picture: as wide as a page of text or one of its two columns, with or without the words of a caption."""
 
     short: bool = False
     paper: bool = False  # neither titles nor the CPU row
@@ -120,7 +130,7 @@ def _render(figure: Figure, file_type: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _TimelineRow:
     """One row of a block: its height, and what draws it into its axes."""
 
     height_in: float
@@ -160,7 +170,7 @@ def draw(blocks: list[TraceTimeline], view: View, form: Form) -> Figure:
     return figure
 
 
-def _block_height(rows: list[_Row], form: Form) -> float:
+def _block_height(rows: list[_TimelineRow], form: Form) -> float:
     return form.head_in + _BLOCK_GAP_IN + sum(row.height_in + _GAP_IN + _GROUP_HEAD_IN * bool(row.head) for row in rows)
 
 
@@ -194,14 +204,14 @@ def _shared(blocks: list[TraceTimeline]) -> _Shared:
     )  # fmt: skip
 
 
-def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str, int]) -> list[_Row]:
-    rows = [_Row(_PHASES_IN, lambda ax: draw_row.draw_phases(ax, block, form.plot_in, spelt))]
+def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str, int]) -> list[_TimelineRow]:
+    rows = [_TimelineRow(_PHASES_IN, lambda ax: draw_row.draw_phases(ax, block, form.plot_in, spelt))]
     if shared.cpu and not form.paper:
-        rows.append(_Row(_GRAPH_IN, lambda ax: draw_row.draw_cpu(ax, block)))
+        rows.append(_TimelineRow(_GRAPH_IN, lambda ax: draw_row.draw_cpu(ax, block)))
     if shared.gpu:
-        rows.append(_Row(_GRAPH_IN, lambda ax: draw_row.draw_gpu(ax, block)))
+        rows.append(_TimelineRow(_GRAPH_IN, lambda ax: draw_row.draw_gpu(ax, block)))
     if shared.peak_gpu_bytes:
-        rows.append(_Row(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
+        rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_gpu_memory(ax, block, shared.peak_gpu_bytes)))
     if shared.device:
         rows += [_strip(draw_row.draw_device, block, lane) for lane in range(len(block.device_names))]
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
@@ -214,16 +224,16 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
         head = "whole job" if block.groups.titles[0] else ""
         rows += [_strip(draw_row.draw_block, block, lane, head if not lane else "") for lane in range(len(BLOCK_LANES))]
     if shared.disk:
-        rows.append(_Row(_LOW_GRAPH_IN, lambda ax: draw_row.draw_disk(ax, block, shared.peak_disk_bytes_per_s)))
-    rows.append(_Row(_LOW_GRAPH_IN, lambda ax: draw_row.draw_in_flight(ax, block, shared.peak_in_flight)))
-    return [*rows, _Row(_GRAPH_IN, lambda ax: draw_row.draw_throughput(ax, block, shared.peak_bytes_per_s))]
+        rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_disk(ax, block, shared.peak_disk_bytes_per_s)))
+    rows.append(_TimelineRow(_LOW_GRAPH_IN, lambda ax: draw_row.draw_in_flight(ax, block, shared.peak_in_flight)))
+    return [*rows, _TimelineRow(_GRAPH_IN, lambda ax: draw_row.draw_throughput(ax, block, shared.peak_bytes_per_s))]
 
 
-def _strip(drawing: Callable[[Axes, TraceTimeline, int], None], block: TraceTimeline, lane: int, head: str = "") -> _Row:
-    return _Row(_STRIP_IN, lambda ax: drawing(ax, block, lane), head)
+def _strip(drawing: Callable[[Axes, TraceTimeline, int], None], block: TraceTimeline, lane: int, head: str = "") -> _TimelineRow:
+    return _TimelineRow(_STRIP_IN, lambda ax: drawing(ax, block, lane), head)
 
 
-def _add_axes(figure: Figure, bottom_in: float, row: _Row, block: TraceTimeline, view: View, form: Form) -> Axes:
+def _add_axes(figure: Figure, bottom_in: float, row: _TimelineRow, block: TraceTimeline, view: View, form: Form) -> Axes:
     width, height = form.width_in, figure.get_figheight()
     ax = figure.add_axes((form.left_in / width, bottom_in / height, form.plot_in / width, row.height_in / height))
     begin, end = view.limits_s()

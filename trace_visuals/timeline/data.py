@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from common.progress import Advance
-from trace_visuals.bins import Grid, LaneBins, Lanes
-from trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
-from trace_visuals.gaps import sample_gaps
-from trace_visuals.report.survey import surveys
-from trace_visuals.requests import block_lanes, device_rows, part_lanes
-from trace_visuals.timeline.grouping import Grouping, group_processes
-from trace_visuals.windows import TimeWindow, leading_phases
-from tracing_tools.trace.chunks import chunks_of
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import here
+from iotwin.common.progress import Advance
+from iotwin.trace_store.chunks import chunks_of
+from iotwin.trace_store.manifest import Manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import here
+from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
+from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, CallReader, Ints, span_ns
+from iotwin.trace_visuals.gaps import sample_gaps
+from iotwin.trace_visuals.report.survey import surveys
+from iotwin.trace_visuals.requests import block_lanes, device_rows, part_lanes
+from iotwin.trace_visuals.timeline.grouping import Grouping, group_processes
+from iotwin.trace_visuals.windows import TimeWindow, leading_phases
 
 # The rows of every group of processes, in order; a lane is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
@@ -33,18 +33,18 @@ class TraceTimeline:
     manifest: Manifest
     window: TimeWindow
     groups: Grouping
-    lanes: Lanes
+    lanes: CallLanes
     phases: pd.DataFrame
     told: bool  # by others than the job
     cpu: pd.DataFrame | None
     gpu: pd.DataFrame | None
     disk: pd.DataFrame | None
     gaps: dict[str, Ints]  # by kind of sample: as sample_gaps, over the whole trace
-    block: Lanes | None  # of requests.BLOCK_LANES
+    block: CallLanes | None  # of requests.BLOCK_LANES
     device_names: tuple[str, ...]  # as of requests.device_rows
-    device: Lanes | None  # of device_names: what ran on the accelerators
+    device: CallLanes | None  # of device_names: what ran on the accelerators
     part_names: tuple[str, ...]
-    parts: Lanes  # of part_names: what the lowest rank's steps consist of
+    parts: CallLanes  # of part_names: what the lowest rank's steps consist of
 
 
 def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: str, advance: Advance) -> TraceTimeline:

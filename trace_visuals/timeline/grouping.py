@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trace_visuals.call_columns import Ints
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.schema import PROCESS_ROLES
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import PROCESS_ROLES
+from iotwin.trace_visuals.call_columns import Ints
 
 
 @dataclass(frozen=True)

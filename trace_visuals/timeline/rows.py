@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import StepPatch
 
-from common.units import format_duration, format_size
-from trace_visuals.bins import Floats, Lanes
-from trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
-from trace_visuals.labels import counted, plain
-from trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS
-from trace_visuals.style import (
+from iotwin.common.units import format_duration, format_size
+from iotwin.trace_visuals.bins import CallLanes, Floats
+from iotwin.trace_visuals.call_columns import GROUPS, READ, WRITE, Ints
+from iotwin.trace_visuals.labels import counted, plain
+from iotwin.trace_visuals.requests import BLOCK_LANES, CHECKPOINT_PARTS
+from iotwin.trace_visuals.style import (
     BLACK,
     BLOCK_COLOURS,
     CHECKPOINT_COLOURS,
@@ -26,7 +26,7 @@ from trace_visuals.style import (
     PHASE_COLOURS,
     PURPLE,
 )
-from trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
+from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
 _MOST_STEPS = 300  # more step marks than this would be a grey blur
@@ -114,11 +114,11 @@ def _bars(block: TraceTimeline, name: str, limits_s: tuple[float, float]) -> lis
 
 
 def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[str, int]) -> None:
-    """Draw the phases as coloured bars with their names, `spelt` as `spellings` says, where they fit, and steps as marks.
+    """Draw the phases as coloured bars with their names (`spelt` by `spellings`) where they fit, and steps as marks.
 
     `width_in` is the axis's width.
     """
-    name_row(ax, "phases", "not logged:\ntold from reads" if block.told else "" if len(block.phases) else "none logged")
+    name_row(ax, "phases", "not logged:\ninferred from reads" if block.told else "" if len(block.phases) else "none logged")
     ax.set_ylim(0, 1)
     ax.set_yticks([])
     for side in ("left", "bottom"):
@@ -127,7 +127,7 @@ def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[
     per_inch = (end - begin) / width_in
     for name, spelling in spelt.items():
         bars = _bars(block, name, (begin, end))
-        # An edge of its own keeps a checkpoint in sight that takes less than a pixel.
+        # A coloured edge keeps a checkpoint visible that takes less than a pixel.
         edge = PHASE_COLOURS[name] if name == "checkpoint" else "white"
         spans = [(left, right - left) for left, right, _ in bars]
         ax.broken_barh(spans, (0, 1), facecolor=PHASE_COLOURS[name], edgecolor=edge, linewidth=0.4)
@@ -262,7 +262,7 @@ def draw_part(ax: Axes, block: TraceTimeline, lane: int) -> None:
 
 
 def _draw_strip(
-    ax: Axes, block: TraceTimeline, lanes: Lanes, lane: int, thing: tuple[str, str, str], moves: bool, right: str = ""
+    ax: Axes, block: TraceTimeline, lanes: CallLanes, lane: int, thing: tuple[str, str, str], moves: bool, right: str = ""
 ) -> None:
     name, colour, unit = thing
     calls, busy, moved = lanes.calls[lane], lanes.busy[lane], int(lanes.size_bytes[lane].sum())

@@ -1,7 +1,7 @@
-"""Negative controls: twins made wrong on purpose from a trace's own profile, which a test of equivalence must notice.
+"""Negative controls: twins made wrong on purpose from the profile of a trace, which the test of equivalence must notice.
 
-Each is what a simpler imitation of the job would do: the same amounts in another order, at even times, with sizes drawn from one
-histogram (as a replay of histograms does), or with half the computation. Nothing is run again.
+Each stands for a simpler imitation of the job: the same amounts in another order, at even times, with sizes drawn from one
+histogram (as a replay of histograms does), or with half the computation. Nothing runs again.
 """
 
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tracesim.busy import BUSY_BINS, ROWS
-from tracesim.calls import FILE_KINDS, GROUPS, READ, WRITE
-from tracesim.logbins import BINS, BINS_PER_OCTAVE, LOWER_EDGES
-from tracesim.order import STEPS
-from tracesim.phases import STARTUP
-from tracesim.profile import Profile
+from iotwin.tracesim.busy import BUSY_BINS, ROWS
+from iotwin.tracesim.calls import FILE_KINDS, GROUPS, READ, WRITE
+from iotwin.tracesim.logbins import BINS, BINS_PER_OCTAVE, LOWER_EDGES
+from iotwin.tracesim.order import STEPS
+from iotwin.tracesim.phases import STARTUP
+from iotwin.tracesim.profile import TraceProfile
 
 Floats = NDArray[np.float64]
 _SEQUENTIAL, _FORWARD, _BACKWARD = (STEPS.index(name) for name in ("sequential", "forward", "backward"))
-_RANDOM = 0.5  # of the scatter of files: from here on an order counts as shuffled
+_RANDOM = 0.5  # scatter (order.py: 0 in order, 1 random) from which on an order counts as shuffled
 
 
-def order_shuffled(profile: Profile) -> Profile | None:
-    """Return the run with its files in random order and their bytes too; None where the files are in random order already."""
+def order_shuffled(profile: TraceProfile) -> TraceProfile | None:
+    """Return the run with its files, and the bytes of each file, in random order; None if its order is random."""
     if _is_random(profile):
         return None
     each = replace(
@@ -34,13 +34,13 @@ def order_shuffled(profile: Profile) -> Profile | None:
     return _with_order(replace(profile, each=each), 1.0)
 
 
-def order_sorted(profile: Profile) -> Profile | None:
-    """Return the run with its files in order of name in every epoch; None where they are nearly so."""
+def order_sorted(profile: TraceProfile) -> TraceProfile | None:
+    """Return the run with its files in order of name in each epoch; None if its order is not random."""
     return _with_order(profile, 0.0) if _is_random(profile) else None
 
 
-def times_shuffled(profile: Profile) -> Profile | None:
-    """Return the run with its calls at random times of their phase: even activity, and pauses as between independent events."""
+def times_shuffled(profile: TraceProfile) -> TraceProfile | None:
+    """Return the run with its calls at random times of their phase: even activity, pauses as between independent events."""
     each, n = profile.each, profile.occurrences.number
     rows = each.row_ns.reshape(n, len(ROWS), BUSY_BINS)
     even = np.repeat(rows.mean(axis=2, keepdims=True), BUSY_BINS, axis=2).reshape(n, -1)
@@ -49,8 +49,8 @@ def times_shuffled(profile: Profile) -> Profile | None:
     return replace(profile, each=changed)
 
 
-def sizes_by_marginals(profile: Profile) -> Profile | None:
-    """Return the run with every request's size drawn from one histogram of all; None where all requests are of one size."""
+def sizes_by_marginals(profile: TraceProfile) -> TraceProfile | None:
+    """Return the run with the sizes of all requests drawn from one histogram; None if all are of one size."""
     each, shape = profile.each, (profile.occurrences.number, len(FILE_KINDS), WRITE + 1, BINS)
     calls, moved = each.size_calls.reshape(shape), each.size_bytes.reshape(shape)
     every, every_bytes = calls.sum(axis=(0, 1, 2)), moved.sum(axis=(0, 1, 2))
@@ -69,8 +69,8 @@ def sizes_by_marginals(profile: Profile) -> Profile | None:
     return replace(profile, each=changed)
 
 
-def computation_halved(profile: Profile) -> Profile | None:
-    """Return the run with half the time in which nothing is read or written, or waited for where the job's waits are known."""
+def computation_halved(profile: TraceProfile) -> TraceProfile | None:
+    """Return the run with half its computation: the time without waits for data or, if waits are unknown, without I/O."""
     each, when = profile.each, profile.occurrences
     moving = each.row_ns.reshape(when.number, len(ROWS), BUSY_BINS)[:, : WRITE + 1].sum(axis=(1, 2))
     waiting = each.wait_ns if each.wait_ns.any() else moving
@@ -94,8 +94,8 @@ def computation_halved(profile: Profile) -> Profile | None:
     return replace(profile, each=changed, occurrences=shorter)
 
 
-DECISIVE = "computation halved"  # a test that does not notice it says nothing of a job's time
-CONTROLS: dict[str, Callable[[Profile], Profile | None]] = {
+DECISIVE = "computation halved"  # a test that misses it is inconclusive about the times of a job
+CONTROLS: dict[str, Callable[[TraceProfile], TraceProfile | None]] = {
     "order shuffled": order_shuffled,
     "order sorted": order_sorted,
     "times shuffled": times_shuffled,
@@ -104,22 +104,22 @@ CONTROLS: dict[str, Callable[[Profile], Profile | None]] = {
 }
 
 
-def _is_random(profile: Profile) -> bool:
-    # Of large files their parts: few files tell little.
+def _is_random(profile: TraceProfile) -> bool:
+    # The order of the parts of large files counts before that of the files, of which there are few.
     every = np.where(np.isnan(profile.order.jumps), profile.order.scatter, profile.order.jumps)
     known = every[~np.isnan(every)]
     return bool(len(known)) and float(np.median(known)) >= _RANDOM
 
 
-def _with_order(profile: Profile, value: float) -> Profile:
-    """Return the run with `value` for every statistic of the order of files that is known."""
+def _with_order(profile: TraceProfile, value: float) -> TraceProfile:
+    """Return the run with `value` for each known statistic of the order of files."""
     order = profile.order
     scatter, drift, jumps = (np.where(np.isnan(known), np.nan, value) for known in (order.scatter, order.drift, order.jumps))
     return replace(profile, order=replace(order, scatter=scatter, drift=drift, jumps=jumps))
 
 
 def _scattered(steps: Floats) -> Floats:
-    """Return steps within files, (n, 2 * STEPS), with the sequential ones going forward and backward alike."""
+    """Return steps within files, (n, 2 * STEPS), with sequential steps turned into forward and backward ones, half each."""
     moved = steps.reshape(-1, WRITE + 1, len(STEPS)).copy()
     moved[..., [_FORWARD, _BACKWARD]] += moved[..., [_SEQUENTIAL]] / 2
     moved[..., _SEQUENTIAL] = 0
@@ -127,10 +127,10 @@ def _scattered(steps: Floats) -> Floats:
 
 
 def _memoryless(times: Floats) -> Floats:
-    """Return histograms of time by length, (n, BINS), of as many pauses in as much time, of exponentially distributed lengths."""
+    """Return histograms of time by length, (n, BINS), with the same total and count and exponentially distributed lengths."""
     total, number = times.sum(axis=1), (times / LOWER_EDGES).sum(axis=1)
     mean = np.where(number > 0, total / np.maximum(number, 1e-9), 1.0)
-    # Time in pauses up to a length x: that of the gamma distribution of shape 2.
+    # The time in pauses up to a length x follows a gamma distribution of shape 2.
     reached = LOWER_EDGES / mean[:, None]
     share = 1 - np.exp(-reached) * (1 + reached)
     made: Floats = total[:, None] * np.diff(share, axis=1, append=1.0)
@@ -138,7 +138,7 @@ def _memoryless(times: Floats) -> Floats:
 
 
 def _shortened(times: Floats, left: Floats) -> Floats:
-    """Return histograms of time by length, (n, BINS), with every length multiplied by `left` of its row, shape (n,)."""
+    """Return histograms of time by length, (n, BINS), with the lengths of row i multiplied by `left[i]`."""
     shift = -np.log2(np.maximum(left, 2.0**-20)) * BINS_PER_OCTAVE
     whole = shift.astype(np.int64)
     part = (shift - whole)[:, None]

@@ -1,9 +1,9 @@
-"""The test behind a verdict in a few sentences: how far the twin is from its job, and what the test would have noticed."""
+"""Sentences about the test behind a verdict: the distance of the twin from the job, and the faults that the test notices."""
 
 from typing import Any
 
-# Names of the document that are a statistician's, or need to be read twice.
-_SAID = {
+# Plain words for the names of controls in the document.
+_CONTROLS = {
     "order shuffled": "files in random order",
     "order sorted": "files in order of name",
     "times shuffled": "calls at random times",
@@ -20,25 +20,30 @@ _LEAST_SHOWN = (
 
 
 def sentences_of_test(test: dict[str, Any], job: str = "A", twin: str = "B") -> list[str]:
-    """Return sentences of a test as JSON has it (Equivalence.to_document), with the names of the job and the twin."""
-    said = []
+    """Return sentences about the document of a test (Equivalence.to_document), which call the traces `job` and `twin`."""
+    sentences = []
     if test["distance_ratio"] is not None:
         interval = " (95 % interval {:.1f} to {:.1f})".format(*test["interval"]) if test["interval"] else ""
-        said.append(
+        sentences.append(
             f"{twin} is {test['distance_ratio']:.1f} times as far from {job} as reruns of {job} are from one another{interval}; "
             f"up to {test['margin']:.1f} times counts as alike"
         )
     tried = {
-        noticed: [_SAID[name] for name, c in test["controls"].items() if c["noticed"] is noticed] for noticed in (True, False)
+        noticed: [_CONTROLS[name] for name, c in test["controls"].items() if c["noticed"] is noticed] for noticed in (True, False)
     }
-    for noticed, what in ((True, "would be called different"), (False, "would not be noticed")):
+    for noticed, outcome in ((True, "would be called different"), (False, "would not be noticed")):
         if tried[noticed]:
-            said.append(f"faults put into {job} on purpose that {what}: {', '.join(tried[noticed])}")
+            sentences.append(f"faults put into {job} on purpose that {outcome}: {', '.join(tried[noticed])}")
     if test["distance_ratio"] is None and test["controls"]:
-        scores = ", ".join(f"{_SAID[name]} {control['overall']:.3f}" for name, control in test["controls"].items())
-        said.append(f"with a fault put into it on purpose, {job} scores: {scores}")
+        scores = ", ".join(f"{_CONTROLS[name]} {control['overall']:.3f}" for name, control in test["controls"].items())
+        sentences.append(f"with a fault put into it on purpose, {job} scores: {scores}")
     least = {name: test["smallest_change_noticed"].get(name) for name in _LEAST_SHOWN}
     shown = [f"{100 * change:.0f} % of {name}" for name, change in least.items() if change is not None]
     if shown:
-        said.append(f"smallest changes that would be noticed: {', '.join(shown)}")
-    return said
+        sentences.append(f"smallest changes that would be noticed: {', '.join(shown)}")
+    return sentences
+
+
+def lines_of_caveats(caveats: list[str]) -> list[str]:
+    """Return the lines that a command prints below a verdict."""
+    return [f"caveat: {caveat}" for caveat in caveats]

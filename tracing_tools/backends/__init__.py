@@ -1,12 +1,12 @@
-"""Ways to capture, one file each; all give the same records."""
+"""The backends, one module each; all write the same records."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import IotwinError, UsageError, nearest
-from tracing_tools.backends import bcc, bpftrace, gpu_calls, libbpf, preload, strace
-from tracing_tools.protocols import Backend, Scope
-from tracing_tools.trace.manifest import Manifest
+from iotwin.common.errors import IotwinError, UsageError, nearest
+from iotwin.trace_store.manifest import Manifest
+from iotwin.tracing_tools.backend_base import Backend, Scope
+from iotwin.tracing_tools.backends import bcc, bpftrace, gpu_calls, libbpf, preload, strace
 
 _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]] = {
     "libbpf": (libbpf.LibbpfBackend, libbpf.unavailable_reason),
@@ -16,17 +16,17 @@ _BACKENDS: dict[str, tuple[Callable[[Scope], Backend], Callable[[], str | None]]
     "preload": (preload.PreloadBackend, preload.unavailable_reason),
 }
 BACKEND_NAMES = list(_BACKENDS)
-# Of what they leave in a form of their own: the job had a hand in it, so it is read by a process of the caller's.
+# What turns a backend's own format into records. The job can influence these files, so an unprivileged process reads them.
 _CONVERTERS = {"bpftrace": bpftrace.convert, "strace": strace.convert, "preload": preload.convert}
 
 
 def unavailable_reasons() -> dict[str, str | None]:
-    """Return for each backend, best first, why it does not work here; None where it does. Tries each as far as loading goes."""
+    """Return for each backend, best first, why it does not work here, or None if it works; loads each one's programs."""
     return {name: unavailable_reason(name) for name in _BACKENDS}
 
 
 def unavailable_reason(name: str) -> str | None:
-    """Return why the backend called `name` does not work here, or None when it does."""
+    """Return why the backend called `name` does not work here, or None if it works."""
     try:
         _make(name, Scope(cgroup_id=1)).stop(None)
     except IotwinError as error:
@@ -35,7 +35,7 @@ def unavailable_reason(name: str) -> str | None:
 
 
 def _make(name: str, scope: Scope) -> Backend:
-    """Return a backend ready to start; IotwinError with the reason when this machine cannot."""
+    """Return a backend ready to start. Raises IotwinError with the reason if it does not work here."""
     make, unavailable_reason = _BACKENDS[name]
     if reason := unavailable_reason():
         raise IotwinError(reason)
@@ -43,13 +43,16 @@ def _make(name: str, scope: Scope) -> Backend:
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Turn what the manifest's backend left in `raw` into records, and set what was lost; IotwinError when it cannot."""
+    """Convert the files that the manifest's backend left in `raw` to records, and set the manifest's losses.
+
+    Raises IotwinError if that is impossible.
+    """
     if converter := _CONVERTERS.get(manifest.backend):
         converter(raw, manifest)
 
 
 def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
-    """Return the backend called `name` ('auto': the best that works here), and notes on why no better one was taken."""
+    """Return the backend called `name` ('auto': the best that works here), and notes on why better ones do not work."""
     if name != "auto" and name not in _BACKENDS:
         raise UsageError(f"unknown backend '{name}'{nearest(name, BACKEND_NAMES)}; known: auto, {', '.join(BACKEND_NAMES)}")
     notes: list[str] = []
@@ -58,11 +61,13 @@ def choose_backend(name: str, scope: Scope) -> tuple[Backend, list[str]]:
             return _with_gpu_calls(_make(candidate, scope), scope, notes), notes
         except IotwinError as error:
             notes.append(f"no {candidate}: {error}")
+        except OSError as error:
+            notes.append(f"no {candidate}: {error.strerror or error}")
     raise IotwinError(f"this machine cannot trace: {'; '.join(notes)}")
 
 
 def _with_gpu_calls(backend: Backend, scope: Scope, notes: list[str]) -> Backend:
-    """Return `backend`, with the calls of CUDA's API beside it if they are wanted and can be had; a note says why not."""
+    """Return `backend`, wrapped to record CUDA calls too if `scope` includes them; a note gives the reason if that fails."""
     if "gpu" not in scope.detail:
         return backend
     try:

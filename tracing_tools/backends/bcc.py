@@ -1,7 +1,7 @@
-"""Capture by bcc: the program is compiled by libbcc on the machine itself, against a few made headers and the kernel's BTF.
+"""Capture by bcc: libbcc compiles the program on this machine, against headers written here and offsets from the kernel's BTF.
 
-Needs neither clang nor libbpf nor kernel headers, which bcc by itself would look for, and take even when they are another
-kernel's. Debian's package holds a Python module of ctypes alone, which any Python can import from where the package put it.
+This requires neither clang nor libbpf nor kernel headers. bcc would search for kernel headers, and use even those of another
+kernel. Debian's package contains a pure ctypes module, which any Python can import from the package's folder.
 """
 
 import ctypes
@@ -13,26 +13,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common.errors import IotwinError
-from common.files import temporary_directory
-from tracing_tools.backends import task_filter
-from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
-from tracing_tools.backends.kernel_types import KernelTypes
-from tracing_tools.backends.ring_buffer import RingBuffer
-from tracing_tools.backends.unrecorded import not_recorded
-from tracing_tools.probes import BCC_SOURCE, text_with_headers
-from tracing_tools.protocols import Ledger, Scope
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.raw.records import EVENT
-from tracing_tools.trace.syscalls import Kind, calls_of
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import scratch_folder, temporary_directory, write_whole
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.records import EVENT
+from iotwin.trace_store.syscalls import Kind, calls_of
+from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
+from iotwin.tracing_tools.backends import task_filter
+from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
+from iotwin.tracing_tools.backends.kernel_types import KernelTypes
+from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.probes import BCC_SOURCE, text_with_headers
 
 _MODULE_FOLDERS = ("/usr/lib/python3/dist-packages", "/usr/lib/python3/site-packages")
 _NAMES_BYTES = 1 << 22
 _PAGE_BYTES = 4096
 _TRACEPOINTS = (b"sys_enter", b"sys_exit", b"sched_process_fork", b"sched_process_exec", b"sched_process_exit")
-_TRACED_KINDS = range(Kind.READ_WRITE, Kind.WAIT + 1)  # those that syscalls.bcc.c knows
+_TRACED_KINDS = range(Kind.READ_WRITE, Kind.WAIT + 1)  # the kinds that syscalls.bcc.c implements
 
-# The fields that the program reads: its macro, structure, field.
+# The kernel fields that the program reads: macro of the offset, structure, field.
 _FIELDS = (
     ("TASK_FILES", "task_struct", "files"), ("TASK_FS", "task_struct", "fs"), ("TASK_MEMORY", "task_struct", "mm"),
     ("TASK_PARENT", "task_struct", "real_parent"), ("TASK_PID", "task_struct", "pid"), ("TASK_TGID", "task_struct", "tgid"),
@@ -47,9 +46,7 @@ _FIELDS = (
     ("PATH_MOUNT", "path", "mnt"), ("PATH_DENTRY", "path", "dentry"), ("DENTRY_PARENT", "dentry", "d_parent"),
     ("VFSMOUNT_ROOT", "vfsmount", "mnt_root"), ("MOUNT_VFSMOUNT", "mount", "mnt"), ("MOUNT_PARENT", "mount", "mnt_parent"),
     ("MOUNT_POINT", "mount", "mnt_mountpoint"), ("MEMORY_ARG_START", "mm_struct", "arg_start"),
-    ("MEMORY_ARG_END", "mm_struct", "arg_end"), ("REGS_DI", "pt_regs", "di"), ("REGS_SI", "pt_regs", "si"),
-    ("REGS_DX", "pt_regs", "dx"), ("REGS_R10", "pt_regs", "r10"), ("REGS_R8", "pt_regs", "r8"), ("REGS_R9", "pt_regs", "r9"),
-    ("REGS_NUMBER", "pt_regs", "orig_ax"),
+    ("MEMORY_ARG_END", "mm_struct", "arg_end"),
 )  # fmt: skip
 
 _READ_TOGETHER = {
@@ -57,7 +54,7 @@ _READ_TOGETHER = {
     "INODE": ("INODE_NUMBER", "INODE_SUPER", "INODE_MODE"),
 }
 
-# What libbcc includes by itself, made of nothing but the integer types that its own headers need.
+# Stand-ins for the headers that libbcc always includes: only the integer types that its own headers need.
 _INTEGERS = """#pragma once
 typedef signed char __s8; typedef unsigned char __u8; typedef short __s16; typedef unsigned short __u16;
 typedef int __s32; typedef unsigned int __u32; typedef long long __s64; typedef unsigned long long __u64;
@@ -69,18 +66,15 @@ typedef _Bool bool;
 #define NULL ((void *)0)
 struct pt_regs { unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs, fl, sp, ss; };
 """
-_HEADERS = {
+_EMPTY_HEADERS = (
+    "generated/autoconf.h", "linux/bpf_common.h", "uapi/linux/bpf_common.h", "uapi/linux/if_packet.h", "uapi/linux/if_ether.h",
+    "uapi/linux/ptrace.h", "linux/log2.h",
+)  # fmt: skip
+_HEADERS = dict.fromkeys(_EMPTY_HEADERS, "") | {
     "linux/kconfig.h": "#define CONFIG_BPF_SYSCALL 1\n#include <linux/types.h>\n",
     "linux/types.h": _INTEGERS,
-    "generated/autoconf.h": "",
     "uapi/linux/bpf.h": "#include </virtual/include/bcc/bpf.h>\n",
-    "linux/bpf_common.h": "",
-    "uapi/linux/bpf_common.h": "",
     "uapi/linux/types.h": _INTEGERS,
-    "uapi/linux/if_packet.h": "",
-    "uapi/linux/if_ether.h": "",
-    "uapi/linux/ptrace.h": "",
-    "linux/log2.h": "",
     "linux/version.h": "#define LINUX_VERSION_CODE 0\n#define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + (c))\n",
     "asm/page.h": f"#define PAGE_SHIFT 12\n#define PAGE_SIZE {_PAGE_BYTES}UL\n",
 }
@@ -98,7 +92,7 @@ def unavailable_reason() -> str | None:
 
 
 def _module() -> ModuleType:
-    """Import Python's bcc, which belongs to the system's Python, into this one. (On PyPI, bcc is something else.)"""
+    """Import the system Python's module bcc into this Python. (PyPI's bcc is another project.)"""
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
     for folder in _MODULE_FOLDERS:
@@ -111,30 +105,29 @@ def _module() -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules["bcc"] = module
         try:
-            # libbcc is to call its own LLVM: in a process that holds TensorFlow it would find that one's, and crash.
+            # libbcc must call its own LLVM: in a process that has loaded TensorFlow it would find TensorFlow's, and crash.
             ctypes.CDLL("libbcc.so.0", mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
             spec.loader.exec_module(module)
         except (ImportError, OSError) as error:
             del sys.modules["bcc"]
             raise IotwinError(f"the module bcc cannot be imported ({error}); install the package python3-bpfcc again") from None
         return module
-    raise IotwinError(
-        "the Python module bcc is not installed; install the package python3-bpfcc (on PyPI, bcc is something else)"
-    )
+    raise IotwinError("the Python module bcc is not installed; install the package python3-bpfcc (PyPI's bcc is another project)")
 
 
-class BccBackend:
+class BccBackend(Backend):
     """Captures by raw tracepoints on system call entry and exit, filtered in the kernel by cgroup or process tree."""
 
     name = "bcc"
+    unrecorded_groups = ("mmap", "async", "block")
 
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
         """Compile and load the program for the tasks of `scope`; `buffer_bytes` is the size of the event ring, a power of two."""
+        super().__init__(scope)
         self.probes = ["raw_tp/sys_enter", "raw_tp/sys_exit", "raw_tp/sched_process_{fork,exec,exit}"]
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
-        self._notes = not_recorded("bcc", scope, ("mmap", "async", "block"))
         module, types = _module(), KernelTypes()
         values: dict[str, int] = {f"AT_{macro}": types.offset(structure, field) for macro, structure, field in _FIELDS}
         values["AT_DENTRY_NAME"] = types.offset("dentry", "d_name") + types.offset("qstr", "name")
@@ -150,34 +143,20 @@ class BccBackend:
         self._events = RingBuffer(self._program[b"events"].map_fd, buffer_bytes)
         self._names = RingBuffer(self._program[b"names"].map_fd, _NAMES_BYTES)
 
-    def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command as it is."""
-        return command
-
-    def start(self) -> None:
-        """Nothing to do: bcc attaches what it loads, and the filter lets nothing through yet."""
-
     def follow(self, pid: int) -> None:
-        """Enter `pid` into the process tree, which is what filters when there is no cgroup."""
+        """Add `pid` to the process tree, by which the program filters if there is no cgroup."""
         self._program[b"tree"][ctypes.c_uint(pid)] = ctypes.c_ubyte(1)
 
     def strays(self) -> dict[int, bool]:
-        """Return the processes of the job that were seen outside its cgroup, and whether each still runs."""
+        """Return the job's processes that left its cgroup, and whether each still runs."""
         if self._program is not None:
             self._strays = {pid.value: state.value == task_filter.STRAY for pid, state in self._program[b"strays"].items()}
         return self._strays
 
     def drain(self, recording: Recording) -> bool:
-        """Take over both ring buffers; more is due at once when a quarter of the event buffer was full."""
-        names = self._names.variable_records()
-        if len(names):
-            recording.append_names(names.data)
-            self._names.consume(len(names))
-        events = self._events.fixed_records(EVENT)
-        if len(events):
-            recording.append_events(events)
-            self._events.consume(events.nbytes)
-        return bool(events.nbytes * 4 > self._buffer_bytes)
+        """Move the records of both ring buffers; True if a quarter of the event buffer was full."""
+        self._names.move_names(recording.append_names)
+        return self._events.move_records(EVENT, recording.append_events) * 4 > self._buffer_bytes
 
     def ledger(self) -> Ledger:
         """Return the program's own counts, summed over the CPUs."""
@@ -194,15 +173,14 @@ class BccBackend:
         return self._ledger
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach, take over what is left, unload."""
+        """Detach the probes, move the last records, unload the program."""
         if self._program is None:
             return
         for point in _TRACEPOINTS:
             self._program.detach_raw_tracepoint(point)
         while recording is not None and (self._events.pending_bytes() or self._names.pending_bytes()):
             self.drain(recording)
-        if recording is not None:
-            recording.manifest.notes += self._notes
+        super().stop(recording)
         self.ledger()
         self.strays()
         self._events.close()
@@ -212,21 +190,19 @@ class BccBackend:
 
 
 def _compile(module: ModuleType, constants: list[str]) -> Any:
-    """Return the loaded and attached program; IotwinError with the compiler's or kernel's first complaint."""
+    """Return the loaded and attached program. Raises IotwinError with the first error of the compiler or the kernel."""
     own_stderr = os.dup(2)
-    place = temporary_directory()
-    with tempfile.TemporaryDirectory(prefix="iotwin-bcc-", dir=place) as tree, tempfile.TemporaryFile(dir=place) as said:
+    directory = temporary_directory()
+    with scratch_folder() as tree, tempfile.TemporaryFile(dir=directory) as messages:
         for name, content in _HEADERS.items():
-            header = Path(tree) / "include" / name
-            header.parent.mkdir(parents=True, exist_ok=True)
-            header.write_text(content)
+            write_whole(tree / "include" / name, content.encode(), below=tree)
         try:
-            os.environ["BCC_KERNEL_SOURCE"] = tree
-            os.dup2(said.fileno(), 2)  # libbcc prints pages about a program that fails; the one line that matters is told below
+            os.environ["BCC_KERNEL_SOURCE"] = str(tree)
+            os.dup2(messages.fileno(), 2)  # libbcc prints pages about a program that fails; only its first error is reported
             return module.BPF(text=text_with_headers(BCC_SOURCE).encode(), cflags=[*constants, "-Wno-everything"])
         except Exception as error:  # bcc raises plain Exception
-            said.seek(0)
-            lines = [line for line in said.read().decode(errors="replace").splitlines() if "error" in line.lower()]
+            messages.seek(0)
+            lines = [line for line in messages.read().decode(errors="replace").splitlines() if "error" in line.lower()]
             raise IotwinError(f"bcc cannot load its program: {lines[0] if lines else error}") from None
         finally:
             os.dup2(own_stderr, 2)

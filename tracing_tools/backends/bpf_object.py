@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "bpf_object__open_file": (c_void_p, [c_char_p, c_void_p]),
@@ -42,7 +42,7 @@ _TYPEDEF = 8  # BTF_KIND_TYPEDEF of include/uapi/linux/btf.h
 
 
 class _UprobeOptions(ctypes.Structure):
-    """struct bpf_uprobe_opts of libbpf.h, as far as it is used here."""
+    """struct bpf_uprobe_opts of libbpf.h, up to the last field used here."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -62,7 +62,7 @@ def _library() -> ctypes.CDLL:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    # libbpf prints pages about a program that fails to load; the caller says the one line that matters.
+    # libbpf prints pages about a program that fails to load; the caller reports the error number.
     library.libbpf_set_print(None)
     return library
 
@@ -77,12 +77,12 @@ def libbpf_available() -> bool:
 
 
 def possible_cpus() -> int:
-    """Return the number of CPUs that the kernel could ever bring up: the entries of its per-CPU maps."""
+    """Return the number of CPUs that the kernel could ever start, which is the number of entries of a per-CPU map."""
     return int(_library().libbpf_num_possible_cpus())
 
 
 def missing_tracepoints(names: Collection[str]) -> list[str]:
-    """Return those of the tracepoints that the running kernel does not have, by its BTF."""
+    """Return the tracepoints among `names` that the running kernel lacks according to its BTF."""
     library = _library()
     types = library.btf__load_vmlinux_btf()
     if not types:
@@ -97,7 +97,7 @@ class BpfObject:
     """An eBPF object file: set its constants, load it, attach its programs, use its maps. Close it to detach everything."""
 
     def __init__(self, path: Path) -> None:
-        """Open the object file at `path`; IotwinError when it is not one."""
+        """Open the object file at `path`. Raises IotwinError if it is none."""
         self._lib = _library()
         self._links: list[int] = []
         self._object: int | None = self._lib.bpf_object__open_file(os.fsencode(path), None)
@@ -111,31 +111,31 @@ class BpfObject:
         self.close()
 
     def set_constants(self, section: str, values: bytes) -> None:
-        """Overwrite a section of read-only data (``const volatile`` variables, in order of declaration); before load."""
+        """Overwrite a section of read-only data: its ``const volatile`` variables, as declared. Call before `load`."""
         size = c_size_t()
         address = self._lib.bpf_map__initial_value(self._map(section), byref(size))
         if not address or len(values) != size.value:
-            raise IotwinError(f"{section} of the eBPF object has {size.value} bytes, {len(values)} were given; compile it again")
+            raise IotwinError(f"{section} of the eBPF object has {size.value} bytes, expected {len(values)}; compile it again")
         ctypes.memmove(address, values, len(values))
 
     def set_max_entries(self, name: str, entries: int) -> None:
-        """Set the size of a map (bytes for a ring buffer); before load."""
+        """Set the size of a map, in bytes for a ring buffer. Call before `load`."""
         self._lib.bpf_map__set_max_entries(self._map(name), entries)
 
     def leave_out(self, program: str) -> None:
-        """Neither load nor attach the program; before load."""
+        """Neither load nor attach the program. Call before `load`."""
         found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
         if not found or self._lib.bpf_program__set_autoload(found, False):
             raise IotwinError(f"the eBPF object has no program {program}; compile it again")
 
     def load(self) -> None:
-        """Load maps and programs into the kernel; IotwinError with the kernel's reason when it refuses."""
+        """Load maps and programs into the kernel. Raises IotwinError with the kernel's reason if it refuses."""
         error = self._lib.bpf_object__load(self._object)
         if error:
             raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")
 
     def attach(self, but: Collection[str] = ()) -> None:
-        """Attach every loaded program to its tracepoint, those named in `but` apart."""
+        """Attach every loaded program to its tracepoint, except the programs named in `but`."""
         program: int | None = None
         while program := self._lib.bpf_object__next_program(self._object, program):
             if not self._lib.bpf_program__autoload(program) or self._lib.bpf_program__name(program).decode() in but:
@@ -147,7 +147,7 @@ class BpfObject:
             self._links.append(link)
 
     def attach_uprobe(self, program: str, path: Path, offset: int, cookie: int, at_return: bool) -> None:
-        """Attach `program` to the function at `offset` of the file at `path`, in every process; it gets `cookie`."""
+        """Attach `program` to the function at `offset` of the file at `path`, in every process; `cookie` identifies it."""
         found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
         options = _UprobeOptions(ctypes.sizeof(_UprobeOptions), 0, cookie, at_return, None)
         link = self._lib.bpf_program__attach_uprobe_opts(found, -1, os.fsencode(path), offset, byref(options)) if found else None
@@ -181,24 +181,14 @@ class BpfObject:
         """Set one entry of a map with a 32-bit key and an 8-bit value."""
         self.update_bytes(name, key, bytes([value]))
 
-    def values(self, name: str, size_bytes: int) -> list[bytes]:
-        """Return the values, of `size_bytes` each, of a hash map with 64-bit keys."""
-        fd, key, value, found = self.map_fd(name), c_uint64(), ctypes.create_string_buffer(size_bytes), []
-        at = None
-        while not self._lib.bpf_map_get_next_key(fd, at, byref(key)):
-            if not self._lib.bpf_map_lookup_elem(fd, byref(key), value):
-                found.append(value.raw)
-            at = byref(c_uint64(key.value))
-        return found
-
-    def bytes_by_number(self, name: str) -> list[tuple[int, int]]:
-        """Return the entries of a hash map with 32-bit keys and 8-bit values."""
-        fd, key, value, found = self.map_fd(name), ctypes.c_uint32(), ctypes.c_uint8(), []
-        at = None
-        while not self._lib.bpf_map_get_next_key(fd, at, byref(key)):
-            if not self._lib.bpf_map_lookup_elem(fd, byref(key), byref(value)):
-                found.append((key.value, value.value))
-            at = byref(ctypes.c_uint32(key.value))
+    def items(self, name: str, key_bytes: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
+        """Return the keys and values of a hash map whose keys and values have these sizes."""
+        fd, found, previous = self.map_fd(name), [], None
+        key, value = ctypes.create_string_buffer(key_bytes), ctypes.create_string_buffer(value_bytes)
+        while not self._lib.bpf_map_get_next_key(fd, previous, key):
+            if not self._lib.bpf_map_lookup_elem(fd, key, value):
+                found.append((key.raw, value.raw))
+            previous = key.raw
         return found
 
     def per_cpu_sum(self, name: str, fields: int) -> NDArray[np.uint64]:

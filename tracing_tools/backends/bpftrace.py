@@ -1,7 +1,7 @@
-"""Capture by bpftrace: a script anybody can read and run, probes/io_events.bt, its lines turned into records at the end.
+"""Capture by bpftrace: runs the script probes/io_events.bt, whose lines are converted to records at the end.
 
-For machines that have bpftrace and nothing else, not even a mounted tracefs. A call costs some ten microseconds, its text some
-100 bytes.
+For machines that have bpftrace and nothing else, not even a mounted tracefs. Each traced call takes about ten microseconds
+longer, and its line about 100 bytes.
 """
 
 import io
@@ -19,33 +19,34 @@ import pyarrow as pa
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
-from common.children import dying_with_us
-from common.errors import IotwinError
-from common.foreign_files import open_foreign
-from tracing_tools.backends import tracefs
-from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
-from tracing_tools.backends.kernel_types import KernelTypes
-from tracing_tools.backends.unrecorded import not_recorded
-from tracing_tools.probes import BPFTRACE_EVENTS
-from tracing_tools.protocols import Ledger, Scope
-from tracing_tools.targets.processes import is_asleep
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.raw import records
-from tracing_tools.trace.raw.converted import ConvertedRecords
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_new
+from iotwin.common.foreign_files import open_foreign, read_foreign
+from iotwin.common.processes.children import dying_with_us
+from iotwin.trace_store.manifest import Manifest
+from iotwin.trace_store.raw import records
+from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.syscalls import CALLS, OPEN_KINDS, Kind
+from iotwin.tracing_tools.backend_base import Backend, Scope
+from iotwin.tracing_tools.backends import tracefs
+from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
+from iotwin.tracing_tools.backends.kernel_types import KernelTypes
+from iotwin.tracing_tools.probes import BPFTRACE_EVENTS
+from iotwin.tracing_tools.targets.processes import is_asleep
 
 _READY_S, _CATCH_UP_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 60.0, 20.0, 0.5
-_LOOK_EVERY_S = 0.02
-_ENVIRONMENT = {"BPFTRACE_PERF_RB_PAGES": "4096", "BPFTRACE_STRLEN": "176"}  # the stack of an eBPF program holds no more
+_POLL_S = 0.02
+_ENVIRONMENT = {"BPFTRACE_PERF_RB_PAGES": "4096", "BPFTRACE_STRLEN": "176"}  # longer strings exceed an eBPF program's stack
 _COLUMNS = (
     "call", "start", "duration", "result", "pid", "tid", "cpu", "fd", "a1", "a2", "a3", "a5", "vector", "position", "inode",
     "device", "generation", "mode", "flags",
 )  # fmt: skip
 _PIECE_BYTES = 1 << 24
-_TEXT_FILE = "bpftrace.txt"  # in raw/; its first line holds the mark of all others, and what to add to their times
-_LONGEST_HEAD = 64
-_SLEPT_NS = 1_000_000  # less is the time between two readings of the clocks
+_TEXT_FILE = "bpftrace.txt"  # in raw/; its first line holds the mark of all other lines, and the number to add to their times
+_LONGEST_HEAD_BYTES = 64
+_MOST_START_BYTES = 1 << 30  # of the text that bpftrace prints until its probes are attached
+_SLEPT_NS = 1_000_000  # a smaller difference of the clocks is the time between reading them
 _KIND_OF_CALL = np.zeros(1024, np.int64)
 for _number, _kind in CALLS.values():
     _KIND_OF_CALL[_number] = _kind
@@ -65,37 +66,34 @@ def unavailable_reason() -> str | None:
     return tracefs.unavailable_reason()
 
 
-class BpftraceBackend:
+class BpftraceBackend(Backend):
     """Captures by tracepoints, filtered in the kernel by process tree."""
 
     name = "bpftrace"
+    needs_command = True  # the script follows the command's process tree
+    unrecorded_groups = ("metadata", "mmap", "async", "block")
 
     def __init__(self, scope: Scope) -> None:
-        """IotwinError when the scope has no command of ours, whose process tree is what the script follows."""
-        if not scope.starts_command:
-            raise IotwinError("the bpftrace backend traces only a command that it starts itself; take libbpf or bcc")
+        super().__init__(scope)
         self.probes = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_process_{fork,exec,exit}"]
-        self._notes = [_NOTE, *not_recorded("bpftrace", scope, ("metadata", "mmap", "async", "block"))]
+        self._notes.insert(0, _NOTE)
         self._mount_offset = KernelTypes().offset("mount", "mnt")
-        self._mark = secrets.randbits(31)  # what the job writes into a path cannot be taken for a line of ours
+        self._mark = secrets.randbits(31)  # so that no path which the job chooses looks like a line of the script
         self._process: subprocess.Popen[bytes] | None = None
         self._text: Path | None = None
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command as it is."""
+        """Return the command unchanged."""
         self._text = raw / _TEXT_FILE
         return command
-
-    def start(self) -> None:
-        """Nothing to do: the script wants to know the process to follow."""
 
     def follow(self, pid: int) -> None:
         """Start the script on `pid` and wait until its probes are attached."""
         if self._text is None:
             raise IotwinError("the bpftrace backend traces only a command that it starts itself")
         arguments = [str(pid), str(self._mount_offset), str(self._mark)]
-        with self._text.open("wb") as out:
-            # bpftrace's clock goes on while the machine sleeps, ours does not.
+        with open_new(self._text) as out:
+            # Unlike bpftrace's clock, CLOCK_MONOTONIC stops while the machine sleeps.
             to_monotonic_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             out.write(b"%d %d\n" % (self._mark, to_monotonic_ns if abs(to_monotonic_ns) > _SLEPT_NS else 0))
             out.flush()
@@ -105,27 +103,15 @@ class BpftraceBackend:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # a Ctrl-C is for the job; the script ends after it
-                preexec_fn=dying_with_us(signal.SIGKILL),  # its probes go with it
+                start_new_session=True,  # Ctrl-C must reach the job but not the script
+                preexec_fn=dying_with_us(signal.SIGKILL),  # the kernel detaches its probes when it dies
             )
         deadline = time.monotonic() + _READY_S
-        while b"\nREADY\n" not in self._text.read_bytes():
+        while b"\nREADY\n" not in _printed(self._text):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._end()
-                raise IotwinError(f"bpftrace cannot attach the probes: {_complaint(self._text.read_bytes())}")
-            time.sleep(_LOOK_EVERY_S)
-
-    def strays(self) -> dict[int, bool]:
-        """None: no cgroup tells the job's processes from others."""
-        return {}
-
-    def drain(self, recording: Recording) -> bool:
-        """Nothing to do until the end: bpftrace writes its own file."""
-        return False
-
-    def ledger(self) -> Ledger:
-        """Nothing is known before the script's last lines have been read."""
-        return Ledger()
+                raise IotwinError(f"bpftrace cannot attach the probes: {_first_error(_printed(self._text))}")
+            time.sleep(_POLL_S)
 
     def stop(self, recording: Recording | None) -> None:
         """End the script."""
@@ -133,11 +119,10 @@ class BpftraceBackend:
             return
         self._end()
         self._process = None
-        if recording is not None:
-            recording.manifest.notes += self._notes
+        super().stop(recording)
 
     def _end(self) -> None:
-        """Interrupt the script until it has ended: bpftrace sometimes sleeps through a signal."""
+        """Interrupt the script repeatedly until it has ended: bpftrace sometimes misses a signal."""
         if self._process is None:
             return
         _wait_until_asleep(self._process)
@@ -154,26 +139,30 @@ class BpftraceBackend:
 
 
 def _wait_until_asleep(process: subprocess.Popen[bytes]) -> None:
-    """Wait until bpftrace waits for events: it has then printed those it was sent. On a signal it drops what it has not."""
+    """Wait until bpftrace sleeps, and so has printed all events that it received: a signal makes it drop the others."""
     deadline = time.monotonic() + _CATCH_UP_S
     while process.poll() is None and not is_asleep(process.pid) and time.monotonic() < deadline:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
-def _complaint(output: bytes) -> str:
-    """Return the first error that bpftrace printed; the one about RLIMIT_MEMLOCK means nothing on current kernels."""
+def _first_error(output: bytes) -> str:
+    """Return the first error that bpftrace printed, except the one about RLIMIT_MEMLOCK, which current kernels ignore."""
     lines = [line for line in output.decode(errors="replace").splitlines() if "RLIMIT_MEMLOCK" not in line]
     return next((line for line in lines if "error" in line.lower()), "it gave no reason in time")
 
 
+def _printed(text: Path) -> bytes:
+    return read_foreign(text, _MOST_START_BYTES, follow=False)
+
+
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Turn the script's lines into records, and hold what the kernel counted against them."""
+    """Convert the script's lines to records, and count as lost the calls that the kernel counted but no line reports."""
     try:
         file = open_foreign(raw / _TEXT_FILE, follow=False)
     except FileNotFoundError:
         return
     with file, ConvertedRecords(raw) as made:
-        head = file.readline(_LONGEST_HEAD).split()
+        head = file.readline(_LONGEST_HEAD_BYTES).split()
         if len(head) != 2:
             return
         lines = _Lines(int(head[0]), int(head[1]))
@@ -190,7 +179,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 class _Lines:
-    """The script's lines as records; the layout of a line is told in io_events.bt."""
+    """Converts the script's lines to records; io_events.bt documents the lines."""
 
     def __init__(self, mark: int, to_monotonic_ns: int) -> None:
         self._shift_ns = to_monotonic_ns
@@ -198,7 +187,7 @@ class _Lines:
         self._other = re.compile(rb"^%d ([2-8]) (.*(?:\n(?!%d |@|READY|Lost ).*)*)" % (mark, mark), re.MULTILINE)
         self._named: list[tuple[int, bytes]] = []
         self._pids: set[int] = set()
-        self.anonymous_maps = 0  # counted in the kernel, but no calls on files
+        self.anonymous_maps = 0  # the kernel counts them, though they are no calls on files
 
     def events(self, text: bytes) -> NDArray[np.void]:
         """Return the records of the calls in `text`; no Python runs per call."""
@@ -240,7 +229,7 @@ class _Lines:
         for name in ("inode", "pid", "tid", "device", "generation", "fd"):
             out[name] = column[name].astype(out.dtype[name])
         out["call_flags_cpu"] = column["call"] | raw_flags << 10 | column["cpu"] << 18
-        # The names of an open carry what its event says of the file.
+        # The name record of an open repeats the file's identity from its event.
         opened = np.isin(kind, OPEN_KINDS) & (result >= 0)
         for i in np.flatnonzero(opened).tolist():
             values = (int(column[name][i]) for name in ("tid", "start", "inode", "device", "generation", "mode"))
@@ -248,7 +237,7 @@ class _Lines:
         return out
 
     def gather_names(self, text: bytes) -> None:
-        """Keep the lines of `text` that tell of paths and processes; they are few."""
+        """Keep the lines of `text` about paths and processes, which are few."""
         self._named += [(int(number), content) for number, content in self._other.findall(text)]
 
     def names(self) -> list[bytes]:
@@ -293,7 +282,7 @@ class _Lines:
         pid, parent, time_ns, rest = content.split(b" ", 3)
         type_ = {5: records.NAME_FORK, 6: records.NAME_EXEC, 7: records.NAME_EXIT}[number]
         if type_ == records.NAME_FORK and int(pid) not in self._pids:
-            return []  # a thread
+            return []  # a thread, not a process
         status, _, comm = rest.partition(b" ") if type_ == records.NAME_EXIT else (pid, b"", rest)
         text = _unescape(rest) if type_ == records.NAME_EXEC else comm
         return [records.pack_name(records.NameRecord(
@@ -311,5 +300,5 @@ class _Path:
 
 
 def _unescape(text: bytes) -> bytes:
-    """Return the bytes that bpftrace's %r stands for."""
+    """Return the bytes that a text printed by bpftrace's %r represents."""
     return _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text)

@@ -1,4 +1,7 @@
-"""Where functions lie in an ELF file, from its symbol tables; columns, as libraries have 100 000 symbols. Layout: elf(5)."""
+"""Offsets of functions in an ELF file, from its symbol tables; vectorised, since libraries have 100 000 symbols.
+
+Layout: elf(5).
+"""
 
 import mmap
 import struct
@@ -6,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import open_foreign
 
 _SECTION = np.dtype([
     ("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8"), ("link", "<u4"),
@@ -22,16 +28,16 @@ _MAGIC_64_LITTLE = b"\x7fELF\x02\x01"
 
 
 def function_offsets(path: Path, prefix: str) -> dict[str, int]:
-    """Return the functions that the file defines whose names begin with `prefix`, each with where it begins in the file.
+    """Return the file offset of each function that the file defines and whose name begins with `prefix`.
 
-    Functions that it only calls are not among them. What is no 64-bit ELF file, or cannot be read, defines none.
+    Returns {} if the file is unreadable or no 64-bit ELF file.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        with open_foreign(path) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
             if content[:6] != _MAGIC_64_LITTLE:
                 return {}
             return _offsets(content, prefix.encode())
-    except (OSError, ValueError, struct.error, IndexError):
+    except (IotwinError, OSError, ValueError, struct.error, IndexError):
         return {}
 
 
@@ -56,7 +62,7 @@ def _offsets(content: mmap.mmap, prefix: bytes) -> dict[str, int]:
 
 
 def _begin_with(prefix: bytes, texts: bytes, offsets: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Whether the text at each of `offsets` begins with `prefix`."""
+    """Return for each of `offsets` whether the text there begins with `prefix`."""
     padded = np.frombuffer(texts + bytes(len(prefix)), np.uint8)
     columns = [padded[offsets.astype(np.int64) + i] == byte for i, byte in enumerate(prefix)]
     same: NDArray[np.bool_] = np.logical_and.reduce(columns)

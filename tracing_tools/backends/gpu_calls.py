@@ -1,8 +1,7 @@
-"""Calls of CUDA's API, captured beside a backend by uprobes in whatever libraries and programs the job maps.
+"""Calls of CUDA's API, captured in addition to a backend's calls by uprobes in all libraries and programs that the job maps.
 
-Libraries that the command will surely load are probed before it starts. All others, and those in containers, are found when a
-traced process maps them, and probed within a few hundredths of a second: long before a framework that loads them makes
-its first call.
+Libraries that the command is known to load are probed before it starts. Other libraries, and those in containers, are probed a
+few hundredths of a second after a traced process maps them, long before a framework makes its first call.
 """
 
 import os
@@ -13,38 +12,40 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import IotwinError
-from tracing_tools.backends import libbpf, task_filter
-from tracing_tools.backends.bpf_object import BpfObject
-from tracing_tools.backends.elf_symbols import function_offsets
-from tracing_tools.backends.ring_buffer import RingBuffer
-from tracing_tools.probes import compiled_probes
-from tracing_tools.protocols import Backend, Ledger, Scope
-from tracing_tools.trace.raw.cuda_calls import CUDA_CALLS, FUNCTION_OF_SYMBOL, packed_arguments
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.raw.records import GPU_CALL
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.raw.cuda_calls import CUDA_CALLS, FUNCTION_OF_SYMBOL, packed_arguments
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.records import GPU_CALL
+from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
+from iotwin.tracing_tools.backends import libbpf, task_filter
+from iotwin.tracing_tools.backends.bpf_object import BpfObject
+from iotwin.tracing_tools.backends.elf_symbols import function_offsets
+from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.probes import compiled_probes
+from iotwin.tracing_tools.targets.processes import running_pids
 
 _CALLS_BYTES, _MAPPERS_BYTES = 1 << 22, 1 << 16
 _MAPPER = np.dtype([("header", "<u4"), ("page", "<u4"), ("pid", "<u8")])
-_SETTLED_NS = 300_000_000  # a mapping that began is in /proc/PID/maps after this
+_SETTLED_NS = 300_000_000  # after this time, a mapping whose system call has begun is listed in /proc/PID/maps
 _LIBRARIES = ("libcudart*.so*", "libcuda.so*")
 _PACKAGES = ("nvidia/*/lib", "torch/lib")  # below site-packages, where wheels put CUDA's libraries
 
 
-class WithGpuCalls:
-    """A backend, and the calls of CUDA's API of the same tasks in gpu.parquet."""
+class WithGpuCalls(Backend):
+    """Wraps a backend, and records the calls of CUDA's API by the same tasks in gpu.parquet."""
 
     def __init__(self, backend: Backend, scope: Scope) -> None:
-        """Load the programs; IotwinError when this machine cannot."""
+        """Load the programs. Raises IotwinError if this machine cannot."""
+        super().__init__(scope)
         if reason := libbpf.unavailable_reason():
             raise IotwinError(reason)
         self._backend = backend
         self.name = backend.name
         self.probes = [*backend.probes, "uprobe and uretprobe of CUDA calls"]
         self._object: BpfObject | None = BpfObject(compiled_probes("cuda"))
-        self._probed: dict[tuple[int, int], str] = {}  # (device, inode) -> path, of files that hold calls
+        self._probed: dict[tuple[int, int], str] = {}  # (device, inode) -> path, of files that define CUDA's functions
         self._examined: set[tuple[int, int]] = set()
-        self._due: dict[int, int] = {}  # pid -> when to look at its maps once more
+        self._due: dict[int, int] = {}  # pid -> time to read its maps once more, ns
         self._lost = self._seen = 0
         try:
             self._object.set_constants(task_filter.SECTION, task_filter.packed_constants(scope))
@@ -58,33 +59,32 @@ class WithGpuCalls:
             raise
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Probe the libraries that the command is known to load; return its command line as the backend has it."""
+        """Probe the libraries that the command is known to load; return the backend's command line."""
         for path in _foreseen(command):
             self._probe(path, path)
         return self._backend.wrap(command, raw)
 
     def start(self) -> None:
-        """Attach what tells of mappings, look at what runs already, start the backend."""
+        """Attach the programs that report mappings, probe what runs already, start the backend."""
         if self._object is not None:
             self._object.attach(but=("on_call", "on_return"))
-        for process in Path("/proc").iterdir():
-            if process.name.isdecimal():
-                self._look_at(int(process.name))
+        for pid in running_pids():
+            self._probe_mapped(pid)
         self._backend.start()
 
     def follow(self, pid: int) -> None:
-        """Follow `pid` here too."""
+        """Follow `pid` with the backend and with these programs."""
         if self._object is not None:
             self._object.update("tree", pid, 1)
-        self._look_at(pid)
+        self._probe_mapped(pid)
         self._backend.follow(pid)
 
     def strays(self) -> dict[int, bool]:
-        """Return the backend's."""
+        """Return the backend's strays."""
         return self._backend.strays()
 
     def drain(self, recording: Recording) -> bool:
-        """Probe what was mapped, take over the calls, drain the backend."""
+        """Probe newly mapped files, move the CUDA calls, drain the backend."""
         now = time.monotonic_ns()
         mappers = self._mappers.fixed_records(_MAPPER)
         pids = np.unique(mappers["pid"]).tolist()
@@ -92,27 +92,27 @@ class WithGpuCalls:
         due = [pid for pid, when in self._due.items() if when <= now]
         self._due = {pid: when for pid, when in self._due.items() if when > now} | dict.fromkeys(pids, now + _SETTLED_NS)
         for pid in {*pids, *due}:
-            self._look_at(pid)
+            self._probe_mapped(pid)
         for pid, runs in self.strays().items():
             if runs and self._object is not None:
                 self._object.update("tree", pid, 1)
-        self._take(recording)
+        self._move_calls(recording)
         return self._backend.drain(recording)
 
     def ledger(self) -> Ledger:
-        """Return the backend's counts; calls that found no room are lost on top."""
+        """Return the backend's counts, plus the CUDA calls that were lost because the ring buffer was full."""
         ledger = self._backend.ledger()
         self._count()
         return Ledger(ledger.seen, ledger.lost | ({"gpu_ring_full": self._lost} if self._lost else {}))
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach, take over what is left; say where calls were looked for."""
+        """Detach, move the last calls, add a note if there was none, stop the backend."""
         if self._object is not None:
             self._object.detach()
             self._count()
             if recording is not None:
-                self._take(recording)
-                recording.manifest.notes += self._notes()
+                self._move_calls(recording)
+                recording.manifest.notes += self._no_calls_notes()
             self._calls.close()
             self._mappers.close()
             self._object.close()
@@ -123,30 +123,28 @@ class WithGpuCalls:
         if self._object is not None:
             self._seen, self._lost = (int(count) for count in self._object.per_cpu_sum("gpu_ledgers", 2))
 
-    def _notes(self) -> list[str]:
+    def _no_calls_notes(self) -> list[str]:
         if not self._probed:
             return ["no GPU calls: the job mapped no file that holds CUDA's functions"]
         if not self._seen:
             return [f"no GPU calls: the job made none of {', '.join(sorted(set(self._probed.values())))}"]
         return []
 
-    def _take(self, recording: Recording) -> None:
-        calls = self._calls.fixed_records(GPU_CALL)
-        if len(calls):
-            recording.append_gpu_calls(calls)
-            self._calls.consume(calls.nbytes)
+    def _move_calls(self, recording: Recording) -> None:
+        if self._calls.pending_bytes():  # gpu.parquet must not exist if there was no call
+            self._calls.move_records(GPU_CALL, recording.append_gpu_calls)
 
-    def _look_at(self, pid: int) -> None:
-        """Probe the files that `pid` has mapped as code, as far as they are new."""
+    def _probe_mapped(self, pid: int) -> None:
+        """Probe the executable files that `pid` has mapped and that were not examined before."""
         try:
             with Path(f"/proc/{pid}/maps").open("rb") as maps:
                 lines = [line.split(None, 5) for line in maps]
         except OSError:
-            return  # it has ended
+            return  # the process has ended
         for fields in lines:
             if len(fields) == 6 and b"x" in fields[1] and fields[5].startswith(b"/"):
                 path = os.fsdecode(fields[5].rstrip(b"\n"))
-                # As the process sees it: it may be in a container.
+                # Through the process's root: the process may be in a container.
                 self._probe(Path(f"/proc/{pid}/root{path}"), Path(path))
 
     def _probe(self, path: Path, shown: Path) -> None:
@@ -168,7 +166,7 @@ class WithGpuCalls:
 
 
 def _foreseen(command: list[str]) -> list[Path]:
-    """Return the program of `command`, the libraries that it is linked to, and CUDA's libraries where it would look for them."""
+    """Return the program of `command`, its linked libraries, and the CUDA libraries in the folders where it would find them."""
     program = shutil.which(command[0])
     if program is None:
         return []
@@ -182,7 +180,7 @@ def _foreseen(command: list[str]) -> list[Path]:
 
 
 def _linked(program: Path) -> list[Path]:
-    """Return the libraries that the dynamic loader would map for `program`; it lists them without running the program."""
+    """Return the libraries that the dynamic loader would map for `program`, which does not run."""
     loader = Path("/lib64/ld-linux-x86-64.so.2")
     try:
         done = subprocess.run([str(loader), "--list", str(program)], capture_output=True, text=True, check=False, timeout=10)

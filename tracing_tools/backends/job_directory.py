@@ -1,16 +1,17 @@
-"""A directory in raw/ for what is written inside the job: under sudo that is another user, who can enter nothing of root's."""
+"""Directories in raw/ that the job itself writes to. Under sudo the job is another user, who cannot enter root's directories."""
 
 import os
 import stat
 import subprocess
 from pathlib import Path
 
-from common.errors import IotwinError
-from tracing_tools.targets.user import invoking_user
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import new_folder, open_new
+from iotwin.tracing_tools.targets.user import invoking_user
 
 
 def run_as_job(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program of the system's as the user whom the job will run as, and return how it ended and what it said."""
+    """Run `command` as the job's user; return its exit status and output."""
     user = invoking_user()
     user_id, group_id = (None, None) if user is None else (user.user_id, user.group_id)
     groups = None if user is None else os.getgrouplist(user.name, user.group_id)
@@ -21,12 +22,12 @@ def run_as_job(command: list[str], environment: dict[str, str] | None = None) ->
 
 
 def make_job_directory(raw: Path, name: str) -> Path:
-    """Make the directory `name` in `raw`, in which the job's user can write; IotwinError when there is no way to it.
+    """Make the directory `name` in `raw` that the job's user can write to. Raises IotwinError if that user cannot reach it.
 
-    Its files stay their owners'. What lies above can be passed until the trace is given to its user, but not be read.
+    Users cannot remove one another's files there. The directories above become passable, but not readable, for the job's user.
     """
     directory = raw / name
-    directory.mkdir()
+    new_folder(directory)
     directory.chmod(0o1777 if os.geteuid() == 0 else 0o700)
     user = invoking_user()
     if user is not None:
@@ -38,8 +39,8 @@ def make_job_directory(raw: Path, name: str) -> Path:
 
 
 def make_for_job(path: Path) -> None:
-    """Make an empty file in such a directory, which is the job's user's; OSError when it cannot be made."""
-    path.touch(0o644, exist_ok=False)
+    """Make an empty file, owned by the job's user, in a job directory. Raises OSError if that is impossible."""
+    open_new(path, 0o644).close()
     user = invoking_user()
     if user is not None:
         os.chown(path, user.user_id, user.group_id, follow_symlinks=False)

@@ -1,12 +1,12 @@
-"""Where fields lie in the running kernel's structures, from its BTF: no headers, which might be another kernel's.
+"""Offsets of fields in the running kernel's structures, from its BTF: header files might be another kernel's.
 
-Layout of the file: Documentation/bpf/btf.rst of the Linux source.
+Layout of BTF: Documentation/bpf/btf.rst of the Linux source.
 """
 
 import struct
 from pathlib import Path
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 BTF_PATH = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F
@@ -14,7 +14,7 @@ _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
 _MEMBER = struct.Struct("<III")
 _STRUCT, _UNION = 4, 5
-# Bytes that follow a type's head: (fixed, for each of its elements), by kind.
+# Bytes after a type's head by kind: (fixed, per element).
 _TAIL = {
     1: (4, 0), 3: (12, 0), _STRUCT: (0, 12), _UNION: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12), 17: (4, 0),
     19: (0, 12),
@@ -25,7 +25,7 @@ class KernelTypes:
     """The structures of the kernel whose BTF is at `path`."""
 
     def __init__(self, path: Path = BTF_PATH) -> None:
-        """Index all types; IotwinError when there is no BTF."""
+        """Index all types. Raises IotwinError if there is no BTF."""
         try:
             self._content = content = path.read_bytes()
         except OSError:
@@ -34,8 +34,8 @@ class KernelTypes:
         if magic != _MAGIC:
             raise IotwinError(f"{path} is not BTF")
         self._strings = header_bytes + strings
-        self._positions = [0]  # of each type, by its id; 0 is void
-        self._by_name: dict[int, int] = {}  # where a structure's name lies among the strings -> id
+        self._positions = [0]  # offset of each type in the file, by its id; id 0 is void
+        self._by_name: dict[int, int] = {}  # offset of a structure's name in the strings -> id
         position, end = header_bytes + types, header_bytes + types + types_bytes
         while position < end:
             name, info, _ = _TYPE.unpack_from(content, position)
@@ -47,8 +47,8 @@ class KernelTypes:
             position += _TYPE.size + fixed + each * (info & 0xFFFF)
 
     def offset(self, structure: str, field: str) -> int:
-        """Return the offset of `field` in `structure`, bytes; also of one within unnamed parts. IotwinError when it has none."""
-        text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # strings are not repeated
+        """Return the offset in bytes of `field` in `structure` or its unnamed members. Raises IotwinError if there is none."""
+        text = self._content.find(b"\0%b\0" % structure.encode(), self._strings)  # BTF holds each string once
         number = self._by_name.get(text + 1 - self._strings)
         found = None if number is None else self._offset_in(number, field)
         if found is None:

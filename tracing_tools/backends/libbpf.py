@@ -1,30 +1,32 @@
-"""The default backend: an eBPF program (CO-RE) loaded by libbpf, its ring buffers taken over in bulk."""
+"""The default backend: eBPF programs (CO-RE) loaded by libbpf, whose buffers are read in bulk."""
 
 import struct
 from collections.abc import Collection
-from pathlib import Path
 
 import numpy as np
 
-from common.errors import IotwinError
-from tracing_tools.backends import task_filter
-from tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
-from tracing_tools.backends.kernel_support import ebpf_unavailable_reason
-from tracing_tools.backends.lanes import Lanes
-from tracing_tools.backends.ring_buffer import RingBuffer
-from tracing_tools.probes import compiled_probes
-from tracing_tools.protocols import Ledger, Scope
-from tracing_tools.targets.block_cgroup import BlockCgroup
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.raw.records import BLOCK, EVENT, RING_HEADER_BYTES
-from tracing_tools.trace.syscalls import calls_of
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.records import BLOCK, EVENT, RING_HEADER_BYTES
+from iotwin.trace_store.syscalls import calls_of
+from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
+from iotwin.tracing_tools.backends import task_filter
+from iotwin.tracing_tools.backends.bpf_object import BpfObject, libbpf_available, missing_tracepoints, possible_cpus
+from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
+from iotwin.tracing_tools.backends.lanes import LaneBuffers
+from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
+from iotwin.tracing_tools.probes import compiled_probes
+from iotwin.tracing_tools.targets.block_cgroup import BlockCgroup
 
-_MAX_CALLS = 512  # of call_kinds.h
+_MAX_CALLS = 512  # MAX_CALLS of call_kinds.h
 _NAMES_BYTES = 1 << 22
 _BLOCKS_BYTES = 1 << 21
-_LEDGER_FIELDS = 6
+_LEDGER_FIELDS = 8
+_PAGE_BYTES = 4096
+# From writeback.h: sizes of struct chunk and struct page_states, offset of the states in the latter, DIRTY of enum page_state.
+_CHUNK_BYTES, _STATES_BYTES, _STATES_AT, _DIRTY = 24, 136, 8, b"\2"
 
-# The programs that only a group of operations needs: group to program to its tracepoint.
+# The programs that only one group of operations needs: group -> program -> tracepoint.
 _OPTIONAL = {
     "mmap": {
         "on_user_fault": "page_fault_user",
@@ -34,7 +36,13 @@ _OPTIONAL = {
         "on_last_fault": "sched_process_exit",
     },
     "async": {"on_uring_submit": "io_uring_submit_req", "on_uring_complete": "io_uring_complete"},
-    "block": {"on_block_issue": "block_rq_issue", "on_block_complete": "block_rq_complete"},
+    "block": {
+        "on_block_issue": "block_rq_issue",
+        "on_block_complete": "block_rq_complete",
+        "on_skipped_complete": "block_rq_complete",
+        "on_dirty": "writeback_dirty_folio",
+        "on_page_removal": "mm_filemap_delete_from_page_cache",
+    },
 }
 
 
@@ -55,7 +63,7 @@ _UNSEEN = {
 
 
 def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, bytes]:
-    """Return the constants of syscalls.bpf.c by section: of tasks.h, arguments.h, outlets.h and block.h."""
+    """Return the constants of syscalls.bpf.c by section; tasks.h, arguments.h, outlets.h and block.h declare them."""
     kinds = bytearray(_MAX_CALLS)
     for number, kind in calls_of(scope.detail).values():
         kinds[number] = kind
@@ -67,147 +75,151 @@ def _constants(scope: Scope, slots: int, block_cgroup_id: int) -> dict[str, byte
     }
 
 
-class LibbpfBackend:
+class LibbpfBackend(Backend):
     """Captures by tracepoints on system call entry and exit, filtered in the kernel by cgroup or process tree."""
 
     name = "libbpf"
 
     def __init__(self, scope: Scope, buffer_bytes: int = 1 << 24) -> None:
         """Load the programs for the tasks of `scope`; `buffer_bytes` is the size of the event ring buffer, a power of two."""
+        super().__init__(scope)
         self.probes = ["tp_btf/sys_enter", "tp_btf/sys_exit", "tp_btf/sched_process_{fork,exec,exit}"]
-        self._notes: list[str] = []
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
-        self._block_cgroup = BlockCgroup(scope.cgroup_id) if "block" in scope.detail else None
+        self._unwritten_bytes = 0  # written by the job to files that still exist, without a block request that was seen
+        self._records_blocks = "block" in scope.detail
+        self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)
         cpus = possible_cpus() if libbpf_available() else 1
         slots = 1 << max(buffer_bytes // EVENT.itemsize // cpus, 1).bit_length() - 1
         self._object: BpfObject | None = BpfObject(compiled_probes())
         try:
-            for section, values in _constants(scope, slots, self._charged_cgroup_id(scope)).items():
+            for section, values in _constants(scope, slots, self._block_cgroup.cgroup_id).items():
                 self._object.set_constants(section, values)
             for name, entries in (("events", buffer_bytes), ("lanes", cpus), ("slots", cpus * slots)):
                 self._object.set_max_entries(name, entries)
+            if not self._records_blocks:
+                self._object.set_max_entries("written", 1)
+            elif not self._block_cgroup.cgroup_id:
+                self._notes.append(
+                    "the kernel charges the job's cgroup with no block requests, as the io controller is not on for it: "
+                    "reads and direct writes are recorded if one of the job's own processes issues them"
+                )
             self._choose_programs(scope.detail)
             self._object.load()
             self._events = RingBuffer(self._object.map_fd("events"), buffer_bytes)
             self._names = RingBuffer(self._object.map_fd("names"), _NAMES_BYTES)
             self._blocks = RingBuffer(self._object.map_fd("blocks"), _BLOCKS_BYTES)
-            self._lanes = Lanes(self._object.map_fd("lanes"), self._object.map_fd("slots"), cpus, slots)
+            self._lanes = LaneBuffers(self._object.map_fd("lanes"), self._object.map_fd("slots"), cpus, slots)
         except BaseException:
             self._object.close()
-            self._remove_block_cgroup()
+            self._block_cgroup.remove()
             raise
 
-    def _charged_cgroup_id(self, scope: Scope) -> int:
-        if self._block_cgroup is None:
-            return 0
-        if not self._block_cgroup.cgroup_id:
-            self._notes.append(
-                "block requests are those that the job's own processes issue, as the io controller is not on for its cgroup: "
-                "what the kernel writes back later is not seen"
-            )
-        return self._block_cgroup.cgroup_id
-
     def _choose_programs(self, detail: Collection[str]) -> None:
-        """Leave out the programs of groups that were not chosen, and of tracepoints that this kernel does not have."""
+        """Disable the programs of groups that were not chosen, and of groups whose tracepoints this kernel lacks."""
         points = {point for group in detail for point in _OPTIONAL.get(group, {}).values()}
         missing = set(missing_tracepoints(points)) if points else set()
         for group, programs in _OPTIONAL.items():
             lacking = [point for point in programs.values() if point in missing]
             if group in detail and lacking:
                 self._notes.append(f"this kernel has no tracepoint {', '.join(lacking)}: {_UNSEEN[group]}")
-            for program, point in programs.items():
-                if group in detail and not lacking:
-                    self.probes.append(f"tp_btf/{point}")
-                else:
-                    self._loaded().leave_out(program)
-
-    def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command as it is."""
-        return command
+            if group in detail and not lacking:
+                self.probes += [f"tp_btf/{point}" for point in dict.fromkeys(programs.values())]
+                continue
+            for program in programs:
+                self._loaded().leave_out(program)
 
     def start(self) -> None:
         """Attach the programs."""
         self._loaded().attach()
 
     def follow(self, pid: int) -> None:
-        """Enter `pid` into the process tree, which is what filters when there is no cgroup."""
+        """Add `pid` to the process tree, by which the programs filter if there is no cgroup."""
         self._loaded().update("tree", pid, 1)
-        if self._block_cgroup is not None:
-            self._block_cgroup.add(pid)
+        self._block_cgroup.add(pid)
 
     def strays(self) -> dict[int, bool]:
-        """Return the processes of the job that were seen outside its cgroup, and whether each still runs."""
+        """Return the job's processes that left its cgroup, and whether each still runs."""
         if self._object is not None:
-            self._strays = {pid: state == task_filter.STRAY for pid, state in self._object.bytes_by_number("strays")}
+            states = self._object.items("strays", key_bytes=4, value_bytes=1)
+            self._strays = {int.from_bytes(pid, "little"): state[0] == task_filter.STRAY for pid, state in states}
         return self._strays
 
     def drain(self, recording: Recording) -> bool:
-        """Take over what the buffers hold; more is due at once when a quarter of the space for events was full."""
-        names = self._names.variable_records()
-        if len(names):
-            recording.append_names(names.data)
-            self._names.consume(len(names))
-        if self._block_cgroup is not None:
-            blocks = self._blocks.fixed_records(BLOCK)
-            recording.append_blocks(blocks)
-            self._blocks.consume(blocks.nbytes)
-        events = self._events.fixed_records(EVENT)
-        taken_bytes = events.nbytes
-        if len(events):
-            recording.append_events(events)
-            self._events.consume(events.nbytes)
+        """Move the records of all buffers; True if a quarter of the space for events was full."""
+        self._names.move_names(recording.append_names)
+        if self._records_blocks:
+            self._blocks.move_records(BLOCK, recording.append_blocks)
+        moved_bytes = self._events.move_records(EVENT, recording.append_events)
         for records in self._lanes.take():
             recording.append_events(records)
-            taken_bytes += records.nbytes
-        return bool(taken_bytes * 4 > self._buffer_bytes)
+            moved_bytes += records.nbytes
+        return moved_bytes * 4 > self._buffer_bytes
 
     def ledger(self) -> Ledger:
         """Return the programs' own counts."""
         if self._object is not None:
             counters = (int(n) for n in self._object.per_cpu_sum("ledgers", _LEDGER_FIELDS))
-            seen, dropped, _, names_dropped, missed, blocks_dropped = counters
+            seen, dropped, _, names_dropped, missed, blocks_dropped, dirtied, cleaned = counters
             lost = {
                 "ring_full": dropped,
                 "entry_missed": missed,
                 "names_ring_full": names_dropped,
                 "blocks_ring_full": blocks_dropped,
             }
-            # A call missed at entry was never seen at exit: it adds to both sides.
+            self._unwritten_bytes = (dirtied - cleaned) * _PAGE_BYTES
+            # A call missed at entry is not seen at exit either, so it counts as seen and as lost.
             self._ledger = Ledger(self._lanes.sent() + seen + missed, {source: count for source, count in lost.items() if count})
         return self._ledger
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach, take over what is left, unload."""
+        """Detach the programs, move the last records, unload the programs."""
         if self._object is None:
             return
         probes = self._object
         probes.detach()
         while recording is not None and self._has_pending():
             self.drain(recording)
-        if recording is not None:
-            recording.manifest.notes += self._notes
-            self._take_unfinished_blocks(recording)
         self.ledger()
+        if recording is not None:
+            self._move_unfinished_blocks(recording)
+            self._notes += self._unwritten_notes()
+        super().stop(recording)
         self.strays()
         for buffer in (self._events, self._names, self._blocks, self._lanes):
             buffer.close()
         probes.close()
         self._object = None
-        self._remove_block_cgroup()
+        self._block_cgroup.remove()
 
-    def _take_unfinished_blocks(self, recording: Recording) -> None:
-        """Record the requests that no completion was seen of."""
-        if self._block_cgroup is None:
-            return
-        records = self._loaded().values("in_flight", BLOCK.itemsize - RING_HEADER_BYTES)
-        content = b"".join(bytes(RING_HEADER_BYTES) + record for record in records)
-        recording.append_blocks(np.frombuffer(content, BLOCK))
+    def _move_unfinished_blocks(self, recording: Recording) -> None:
+        """Record the block requests whose completion was not seen."""
+        if self._records_blocks:
+            requests = self._loaded().items("in_flight", 8, BLOCK.itemsize - RING_HEADER_BYTES)
+            content = b"".join(bytes(RING_HEADER_BYTES) + record for _, record in requests)
+            recording.append_blocks(np.frombuffer(content, BLOCK))
 
-    def _remove_block_cgroup(self) -> None:
-        if self._block_cgroup is not None:
-            self._block_cgroup.remove()
+    def _unwritten_notes(self) -> list[str]:
+        """Return notes on how many written bytes have no block request, and why."""
+        if not self._unwritten_bytes:
+            return []
+        chunks = self._loaded().items("written", _CHUNK_BYTES, _STATES_BYTES)
+        states = b"".join(chunk[_STATES_AT:] for _, chunk in chunks)
+        cached_bytes = min(states.count(_DIRTY) * _PAGE_BYTES, self._unwritten_bytes)
+        forgotten_bytes = self._unwritten_bytes - cached_bytes
+        notes = []
+        if cached_bytes:
+            notes.append(
+                f"{cached_bytes} bytes that the job wrote were still in the page cache when the recording ended: "
+                "block.parquet has no request for them"
+            )
+        if forgotten_bytes:
+            notes.append(
+                f"{forgotten_bytes} bytes that the job wrote are missing from block.parquet: it wrote more files, or parts of "
+                "them, at once than are followed into writeback"
+            )
+        return notes
 
     def _has_pending(self) -> bool:
         rings = (self._events, self._names, self._blocks)

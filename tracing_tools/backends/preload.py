@@ -1,6 +1,6 @@
 """Capture without root, from inside the job: a small C library that LD_PRELOAD puts in front of libc.
 
-Each thread appends records to a file of its own under raw/ (probes/preload.c), which become one when the job has ended.
+Each thread appends records to a separate file under raw/ (probes/preload.c); the files are joined when the job has ended.
 """
 
 import contextlib
@@ -15,23 +15,23 @@ from typing import BinaryIO
 
 import numpy as np
 
-from common.errors import IotwinError, UsageError
-from common.foreign_files import open_foreign
-from tracing_tools.backends.job_directory import make_job_directory, run_as_job
-from tracing_tools.backends.unrecorded import not_recorded
-from tracing_tools.probes import PRELOAD_SOURCE
-from tracing_tools.protocols import Ledger, Scope
-from tracing_tools.targets.held_folder import HeldFolder, remove_stale
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.raw.converted import ConvertedRecords
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import open_new, write_whole
+from iotwin.common.foreign_files import open_foreign
+from iotwin.trace_store.manifest import Manifest
+from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES
+from iotwin.tracing_tools.backend_base import Backend, Scope
+from iotwin.tracing_tools.backends.job_directory import make_job_directory, run_as_job
+from iotwin.tracing_tools.probes import PRELOAD_SOURCE
+from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 
 _FLAGS = ["-O2", "-shared", "-fPIC"]
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)
 _PIECE_ROWS = 1 << 18
 _DIRECTORY, _LOST_FILE = "preload", "lost"  # in raw/
-_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # of the folder of a copy: the job may be another user's
+_PREFIX, _LIBRARY, _MODE = "iotwin-preload-", "preload.so", 0o755  # the job, which loads the copy, may be another user's
 _NOT_SEEN = (
     "captured by preload: calls of statically linked and setuid programs, and those that libc makes by itself "
     "(reads and writes of C's stdio), are not seen"
@@ -39,7 +39,7 @@ _NOT_SEEN = (
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None when it can."""
+    """Return why this machine cannot capture this way, or None if it can."""
     if os.uname().machine != "x86_64":
         return f"the library is for x86-64; this machine is {os.uname().machine}"
     if shutil.which("cc") is None:
@@ -47,21 +47,21 @@ def unavailable_reason() -> str | None:
     return None
 
 
-class PreloadBackend:
+class PreloadBackend(Backend):
     """Captures by wrappers around libc's functions, in every dynamically linked program of the job."""
 
     name = "preload"
+    needs_command = True  # only programs that start with the library can be captured
+    unrecorded_groups = ("metadata", "mmap", "async", "block")
 
     def __init__(self, scope: Scope) -> None:
-        """IotwinError when the scope has no command of ours: only what starts with the library can be seen."""
-        if not scope.starts_command:
-            raise IotwinError("preload traces only a command that it starts itself; containers and running processes need eBPF")
+        super().__init__(scope)
         self.probes = ["LD_PRELOAD"]
-        self._elsewhere: HeldFolder | None = None  # of the library, where it could not be loaded from raw/
-        self._notes = [_NOT_SEEN, *not_recorded("preload", scope, ("metadata", "mmap", "async", "block"))]
+        self._elsewhere: HeldFolder | None = None  # holds a copy of the library if the job cannot load it from raw/
+        self._notes.insert(0, _NOT_SEEN)
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
-        """Return the command line that runs `command` with the library; IotwinError when that cannot see it."""
+        """Return the command line that runs `command` with the library. Raises IotwinError if the library cannot capture it."""
         program = shutil.which(command[0])
         if program is None:
             raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
@@ -69,7 +69,8 @@ class PreloadBackend:
             raise IotwinError(f"{program} is statically linked, so preload cannot see its calls; take --backend strace")
         directory = make_job_directory(raw, _DIRECTORY)
         lost = directory / _LOST_FILE
-        lost.write_bytes(bytes(8))
+        with open_new(lost) as counter:
+            counter.write(bytes(8))
         lost.chmod(0o666 if os.geteuid() == 0 else 0o600)
         library = directory / _LIBRARY
         done = subprocess.run(
@@ -77,7 +78,7 @@ class PreloadBackend:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "TMPDIR": str(directory)},  # there may be no other place that takes a file
+            env={**os.environ, "TMPDIR": str(directory)},  # no other directory may be writable
         )
         if done.returncode:
             raise IotwinError(
@@ -88,72 +89,55 @@ class PreloadBackend:
         return ["env", f"LD_PRELOAD={libraries}", f"IOTWIN_PRELOAD={directory}", *command]
 
     def _loadable(self, library: Path) -> Path:
-        """Return where the job can load the library from: not where a name has a space or a colon, or files run no code."""
+        """Return the library's path, or a copy's if the job cannot load it there: spaces, colons, or a noexec mount."""
         reason = _reason_against(library)
         if reason is None:
             return library
         self._elsewhere = HeldFolder(_PREFIX, _MODE)
-        copy = Path(shutil.copy(library, self._elsewhere.path))
+        copy = self._elsewhere.path / library.name
+        write_whole(copy, library.read_bytes())
+        copy.chmod(0o755)
         if _reason_against(copy) is not None:
             self.stop(None)
             raise IotwinError(f"preload's library cannot be loaded from {library.parent}: {reason}; choose another place for -o")
         return copy
 
-    def start(self) -> None:
-        """Nothing to do: the library starts with the command."""
-
-    def follow(self, pid: int) -> None:
-        """Nothing to do: the library is inherited."""
-
-    def strays(self) -> dict[int, bool]:
-        """None: no cgroup tells the job's processes from others."""
-        return {}
-
-    def drain(self, recording: Recording) -> bool:
-        """Nothing to do until the end: the threads write files of their own."""
-        return False
-
-    def ledger(self) -> Ledger:
-        """What the library could not write is known when its files are read."""
-        return Ledger()
-
     def stop(self, recording: Recording | None) -> None:
-        """The library ends with the job; say what it does not see."""
+        """Remove the copy of the library; the library itself ends with the job."""
         if self._elsewhere is not None:
             self._elsewhere.close()
-        if recording is not None:
-            recording.manifest.notes.extend(self._notes)
+        super().stop(recording)
 
 
 def remove_stale_copies() -> list[str]:
-    """Remove the copies of the library that killed tracers of this user left, when no process of their jobs has them any more."""
+    """Remove the library's copies that this user's killed tracers left, unless a process still has one mapped."""
     return remove_stale(_PREFIX, _MODE, _LIBRARY, _is_unused)
 
 
 def _is_unused(library: Path, status: os.stat_result) -> bool:
     mapped = os.fsencode(f"/{library.parent.name}/{library.name}")
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if mapped in maps.read_bytes():
                 return False
     return stat.S_ISREG(status.st_mode)
 
 
 def _reason_against(library: Path) -> str | None:
-    """Return what the dynamic loader says against the library, in a process of the job's user; None when it loads it."""
-    said = run_as_job(["true"], {"PATH": os.defpath, "LC_ALL": "C", "LD_PRELOAD": str(library)}).stderr.strip()
-    reasons = re.findall(r"\(([^()]+)\)", said)
-    return None if not said else reasons[0] if reasons else said.splitlines()[0]
+    """Return the dynamic loader's error for the library, in a process of the job's user; None if it loads."""
+    errors = run_as_job(["true"], {"PATH": os.defpath, "LC_ALL": "C", "LD_PRELOAD": str(library)}).stderr.strip()
+    reasons = re.findall(r"\(([^()]+)\)", errors)
+    return None if not errors else reasons[0] if reasons else errors.splitlines()[0]
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Put what the threads wrote into one file of records, and count what had no space."""
+    """Join the threads' records in one file, and set the manifest's losses to the records for which there was no space."""
     directory = raw / _DIRECTORY
     if not directory.is_dir():
         return
     with ConvertedRecords(raw) as made:
         for path in sorted(directory.iterdir()):
-            if path.suffix == ".names":  # appended whole, by one write each
+            if path.suffix == ".names":  # one write each, so no record is torn
                 with open_foreign(path, follow=False) as file:
                     made.append_names(file.read())
             elif path.suffix == ".events":
@@ -165,7 +149,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
-    """Append the records of a thread but for one that it was writing when it was killed, and the space it had left."""
+    """Append a thread's records, except a record that is incomplete because the thread was killed, and unused space."""
     rows = os.fstat(file.fileno()).st_size // EVENT.itemsize
     for first in range(0, rows, _PIECE_ROWS):
         piece = np.memmap(file, EVENT, "r", first * EVENT.itemsize, (min(rows - first, _PIECE_ROWS),))
@@ -173,9 +157,9 @@ def _append_whole(file: BinaryIO, made: ConvertedRecords) -> None:
 
 
 def _is_static(program: Path) -> bool:
-    """Whether `program` is an ELF file without an interpreter (elf(5)); scripts and what cannot be read count as dynamic."""
+    """Whether `program` is an ELF file without an interpreter (elf(5)); False for scripts and unreadable files."""
     try:
-        with program.open("rb") as file:
+        with open_foreign(program) as file:
             header = file.read(64)
             if len(header) < 64 or header[:5] != b"\x7fELF\x02":
                 return False
@@ -183,6 +167,6 @@ def _is_static(program: Path) -> bool:
             entry_bytes, entries = struct.unpack_from("<HH", header, 54)
             file.seek(offset)
             table = file.read(entry_bytes * entries)
-    except OSError:
+    except (IotwinError, OSError):
         return False
     return all(struct.unpack_from("<I", table, i * entry_bytes)[0] != _PROGRAM_INTERPRETER for i in range(entries))

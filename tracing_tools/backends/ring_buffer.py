@@ -1,12 +1,12 @@
-"""A BPF ring buffer mapped into this process and taken over in bulk: no Python code runs per record.
+"""A BPF ring buffer mapped into this process and read in bulk: no Python code runs per record.
 
-Layout (kernel/bpf/ringbuf.c): one page with the consumer position, one with the producer position, then the data, mapped twice
-in a row so that a record that wraps lies in one piece. Each record follows an 8-byte header whose first word is its length with a
-busy bit (still being written) and a discard bit. x86-64 keeps the order of loads that this relies on; weaker memory orders would
-need acquire loads.
+Layout (kernel/bpf/ringbuf.c): a page with the consumer's position, a page with the producer's, then the data, mapped twice in a
+row so that a record that wraps is contiguous. Each record follows an 8-byte header: its length with a busy bit (still being
+written) and a discard bit, then the kernel's own word. The code relies on x86-64, which does not reorder loads.
 """
 
 import mmap
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ _HEADER_BYTES = 8
 
 
 class RingBuffer:
-    """Reader of one ring buffer of `size_bytes` (a power of two), given by the file descriptor of its map."""
+    """Reader of one ring buffer of `size_bytes` (a power of two); `fd` is the file descriptor of its map."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         page = mmap.PAGESIZE
@@ -29,13 +29,13 @@ class RingBuffer:
         self._data = np.frombuffer(self._data_map, np.uint8, offset=page)
 
     def pending_bytes(self) -> int:
-        """Bytes between consumer and producer, headers included."""
+        """Return the bytes between consumer and producer, headers included."""
         return int(self._producer[0]) - int(self._consumer[0])
 
     def fixed_records(self, record: np.dtype[np.void]) -> NDArray[np.void]:
         """Return a view of the finished records of type `record` (header included); call `consume` once they are saved.
 
-        It ends before a record that is still being written, or that its program gave up; the next call passes over the latter.
+        The view ends before a record that is still being written or was discarded; the next call skips the discarded record.
         """
         length = record.itemsize - _HEADER_BYTES
         while True:
@@ -50,10 +50,7 @@ class RingBuffer:
             self.consume(record.itemsize)
 
     def variable_records(self) -> NDArray[np.uint8]:
-        """Return a view of the bytes of the finished records, each with its header and padded to 8 bytes, given-up ones too.
-
-        A loop over headers: these records are rare.
-        """
+        """Return a view of the bytes of the finished and discarded records, each with its header and padded to 8 bytes."""
         begin = int(self._consumer[0]) & (self.size_bytes - 1)
         end, limit = begin, begin + self.pending_bytes()
         while end < limit:
@@ -64,9 +61,23 @@ class RingBuffer:
         return self._data[begin:end]
 
     def consume(self, size_bytes: int) -> None:
-        """Give `size_bytes` back to the kernel; views handed out before become invalid."""
+        """Free `size_bytes` for the kernel to reuse; earlier views become invalid."""
         self._consumer[0] += np.uint64(size_bytes)
 
+    def move_records(self, record: np.dtype[np.void], append: Callable[[NDArray[np.void]], object]) -> int:
+        """Pass the finished records of type `record`, even if there are none, to `append`, then free them; return their bytes."""
+        records = self.fixed_records(record)
+        append(records)
+        self.consume(records.nbytes)
+        return records.nbytes
+
+    def move_names(self, append: Callable[[memoryview], object]) -> None:
+        """Pass the bytes of the finished records of any length to `append`, then free them."""
+        content = self.variable_records()
+        if len(content):
+            append(content.data)
+            self.consume(len(content))
+
     def close(self) -> None:
-        """Let go of the buffer; it is unmapped when the last view handed out is gone."""
+        """Release the buffer; it is unmapped when its last view is deleted."""
         del self._consumer, self._producer, self._data, self._consumer_map, self._data_map

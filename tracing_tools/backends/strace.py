@@ -1,7 +1,7 @@
 """The fallback without root or eBPF: strace, exact and slow. Also the oracle of the tests.
 
-strace writes text while the job runs; when the job has ended, the text becomes the same records that the eBPF programs give.
-Offsets follow each open file's position; device and inode are looked up from the path afterwards, as strace does not know them.
+strace writes text while the job runs; afterwards the text is converted to the records that the eBPF programs write. Offsets
+are computed from each open file's position; device and inode, which strace does not print, are looked up by path afterwards.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import IotwinError
-from common.foreign_files import open_foreign
-from tracing_tools.backends.job_directory import make_for_job, make_job_directory
-from tracing_tools.backends.unrecorded import not_recorded
-from tracing_tools.protocols import Ledger, Scope
-from tracing_tools.targets.processes import processes_called_with
-from tracing_tools.trace import strace_text as text
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.raw import records
-from tracing_tools.trace.raw.converted import ConvertedRecords
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
-from tracing_tools.trace.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import write_whole
+from iotwin.common.foreign_files import open_foreign, read_foreign_text
+from iotwin.trace_store import strace_text as text
+from iotwin.trace_store.manifest import Manifest
+from iotwin.trace_store.raw import records
+from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
+from iotwin.trace_store.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
+from iotwin.tracing_tools.backend_base import Backend, Scope
+from iotwin.tracing_tools.backends.job_directory import make_for_job, make_job_directory
+from iotwin.tracing_tools.targets.processes import processes_called_with
 
-# What is no one line of strace's text.
+# Calls that strace does not print in a single line.
 _NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)
 _DIRECTORY, _FILE = "strace", "thread"  # in raw/: a text file for each thread, thread.TID
 _CUT_OFF = (
@@ -40,103 +40,86 @@ _CUT_OFF = (
     " or without an inode for another file: what came later is not in the trace"
 )
 _WATCH_S = 0.5
-_LAST_LINE_BYTES = 1 << 9  # it has no arguments
+_LAST_LINE_BYTES = 1 << 9  # the last line of a thread has no arguments
 _LOST = (
     "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
-    " which is what is counted as lost"
+    " and one call each is counted as lost"
 )
-_CALLS_FILE = "strace.calls"  # the names of the calls to record; strace tells of more, as it needs them to follow the job
+_CALLS_FILE = "strace.calls"  # the names of the calls to record; strace prints more, from which the job's state is followed
 
 
 def unavailable_reason() -> str | None:
-    """Return why this machine cannot capture this way, or None when it can."""
+    """Return why this machine cannot capture this way, or None if it can."""
     return None if shutil.which("strace") else "strace is not installed; install the package strace"
 
 
-class StraceBackend:
-    """Captures by ptrace. Every traced call stops the job twice: its times are the job's under strace."""
+class StraceBackend(Backend):
+    """Captures by ptrace. Every traced call stops the job twice, so the recorded times include strace's."""
 
     name = "strace"
+    needs_command = True  # strace follows the command's process tree
+    unrecorded_groups = ("mmap", "async", "block")
 
     def __init__(self, scope: Scope) -> None:
-        """strace follows the command's process tree; IotwinError when the scope has no command of ours."""
-        if not scope.starts_command:
-            raise IotwinError("strace traces only a command that it starts itself; containers and running processes need eBPF")
+        super().__init__(scope)
         self.probes = ["ptrace"]
         self._has_cgroup = bool(scope.cgroup_id)
         self._output = b""
         self._text = Path()
         self._watch: threading.Thread | None = None
         self._is_stopped = threading.Event()
-        self._notes = not_recorded("strace", scope, ("mmap", "async", "block"))
+        self._notes.insert(0, "captured by strace: inode numbers were looked up after the run, calls took longer than untraced")
         self._calls = [name for name, (_, kind) in calls_of(scope.detail).items() if kind not in _NOT_IN_TEXT]
 
     def wrap(self, command: list[str], raw: Path) -> list[str]:
         """Return the command line that runs `command` under strace, one text file per thread."""
-        calls_asked_for = ",".join(self._calls)
         calls = ",".join(dict.fromkeys((*self._calls, *FOLLOWED)))
-        (raw / _CALLS_FILE).write_text(calls_asked_for)
+        write_whole(raw / _CALLS_FILE, ",".join(self._calls).encode())
         self._text = make_job_directory(raw, _DIRECTORY) / _FILE
         if not self._has_cgroup:
             self._output = os.fsencode(self._text)
         return [
-            # Beside the command, not above it (-D): should strace be ended, as by a limit on file sizes, the command goes on.
+            # -D makes strace a grandchild instead of the command's parent: if strace is killed, the command continues.
             "strace", "-D", "-ff", "-q", "-y", "-s", "64", "--absolute-timestamps=format:unix,precision:ns", "--syscall-times=ns",
             "-e", "signal=none", "-e", f"trace={calls}", "-o", str(self._text), "--", *command,
         ]  # fmt: skip
 
-    def start(self) -> None:
-        """Nothing to do: strace starts with the command."""
-
     def follow(self, pid: int) -> None:
-        """Make the file of the command's first thread: strace that cannot would leave the command waiting for ever.
+        """Make the text file of the command's first thread: if strace could not, the command would wait for ever.
 
-        OSError when there is no room for it.
+        Raises OSError if there is no room for the file.
         """
         make_for_job(self._text.with_name(f"{_FILE}.{pid}"))
         self._watch = threading.Thread(target=self._end_when_stuck, args=(pid,), daemon=True)
         self._watch.start()
 
     def _end_when_stuck(self, root_pid: int) -> None:
-        """End strace once the file system has no inode left for the text of a new thread, until `stop`.
+        """Kill strace, until `stop`, if the file system has no inode left for the text of a new thread.
 
-        It then waits for that thread, which it keeps from running, and the job with it for ever. Without strace the job goes on.
+        strace would block that thread, and with it the job, for ever. Without strace the job continues.
         """
         while not self._is_stopped.wait(_WATCH_S):
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # strace has ended meanwhile
                 room = os.statvfs(self._text.parent)
                 straces = processes_called_with(os.fsencode(self._text)) if room.f_files and not room.f_ffree else []
-                if root_pid not in straces:  # which it is until it executes the command
+                if root_pid not in straces:  # it has executed the command
                     for pid in straces:
                         os.kill(pid, signal.SIGKILL)
 
     def strays(self) -> dict[int, bool]:
-        """Return strace itself where no cgroup holds it: it ends after the last process of the job."""
+        """Return strace itself if no cgroup holds it: it ends after the last process of the job."""
         return dict.fromkeys(processes_called_with(self._output), True) if self._output else {}
 
-    def drain(self, recording: Recording) -> bool:
-        """Nothing to do until the end: strace writes its own files."""
-        return False
-
-    def ledger(self) -> Ledger:
-        """strace loses nothing, and does not count apart from what it writes."""
-        return Ledger()
-
     def stop(self, recording: Recording | None) -> None:
-        """strace ends with the command; say what its text does not tell."""
+        """Stop the watch for lack of inodes; strace itself ends with the command."""
         self._is_stopped.set()
         if self._watch is not None:
             self._watch.join()
-        if recording is None:
-            return
-        recording.manifest.notes.append(
-            "captured by strace: inode numbers were looked up after the run, calls took longer than untraced"
-        )
-        recording.manifest.notes += self._notes
+        super().stop(recording)
 
 
 def convert(raw: Path, manifest: Manifest) -> None:
-    """Turn strace's text into records; IotwinError when nothing tells how its clock goes with the trace's."""
+    """Convert strace's text to records. Raises IotwinError if the trace has no clock reading to convert strace's times."""
     if not (raw / _CALLS_FILE).exists():
         return
     if not manifest.clock:
@@ -144,7 +127,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
     paths = _text_files(raw / _DIRECTORY)
     calls = sorted(_calls_in(paths), key=lambda call: (call.start_ns, call.name == "exit"))
     clock = manifest.clock[-1]
-    replay = _Records(clock.monotonic_ns - clock.realtime_ns, (raw / _CALLS_FILE).read_text().split(","))
+    replay = StraceRecords(clock.monotonic_ns - clock.realtime_ns, read_foreign_text(raw / _CALLS_FILE, follow=False).split(","))
     events = [event for call in calls for event in replay.apply(call)]
     with ConvertedRecords(raw) as made:
         made.append_names(b"".join(replay.names))
@@ -160,7 +143,7 @@ def convert(raw: Path, manifest: Manifest) -> None:
 
 
 def _text_files(directory: Path) -> list[Path]:
-    """Return strace's files. The job's user can write in there, so nothing but such files is read, and no link."""
+    """Return strace's files. The job's user can write to `directory`, so files of other names are ignored."""
     return [path for path in directory.glob(f"{_FILE}.*") if path.suffix[1:].isdecimal()]
 
 
@@ -171,25 +154,25 @@ def _calls_in(paths: list[Path]) -> Iterator[text.Call]:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether the text does not go on to the end of its thread, which has ended."""
+    """Whether the thread has ended but its text does not reach that end."""
     with open_foreign(path, follow=False) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_LINE_BYTES))
         lines = file.readlines()
     return not (lines and text.is_last(lines[-1])) and not Path(f"/proc/{path.suffix[1:]}").exists()
 
 
-class _Records:
-    """Makes records of the calls in order of time."""
+class StraceRecords:
+    """Converts calls, in order of time, to records."""
 
-    def __init__(self, to_monotonic_ns: int, wanted: Collection[str]) -> None:
+    def __init__(self, to_monotonic_ns: int, recorded: Collection[str]) -> None:
         self._to_monotonic_ns = to_monotonic_ns
-        self._wanted = frozenset(wanted)
+        self._recorded = frozenset(recorded)
         self.names: list[bytes] = []
         self._replay = Replay()
         self._identities: dict[bytes, tuple[int, int, int, int]] = {}
 
     def apply(self, call: text.Call) -> Iterator[tuple[int, ...]]:
-        """Yield the event record of a traced call, if it is one."""
+        """Yield the event record of `call` if it is one of the calls to record."""
         pid = self._replay.process_of(call)
         time_ns = call.start_ns + self._to_monotonic_ns
         if call.name in FORKS:
@@ -201,7 +184,7 @@ class _Records:
             self._name(records.NAME_EXIT, time_ns, pid, call.tid, b"", result=call.result)
         else:
             self._replay.move(call)
-        if call.name in self._wanted:
+        if call.name in self._recorded:
             event = self._event(call, pid, time_ns)
             if event is not None:
                 yield event
@@ -252,7 +235,7 @@ class _Records:
             self._name(records.NAME_GIVEN, time_ns, pid, call.tid, path, result=max(call.result, -(2**31)))
 
     def _identify(self, path: bytes | None) -> tuple[int, int, int, int]:
-        """Return (inode, device, generation, file type) for a path; a file that is gone gets a number made from its path."""
+        """Return (inode, device, generation, file type) for a path; a hash of the path replaces a missing file's inode."""
         if path is None:
             return 0, 0, 0, 0
         if path not in self._identities:
@@ -285,7 +268,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 @functools.cache
 def _device_of(file_type: int) -> int:
-    """The kernel's own device of all pipes; of other things without a path any."""
+    """Return the kernel's device number of all pipes; 1 for other files without a path, for which any number will do."""
     if file_type != records.TYPE_PIPE:
         return 1
     ends = os.pipe()

@@ -1,9 +1,9 @@
-"""The constants of the one filter, probes/filter.h: which tasks the programs in the kernel let through."""
+"""The constants of probes/filter.h, the filter that decides in the kernel which tasks are traced."""
 
 import os
 import struct
 
-from tracing_tools.protocols import Scope
+from iotwin.tracing_tools.backend_base import Scope
 
 SECTION = ".rodata.filter"  # of probes/tasks.h
 STRAY = 1  # the state of a process outside the job's cgroup that still runs
@@ -22,5 +22,5 @@ def constants(scope: Scope) -> dict[str, int]:
 
 
 def packed_constants(scope: Scope) -> bytes:
-    """Return the same as they lie in SECTION."""
+    """Return the filter's constants as the bytes of SECTION."""
     return _LAYOUT.pack(*constants(scope).values())

@@ -1,7 +1,7 @@
-"""tracefs, where bpftrace looks up tracepoints; mounted for one program alone on a machine where nobody has mounted it.
+"""Mounts tracefs, in which bpftrace looks up tracepoints, for a single program if the machine has not mounted it.
 
-As a program, ``python tracefs.py COMMAND...`` becomes COMMAND in a mount namespace of its own, with tracefs mounted there.
-The machine's own mounts stay as they are, and nothing is to be cleaned up: the mount ends with COMMAND.
+Run as ``python tracefs.py COMMAND...``, this executes COMMAND in a separate mount namespace in which tracefs is mounted. The
+machine's own mounts do not change, and the mount ends with COMMAND.
 """
 
 import ctypes
@@ -16,14 +16,14 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000  # include/uapi/linux/mount.h
 
 
 def with_tracefs(command: list[str]) -> list[str]:
-    """Return the command line that runs `command` where tracefs is mounted."""
+    """Return the command line that runs `command` with tracefs mounted."""
     if any((mount / "events").is_dir() for mount in _MOUNTS):
         return command
     return [sys.executable, "-I", "-S", __file__, *command]
 
 
 def unavailable_reason() -> str | None:
-    """Return why tracefs is not mounted and cannot be, or None; needs root."""
+    """Return why tracefs is not mounted and cannot be mounted, or None. Requires root."""
     command = with_tracefs(["true"])
     if command == ["true"]:
         return None

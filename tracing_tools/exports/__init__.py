@@ -1,16 +1,16 @@
-"""A trace for other programs: Perfetto, Chrome's viewers, spreadsheets, fio, Chakra. Streamed: a batch of events at a time."""
+"""Exports of a trace for Perfetto, Chrome's viewers, spreadsheets, fio and Chakra; written batch by batch."""
 
 import gzip
 from pathlib import Path
 
-from common.errors import UsageError, nearest
-from common.files import check_output, open_whole
-from tracing_tools.exports.chakra import write_chakra
-from tracing_tools.exports.chrome import write_chrome
-from tracing_tools.exports.iolog import write_iolog
-from tracing_tools.exports.perfetto import write_perfetto
-from tracing_tools.exports.table import write_csv
-from tracing_tools.trace.reader import Trace
+from iotwin.common.errors import UsageError, nearest
+from iotwin.common.files import check_output, open_whole
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.exports.chakra import write_chakra
+from iotwin.tracing_tools.exports.chrome import write_chrome
+from iotwin.tracing_tools.exports.csv_events import write_csv
+from iotwin.tracing_tools.exports.iolog import write_iolog
+from iotwin.tracing_tools.exports.perfetto import write_perfetto
 
 _ENDINGS = {
     ".pftrace": "perfetto",
@@ -26,21 +26,21 @@ FORMATS = (*_WRITERS, "fio")
 
 
 def format_of(output: Path, given: str | None) -> str:
-    """Return the format `given`, or else the one that the name of `output` (a .gz apart) tells; UsageError when neither does."""
+    """Return the format `given`, or by default that of the ending of `output` before .gz. Raises UsageError if it is unknown."""
     if given is not None:
         if given not in FORMATS:
             raise UsageError(f"unknown format '{given}'{nearest(given, list(FORMATS))}; known: {', '.join(FORMATS)}")
         return given
     found = _ENDINGS.get(Path(output.name.removesuffix(".gz")).suffix.lower())
     if found is None:
-        raise UsageError(f"{output}: the name tells no format; end it in {', '.join(_ENDINGS)} or add --format")
+        raise UsageError(f"{output}: the name has no known ending; end it in {', '.join(_ENDINGS)} or add --format")
     return found
 
 
 def export_trace(trace: Trace, output: Path, format_: str, files: Path | None = None) -> int:
-    """Write `trace` to `output` (compressed if its name ends in .gz) and return the events in it.
+    """Write `trace` to `output` (compressed if its name ends in .gz) and return the number of events in it.
 
-    `files` is the directory that a fio replay works on; by default `output` with .files appended.
+    `files` is the directory of the files that a fio replay uses; by default `output` with .files appended.
     """
     check_output(output)
     if files is not None and format_ != "fio":

@@ -1,13 +1,12 @@
-"""A trace as an MLCommons Chakra execution trace: storage nodes of calls and block requests, under nodes of the job's phases.
+"""Export as an MLCommons Chakra execution trace: storage nodes of calls and block requests, and nodes of the job's phases.
 
 Format: https://github.com/mlcommons/chakra, schema/protobuf/et_def.proto with its storage operations (pull request 216): a
-GlobalMetadata message, then Node messages, each after its length as a varint. Chakra's times are microseconds; what it has no
-field for (nanoseconds, process, thread, result) is in attributes.
+GlobalMetadata message, then Node messages, each after its length as a varint. Chakra's times are microseconds; nanoseconds,
+process, thread and result, which have no field, are attributes.
 
-A call's control dependency is the step or checkpoint it began in, a block request's the call of its process that was under way.
+A call depends on the step or checkpoint in which it began, a block request on the concurrent call of its process.
 """
 
-from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -15,21 +14,22 @@ import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracing_tools.exports import protobuf as pb
-from tracing_tools.trace import chakra as et
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store import chakra as et
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.exports import protobuf as pb
+from iotwin.tracing_tools.exports.tracks import pieces
 
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result", "flags"]
 _BATCH_ROWS = 1 << 13
 _MICROSECOND = 1000
-_NONE = np.uint64(0)  # of ids, which begin at 1
+_NONE = np.uint64(0)  # no node: ids begin at 1
 Ints = NDArray[np.int64]
 
 
 def write_chakra(trace: Trace, out: BinaryIO) -> int:
     """Write `trace` to `out` and return the number of calls and block requests written.
 
-    Calls that Chakra has no storage operation for (those on names and metadata, waits, memory maps) are left out.
+    Leaves out calls for which Chakra has no storage operation: on names and metadata, waits, memory maps.
     """
     manifest = trace.manifest
     attributes = [_text_attribute("producer", "iotwin"), _text_attribute("clock", "CLOCK_MONOTONIC")]
@@ -51,24 +51,19 @@ def write_chakra(trace: Trace, out: BinaryIO) -> int:
             calls.append(frame[["pid", "start_ns", "duration_ns", "file_id"]])
     if block is not None:
         block = block[block["op"].isin(list(et.BLOCK_OPS))]
-        for rows in _pieces(len(block)):
+        for rows in pieces(len(block), _BATCH_ROWS):
             out.write(
                 _block_nodes(block.iloc[rows], first + written + rows.start, _causes(block.iloc[rows], calls, first), paths)
             )
     if gpu is not None:
         begin = first + written + (0 if block is None else len(block))
-        for rows in _pieces(len(gpu)):
+        for rows in pieces(len(gpu), _BATCH_ROWS):
             out.write(_gpu_nodes(gpu.iloc[rows], begin + rows.start))
     return written + (0 if block is None else len(block))
 
 
-def _pieces(rows: int) -> Iterator[slice]:
-    for begin in range(0, rows, _BATCH_ROWS):
-        yield slice(begin, min(begin + _BATCH_ROWS, rows))
-
-
 class _Phases:
-    """Which step or checkpoint a call began in, where one rank's phases are known."""
+    """The step or checkpoint in which a call began, if only one rank's phases are known."""
 
     def __init__(self, phases: pd.DataFrame) -> None:
         kinds = phases["phase"].astype(str)
@@ -89,7 +84,7 @@ class _Phases:
 
 
 def _causes(block: pd.DataFrame, calls: list[pd.DataFrame], first: int) -> NDArray[np.uint64]:
-    """Return the id of the call under way when each request was issued, of its own process and file; 0 for none."""
+    """Return for each request the id of the call of its process and file during which it was issued; 0 if there is none."""
     found = np.zeros(len(block), np.uint64)
     every = pd.concat(calls, ignore_index=True) if calls else pd.DataFrame(columns=["pid", "start_ns", "duration_ns", "file_id"])
     of_pid: dict[int, pd.DataFrame] = dict(iter(every.groupby("pid")))  # type: ignore[arg-type]
@@ -121,7 +116,7 @@ def _attribute(name: str, values: Ints, present: NDArray[np.bool_] | None = None
 
 
 def _numbers(frame: pd.DataFrame, names: dict[str, str]) -> list[pb.Part]:
-    """Return the columns, by their names in `names`, as attributes; left out where null."""
+    """Return the columns as attributes, named by the values of `names`; null values are left out."""
     return [
         _attribute(name, frame[column].fillna(0).to_numpy(np.int64), frame[column].notna().to_numpy())
         for name, column in names.items()
@@ -177,7 +172,7 @@ def _call_nodes(frame: pd.DataFrame, ids: Ints, paths: NDArray[np.object_], pare
 def _block_nodes(block: pd.DataFrame, first: int, causes: NDArray[np.uint64], paths: NDArray[np.object_]) -> bytes:
     ops = block["op"].astype(str).tolist()
     device = block["device"].to_numpy(np.int64)
-    # As os.major and os.minor of what os.stat gives.
+    # As os.major and os.minor decode the device number of os.stat.
     names = [f"{number >> 8 & 0xFFF}:{number & 0xFF | number >> 12 & 0xFFF00}" for number in device.tolist()]
     detail = [
         pb.integers(1, np.array([et.BLOCK_OPS[op] for op in ops])),

@@ -1,10 +1,9 @@
-"""A trace as Chrome's JSON (chrome://tracing, ui.perfetto.dev, speedscope): complete events and counters.
+"""Export as Chrome's JSON (chrome://tracing, ui.perfetto.dev, speedscope): complete events and counters.
 
-Format: "Trace Event Format" of the Chromium project. Times are microseconds there; ours keep their nanoseconds as three decimals.
+Format: "Trace Event Format" of the Chromium project. Times are microseconds with three decimals.
 """
 
 import json
-from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -12,13 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracing_tools.exports.tracks import Counter, Slices, counters, process_names, slices
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.syscalls import NUMBER_OF_OP
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.syscalls import NUMBER_OF_OP
+from iotwin.tracing_tools.exports.tracks import Counter, Slices, counters, pieces, process_names, slices
 
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
-_MACHINE = 0  # the process that shows what belongs to no process of the job
+_MACHINE = 0  # the pid under which tracks without a process are shown
 _PIECE_ROWS = 1 << 16
 _CATEGORY_OF_OP = pa.array([schema.GROUP_OF_OP.get(op, "other") for op in NUMBER_OF_OP])
 
@@ -37,10 +36,10 @@ def write_chrome(trace: Trace, out: BinaryIO) -> int:
     for number, track in enumerate(slices(trace), 1):
         pid = _MACHINE if track.pid is None else track.pid
         out.write(b",\n" + _name("thread_name", pid, _side_thread(number), track.track))
-        for rows in _pieces(len(track.names)):
+        for rows in pieces(len(track.names), _PIECE_ROWS):
             out.write(_lines(_slice_lines(track, rows, pid, _side_thread(number))))
     for counter in counters(trace):
-        for rows in _pieces(len(counter.values)):
+        for rows in pieces(len(counter.values), _PIECE_ROWS):
             out.write(_lines(_counter_lines(counter, rows)))
     out.write(b"\n]}\n")
     return written
@@ -54,13 +53,8 @@ def _name(kind: str, pid: int, tid: int, name: str) -> bytes:
     return json.dumps({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}).encode()
 
 
-def _pieces(rows: int) -> Iterator[slice]:
-    for begin in range(0, rows, _PIECE_ROWS):
-        yield slice(begin, begin + _PIECE_ROWS)
-
-
 def _lines(lines: pa.Array) -> bytes:
-    """The events, each after the comma and line break that end the one before."""
+    """Return the events, each after the comma and line break that end its predecessor."""
     return b",\n" + ",\n".join(lines.to_pylist()).encode() if len(lines) else b""
 
 
@@ -75,7 +69,7 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def _argument(name: str, column: pa.Array) -> pa.Array:
-    """One member of the arguments, with its comma; empty where it is null."""
+    """Return one member of each event's arguments after a comma, or an empty text if it is null."""
     return pc.binary_join_element_wise(f',"{name}":', _text(column), "").fill_null("")
 
 

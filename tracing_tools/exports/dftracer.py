@@ -1,4 +1,4 @@
-"""Events as DFTracer writes them (.pfw): Chrome's complete events, one a line after a line with a bracket, times in microseconds.
+"""Export of events as DFTracer's .pfw: Chrome's complete events, one per line after a bracket; times are microseconds.
 
 Format: https://dftracer.readthedocs.io (LLNL); the names of its AI categories are those that DLIO 3 logs.
 """
@@ -13,46 +13,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from common.files import open_whole
+from iotwin.common.files import open_whole
 
 _NANOSECONDS = 1000  # in a microsecond
 Ints = NDArray[np.int64]
 
 
-class Events(Protocol):
-    """Events of one kind, each column of shape (events,); times are UNIX nanoseconds."""
+class _Events(Protocol):
+    """Events of one kind, each column of shape (events,); times are UNIX nanoseconds; `step` is None outside of steps."""
 
     @property
-    def category(self) -> str:
-        """DFTracer's `cat`."""
-
+    def category(self) -> str: ...
     @property
-    def name(self) -> str:
-        """DFTracer's `name`."""
-
+    def name(self) -> str: ...
     @property
-    def start_ns(self) -> Ints:
-        """When each began."""
-
+    def start_ns(self) -> Ints: ...
     @property
-    def duration_ns(self) -> Ints:
-        """How long each took."""
-
+    def duration_ns(self) -> Ints: ...
     @property
-    def epoch(self) -> Ints:
-        """The epoch of each."""
-
+    def epoch(self) -> Ints: ...
     @property
-    def step(self) -> Ints | None:
-        """The step of each; None where they are in no step."""
-
+    def step(self) -> Ints | None: ...
     @property
-    def thread(self) -> int:
-        """The thread that all are drawn on."""
+    def thread(self) -> int: ...
 
 
-def write_pfw(path: Path, events: Iterable[Events], rank: int, hostname: str) -> int:
-    """Write the events of one rank, whole or not at all, and return how many they are."""
+def write_pfw(path: Path, events: Iterable[_Events], rank: int, hostname: str) -> int:
+    """Write the events of one rank as a whole file and return their number."""
     written = 0
     with open_whole(path) as out:
         out.write(b"[\n")
@@ -64,7 +51,7 @@ def write_pfw(path: Path, events: Iterable[Events], rank: int, hostname: str) ->
     return written
 
 
-def _lines(group: Events, rank: int, hostname: str, first: int) -> pa.Array:
+def _lines(group: _Events, rank: int, hostname: str, first: int) -> pa.Array:
     def text(column: Ints) -> pa.Array:
         return pa.array(column).cast(pa.string())
 

@@ -1,9 +1,10 @@
-"""A trace as a log that fio replays (--read_iolog, trace file format v3 of fio 3.31 and later).
+"""Export as a log that fio replays (--read_iolog, trace file format v3 of fio 3.31 and later).
 
-Reads, writes and syncs of regular files, in order of start, each at its time. The names in the log are paths below one directory,
-so that a replay never writes to the job's own files. Format: "I/O REPLAY" in fio(1).
+It contains reads, writes and syncs of regular files, in order of start, with their times. Its names are paths below one
+directory, so that a replay never writes to the job's own files. Format: "I/O REPLAY" in fio(1).
 """
 
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
+from iotwin.common.beneath import open_beneath
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
 
 _ACTIONS = dict.fromkeys(schema.READ_OPS, "read") | dict.fromkeys(schema.WRITE_OPS, "write")
 _ACTIONS |= {"fsync": "sync", "fdatasync": "datasync"}
@@ -31,16 +34,16 @@ _KINDS_TO_REPLAY = ("dataset", "checkpoint", "log", "library", "temporary", "oth
 
 @dataclass
 class _Use:
-    """What is asked of each file, by file_id."""
+    """How the replay uses each file, by file_id."""
 
-    size_bytes: NDArray[np.int64]  # that it must have, so that every read finds its bytes
-    last_row: NDArray[np.int64]  # of the rows replayed; -1: none
+    size_bytes: NDArray[np.int64]  # the size that its reads require
+    last_row: NDArray[np.int64]  # its last row in the log; -1 if it has none
 
 
 def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
-    """Write the log of `trace` to `out`, for files below `directory`, and return the number of reads, writes and syncs in it.
+    """Write the log of `trace` to `out`, for files below `directory`; return the number of reads, writes and syncs in it.
 
-    Files that are missing there, or are too short for their reads, are made as long as needed: sparse, without content.
+    Creates missing files there, and extends files that are too short for their reads, as sparse files.
     """
     files = trace.files()
     if not str(directory).isascii() or re.search(r"\s", str(directory)):
@@ -48,11 +51,11 @@ def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
             f"{directory} has a blank or a special character, which fio cannot read in a log; choose another directory"
         )
     replayable = files["kind"].isin(_KINDS_TO_REPLAY).to_numpy()
-    names = [str(directory / _safe(path)) for path in files["path"]]
+    names = [_safe(path) for path in files["path"]]
     use = _survey(trace, replayable)
-    _make_files(names, use)
+    _make_files(directory, names, use)
     out.write(b"fio version 3 iolog\n")
-    names_column = pa.array(names, pa.string())
+    names_column = pa.array([str(directory / name) for name in names], pa.string())
     opened = np.zeros(len(files), bool)
     first_row = 0
     for batch in _rows(trace, replayable):
@@ -62,7 +65,7 @@ def write_iolog(trace: Trace, out: BinaryIO, directory: Path) -> int:
 
 
 def _safe(path: str) -> str:
-    """Return `path` below the current directory, in characters that fio's logs can hold."""
+    """Return `path` as a relative path of characters that fio's logs allow."""
     relative = "/".join(part for part in path.split("/") if part not in ("", ".", ".."))
     quoted = re.sub(r"[^A-Za-z0-9._/+=@-]", lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), relative)
     if len(quoted) > _NAME_LIMIT or any(len(part) > 255 for part in quoted.split("/")):
@@ -86,32 +89,32 @@ def _survey(trace: Trace, replayable: NDArray[np.bool_]) -> _Use:
     row = 0
     for rows in _rows(trace, replayable):
         file_id = rows["file_id"].to_numpy(np.int64)
-        last[file_id] = np.arange(row, row + len(rows))  # of several, the last one stays
+        last[file_id] = np.arange(row, row + len(rows))  # of several rows of a file, numpy keeps the last
         ends = (rows["offset"].fillna(0) + rows["result"]).to_numpy(np.int64)
         np.maximum.at(size, file_id, np.where(rows["action"].eq("read"), ends, 0))
         row += len(rows)
     return _Use(size, last)
 
 
-def _make_files(names: list[str], use: _Use) -> None:
-    """Make what the replay reads; other files it makes itself, but not their directories."""
+def _make_files(directory: Path, names: list[str], use: _Use) -> None:
+    """Make all files of the replay below `directory`, large enough for their reads: fio makes no directories."""
+    make_folder(directory)
     for file_id in np.flatnonzero(use.last_row >= 0).tolist():
-        path, size = Path(names[file_id]), int(use.size_bytes[file_id])
+        name, size = names[file_id], int(use.size_bytes[file_id])
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                if file.tell() < size:
+            with os.fdopen(open_beneath(directory, name, os.O_WRONLY | os.O_CREAT, make_folders=True), "wb") as file:
+                if os.fstat(file.fileno()).st_size < size:
                     file.truncate(size)
         except OSError as error:
             raise IotwinError(
-                f"cannot make {path} for the replay: {error.strerror}; give another directory with --files"
+                f"cannot make {directory / name} for the replay: {error.strerror}; give another directory with --files"
             ) from None
 
 
 def _lines(
     rows: pd.DataFrame, names: pa.Array, opened: NDArray[np.bool_], last_row: NDArray[np.int64], first_row: int, zero_ns: int
 ) -> bytes:
-    """The log lines of `rows`: a file is opened before its first line and closed after its last; `opened` is kept up to date."""
+    """Return the log lines of `rows`, opening each file before its first line and closing it after its last; updates `opened`."""
     file_id = rows["file_id"].to_numpy(np.int64)
     name = names.take(pa.array(file_id))
     time_us = pa.array((rows["start_ns"].to_numpy(np.int64) - zero_ns).clip(0) // 1000).cast(pa.string())

@@ -1,10 +1,10 @@
-"""A trace as Perfetto's own protobuf (https://ui.perfetto.dev): a track a thread, its calls as slices, samples as counters.
+"""Export as Perfetto's protobuf (https://ui.perfetto.dev): one track per thread with its calls as slices; samples as counters.
 
-Field numbers: protos/perfetto/trace/ of https://github.com/google/perfetto, which keeps them for good.
+Field numbers: protos/perfetto/trace/ of https://github.com/google/perfetto, which never change.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import BinaryIO
 
 import numpy as np
@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tracing_tools.exports import protobuf as pb
-from tracing_tools.exports.tracks import Counter, Slices, counters, process_names, slices
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import ClockPair
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.syscalls import NUMBER_OF_OP
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import ClockPair
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.syscalls import NUMBER_OF_OP
+from iotwin.tracing_tools.exports import protobuf as pb
+from iotwin.tracing_tools.exports.tracks import Counter, Slices, counters, pieces, process_names, slices
 
 _PACKET = 1  # of Trace
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS = 6, 8, 10, 11, 12, 13
@@ -33,13 +33,13 @@ _REALTIME, _MONOTONIC, _BOOTTIME = 1, 3, 6
 
 _ANNOTATIONS = ("file", "fd", "offset", "requested", "result")
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result"]
-_BATCH_ROWS = 1 << 14  # the matrices take some 500 bytes a row
+_BATCH_ROWS = 1 << 14  # the matrices take about 500 bytes a row
 _OPS = list(NUMBER_OF_OP)
 _GROUPS = [*schema.OP_GROUPS, "other"]
 _GROUP_IDS = np.array([_GROUPS.index(schema.GROUP_OF_OP.get(op, "other")) + 1 for op in _OPS])
 _SEQUENCE_ID = pb.integer(_SEQUENCE, 1)
 
-# Tracks are told apart by the upper half of their id.
+# The upper half of a track's id identifies its kind.
 _PROCESS_TRACK, _THREAD_TRACK, _SIDE_TRACK = 1 << 32, 2 << 32, 3 << 32
 
 
@@ -53,31 +53,31 @@ def write_perfetto(trace: Trace, out: BinaryIO) -> int:
     out.write(_interned(_ANNOTATION_NAMES, enumerate(_ANNOTATIONS, 1)))
     out.write(names.intern(_OPS))
     paths = trace.files()["path"].tolist()
-    for rows in _pieces(len(paths)):
+    for rows in pieces(len(paths), _BATCH_ROWS):
         out.write(_interned(_ANNOTATION_STRINGS, enumerate(paths[rows], rows.start + 1)))
     written = _write_events(trace, out)
     numbers = itertools.count(1)
     for track in slices(trace):
         side = next(numbers)
         out.write(_side_track(side, track.track, track.pid) + names.intern(pd.unique(track.names)))
-        for rows in _pieces(len(track.names)):
+        for rows in pieces(len(track.names), _BATCH_ROWS):
             out.write(_slice_packets(side, track, rows, names))
     for counter in counters(trace):
         side = next(numbers)
         out.write(_side_track(side, counter.track, None, is_counter=True))
-        for rows in _pieces(len(counter.values)):
+        for rows in pieces(len(counter.values), _BATCH_ROWS):
             out.write(_counter_packets(side, counter, rows))
     return written
 
 
 class _Names:
-    """Event names that were sent, each once, with its id."""
+    """The ids of the event names that were written already."""
 
     def __init__(self) -> None:
         self.id_of: dict[str, int] = {}
 
     def intern(self, names: Iterable[str]) -> bytes:
-        """Return the packet that introduces those of `names` that are new; empty when none is."""
+        """Return the packet that defines the new names among `names`; empty if none is new."""
         new = [name for name in dict.fromkeys(names) if name not in self.id_of]
         first = len(self.id_of) + 1
         self.id_of |= {name: number for number, name in enumerate(new, first)}
@@ -93,13 +93,8 @@ def _interned(field: int, entries: Iterable[tuple[int, str]]) -> bytes:
     return _packet(pb.integer(_SEQUENCE_FLAGS, _NEEDS_STATE) + pb.text(_INTERNED, strings))
 
 
-def _pieces(rows: int) -> Iterator[slice]:
-    for begin in range(0, rows, _BATCH_ROWS):
-        yield slice(begin, begin + _BATCH_ROWS)
-
-
 def _clocks(pair: ClockPair) -> bytes:
-    # BOOTTIME is what viewers take as the trace's clock; shown equal to MONOTONIC, so that they show our times as they are.
+    # Viewers use BOOTTIME as the trace's clock; it is declared equal to MONOTONIC, so that they show unchanged times.
     readings = [(_MONOTONIC, pair.monotonic_ns), (_BOOTTIME, pair.monotonic_ns)]
     readings += [(_REALTIME, pair.realtime_ns)] if pair.realtime_ns else []
     clocks = b"".join(pb.text(1, pb.integer(1, clock) + pb.integer(2, time_ns)) for clock, time_ns in readings)
@@ -156,7 +151,7 @@ def _packets(time_ns: NDArray[np.int64], event: list[pb.Part]) -> pb.Part:
 def _begin_and_end(
     start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], track: NDArray[np.int64], event: list[pb.Part]
 ) -> bytes:
-    """Each slice's end follows its begin at once: slices of one track do not overlap, and viewers sort by time."""
+    """Return the packets; each slice's end directly follows its begin, as viewers sort by time."""
     rows = len(start_ns)
     begin = _packets(start_ns, [pb.integers(_TYPE, np.full(rows, _BEGIN)), pb.integers(_TRACK, track), *event])
     end = _packets(start_ns + duration_ns, [pb.integers(_TYPE, np.full(rows, _END)), pb.integers(_TRACK, track)])

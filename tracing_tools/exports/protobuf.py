@@ -1,7 +1,8 @@
-"""Protocol Buffers encoded by the column: one message a row, no Python per row.
+"""Protocol Buffers encoded by column: one message per row, no Python code per row.
 
-A part is a matrix of bytes, one row a message, with a mask of the bytes that are there. Parts are joined side by side, lengths
-are sums of masks, and the masked bytes in row order are the encoding. Source: https://protobuf.dev/programming-guides/encoding/.
+A part is a matrix of bytes, one row per message, with a mask of the bytes that belong to the message. Parts are joined
+horizontally, lengths are sums of masks, and the masked bytes in row order are the encoding.
+Source: https://protobuf.dev/programming-guides/encoding/.
 """
 
 import numpy as np
@@ -24,12 +25,13 @@ def _varint(values: NDArray[np.uint64]) -> Part:
     return content, there
 
 
-def _constant(content: bytes, rows: int) -> Part:
+def constant(content: bytes, rows: int) -> Part:
+    """Return the same encoded fields for each of `rows` messages."""
     return np.tile(np.frombuffer(content, np.uint8), (rows, 1)), np.ones((rows, len(content)), bool)
 
 
 def _tag(number: int, wire_type: int, rows: int) -> Part:
-    return _constant(joined(_varint(np.array([number << 3 | wire_type], np.uint64))), rows)
+    return constant(joined(_varint(np.array([number << 3 | wire_type], np.uint64))), rows)
 
 
 def _side_by_side(parts: list[Part], present: NDArray[np.bool_] | None) -> Part:
@@ -38,27 +40,27 @@ def _side_by_side(parts: list[Part], present: NDArray[np.bool_] | None) -> Part:
 
 
 def integers(number: int, values: ArrayLike, present: NDArray[np.bool_] | None = None) -> Part:
-    """Return field `number` holding `values` (shape (rows,)) as int64, uint64 or enum; left out where not `present`."""
+    """Return field `number` with `values` (shape (rows,)) as int64, uint64 or enum, only in rows that are `present`."""
     column = np.asarray(values).astype(np.int64).view(np.uint64)
     return _side_by_side([_tag(number, _VARINT, len(column)), _varint(column)], present)
 
 
 def doubles(number: int, values: ArrayLike) -> Part:
-    """Return field `number` holding `values` (shape (rows,)) as double."""
+    """Return field `number` with `values` (shape (rows,)) as double."""
     column = np.asarray(values, "<f8")
     content = column.view(np.uint8).reshape(len(column), 8)
     return _side_by_side([_tag(number, _FIXED64, len(column)), (content, np.ones(content.shape, bool))], None)
 
 
 def messages(number: int, parts: list[Part], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return field `number` holding a message made of `parts`, one a row; left out where not `present`."""
+    """Return field `number` with a message of `parts` in each row, only in rows that are `present`."""
     content, there = _side_by_side(parts, None)
     lengths = _varint(there.sum(axis=1, dtype=np.uint64))
     return _side_by_side([_tag(number, _LENGTH, len(content)), lengths, (content, there)], present)
 
 
 def joined(part: Part) -> bytes:
-    """Return the encoding of all rows, one after the other."""
+    """Return the concatenated encodings of all rows."""
     content, there = part
     return content[there].tobytes()
 
@@ -69,18 +71,13 @@ def integer(number: int, value: int) -> bytes:
 
 
 def text(number: int, value: str | bytes) -> bytes:
-    """Return one field of text, or of a message encoded already."""
+    """Return one field of text, or of an encoded message."""
     content = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
     return joined(_tag(number, _LENGTH, 1)) + joined(_varint(np.array([len(content)], np.uint64))) + content
 
 
-def constant(content: bytes, rows: int) -> Part:
-    """Return the same encoded fields in every one of `rows` messages."""
-    return _constant(content, rows)
-
-
 def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return field `number` holding the text of each row; left out where not `present`."""
+    """Return field `number` with the text of each row, only in rows that are `present`."""
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     lengths = np.array([len(value) for value in encoded], np.uint64)
     width = max(1, int(lengths.max(initial=0)))
@@ -90,6 +87,6 @@ def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = No
 
 
 def delimited(parts: list[Part]) -> Part:
-    """Return messages made of `parts`, one a row, each after its length, as streams of messages are written."""
+    """Return a message of `parts` in each row, each after its length, as streams of messages require."""
     content, there = _side_by_side(parts, None)
     return _side_by_side([_varint(there.sum(axis=1, dtype=np.uint64)), (content, there)], None)

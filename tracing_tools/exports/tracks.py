@@ -1,4 +1,4 @@
-"""What a trace viewer shows beside the system calls: phases, accelerator work, samples. All small next to the events."""
+"""Tracks for trace viewers other than system calls: phases, accelerator work, samples; all much smaller than the events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
 
 _DEVICE_KINDS = ("kernel", "copy", "set")
 _NOT_MEASURED = ("time_ns", "interval_ns")
@@ -17,7 +17,7 @@ _NOT_MEASURED = ("time_ns", "interval_ns")
 
 @dataclass
 class Slices:
-    """Named intervals on one track, in order of start; `pid` is the process they are drawn under, None for the machine."""
+    """Named intervals on one track, in order of start; `pid` is the process that shows them, None for the machine."""
 
     track: str
     pid: int | None
@@ -35,14 +35,20 @@ class Counter:
     values: NDArray[np.float64]
 
 
+def pieces(rows: int, piece_rows: int) -> Iterator[slice]:
+    """Yield slices of at most `piece_rows` that cover `rows`."""
+    for begin in range(0, rows, piece_rows):
+        yield slice(begin, min(begin + piece_rows, rows))
+
+
 def process_names(trace: Trace) -> dict[int, str]:
-    """Return what each process is called, by pid."""
+    """Return the command name of each process, by pid."""
     processes = trace.processes()
     return dict(zip(processes["pid"].astype(int).tolist(), processes["comm"].astype(str).tolist(), strict=True))
 
 
 def slices(trace: Trace) -> Iterator[Slices]:
-    """Yield the tracks of phases (by rank and phase), of parts of steps, and of accelerator activity (calls and work)."""
+    """Yield the tracks of phases (by rank and phase), of parts of steps, and of accelerator calls, kernels and copies."""
     phases = trace.phases()
     key: Any
     for key, group in phases.groupby(["rank", "phase"], observed=True, dropna=False):
@@ -67,7 +73,7 @@ def slices(trace: Trace) -> Iterator[Slices]:
 
 
 def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
-    """Yield tracks of the parts, by rank and name; those of one name that overlap, as several loaders' do, on several."""
+    """Yield one track per (rank, name); parts of one name that overlap, as of several loaders, go to separate tracks."""
     for key, group in [] if parts is None else parts.groupby(["rank", "name"], observed=True, dropna=False):
         rank, name = key
         start, duration = group["start_ns"].to_numpy(np.int64), group["duration_ns"].to_numpy(np.int64)
@@ -80,7 +86,7 @@ def _parts(parts: pd.DataFrame | None) -> Iterator[Slices]:
 
 
 def _rows_without_overlap(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each interval, in order of start, the first row whose last one has ended."""
+    """Return for each interval, in order of start, the first row whose last interval has ended."""
     row = np.zeros(len(start), np.int64)
     if (start[1:] >= end[:-1]).all():
         return row
@@ -104,7 +110,7 @@ def _whole(number: Any) -> str:
 
 
 def counters(trace: Trace) -> Iterator[Counter]:
-    """Yield every measured column of the samples, apart for each device, process or resource; and block requests in flight."""
+    """Yield each column of the samples per device, process or resource, and the block requests in flight per device."""
     for kind, expected in schema.SAMPLES.items():
         samples = trace.samples(kind)
         if samples is None:

@@ -1,25 +1,24 @@
-"""The eBPF programs, and their compilation: once by clang when installed, again when the source is newer."""
+"""The sources of the probes, and the compiled eBPF programs: prebuilt in the wheel, else compiled by clang at first use."""
 
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-from common.errors import IotwinError
-from common.files import made_whole
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import rename, scratch_folder
+from iotwin.common.removal import remove_file
+from iotwin.tracing_tools.probes.compilation import clang_command, object_name
 
 _DIRECTORY = Path(__file__).parent
-PROGRAMS = ("syscalls", "cuda")  # each NAME.bpf.c, compiled to NAME.bpf.o
-BCC_SOURCE = _DIRECTORY / "syscalls.bcc.c"  # compiled by libbcc when a trace wants it
+BCC_SOURCE = _DIRECTORY / "syscalls.bcc.c"  # libbcc compiles it for each trace
 BPFTRACE_EVENTS = _DIRECTORY / "io_events.bt"
-PRELOAD_SOURCE = _DIRECTORY / "preload.c"  # compiled by cc when a trace wants it
-_FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable"]
+PRELOAD_SOURCE = _DIRECTORY / "preload.c"  # cc compiles it for each trace
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 def text_with_headers(source: Path) -> str:
-    """Return the text of a C file with our own headers, each once, in place of ``#include "..."``: for who compiles a text."""
+    """Return the text of a C file with each of our headers, once, in place of its first ``#include "..."``."""
     seen: set[str] = set()
 
     def text_of(path: Path) -> str:
@@ -34,28 +33,34 @@ def text_with_headers(source: Path) -> str:
     return text_of(source)
 
 
-def _object(program: str) -> Path:
-    return _DIRECTORY / f"{program}.bpf.o"
+def _compiled(program: str) -> Path:
+    return _DIRECTORY / object_name(program, _DIRECTORY)
 
 
-def needs_compiling(program: str = "syscalls") -> bool:
-    """Whether there is no compiled object, or its sources are newer."""
-    sources = [_DIRECTORY / f"{program}.bpf.c", *_DIRECTORY.glob("*.h")]
-    compiled = _object(program)
-    return not compiled.exists() or compiled.stat().st_mtime < max(path.stat().st_mtime for path in sources)
+def uncompiled_reason(program: str = "syscalls") -> str | None:
+    """Return why the program is neither compiled nor can be, or None."""
+    if _compiled(program).exists() or shutil.which("clang"):
+        return None
+    return "the eBPF programs are not compiled and clang is not installed; install the package clang"
 
 
 def compiled_probes(program: str = "syscalls") -> Path:
-    """Return the path of the compiled object, compiling it if need be; IotwinError when it needs clang and there is none."""
-    compiled, source = _object(program), _DIRECTORY / f"{program}.bpf.c"
-    if not needs_compiling(program):
+    """Return the path of the compiled program. Compiles it if the sources have changed, or no wheel brought it.
+
+    Raises IotwinError if it must be compiled and clang is missing or fails.
+    """
+    compiled = _compiled(program)
+    if compiled.exists():
         return compiled
-    clang = shutil.which("clang")
-    if clang is None:
-        raise IotwinError("the eBPF programs are not compiled and clang is not installed; install the package clang")
+    if reason := uncompiled_reason(program):
+        raise IotwinError(reason)
     try:
-        with made_whole(compiled, compiled.with_name(f"{compiled.name}.{os.getpid()}")) as partial:
-            subprocess.run([clang, *_FLAGS, "-c", str(source), "-o", str(partial)], check=True, capture_output=True, text=True)
+        with scratch_folder(_DIRECTORY) as scratch:
+            made = scratch / compiled.name
+            subprocess.run(clang_command(program, _DIRECTORY, made), check=True, capture_output=True, text=True)
+            rename(made, compiled)
     except subprocess.CalledProcessError as error:
-        raise IotwinError(f"clang cannot compile {source.name}: {error.stderr.strip().splitlines()[0]}") from None
+        raise IotwinError(f"clang cannot compile {program}.bpf.c: {error.stderr.strip().splitlines()[0]}") from None
+    for outdated in set(_DIRECTORY.glob(f"{program}.*bpf.o")) - {compiled}:
+        remove_file(outdated)
     return compiled

@@ -1,9 +1,10 @@
-"""``python -m tracing_tools.probes``: compile the eBPF programs, as setup.sh does."""
+"""``python -m iotwin.tracing_tools.probes``: compiles the eBPF programs, as setup.sh does."""
 
 import sys
 
-from common.errors import IotwinError
-from tracing_tools.probes import PROGRAMS, compiled_probes
+from iotwin.common.errors import IotwinError
+from iotwin.tracing_tools.probes import compiled_probes
+from iotwin.tracing_tools.probes.compilation import PROGRAMS
 
 try:
     for program in PROGRAMS:

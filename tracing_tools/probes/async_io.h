@@ -1,7 +1,7 @@
 /* Asynchronous requests: io_uring by its tracepoints, libaio by the calls that submit and collect.
  *
- * A request waits in `pending`, as the row it will be, from its submission to its completion. A request of io_uring completes
- * when the kernel posts it; one of libaio when the job collects it (io_getevents), as the kernel tells nobody earlier.
+ * A request waits in `pending`, as its future row, from its submission to its completion. A request of io_uring completes when
+ * the kernel posts it; a request of libaio when the job collects it (io_getevents), as no tracepoint reports it earlier.
  */
 #pragma once
 #include "arguments.h"
@@ -16,7 +16,7 @@
 #define MAX_REQUESTS 4096
 #define REQUEST_HAS_FIXED_FILE 1
 
-struct request_key { u64 address, owner; }; /* of the kernel's request, 0; or of the job's struct iocb, its pid */
+struct request_key { u64 address, owner; }; /* io_uring: address of the kernel's request, 0; libaio: address of the iocb, pid */
 struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 16384); MAP_TYPE(key, struct request_key); MAP_TYPE(value, struct event); } pending SEC(".maps");
 
 INLINE void wait_for(u64 address, u64 owner, struct event *event)
@@ -28,7 +28,7 @@ INLINE void wait_for(u64 address, u64 owner, struct event *event)
 
 /* ---- io_uring ---- */
 
-/* Operation of a request, 0 for those that are no matter of files; opcodes of include/uapi/linux/io_uring.h. */
+/* Operation of a request, 0 if it concerns no file; opcodes of include/uapi/linux/io_uring.h. */
 INLINE u32 uring_op(struct io_kiocb *request)
 {
 	int flags = 0;
@@ -183,7 +183,7 @@ static long submit_one(u32 i, struct aio_batch *batch)
 	return 0;
 }
 
-/* Before the call, as another thread may collect before it returns; what the call then did not accept is taken back. */
+/* Runs before the call, since another thread may collect before it returns; finish_aio removes requests that it refused. */
 GLOBAL int submit_aio(u64 now)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
@@ -193,7 +193,7 @@ GLOBAL int submit_aio(u64 now)
 	return 0;
 }
 
-static long take_back_one(u32 i, struct aio_batch *batch)
+static long remove_one(u32 i, struct aio_batch *batch)
 {
 	struct request_key key = { 0, bpf_get_current_task_btf()->tgid };
 	bpf_probe_read_user(&key.address, sizeof(key.address), (u64 *)batch->array + batch->first + i);
@@ -232,6 +232,6 @@ GLOBAL int finish_aio(u32 kind, u64 now, s64 result)
 	u64 refused = regs->si - batch.first;
 	batch.array = regs->dx;
 	if (regs->si > batch.first)
-		bpf_loop(refused < MAX_REQUESTS ? refused : MAX_REQUESTS, take_back_one, &batch, 0);
+		bpf_loop(refused < MAX_REQUESTS ? refused : MAX_REQUESTS, remove_one, &batch, 0);
 	return 0;
 }

@@ -1,5 +1,5 @@
-/* Block requests, charged to the cgroup that caused them: the one a request's first bio carries, not the task that issues it,
- * which may be a worker of the kernel's, or of nobody's concern.
+/* Block requests of the job: requests charged to its cgroup, to which the request's first bio points, and the writeback of pages
+ * that the job made dirty. The issuing task is irrelevant: it may be a kernel worker, or any task that wakes the device's queue.
  */
 #pragma once
 #include "arguments.h"
@@ -9,64 +9,53 @@
 #include "outlets.h"
 #include "records.h"
 #include "tasks.h"
+#include "writeback.h"
 
-#define MAX_LEVELS 32
-#define TASK_IS_KERNEL 0x00200000 /* PF_KTHREAD */
 #define REQUEST_OP_MASK 255
+#define REQUEST_WRITE 1
 #define IN_ROOT_CGROUP 1 /* id of the root cgroup of any hierarchy */
 
-const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* whose block requests are traced; 0: those that traced tasks issue */
+const volatile u64 block_cgroup SEC(".rodata.block") = 0; /* its block requests are traced; 0: the requests that traced tasks issue */
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_HASH); MAP_UINT(max_entries, 16384); MAP_TYPE(key, u64); MAP_TYPE(value, struct block_record); } in_flight SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 21); } blocks SEC(".maps");
+/* Room for a record that is being made: Linux 6.1 gives a program and its callbacks 512 bytes of stack in all. */
+struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 2); MAP_TYPE(key, u32); MAP_TYPE(value, struct block_record); } drafts SEC(".maps");
 
-/* Whether the cgroup, or one above it, is the job's; its own id is left in `id`. */
+/* An empty record. An interrupt may run the other program, which therefore has another one. */
+INLINE struct block_record *new_record(u32 program)
+{
+	struct block_record *record = bpf_map_lookup_elem(&drafts, &program);
+	if (record)
+		*record = (struct block_record){};
+	return record;
+}
+
+/* Whether the bio's cgroup, whose id is stored in `id`, is block_cgroup or below it. */
 INLINE int is_charged(struct bio *bio, u64 *id)
 {
 	if (!bio || !bio->bi_blkg)
 		return 0;
 	struct cgroup_subsys_state *state = &bio->bi_blkg->blkcg->css;
 	*id = state->cgroup->kn->id;
-	for (int i = 0; i < MAX_LEVELS && state; i++) {
-		if (state->cgroup->kn->id == block_cgroup)
-			return 1;
-		state = state->parent;
-	}
-	return 0;
+	return is_below(state, block_cgroup);
 }
 
-/* The file of a request's first page; returns 0 when that is in no page cache: a direct read or write. */
+/* The file of a request's first page; returns 0 if the page is in no page cache, as of a direct read or write. */
 INLINE int identify_page(struct bio *bio, struct identity *out)
 {
 	struct page *page = NULL;
 	struct address_space *mapping = NULL;
-	struct inode *inode = NULL;
-	struct super_block *super = NULL;
-	struct block_device *device = NULL; /* of the file system; none for shared memory, which may be a direct read's buffer */
 	unsigned long head = 0;
-	u16 mode = 0;
 	KERNEL_READ(page, bio->bi_io_vec->bv_page);
 	KERNEL_READ(head, page->compound_head);
 	if (head & 1)
 		page = (void *)(head - 1);
 	KERNEL_READ(mapping, page->mapping);
-	if (mapping && !((u64)mapping & 3)) { /* the low bits mark anonymous memory */
-		KERNEL_READ(inode, mapping->host);
-		KERNEL_READ(mode, inode->i_mode);
-		KERNEL_READ(super, inode->i_sb);
-		KERNEL_READ(device, super->s_bdev);
-	}
-	if (!device)
-		return 0;
-	if (mode >> 12 == 8) { /* else the file system's own blocks, which are cached under the device */
-		KERNEL_READ(out->inode, inode->i_ino);
-		KERNEL_READ(out->generation, inode->i_generation);
-		KERNEL_READ(out->device, super->s_dev);
-	}
-	return 1;
+	return mapping && !((u64)mapping & 3) /* the low bits mark anonymous memory */ && identify_mapping(mapping, out);
 }
 
-/* The file of a request that `task` issues: of its page, else of the direct read or write being made. */
+/* The file of a request that `task` issues: the file of its page, or else of the task's current direct read or write. */
 INLINE void identify_request(struct task_struct *task, struct bio *bio, struct identity *out)
 {
 	if (identify_page(bio, out))
@@ -93,7 +82,14 @@ INLINE void describe_request(struct request *request, struct identity *file, str
 	record->request_flags = request->cmd_flags;
 }
 
-/* Whether the record is of the request that lies there now, and not of one that lay there before. */
+/* The job's share of a request that others caused, too. */
+INLINE void describe_share(struct page_walk *walk, struct block_record *record)
+{
+	record->size_bytes = walk->ours_bytes;
+	record->cgroup = walk->cgroup;
+}
+
+/* Whether the record belongs to `request`, and not to an earlier request at the same address. */
 INLINE int is_of(struct block_record *record, struct request *request)
 {
 	return record->queued_ns ? record->queued_ns == request->start_time_ns : record->sector == request->__sector;
@@ -112,8 +108,8 @@ INLINE void send_block(struct block_record *record)
 		drop_block();
 }
 
-/* The record of the request, if its issue was seen. One of an earlier request at the same place, whose completion was not seen,
- * is sent as it is: a kernel may pass over a program in an interrupt, here about one in a hundred on a busy disk.
+/* The record of the request, if its issue was seen. A record of an earlier request at that address is sent incomplete: kernels
+ * may skip a program in an interrupt, so that its completion was not seen; about one in a hundred on a busy disk.
  */
 INLINE struct block_record *record_of(struct request *request)
 {
@@ -126,62 +122,110 @@ INLINE struct block_record *record_of(struct request *request)
 	return NULL;
 }
 
+/* Whether the whole request is the job's. A container runtime's reads in the cgroup, before the first exec there, are not. */
+INLINE int is_of_job(struct task_struct *task, struct bio *bio, u64 *cgroup)
+{
+	int charged = is_charged(bio, cgroup);
+	if (!block_cgroup)
+		return is_traced(task);
+	if (entered_by_exec && in_cgroup(task) && !is_traced(task))
+		return 0;
+	return charged || block_cgroup == IN_ROOT_CGROUP;
+}
+
+INLINE int writes(struct request *request)
+{
+	return (request->cmd_flags & REQUEST_OP_MASK) == REQUEST_WRITE;
+}
+
 SEC("tp_btf/block_rq_issue")
 int on_block_issue(u64 *context)
 {
 	struct request *request = (void *)context[0];
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct bio *bio = request->bio;
-	struct block_record record = {};
+	struct block_record *record = new_record(0);
+	struct page_walk walk = {};
+	if (!record)
+		return 0;
 	record_of(request);
-	int charged = is_charged(bio, &record.cgroup);
-	if (block_cgroup ? !charged && block_cgroup != IN_ROOT_CGROUP : !is_traced(task))
+	if (writes(request))
+		walk_request(bio, 0, &walk);
+	int is_all_ours = is_of_job(task, bio, &record->cgroup);
+	if (!is_all_ours && !walk.ours_bytes)
 		return 0;
 	u64 key = (u64)request;
-	struct identity file = {};
-	if (bio)
-		identify_request(task, bio, &file);
-	describe_request(request, &file, &record);
-	record.issue_ns = bpf_ktime_get_ns();
-	record.duration_ns = -1;
-	record.pid = task->tgid;
-	record.from_kernel = (task->flags & TASK_IS_KERNEL) != 0;
-	bpf_probe_read_kernel(record.comm, sizeof(record.comm), task->comm);
-	if (bpf_map_update_elem(&in_flight, &key, &record, 0))
+	if (bio && !walk.ours_bytes)
+		identify_request(task, bio, &walk.file);
+	describe_request(request, &walk.file, record);
+	if (!is_all_ours)
+		describe_share(&walk, record);
+	record->issue_ns = bpf_ktime_get_ns();
+	record->duration_ns = -1;
+	record->pid = task->tgid;
+	record->from_kernel = (task->flags & TASK_IS_KERNEL) != 0;
+	bpf_probe_read_kernel(record->comm, sizeof(record->comm), task->comm);
+	if (bpf_map_update_elem(&in_flight, &key, record, 0))
 		drop_block();
 	return 0;
 }
 
-/* A request whose issue was not seen: who issued it is not known any more. */
+/* Sends the record of a request whose issue was not seen, and whose issuing task is therefore unknown. */
 INLINE void send_unissued(struct request *request)
 {
 	struct bio *bio = request->bio;
-	struct block_record record = {};
-	struct identity file = {};
-	if (!block_cgroup || (!is_charged(bio, &record.cgroup) && block_cgroup != IN_ROOT_CGROUP))
+	struct block_record *record = new_record(1);
+	struct page_walk walk = {};
+	if (!record)
 		return;
-	if (bio)
-		identify_page(bio, &file);
-	describe_request(request, &file, &record);
-	record.issue_ns = request->io_start_time_ns ? request->io_start_time_ns : bpf_ktime_get_ns();
-	record.duration_ns = bpf_ktime_get_ns() - record.issue_ns;
-	send_block(&record);
+	if (writes(request))
+		walk_request(bio, 1, &walk);
+	int is_all_ours = block_cgroup && (is_charged(bio, &record->cgroup) || block_cgroup == IN_ROOT_CGROUP);
+	if (!is_all_ours && !walk.ours_bytes)
+		return;
+	if (bio && !walk.ours_bytes)
+		identify_page(bio, &walk.file);
+	describe_request(request, &walk.file, record);
+	if (!is_all_ours)
+		describe_share(&walk, record);
+	record->issue_ns = request->io_start_time_ns ? request->io_start_time_ns : bpf_ktime_get_ns();
+	record->duration_ns = bpf_ktime_get_ns() - record->issue_ns;
+	send_block(record);
+}
+
+/* Returns 0 if the issue of the request was not seen. */
+INLINE int send_completed(struct request *request)
+{
+	u64 key = (u64)request;
+	struct block_record *record = record_of(request);
+	if (!record)
+		return 0;
+	record->duration_ns = bpf_ktime_get_ns() - record->issue_ns;
+	send_block(record);
+	bpf_map_delete_elem(&in_flight, &key);
+	return 1;
+}
+
+INLINE int is_partial_completion(u64 *context, struct request *request)
+{
+	return (u32)context[2] < request->__data_len;
 }
 
 SEC("tp_btf/block_rq_complete")
 int on_block_complete(u64 *context)
 {
 	struct request *request = (void *)context[0];
-	u64 key = (u64)request;
-	if ((u32)context[2] < request->__data_len) /* the rest follows */
-		return 0;
-	struct block_record *record = record_of(request);
-	if (!record) {
+	if (!is_partial_completion(context, request) && !send_completed(request))
 		send_unissued(request);
-		return 0;
-	}
-	record->duration_ns = bpf_ktime_get_ns() - record->issue_ns;
-	send_block(record);
-	bpf_map_delete_elem(&in_flight, &key);
+	return 0;
+}
+
+/* Runs after on_block_complete, which the kernel skips if the interrupt came while on_block_complete ran on that CPU. */
+SEC("tp_btf/block_rq_complete")
+int on_skipped_complete(u64 *context)
+{
+	struct request *request = (void *)context[0];
+	if (!is_partial_completion(context, request))
+		send_completed(request);
 	return 0;
 }

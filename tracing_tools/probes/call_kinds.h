@@ -1,4 +1,4 @@
-/* How a system call's arguments read; mirrors class Kind in tracing_tools/trace/syscalls.py, by which the loader says it of each call. */
+/* The layout of a system call's arguments; mirrors class Kind of trace_store/syscalls.py. The loader passes each call's kind. */
 #pragma once
 
 #define MAX_CALLS 512
@@ -8,5 +8,5 @@ enum kind {
 	MAP, NAME, NAME_AT, RENAME, RENAME_AT, WAIT, RANGE, ALLOCATE, LENGTH, SEND, COPY, MAPPED, AIO_SUBMIT, AIO_COLLECT,
 };
 
-/* Operations that are no call of their own; mirrors OTHER_OPS in tracing_tools/trace/syscalls.py. */
+/* Operations that are no system calls; mirrors OTHER_OPS of trace_store/syscalls.py. */
 enum other_op { PAGE_FAULT = 512, SENDFILE_TO, SPLICE_TO, COPY_FILE_RANGE_TO, URING = 520, AIO = 540 };

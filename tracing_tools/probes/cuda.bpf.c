@@ -1,8 +1,9 @@
 /* Records calls of CUDA's API by uprobes, one record per finished call.
  *
- * One pair of programs serves every function: the cookie of the attachment is its number in trace/cuda_calls.py, and `functions` says
- * which argument is the size, the stream, the direction. Of nested calls (the runtime calls the driver) the outermost is recorded.
- * A program that maps executable code is told to user space, which then looks whether the file holds any of these functions.
+ * One pair of programs serves all functions: the attachment's cookie is the function's index in trace_store/raw/cuda_calls.py;
+ * `functions` holds the indices of its size, stream and direction arguments. Of nested calls (the runtime calls the driver) only
+ * the outermost is recorded. The ring buffer `mappers` reports processes that map executable code; the loader then searches the
+ * mapped files for these functions.
  */
 #include "kernel_types.h"
 #include "records.h"
@@ -33,18 +34,18 @@ struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 22); }
 struct { MAP_UINT(type, BPF_MAP_TYPE_RINGBUF); MAP_UINT(max_entries, 1 << 16); } mappers SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_PERCPU_ARRAY); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct gpu_ledger); } gpu_ledgers SEC(".maps");
 
-/* The backend beside this knows which processes have left: the loader enters them into the tree. */
+/* The other backend detects processes that left; the loader enters them into the tree. */
 INLINE int has_left(struct task_struct *task)
 {
 	return is_in_tree(task->tgid);
 }
 
-/* The registers at a function's entry, as the kernel saves them on x86-64 (struct pt_regs, arch/x86/include/uapi/asm/ptrace.h). */
+/* The registers at a function's entry, as x86-64 kernels save them (struct pt_regs, arch/x86/include/uapi/asm/ptrace.h). */
 enum { R9 = 8, R8 = 9, AX = 10, CX = 11, DX = 12, SI = 13, DI = 14, SP = 19 };
 
 struct arguments { u64 value[6], stack; };
 
-/* By volatile reads, as the verifier wants the address of each to be a constant. */
+/* Volatile reads, because the verifier requires constant offsets. */
 INLINE void read_arguments(unsigned long *context, struct arguments *out)
 {
 	volatile unsigned long *regs = context;
@@ -64,7 +65,7 @@ INLINE u64 argument(struct arguments *arguments, u32 number)
 		return 0;
 	if (number <= 6)
 		return arguments->value[number - 1];
-	/* Further ones lie on the stack, above the return address. */
+	/* Further arguments are on the stack, above the return address. */
 	bpf_probe_read_user(&value, sizeof(value), (void *)arguments->stack + 8 * (number - 6));
 	return value;
 }
@@ -103,7 +104,7 @@ int on_call(unsigned long *context)
 	if (!call)
 		return 0;
 	read_arguments(context, arguments);
-	/* The stack grows downwards: a call that begins no deeper than the open one shows that this one was left by a jump. */
+	/* The stack grows downwards: if a call begins no deeper than the open one, the open one was left by a longjmp. */
 	if (call->depth && read.stack < call->stack) {
 		call->depth++;
 		return 0;

@@ -1,4 +1,4 @@
-/* Files of the kernel: the one at a descriptor, and what tells it from others. */
+/* The file at a descriptor, and its identity. */
 #pragma once
 #include "kernel_types.h"
 #include "records.h"
@@ -9,13 +9,11 @@ INLINE struct file *file_at(struct task_struct *task, s32 fd)
 	struct fdtable *table = task->files->fdt;
 	if (fd < 0 || (u32)fd >= table->max_fds)
 		return NULL;
-	if (bpf_rdonly_cast) /* any kernel type that begins with a pointer makes the table's entry a plain load */
+	if (bpf_rdonly_cast) /* struct path begins with a pointer, so that the table's entry is read by a plain load */
 		return (struct file *)((struct path *)bpf_rdonly_cast(&table->fd[fd], KERNEL_TYPE_ID(struct path)))->mnt;
 	bpf_probe_read_kernel(&file, sizeof(file), &table->fd[fd]);
 	return file;
 }
-
-struct identity { u64 inode; s64 position; u32 device, generation, flags; };
 
 INLINE void identify(struct file *file, struct identity *out)
 {
@@ -44,17 +42,4 @@ INLINE void identify(struct file *file, struct identity *out)
 	KERNEL_READ(mode, inode->i_mode);
 	KERNEL_READ(open_flags, file->f_flags);
 	out->flags = flags_of(mode, open_flags);
-}
-
-INLINE int has_position(u32 flags)
-{
-	u32 type = flags & 15;
-	return type == 8 || type == 6; /* regular file, block device */
-}
-
-INLINE s64 position_before(struct identity *file, s64 result)
-{
-	if (!has_position(file->flags))
-		return -1;
-	return result > 0 ? file->position - result : file->position;
 }

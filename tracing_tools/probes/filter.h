@@ -1,10 +1,10 @@
-/* Which task is traced: decided here for every program that runs in the kernel.
+/* The filter of all kernel programs: decides which task is traced.
  *
- * The job is a cgroup (target_cgroup, at the depth target_level of its hierarchy) or, if that is 0, a tree of processes. Of a cgroup
- * that a container runtime sets up from inside, only the processes that executed a program there, and their forks, are the job's
- * (entered_by_exec): then the tree is asked too. tracer_pid is never traced, should it be in the cgroup itself.
+ * The job is a cgroup (target_cgroup, at the depth target_level of its hierarchy) or, if that is 0, a tree of processes. The
+ * container's cgroup first holds its runtime: with entered_by_exec only processes that executed a program there, and their
+ * forks, are the job's, which the tree records. tracer_pid is never traced, even if it is in the cgroup.
  *
- * Whoever includes this has these constants, and the functions below; all are asked of the current task only.
+ * The including program defines these constants and the functions below, which are called for the current task only.
  */
 #pragma once
 #include "integers.h"
@@ -13,19 +13,19 @@ struct task_struct;
 
 INLINE u32 process_of(struct task_struct *task);
 INLINE u64 arguments_of(struct task_struct *task); /* address of its command line */
-INLINE int is_right_in_target(struct task_struct *task); /* in the target cgroup itself; may be 0 where that is no cheaper to see */
-INLINE int has_left(struct task_struct *task); /* of a task outside the cgroup, whether it is the job's all the same */
+INLINE int is_right_in_target(struct task_struct *task); /* in the target cgroup, not below it; 0 if that is costly to check */
+INLINE int has_left(struct task_struct *task); /* whether a task outside the cgroup is the job's, because it left */
 INLINE int is_in_tree(u32 process);
 INLINE void enter_tree(u32 process);
 INLINE void leave_tree(u32 process);
 
-enum stray_state { STRAY = 1, ENDED }; /* of a process of the job that was seen outside its cgroup */
+enum stray_state { STRAY = 1, ENDED }; /* of a process of the job that left its cgroup */
 
 INLINE int in_cgroup(struct task_struct *task)
 {
 	if (process_of(task) == tracer_pid)
 		return 0;
-	/* Most tasks are in the cgroup itself, which takes no call to see. */
+	/* Most tasks are in the cgroup itself, which is checked without a helper call. */
 	return is_right_in_target(task) || bpf_get_current_ancestor_cgroup_id(target_level) == target_cgroup;
 }
 
@@ -38,14 +38,14 @@ INLINE int is_traced(struct task_struct *task)
 	return is_in_tree(process_of(task));
 }
 
-/* ---- the tree's own life ---- */
+/* ---- changes of the tree ---- */
 
 INLINE int tree_decides(void)
 {
 	return !target_cgroup || entered_by_exec;
 }
 
-/* Of a fork by a traced task: the child's process is the job's too. */
+/* Called for a fork by a traced task: the child's process is the job's, too. */
 INLINE void enter_by_fork(u32 child)
 {
 	if (tree_decides())
@@ -55,7 +55,7 @@ INLINE void enter_by_fork(u32 child)
 #define RUNTIME_ARGUMENTS 32
 #define RUNC_INIT 0x756e6300696e6974ULL /* the end of "runc", a NUL, "init" */
 
-/* runc executes itself once more, as `runc init`, and that may be within the cgroup already. */
+/* runc executes itself again, as `runc init`, possibly already in the cgroup. */
 INLINE int is_runtime(struct task_struct *task)
 {
 	char arguments[RUNTIME_ARGUMENTS] = {};

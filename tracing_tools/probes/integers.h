@@ -1,4 +1,4 @@
-/* Integers by their size, the same in eBPF programs and in C libraries. */
+/* Integer types by size, for eBPF programs and C libraries. */
 #pragma once
 
 typedef unsigned char u8;

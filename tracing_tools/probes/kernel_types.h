@@ -1,17 +1,18 @@
-/* The few kernel types and BPF helpers the probes use, declared by hand.
+/* The kernel types and BPF helpers that the probes use, so that compiling requires no kernel headers, bpftool or libbpf headers.
  *
- * preserve_access_index makes every field access relocatable (CO-RE): libbpf looks the real offsets up in the running
- * kernel's BTF at load time. So no kernel headers, no bpftool and no libbpf headers are needed to compile.
+ * preserve_access_index makes every field access relocatable (CO-RE): at load time libbpf takes the real offsets from the running
+ * kernel's BTF.
  */
 #pragma once
 #include "integers.h"
 
 #define SEC(name) __attribute__((section(name), used))
-/* A function of its own to the verifier, for what is long and rarely runs. */
+/* A function that is not inlined: for long code that rarely runs. */
 #define CALLED static __attribute__((noinline))
-/* And one that it reads only once, for whatever arguments. */
+/* A function that the verifier checks once, for any arguments. */
 #define GLOBAL __attribute__((noinline))
 #define NULL ((void *)0)
+#define PAGE_BYTES 4096
 
 #define MAP_UINT(name, value) int(*name)[value]
 #define MAP_TYPE(name, value) typeof(value) *name
@@ -43,13 +44,13 @@ struct files_struct { struct fdtable *fdt; };
 struct fs_struct { struct path root, pwd; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
 struct seqcount { u32 sequence; };
-struct mm_struct___counted { struct seqcount mm_lock_seq; }; /* changes with every map; kernel 6.13 and later */
+struct mm_struct___counted { struct seqcount mm_lock_seq; }; /* changes with every mmap and munmap; kernel 6.13 and later */
 struct upid { int nr; };
 struct pid { u32 level; struct upid numbers[1]; };
 struct kernfs_node { u64 id; };
 struct cgroup_subsys_state { struct cgroup *cgroup; struct cgroup_subsys_state *parent; };
 struct cgroup { struct cgroup_subsys_state self; struct kernfs_node *kn; };
-struct css_set { struct cgroup *dfl_cgrp; };
+struct css_set { struct cgroup *dfl_cgrp; struct cgroup_subsys_state *subsys[1]; };
 struct task_struct {
 	u32 flags;
 	s32 pid, tgid;
@@ -66,10 +67,15 @@ struct iovec { void *iov_base; unsigned long iov_len; };
 struct vm_area_struct { unsigned long vm_start, vm_end, vm_pgoff; struct file *vm_file; };
 struct address_space { struct inode *host; };
 struct page { unsigned long compound_head; struct address_space *mapping; };
-struct bio_vec { struct page *bv_page; };
+struct folio { struct address_space *mapping; unsigned long index; };
+struct folio___counted { u32 _nr_pages; }; /* kernel 6.14 and later; earlier kernels have one of the next two */
+struct folio___named { u32 _folio_nr_pages; };
+struct page___counted { u32 compound_nr; };
+struct bio_vec { struct page *bv_page; u32 bv_len, bv_offset; };
+struct bvec_iter { u32 bi_size, bi_idx, bi_bvec_done; };
 struct blkcg { struct cgroup_subsys_state css; };
 struct blkcg_gq { struct blkcg *blkcg; };
-struct bio { struct blkcg_gq *bi_blkg; struct bio_vec *bi_io_vec; };
+struct bio { struct bio *bi_next; struct bvec_iter bi_iter; struct blkcg_gq *bi_blkg; struct bio_vec *bi_io_vec; };
 struct request { u32 cmd_flags, __data_len; u64 __sector, start_time_ns, io_start_time_ns; struct bio *bio; struct block_device *part; };
 struct kiocb { s64 ki_pos; };
 struct io_rw { struct kiocb kiocb; u64 addr; u32 len; };
@@ -80,12 +86,15 @@ struct io_kiocb { struct file *file; u8 opcode; u32 flags; struct io_cqe cqe; };
 
 #pragma clang attribute pop
 
+/* libbpf replaces these values by the running kernel's. */
+enum pageflags { PG_dirty, PG_head };
+enum cgroup_subsys_id { io_cgrp_id };
+
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
 static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
-static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
 static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static long (*bpf_probe_read_user_str)(void *to, u32 size, const void *from) = (void *)114;
@@ -106,5 +115,7 @@ extern void *bpf_rdonly_cast(const void *object, u32 btf_id) __attribute__((sect
 
 #define KERNEL_TYPE_ID(type) __builtin_btf_type_id(*(typeof(type) *)0, 1)
 #define FIELD_EXISTS(field) __builtin_preserve_field_info(field, 2)
+#define TYPE_SIZE(type) __builtin_preserve_type_info(*(typeof(type) *)0, 1)
+#define ENUM_VALUE(type, value) __builtin_preserve_enum_value(*(typeof(type) *)value, 1)
 #define FIELD_OFFSET(type, field) __builtin_preserve_field_info(((type *)0)->field, 0)
 #define KERNEL_READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), &(from))

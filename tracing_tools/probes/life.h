@@ -6,22 +6,25 @@
 #include "paths.h"
 #include "tasks.h"
 
-#define MAX_DEPTH 32
 #define MAX_ARGUMENTS 1024
 
-/* As in_cgroup, of a task that is not the current one. */
+/* in_cgroup for a task that is not the current one. */
 INLINE int is_below_target(struct task_struct *task)
 {
-	struct cgroup_subsys_state *state = &task->cgroups->dfl_cgrp->self;
-	for (int i = 0; i < MAX_DEPTH && state; i++) {
-		if (state->cgroup->kn->id == target_cgroup)
-			return 1;
-		state = state->parent;
-	}
-	return 0;
+	return is_below(&task->cgroups->dfl_cgrp->self, target_cgroup);
 }
 
-/* A process that sleeps when it is moved would not be known, nor waited for, before its next call. */
+/* The pid in the task's own namespace. */
+INLINE s32 namespace_pid(struct task_struct *task)
+{
+	struct pid *numbers = task->thread_pid;
+	u32 level = numbers->level & 31;
+	s32 pid = 0;
+	bpf_probe_read_kernel(&pid, sizeof(pid), (void *)&numbers->numbers[0] + level * 16); /* struct upid: 16 bytes */
+	return pid;
+}
+
+/* Without this, a process that sleeps when it is moved would be unknown until its next call. */
 SEC("tp_btf/cgroup_attach_task")
 int on_move(u64 *context)
 {
@@ -39,7 +42,7 @@ int on_fork(u64 *context)
 	int is_thread = child->pid != child->tgid;
 	if ((is_thread && !follows_job) || !is_traced(parent))
 		return 0;
-	if (follows_job) { /* it may begin in another cgroup, or be moved there before its first call */
+	if (follows_job) { /* the child may begin in another cgroup, or be moved there before its first call */
 		bpf_task_storage_get(&calls, child, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 		if (!is_below_target(child))
 			note_stray(pid);
@@ -51,16 +54,15 @@ int on_fork(u64 *context)
 	if (!scratch)
 		return 0;
 	scratch->name.inode = bpf_get_current_cgroup_id();
-	struct pid *numbers = child->thread_pid;
-	u32 level = numbers->level & 31;
 	scratch->name.pid = scratch->name.tid = pid;
 	scratch->name.parent = parent->tgid;
-	bpf_probe_read_kernel(&scratch->name.result, sizeof(s32), (void *)&numbers->numbers[0] + level * 16); /* struct upid: 16 bytes */
+	scratch->name.result = namespace_pid(child);
 	scratch->name.length = sizeof(child->comm);
 	bpf_probe_read_kernel(scratch->bytes, sizeof(child->comm), child->comm);
 	send_name(scratch);
 	return 0;
 }
+
 SEC("tp_btf/sched_process_exec")
 int on_exec(u64 *context)
 {
@@ -77,13 +79,11 @@ int on_exec(u64 *context)
 		length = MAX_ARGUMENTS;
 	scratch->name.inode = bpf_get_current_cgroup_id();
 	scratch->name.parent = task->real_parent->tgid;
-	struct pid *numbers = task->thread_pid;
-	u32 level = numbers->level & 31;
-	bpf_probe_read_kernel(&scratch->name.result, sizeof(s32), (void *)&numbers->numbers[0] + level * 16);
+	scratch->name.result = namespace_pid(task);
 	bpf_probe_read_user(scratch->bytes, length, (void *)begin);
 	scratch->name.length = length;
 	send_name(scratch);
-	send_opened(PROGRAM, now); /* by the kernel, so that no call tells its path */
+	send_opened(PROGRAM, now); /* the kernel opened it, without a system call */
 	return 0;
 }
 

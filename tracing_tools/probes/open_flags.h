@@ -1,4 +1,4 @@
-/* What a call opens its file with. Whoever includes this has bpf_probe_read_user. */
+/* The flags with which a call opens its file. The including program declares bpf_probe_read_user. */
 #pragma once
 #include "call_kinds.h"
 #include "integers.h"
@@ -11,7 +11,7 @@ INLINE u64 open_flags_of(u8 kind, u64 second_argument, u64 third_argument)
 	if (kind == OPEN_AT)
 		return third_argument;
 	if (kind == CREATE)
-		return 01101; /* O_CREAT | O_WRONLY | O_TRUNC, as creat(2) says */
+		return 01101; /* O_CREAT | O_WRONLY | O_TRUNC, as creat(2) specifies */
 	bpf_probe_read_user(&flags, sizeof(flags), (void *)third_argument); /* first field of struct open_how */
 	return flags;
 }

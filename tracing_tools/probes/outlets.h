@@ -1,7 +1,7 @@
-/* Where records go: lanes, ring buffers, and the counts of what was seen and what found no room.
+/* The buffers of records: lanes and ring buffers; and the counts of events seen and lost.
  *
- * A lane is a buffer of the CPU's own that the reader has mapped, so that a record there costs no lock and no call. What does not fit
- * there goes into the ring buffer `events`. `names` holds the rare records of variable size. Nobody is woken: the reader polls.
+ * A lane is a per-CPU buffer that the reader has mapped, so that writing a record takes no lock and no helper call. The ring
+ * buffer `events` takes records that do not fit, `names` the rare records of variable size. The reader polls; nobody wakes it.
  */
 #pragma once
 #include "files.h"
@@ -10,16 +10,16 @@
 
 #define MAX_PATH 4096
 
-const volatile u32 slots_per_cpu SEC(".rodata.outlets") = 0; /* of a lane; a power of two */
+const volatile u32 slots_per_cpu SEC(".rodata.outlets") = 0; /* records per lane; a power of two */
 
-/* A name in the making, too large for the stack. */
+/* Scratch space for one name record, which is too large for the stack. */
 struct scratch {
 	u32 busy, padding;
 	struct name name;
 	char bytes[2 * MAX_PATH];
 };
 
-struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed, blocks_dropped; };
+struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed, blocks_dropped, pages_dirtied, pages_cleaned; };
 
 struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(map_flags, BPF_F_MMAPABLE); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct lane); } lanes SEC(".maps");
 struct { MAP_UINT(type, BPF_MAP_TYPE_ARRAY); MAP_UINT(map_flags, BPF_F_MMAPABLE); MAP_UINT(max_entries, 1); MAP_TYPE(key, u32); MAP_TYPE(value, struct slot); } slots SEC(".maps");
@@ -55,7 +55,7 @@ INLINE void fill(struct event *event, struct task_struct *task, u32 number, stru
 	event->call_flags_cpu = packed_call(number, file->flags, bpf_get_smp_processor_id());
 }
 
-/* Reserves a record in the ring buffer; the caller submits it. What does not fit is counted. */
+/* Reserves a record in the ring buffer, which the caller submits; counts it as dropped if it does not fit. */
 INLINE struct event *reserve_event(void)
 {
 	struct ledger *counts = ledger();
@@ -68,7 +68,7 @@ INLINE struct event *reserve_event(void)
 	return event;
 }
 
-/* `busy` guards a lane against a program that interrupts this one on the same CPU: it takes the ring buffer instead. */
+/* `busy` guards a lane against a program that interrupts this one on the same CPU: that program uses the ring buffer instead. */
 INLINE struct event *take_slot(struct lane *lane, u32 cpu)
 {
 	u64 head = lane->head;
@@ -83,10 +83,10 @@ INLINE struct event *take_slot(struct lane *lane, u32 cpu)
 	return NULL;
 }
 
-/* Lets the reader see the record. */
+/* Makes the record visible to the reader. */
 INLINE void give_slot(struct lane *lane)
 {
-	asm volatile("" ::: "memory"); /* x86 keeps the order of stores, so the compiler must */
+	asm volatile("" ::: "memory"); /* x86 does not reorder stores; this keeps the compiler from doing so */
 	*(volatile u64 *)&lane->head = lane->head + 1;
 	*(volatile u64 *)&lane->busy = 0;
 }

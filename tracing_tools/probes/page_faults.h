@@ -1,7 +1,7 @@
-/* Page faults on mapped files: one record each, as the kernel counts them, with the pages that it mapped on the way.
+/* Page faults on mapped files: one record per fault, as the kernel counts them, with the pages that the kernel mapped for it.
  *
- * exceptions:page_fault_* tells of every fault, but not of what came of it; filemap:* tell of the pages, but not of a fault that
- * maps a large folio, and sometimes twice of one fault. So a fault is kept until the task's next one, and filemap:* add to it.
+ * exceptions:page_fault_* report every fault, but not its outcome; filemap:* report the pages, but miss faults that map a large
+ * folio and sometimes report a fault twice. So a fault is kept until the task's next one, and filemap:* complete it.
  */
 #pragma once
 #include "call_kinds.h"
@@ -11,19 +11,15 @@
 #include "records.h"
 #include "tasks.h"
 
-#define PAGE_BYTES 4096
-
 #define KNOWN_AREAS 8 /* a power of two */
 
-enum fault_state { NO_FAULT, BEGUN };
-
-/* An area of memory as it was while the maps' sequence number was this one. To look it up takes much longer than a fault. */
+/* A mapped area, valid while the maps' sequence number is `sequence`. Kept because looking it up takes longer than a fault. */
 struct area { u64 start, end, first_page; struct identity file; u32 sequence, has_file; };
 
 struct fault {
 	struct identity file;
 	u64 start_ns, first_page, pages;
-	u32 state;
+	u32 is_pending;
 	struct area known[KNOWN_AREAS];
 };
 struct { MAP_UINT(type, BPF_MAP_TYPE_TASK_STORAGE); MAP_UINT(map_flags, BPF_F_NO_PREALLOC); MAP_TYPE(key, int); MAP_TYPE(value, struct fault); } faults SEC(".maps");
@@ -35,7 +31,7 @@ INLINE void send_fault(struct task_struct *task, struct identity *file, u64 star
 		return;
 	fill(event, task, PAGE_FAULT, file);
 	event->start_ns = start_ns;
-	event->duration_ns = 0; /* nothing tells when the fault has been served */
+	event->duration_ns = 0; /* no tracepoint reports the end of a fault */
 	event->fd = -1;
 	event->offset = first_page * PAGE_BYTES;
 	event->requested = event->result = pages * PAGE_BYTES;
@@ -44,10 +40,10 @@ INLINE void send_fault(struct task_struct *task, struct identity *file, u64 star
 
 INLINE void send_kept(struct task_struct *task, struct fault *fault)
 {
-	if (fault->state == NO_FAULT)
+	if (!fault->is_pending)
 		return;
 	struct identity file = fault->file;
-	fault->state = NO_FAULT;
+	fault->is_pending = 0;
 	send_fault(task, &file, fault->start_ns, fault->first_page, fault->pages);
 }
 
@@ -68,7 +64,7 @@ static long take_area(struct task_struct *task, struct vm_area_struct *vma, stru
 	return 0;
 }
 
-/* An odd number means that the maps are being changed, 0 that the kernel keeps none: then nothing is known. */
+/* The sequence number of the task's maps; 0 if they are being changed (an odd number) or the kernel has no such number. */
 INLINE u32 maps_sequence(struct task_struct *task)
 {
 	struct mm_struct___counted *mm = (void *)task->mm;
@@ -100,7 +96,7 @@ INLINE void begin(u64 address)
 	fault->first_page = area->first_page + (address - area->start) / PAGE_BYTES;
 	fault->pages = 1;
 	fault->start_ns = bpf_ktime_get_ns();
-	fault->state = BEGUN;
+	fault->is_pending = 1;
 }
 
 SEC("tp_btf/page_fault_user")
@@ -110,7 +106,7 @@ int on_user_fault(u64 *context)
 	return 0;
 }
 
-/* The kernel reading or writing the task's memory for it, as in a write() of mapped bytes. */
+/* The kernel accesses the task's memory on its behalf, as in a write() of mapped bytes. */
 SEC("tp_btf/page_fault_kernel")
 int on_kernel_fault(u64 *context)
 {
@@ -118,7 +114,7 @@ int on_kernel_fault(u64 *context)
 	return 0;
 }
 
-/* Adds pages to the fault that is being served; without one (MAP_POPULATE, madvise) they are a fault of their own. */
+/* Adds pages to the pending fault; without one (MAP_POPULATE, madvise) they become a separate fault. */
 INLINE void add_pages(struct address_space *mapping, u64 first_page, u64 pages)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -126,7 +122,7 @@ INLINE void add_pages(struct address_space *mapping, u64 first_page, u64 pages)
 		return;
 	struct inode *inode = mapping->host;
 	struct fault *fault = bpf_task_storage_get(&faults, task, NULL, 0);
-	if (fault && fault->state != NO_FAULT && fault->file.inode == inode->i_ino && fault->file.device == inode->i_sb->s_dev) {
+	if (fault && fault->is_pending && fault->file.inode == inode->i_ino && fault->file.device == inode->i_sb->s_dev) {
 		if (pages > 1 && first_page <= fault->first_page && fault->first_page < first_page + pages) {
 			fault->first_page = first_page;
 			fault->pages = pages;
@@ -146,7 +142,7 @@ int on_fault(u64 *context)
 	return 0;
 }
 
-/* Pages around the one touched that are in the page cache already. */
+/* Pages around the touched one that are already in the page cache. */
 SEC("tp_btf/mm_filemap_map_pages")
 int on_map_pages(u64 *context)
 {

@@ -1,4 +1,4 @@
-/* Paths: of opened files, from the file's dentry up to the task's root, across mounts; and names as programs give them. */
+/* Paths of opened files, from the file's dentry up to the task's root, across mounts; and names that programs pass to calls. */
 #pragma once
 #include "call_kinds.h"
 #include "files.h"
@@ -12,7 +12,7 @@
 struct walk {
 	struct dentry *dentry, *root_dentry;
 	struct vfsmount *mount, *root_mount;
-	struct scratch *scratch; /* components are appended to its bytes; its name.length says how many are used */
+	struct scratch *scratch; /* receives the components; its name.length is the number of bytes used */
 };
 
 static long step_up(u32 index, struct walk *walk)
@@ -44,8 +44,8 @@ static long step_up(u32 index, struct walk *walk)
 	return 0;
 }
 
-/* Appends the components of a path to the scratch's bytes. The verifier follows this loop because the state it carries from
- * one round to the next is in memory, where bounds are not tracked. */
+/* Appends the components of a path to the scratch's bytes. The verifier accepts the loop because its state is in memory, where
+ * the verifier tracks no bounds. */
 INLINE void append_path(struct task_struct *task, struct dentry *dentry, struct vfsmount *mount, struct scratch *scratch)
 {
 	struct walk walk = {
@@ -82,7 +82,7 @@ GLOBAL int send_opened(s32 fd, u64 start_ns)
 	return 0;
 }
 
-/* A name as the program gave it, and the directory it is relative to: for calls that fail, unlink and rename. */
+/* Sends a name that the program passed, and the directory to which it is relative: for failed opens, unlink and rename. */
 CALLED int send_given(struct task_struct *task, s32 directory, const void *name, u64 start_ns, s64 result)
 {
 	struct dentry *dentry = NULL;

@@ -1,11 +1,11 @@
 /* Records the storage calls that a program makes through the C library, from inside it: no root, no kernel support.
  *
- * Loaded by LD_PRELOAD in front of libc. Each wrapper makes the real call and appends one record (struct event of records.h) to a
- * file of its thread under $IOTWIN_PRELOAD, through a mapping, so that what is recorded survives a kill of the job. The space is
- * allocated before it is mapped: a full disk loses records, which are counted, and never the job. The rare records of paths and process
- * life (struct name) are appended to one file a process.
+ * LD_PRELOAD loads this library before libc. Each wrapper makes the real call and appends a record (struct event of records.h) to
+ * a mapped file of its thread under $IOTWIN_PRELOAD, so that records survive a kill of the job. Space is allocated before it is
+ * mapped: a full disk loses records, which are counted, but never ends the job. The rare records of paths and of process life
+ * (struct name) are appended to one file per process.
  *
- * Not seen: programs linked statically, calls that libc makes by itself (stdio's reads and writes, the dynamic loader) or that bypass it.
+ * Not seen: statically linked programs, and calls that libc makes by itself (stdio's reads and writes, the dynamic loader).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -39,7 +39,7 @@
 
 enum { FILES = 65536, UNIT = 20480 /* whole pages and whole records */, FIRST_CHUNK = 4 * UNIT, LAST_CHUNK = 64 * UNIT, GET_VERSION = 0x80087601 /* FS_IOC_GETVERSION */ };
 
-/* What a descriptor leads to; asked of the kernel once, as long as the descriptor stays open. */
+/* The file of each descriptor; looked up once while the descriptor stays open. */
 struct file { uint64_t inode; uint32_t device, generation, flags, known; };
 static struct file files[FILES];
 
@@ -48,8 +48,8 @@ static __thread struct chunk chunk __attribute__((tls_model("initial-exec")));
 static __thread int own_tid __attribute__((tls_model("initial-exec")));
 
 static char directory[PATH_MAX - 64];
-static int own_pid, *same_process; /* *same_process is wiped by every kind of fork */
-static int64_t born_ns;            /* tells this program from others that had its process id, before an exec too */
+static int own_pid, *same_process; /* the kernel sets *same_process to 0 in the child of every kind of fork */
+static int64_t born_ns;            /* distinguishes this program from earlier ones with the same pid, also before an exec */
 static uint64_t *lost;             /* shared by all processes */
 
 static int64_t now_ns(void)
@@ -65,7 +65,7 @@ static void lose(void)
 		__atomic_fetch_add(lost, 1, __ATOMIC_RELAXED);
 }
 
-/* Beyond its limit on file sizes a process gets a signal, which would be the job's end. */
+/* A write beyond the process's limit on file sizes would raise a signal and end the job. */
 static int may_write_to(size_t end)
 {
 	struct rlimit limit;
@@ -90,7 +90,7 @@ static void send_name(struct name *name, const char *text, size_t length)
 		syscall(SYS_close, fd);
 }
 
-/* `text` NULL: the name of the thread. */
+/* If `text` is NULL, the record contains the name of the thread. */
 static void send_life(int type, int parent, int result, const char *text, size_t length)
 {
 	char comm[16] = "";
@@ -113,7 +113,7 @@ static void after_fork(void)
 	*same_process = 1;
 	own_pid = own_tid = syscall(SYS_getpid);
 	born_ns = now_ns();
-	memset(&chunk, 0, sizeof(chunk)); /* the parent goes on writing to it */
+	memset(&chunk, 0, sizeof(chunk)); /* the parent still writes to it */
 	send_life(NAME_FORK, parent, own_pid, NULL, 0);
 }
 
@@ -167,7 +167,7 @@ static struct slot *next_chunk(void)
 	int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
 	if (fd < 0)
 		return NULL;
-	/* A thread's number may be a dead thread's: go on behind what that one wrote. */
+	/* A dead thread may have had the same id: append to its records. */
 	if (!chunk.slots)
 		place = syscall(SYS_lseek, fd, 0, SEEK_END);
 	void *mapped = MAP_FAILED;
@@ -186,13 +186,13 @@ static struct slot *next_chunk(void)
 	return mapped;
 }
 
-/* Returns room for one record, or NULL when there is none. A signal handler may come in between at any point. */
+/* Returns room for one record, or NULL if there is none. A signal handler may interrupt at any point. */
 static struct slot *reserve(void)
 {
 	size_t slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 	if (slot < chunk.count)
 		return &chunk.slots[slot];
-	/* A disk that was full is asked again now and then only: that takes far longer than a record. */
+	/* A full disk is tried again only rarely, as that takes far longer than a record. */
 	if (chunk.changing++ == 0 && (chunk.refused == 0 || chunk.refused % 1024 == 0) && next_chunk()) {
 		slot = __atomic_fetch_add(&chunk.used, 1, __ATOMIC_RELAXED);
 		chunk.refused = 0;
@@ -253,11 +253,11 @@ static void send_event(int call, int64_t start, int64_t end, int fd, const struc
 	event->generation = file->generation;
 	event->fd = fd;
 	event->call_flags_cpu = packed_call(call, file->flags, sched_getcpu());
-	/* Last: a record without its length is not whole. */
+	/* Last, because a record without its length counts as incomplete. */
 	__atomic_store_n(&slot->header, sizeof(*event), __ATOMIC_RELEASE);
 }
 
-/* Around a call: CALL(type, expression) makes it, times it, and leaves its return value in `value` and its outcome in `result`. */
+/* CALL(type, expression) makes and times a call; its return value is in `value`, and as the kernel returns it in `result`. */
 #define REAL(name) \
 	static typeof(&name) real; \
 	if (!real) \
@@ -274,16 +274,23 @@ static void send_event(int call, int64_t start, int64_t end, int fd, const struc
 #define DONE \
 	errno = saved; \
 	return value
+#define WRAPPER(type, name, parameters, arguments, sent) \
+	type name parameters \
+	{ \
+		REAL(name); \
+		CALL(type, real arguments); \
+		sent; \
+		DONE; \
+	}
 
-/* POSITION: the file's own position is moved by the call. */
+/* POSITION: the call uses and advances the file's position. */
 enum { POSITION = -2, NONE = -1 };
 
 static void send_transfer(int call, int64_t start, int64_t end, int fd, int64_t offset, uint64_t requested, int64_t result)
 {
 	struct file *file = identify(fd);
-	int type = file->flags & 15;
 	if (offset == POSITION) {
-		offset = type == 8 || type == 6 ? syscall(SYS_lseek, fd, 0, SEEK_CUR) : NONE;
+		offset = has_position(file->flags) ? syscall(SYS_lseek, fd, 0, SEEK_CUR) : NONE;
 		if (offset >= 0 && result > 0)
 			offset -= result;
 	}
@@ -299,13 +306,7 @@ static uint64_t vector_bytes(const struct iovec *parts, int count)
 }
 
 #define TRANSFER(name, number, offset, requested, parameters, arguments) \
-	ssize_t name parameters \
-	{ \
-		REAL(name); \
-		CALL(ssize_t, real arguments); \
-		send_transfer(number, start, end, fd, offset, requested, result); \
-		DONE; \
-	}
+	WRAPPER(ssize_t, name, parameters, arguments, send_transfer(number, start, end, fd, offset, requested, result))
 
 TRANSFER(read, SYS_read, POSITION, size, (int fd, void *to, size_t size), (fd, to, size))
 TRANSFER(write, SYS_write, POSITION, size, (int fd, const void *from, size_t size), (fd, from, size))
@@ -330,7 +331,7 @@ ALIAS(pwritev, pwritev64);
 ALIAS(preadv2, preadv64v2);
 ALIAS(pwritev2, pwritev64v2);
 
-/* What _FORTIFY_SOURCE makes of the calls; its own check of the buffer's size is kept. */
+/* The variants that _FORTIFY_SOURCE calls, with its check of the buffer's size. */
 extern void __chk_fail(void) __attribute__((noreturn));
 ssize_t __read_chk(int fd, void *to, size_t size, size_t room)
 {
@@ -347,18 +348,10 @@ ssize_t __pread64_chk(int fd, void *to, size_t size, off_t at, size_t room)
 }
 ALIAS(__pread_chk, __pread64_chk);
 
-#define ON_DESCRIPTOR(name, number) \
-	int name(int fd) \
-	{ \
-		REAL(name); \
-		CALL(int, real(fd)); \
-		send_event(number, start, end, fd, identify(fd), NONE, 0, result); \
-		DONE; \
-	}
-ON_DESCRIPTOR(fsync, SYS_fsync)
-ON_DESCRIPTOR(fdatasync, SYS_fdatasync)
+WRAPPER(int, fsync, (int fd), (fd), send_event(SYS_fsync, start, end, fd, identify(fd), NONE, 0, result))
+WRAPPER(int, fdatasync, (int fd), (fd), send_event(SYS_fdatasync, start, end, fd, identify(fd), NONE, 0, result))
 
-/* The file is gone when the call has returned, and its number may be another's by then. */
+/* The file is gone when the call has returned, and another file may have its descriptor by then. */
 #define CLOSING(name, parameter, number) \
 	int name(parameter) \
 	{ \
@@ -386,7 +379,7 @@ FORGETTING(closedir, (DIR *directory), (directory), forget(dirfd(directory)))
 FORGETTING(close_range, (unsigned first, unsigned last, int flags), (first, last, flags),
 	   for (unsigned fd = first; fd <= last && fd < FILES; fd++) forget(fd))
 
-/* F_SETFL changes flags that records tell. */
+/* F_SETFL changes flags that records contain. */
 int fcntl64(int fd, int command, ...)
 {
 	REAL(fcntl64);
@@ -416,7 +409,7 @@ static void send_opened(int64_t start, int fd)
 		.time_ns = start, .type = NAME_OPENED, .pid = own_pid, .tid = own_tid, .inode = file->inode, .device = file->device,
 		.generation = file->generation, .mode = status.st_mode, .size = status.st_size,
 	};
-	/* Components leaf first, each ending in NUL, as the eBPF programs find them. */
+	/* Components leaf first, each ending in NUL, as the eBPF programs write them. */
 	char components[PATH_MAX + 1];
 	size_t used = 0;
 	for (long end = length; end > 0; end--)
@@ -493,13 +486,8 @@ int __open64_2(const char *path, int flags) { return openat64(AT_FDCWD, path, fl
 ALIAS(__openat_2, __openat64_2);
 ALIAS(__open_2, __open64_2);
 
-int creat64(const char *path, mode_t mode)
-{
-	REAL(creat64);
-	CALL(int, real(path, mode));
-	send_open(SYS_creat, start, end, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, result);
-	DONE;
-}
+WRAPPER(int, creat64, (const char *path, mode_t mode), (path, mode),
+	send_open(SYS_creat, start, end, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, result))
 ALIAS(creat, creat64);
 
 static int stdio_flags(const char *mode)
@@ -518,17 +506,9 @@ FILE *fopen64(const char *path, const char *mode)
 }
 ALIAS(fopen, fopen64);
 
+#define WITHOUT_FILE(number) send_event(number, start, end, -1, identify(-1), NONE, 0, result)
 #define ON_NAMES(name, number, parameters, arguments, sent) \
-	int name parameters \
-	{ \
-		REAL(name); \
-		CALL(int, real arguments); \
-		if (!own_tid) \
-			own_tid = syscall(SYS_gettid); \
-		sent; \
-		send_event(number, start, end, -1, identify(-1), NONE, 0, result); \
-		DONE; \
-	}
+	WRAPPER(int, name, parameters, arguments, if (!own_tid) own_tid = syscall(SYS_gettid); sent; WITHOUT_FILE(number))
 ON_NAMES(unlink, SYS_unlink, (const char *path), (path), send_given(start, AT_FDCWD, path, result))
 ON_NAMES(unlinkat, SYS_unlinkat, (int at, const char *path, int flags), (at, path, flags), send_given(start, at, path, result))
 ON_NAMES(rename, SYS_rename, (const char *from, const char *to), (from, to), send_given(start, AT_FDCWD, from, result);
@@ -554,14 +534,7 @@ ALIAS(mmap, mmap64);
 
 /* ---- waiting ---- */
 
-#define WAITING(name, number, parameters, arguments) \
-	int name parameters \
-	{ \
-		REAL(name); \
-		CALL(int, real arguments); \
-		send_event(number, start, end, -1, identify(-1), NONE, 0, result); \
-		DONE; \
-	}
+#define WAITING(name, number, parameters, arguments) WRAPPER(int, name, parameters, arguments, WITHOUT_FILE(number))
 WAITING(poll, SYS_poll, (struct pollfd *of, nfds_t count, int timeout), (of, count, timeout))
 WAITING(ppoll, SYS_ppoll, (struct pollfd *of, nfds_t count, const struct timespec *timeout, const sigset_t *mask),
 	(of, count, timeout, mask))
@@ -571,7 +544,7 @@ WAITING(epoll_wait, SYS_epoll_wait, (int fd, struct epoll_event *of, int count, 
 WAITING(epoll_pwait, SYS_epoll_pwait, (int fd, struct epoll_event *of, int count, int timeout, const sigset_t *mask),
 	(fd, of, count, timeout, mask))
 
-/* ---- the end, when no handler of exit runs ---- */
+/* ---- ends of the process that run no handlers of exit ---- */
 
 void _exit(int status)
 {

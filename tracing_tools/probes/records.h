@@ -1,7 +1,7 @@
-/* The records that every probe writes, and that tracing_tools/trace/raw/records.py and backends/lanes.py read: mirrors, which
- * tests/tracing_tools/probes/test_record_layout.py holds to each other field by field.
+/* The records that all probes write. trace_store/raw/records.py and backends/lanes.py mirror them;
+ * tests/tracing_tools/probes/test_record_layout.py compares the mirrors field by field.
  *
- * In a ring buffer, a lane and a file alike, 8 bytes lie before each record: its length, and a word of the ring buffer's own.
+ * In ring buffers, lanes and files, 8 bytes precede each record: its length, and a word that belongs to the ring buffer.
  */
 #pragma once
 #include "integers.h"
@@ -19,21 +19,21 @@ struct event {
 
 struct slot { u32 header, page; struct event event; };
 
-/* The program writes head and busy, the reader tail; a line of cache for each. */
+/* The program writes head and busy, the reader tail; each side has its own cache line. */
 struct lane { u64 head, busy, padding[6], tail, more_padding[7]; };
 
 enum name_type { NAME_OPENED = 1, NAME_GIVEN, NAME_FORK, NAME_EXEC, NAME_EXIT };
 
-/* What follows it. NAME_OPENED: path components, leaf first, each ending in NUL. NAME_GIVEN: the name as the program gave it
- * (given_length bytes), then, if that is relative, the components of the directory it is relative to. NAME_FORK, NAME_EXIT:
- * comm. NAME_EXEC: the arguments, each ending in NUL. */
+/* Text follows the struct. NAME_OPENED: path components, leaf first, each ending in NUL. NAME_GIVEN: the name that the program
+ * passed (given_length bytes), then, if it is relative, the components of its directory. NAME_FORK, NAME_EXIT: comm. NAME_EXEC:
+ * the arguments, each ending in NUL. */
 struct name {
 	u64 time_ns; /* start of the call that this belongs to */
-	u64 inode; /* of the opened file; of a fork, exec or exit: the id of the process's cgroup */
+	u64 inode; /* of the opened file; for NAME_FORK, NAME_EXEC and NAME_EXIT the id of the process's cgroup */
 	s64 size; /* of the opened file, bytes */
 	u32 type, pid, tid, device, generation, mode;
 	s32 parent, result;
-	u32 given_length, length; /* bytes of the part as given, and of all that follows the struct */
+	u32 given_length, length; /* bytes of the name that the program passed, and of all text */
 };
 
 struct block_record {
@@ -44,7 +44,7 @@ struct block_record {
 };
 
 struct gpu_call {
-	u64 start_ns, duration_ns, size_bytes, stream; /* stream: all ones when the function has none */
+	u64 start_ns, duration_ns, size_bytes, stream; /* stream: all ones if the function has none */
 	u32 pid, tid;
 	u16 function, direction;
 	s32 result;
@@ -57,6 +57,23 @@ INLINE u32 flags_of(u16 mode, u32 open_flags)
 {
 	return mode >> 12 | (open_flags & OPEN_DIRECT ? FLAG_DIRECT : 0) | (open_flags & OPEN_APPEND ? FLAG_APPEND : 0)
 		| (open_flags & OPEN_ACCESS_MODE ? FLAG_WRITABLE : 0);
+}
+
+/* What identifies a file, its position, and its flags (see flags_of). */
+struct identity { u64 inode; s64 position; u32 device, generation, flags; };
+
+INLINE int has_position(u32 flags)
+{
+	u32 type = flags & 15;
+	return type == 8 || type == 6; /* regular file, block device */
+}
+
+/* The position before a call that transferred `result` bytes. */
+INLINE s64 position_before(struct identity *file, s64 result)
+{
+	if (!has_position(file->flags))
+		return -1;
+	return result > 0 ? file->position - result : file->position;
 }
 
 /* Call number: 10 bits, flags: 8 bits, CPU: 14 bits. */

@@ -1,9 +1,9 @@
-/* The records of syscalls.bpf.c, for bcc: compiled on the machine by libbcc, where clang or libbpf are missing.
+/* Writes the records of syscalls.bpf.c by bcc: libbcc compiles this on machines that lack clang or libbpf.
  *
- * No kernel header is used. What the program reads of the kernel's structures it reads by offsets (macros called AT_...), which the
- * loader looks up in the running kernel's BTF, and sets together with FILE_SPAN and INODE_SPAN (bytes from the start to the end of
- * the last field wanted), EVENTS_PAGES, NAMES_PAGES and the constants of filter.h. bcc is given one text, so that the
- * headers are pasted in before (tracing_tools/probes/__init__.py). bcc knows neither bpf_loop nor functions of one's own, so paths are walked by a bounded loop.
+ * It uses no kernel headers but offsets (macros AT_...), which the loader takes from the running kernel's BTF. The loader also
+ * defines FILE_SPAN and INODE_SPAN (bytes up to the end of the last field that is read), EVENTS_PAGES, NAMES_PAGES and the
+ * constants of filter.h. bcc takes a single text, so the loader inserts the headers (tracing_tools/probes/__init__.py). bcc
+ * supports neither bpf_loop nor functions that are not inlined, so a bounded loop walks paths.
  */
 #include "call_kinds.h"
 #include "filter.h"
@@ -25,9 +25,10 @@ struct scratch {
 };
 
 struct call {
-	u64 start_ns, inode;
-	u64 traced_in; /* the task's set of cgroups when the filter last let it through: it changes with each of its cgroups */
-	u32 device, generation, flags, number;
+	u64 start_ns;
+	u64 traced_in; /* the task's css_set when the filter last accepted it; the kernel replaces it when a cgroup changes */
+	struct identity file; /* of close only: the file is gone when the call has finished */
+	u64 number;
 };
 
 struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, calls_missed; };
@@ -35,7 +36,7 @@ struct ledger { u64 events_seen, events_dropped, names_seen, names_dropped, call
 BPF_ARRAY(call_kinds, u8, MAX_CALLS);
 BPF_TASK_STORAGE(calls, struct call);
 BPF_HASH(tree, u32, u8, 65536);
-BPF_HASH(strays, u32, u8, 65536); /* processes of the job that were seen outside its cgroup: STRAY or ENDED */
+BPF_HASH(strays, u32, u8, 65536); /* processes of the job that left its cgroup: STRAY or ENDED */
 BPF_ARRAY(any_stray, u32, 1);
 BPF_RINGBUF_OUTPUT(events, EVENTS_PAGES);
 BPF_RINGBUF_OUTPUT(names, NAMES_PAGES);
@@ -49,25 +50,16 @@ BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 		value_; \
 	})
 
-/* A plain load. What the kernel's BTF says of a task, and of what that points to, the verifier follows: this faults on nothing. */
+/* A plain load: the verifier checks loads from a task, and from what its fields point to, by the kernel's BTF. */
 #define LOAD(type, task, offset) (*(type *)((char *)(task) + (offset)))
 #define PART(type, parts, offset) (*(type *)((char *)(parts) + (offset)))
 
-struct registers { u64 di, si, dx, r10, r8, r9; };
+/* The registers of the arguments, as the kernel saves them on x86-64 (the middle of struct pt_regs). */
+struct registers { u64 r10, r9, r8, ax, cx, dx, si, di; };
+#define REGISTERS_OFFSET 56 /* after r15, r14, r13, r12, bp, bx, r11 */
+#define REGISTER(regs, name) FIELD(u64, regs, REGISTERS_OFFSET + __builtin_offsetof(struct registers, name))
 
-INLINE void read_registers(u64 regs, struct registers *out)
-{
-	u64 all[AT_REGS_NUMBER / 8]; /* those of arguments lie below the call's number */
-	bpf_probe_read_kernel(all, sizeof(all), (void *)regs);
-	out->di = all[AT_REGS_DI / 8];
-	out->si = all[AT_REGS_SI / 8];
-	out->dx = all[AT_REGS_DX / 8];
-	out->r10 = all[AT_REGS_R10 / 8];
-	out->r8 = all[AT_REGS_R8 / 8];
-	out->r9 = all[AT_REGS_R9 / 8];
-}
-
-/* ---- what filter.h asks ---- */
+/* ---- functions that filter.h requires ---- */
 
 INLINE u32 process_of(struct task_struct *task)
 {
@@ -100,8 +92,8 @@ INLINE void leave_tree(u32 process)
 	tree.delete(&process);
 }
 
-/* Storage of a task can be made for the current one only, so that here it is the processes that are followed: those that made a
- * call before they left, and what they fork. Nobody is looked up before one has left. */
+/* bcc can attach storage to the current task only. Therefore processes are followed here: those that made a call before they
+ * left, and their forks. No task is looked up before one has left. */
 INLINE void note_stray(u32 pid)
 {
 	int zero = 0;
@@ -130,13 +122,11 @@ INLINE u64 file_at(void *task, s32 fd)
 	return FIELD(u64, LOAD(u64, table, AT_TABLE_FILES), (u64)fd * 8);
 }
 
-struct identity { u64 inode; s64 position; u32 device, generation, flags; };
-
 INLINE void identify(u64 file, struct identity *out)
 {
 	if (!file)
 		return;
-	/* Each read of the kernel's memory costs more than the bytes in it: what lies together is read at once. */
+	/* A read of kernel memory costs more than its bytes, so adjacent fields are read together. */
 	u64 parts[FILE_SPAN / 8];
 	bpf_probe_read_kernel(parts, sizeof(parts), (void *)file);
 	u64 inode = PART(u64, parts, AT_FILE_INODE);
@@ -258,14 +248,6 @@ INLINE u64 vector_bytes(u64 vectors, u64 count)
 	return total;
 }
 
-INLINE s64 position_before(struct identity *file, s64 result)
-{
-	u32 type = file->flags & 15;
-	if (type != 8 && type != 6) /* regular file, block device */
-		return -1;
-	return result > 0 ? file->position - result : file->position;
-}
-
 INLINE void describe(struct event *event, struct registers *regs, u8 kind, struct identity *file)
 {
 	if (kind == READ_WRITE || kind == POSITIONED)
@@ -297,7 +279,7 @@ RAW_TRACEPOINT_PROBE(sys_enter)
 	u8 *kind = call_kinds.lookup(&number);
 	if (!kind || *kind == NOT_TRACED)
 		return 0;
-	if (*kind == MAP && FIELD(u64, regs, AT_REGS_R10) & MAP_ANONYMOUS)
+	if (*kind == MAP && REGISTER(regs, r10) & MAP_ANONYMOUS)
 		return 0;
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 cgroups = LOAD(u64, task, AT_TASK_CGROUPS);
@@ -320,11 +302,8 @@ RAW_TRACEPOINT_PROBE(sys_enter)
 	call->number = number;
 	if (*kind == CLOSE) {
 		struct identity file = {};
-		identify(file_at(task, FIELD(u64, regs, AT_REGS_DI)), &file);
-		call->inode = file.inode;
-		call->device = file.device;
-		call->generation = file.generation;
-		call->flags = file.flags;
+		identify(file_at(task, REGISTER(regs, di)), &file);
+		call->file = file;
 	}
 	call->start_ns = bpf_ktime_get_ns();
 	return 0;
@@ -349,7 +328,7 @@ RAW_TRACEPOINT_PROBE(sys_exit)
 	call->start_ns = 0;
 	counts->events_seen++;
 	struct registers regs = {};
-	read_registers(context, &regs);
+	bpf_probe_read_kernel(&regs, sizeof(regs), (void *)(context + REGISTERS_OFFSET));
 	struct identity file = {};
 	s32 fd = -1;
 	if (kind <= CLOSE)
@@ -358,14 +337,10 @@ RAW_TRACEPOINT_PROBE(sys_exit)
 		fd = result >= 0 ? result : -1;
 	else if (kind == MAP)
 		fd = regs.r8;
-	if (kind == CLOSE) {
-		file.inode = call->inode;
-		file.device = call->device;
-		file.generation = call->generation;
-		file.flags = call->flags;
-	} else if (fd >= 0) {
+	if (kind == CLOSE)
+		file = call->file;
+	else if (fd >= 0)
 		identify(file_at(task, fd), &file);
-	}
 	if (kind >= OPEN && kind <= RENAME_AT && kind != MAP) {
 		if (kind <= OPEN_AT2 && result >= 0)
 			send_opened(task, fd, start);

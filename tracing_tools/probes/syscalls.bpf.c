@@ -1,11 +1,11 @@
 /* Records the storage system calls of the traced tasks, one fixed-size record per finished call.
  *
- * Two programs see every call (sys_enter, sys_exit); a table set by the loader says which calls are wanted and how their
- * arguments read. A call costs a time stamp and a filter at entry; everything else is read at exit, from registers and
- * from the file, straight into a lane (outlets.h). Records say the order by their time stamps.
+ * Two programs run at every call (sys_enter, sys_exit); the loader's table call_kind selects the traced calls and the kinds of
+ * their arguments. At entry a call costs a time stamp and a filter; everything else is read at exit, from registers and from the
+ * file, into a lane (outlets.h). Time stamps give the order of records.
  *
- * The programs of the headers included last are loaded as they are asked for: those of page faults, asynchronous requests and
- * block requests send theirs through ring buffers.
+ * The programs of the last headers are loaded only on request: those of page faults, asynchronous requests and block requests
+ * write to ring buffers.
  */
 #include "arguments.h"
 #include "call_kinds.h"
@@ -36,7 +36,7 @@ static long take_vma(struct task_struct *task, struct vm_area_struct *vma, struc
 	return 0;
 }
 
-/* What is gone when the call has finished; 0 for a call that is no matter of files. */
+/* Stores the file of a close or munmap, which is gone when the call has finished; returns 0 if the call concerns no file. */
 INLINE int note_file(struct call *call, struct task_struct *task, struct pt_regs *regs, u8 kind)
 {
 	struct identity file = {};
@@ -47,10 +47,7 @@ INLINE int note_file(struct call *call, struct task_struct *task, struct pt_regs
 		if (error == NO_ENTRY || (!error && !file.inode)) /* nothing mapped there, or memory without a file */
 			return 0;
 	}
-	call->inode = file.inode;
-	call->device = file.device;
-	call->generation = file.generation;
-	call->flags = file.flags;
+	call->file = file;
 	return 1;
 }
 
@@ -68,8 +65,8 @@ int on_enter(u64 *context)
 	if (kind == MAP && (regs->r10 & MAP_ANONYMOUS))
 		return 0;
 	struct call *call = bpf_task_storage_get(&calls, task, NULL, 0);
-	if (!call || call->traced_in != (u64)task->cgroups) { /* else it was let through before, which is cheaper to see */
-		if (follows_job && !call && !in_cgroup(task)) /* has_left would look for the same storage again */
+	if (!call || call->traced_in != (u64)task->cgroups) { /* else the filter accepted it before, which is cheaper to check */
+		if (follows_job && !call && !in_cgroup(task)) /* has_left would look up the same storage again */
 			return 0;
 		if (!is_traced(task))
 			return 0;
@@ -107,19 +104,13 @@ INLINE void fill_call(struct event *event, const struct finished *call, struct i
 /* The file of a call that has finished, left in `file`. */
 INLINE void identify_call(const struct finished *call, const struct call *noted, struct identity *file)
 {
-	if (call->kind == CLOSE || call->kind == MAPPED) {
-		file->inode = noted->inode;
-		file->device = noted->device;
-		file->generation = noted->generation;
-		file->flags = noted->flags;
-	} else if (call->fd >= 0) {
+	if (call->kind == CLOSE || call->kind == MAPPED)
+		*file = noted->file;
+	else if (call->fd >= 0)
 		identify(file_at(call->task, call->fd), file);
-	}
 }
 
-/* What can happen at the end of a call, transfers apart: functions of their own to the verifier, which it reads once. They find
- * out about the call again.
- */
+/* Reads the current call again, for the GLOBAL functions below, which the verifier checks once for any arguments. */
 INLINE void look_up_call(struct finished *call, u64 start_ns, u64 duration_ns, s64 result)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -149,7 +140,7 @@ GLOBAL int send_by_ring(u64 start_ns, u64 duration_ns, s64 result)
 	return 0;
 }
 
-/* The row of the file that sendfile, splice or copy_file_range wrote to; the call's own row has the file it read. */
+/* Sends the row of the file that sendfile, splice or copy_file_range wrote; the call's other row is the file that it read. */
 GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
 {
 	struct finished call;
@@ -173,7 +164,7 @@ GLOBAL int send_target(u64 start_ns, u64 duration_ns, s64 result)
 	return 0;
 }
 
-/* The short way of the calls that come in millions: plain reads and writes of an open file. 0: the long way must be taken. */
+/* The fast path for the most frequent calls, plain reads and writes of an open file; returns 0 if finish_call must be used. */
 INLINE int send_transfer(struct task_struct *task, struct pt_regs *regs, u32 number, u8 kind, u64 start_ns, u64 now, s64 result)
 {
 	u32 cpu = bpf_get_smp_processor_id();
@@ -221,7 +212,7 @@ INLINE void send_call(const struct finished *call, struct identity *file)
 	give_slot(lane);
 }
 
-/* The long way, for whatever call. */
+/* The general path, for any call. */
 GLOBAL int finish_call(u64 start_ns, u64 now, s64 result)
 {
 	struct finished call;

@@ -1,5 +1,5 @@
-/* What filter.h asks of a task, for programs that are relocated to the running kernel (CO-RE). The loader sets the constants
- * (tracing_tools/backends/task_filter.py). `has_left` is for the program that includes this to say.
+/* The functions that filter.h requires, for programs that are relocated to the running kernel (CO-RE), except `has_left`, which
+ * the including program defines. The loader sets the constants (tracing_tools/backends/task_filter.py).
  */
 #pragma once
 #include "kernel_types.h"
@@ -27,6 +27,19 @@ INLINE u64 arguments_of(struct task_struct *task)
 INLINE int is_right_in_target(struct task_struct *task)
 {
 	return task->cgroups->dfl_cgrp->kn->id == target_cgroup;
+}
+
+#define MAX_DEPTH 32
+
+/* Whether a cgroup is the one with the id `cgroup` or below it. */
+INLINE int is_below(struct cgroup_subsys_state *state, u64 cgroup)
+{
+	for (int i = 0; i < MAX_DEPTH && state; i++) {
+		if (state->cgroup->kn->id == cgroup)
+			return 1;
+		state = state->parent;
+	}
+	return 0;
 }
 
 INLINE int is_in_tree(u32 process)

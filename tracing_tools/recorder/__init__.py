@@ -1,1 +1,1 @@
-"""Recording one target into one trace."""
+"""The recorder of one target into one trace."""

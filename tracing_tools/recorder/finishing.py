@@ -1,7 +1,7 @@
 """Finishing a trace without the recorder's privileges.
 
-What was gathered holds strings of the job's making: its log lines, the names of its files, its arguments. While a job runs, the
-recorder only moves records. They are read by a process of its own, which becomes the user who called sudo before the first byte.
+A recording contains strings that the job chose: log lines, file names, arguments. While a job runs, the recorder only moves
+records. A separate process parses them, and becomes the user who called sudo before it reads the first byte.
 """
 
 import contextlib
@@ -14,23 +14,24 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import IotwinError
-from tracing_tools.backends import convert
-from tracing_tools.recorder.apart import fork_apart, leave_root
-from tracing_tools.targets.user import User
-from tracing_tools.trace.manifest import Manifest, read_manifest
-from tracing_tools.trace.raw.finish import recover_trace
-from tracing_tools.trace.raw.recording import is_being_recorded
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.trace_store.manifest import Manifest, read_manifest
+from iotwin.trace_store.raw.finish import recover_trace
+from iotwin.trace_store.raw.recording import is_being_recorded
+from iotwin.tracing_tools.backends import convert
+from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave_root
+from iotwin.tracing_tools.targets.user import User
 
 _PIECE_BYTES = 1 << 16
-_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # by what finishes; the user may not be able to read where iotwin is installed
+_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # finishing imports them; the user may be unable to read iotwin's folder
 _DONE, _FAILED, _NO_MEMORY = b"+", b"-", b"m"
 
 
 def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Manifest:
-    """Return what `finish` returns in a process that is `user` and holds nothing but `directory`, the trace's descriptor.
+    """Run `finish` in a process of `user` that keeps only the descriptor `directory` of the trace; return its result.
 
-    OSError, MemoryError or IotwinError when that cannot be.
+    Raises OSError, MemoryError or IotwinError if that fails.
     """
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
@@ -49,17 +50,17 @@ def finish_as(user: User, directory: int, finish: Callable[[], Manifest]) -> Man
 
 
 def give(directory: int, user: User) -> None:
-    """Make all of the trace the user's, itself last: whoever owns a directory can put links into it meanwhile.
+    """Change the owner of the trace's files to `user`, the directory last: its owner could plant links in it meanwhile.
 
-    As root nothing may follow a name in it any more.
+    After that, root must not follow any name in it.
     """
     for _, folders, files, descriptor in os.fwalk(".", topdown=False, dir_fd=directory, follow_symlinks=False):
         for name in (*files, *folders):
-            with contextlib.suppress(FileNotFoundError):  # the job's own, where it may write (raw/preload)
+            with contextlib.suppress(FileNotFoundError):  # the job may remove files where it may write (raw/preload)
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:  # else it may be a link to somebody else's file
+                if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:  # else it may be a hard link to another user's file
                     os.chown(name, user.user_id, user.group_id, dir_fd=descriptor, follow_symlinks=False)
-    os.fchmod(directory, 0o777 & ~_umask())  # the job may have had to pass through it
+    os.fchmod(directory, 0o777 & ~_umask())  # it may have been passable for the job's user
     os.fchown(directory, user.user_id, user.group_id)
 
 
@@ -70,7 +71,7 @@ def _umask() -> int:
 
 
 def recover_as(user: User, directory: Path) -> Manifest:
-    """Recover the trace at `directory` in a process of the user, who then owns it."""
+    """Recover the trace at `directory` in a process of `user`, who then owns it."""
     descriptor = hold(directory)
     try:
         path = held_path(descriptor)
@@ -82,7 +83,7 @@ def recover_as(user: User, directory: Path) -> Manifest:
 
 
 def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifest]) -> None:
-    """In the child: keep standard streams, the trace and the way to answer, become the user, and do it."""
+    """In the child: close all other descriptors, become the user, finish the trace and send the result."""
     answer = _FAILED
     try:
         leave_root(user, kept, signal.SIG_DFL)
@@ -101,14 +102,14 @@ def _work(user: User, kept: set[int], answers: int, finish: Callable[[], Manifes
 
 def _understood(answer: bytes) -> Manifest:
     if answer.startswith(_DONE):
-        return msgspec.json.decode(answer[1:], type=Manifest)
+        return decode_foreign(answer[1:], Manifest, "the answer of the process that finishes the trace")
     if answer.startswith(_NO_MEMORY):
         raise MemoryError
     raise IotwinError(answer[1:].decode(errors="replace") or "the process that finishes it was ended")
 
 
 def hold(directory: Path) -> int:
-    """Return a descriptor of `directory`; IotwinError when it is none."""
+    """Return a descriptor of `directory`. Raises IotwinError if it is no directory."""
     try:
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -116,5 +117,5 @@ def hold(directory: Path) -> int:
 
 
 def held_path(descriptor: int) -> Path:
-    """Return a path to the directory that a descriptor holds, whatever has become of its name."""
+    """Return a path to the descriptor's directory that stays valid if the directory is renamed."""
     return Path(f"/proc/self/fd/{descriptor}")

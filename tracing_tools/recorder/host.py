@@ -1,4 +1,4 @@
-"""The machine that a trace is taken on, and the version of what takes it."""
+"""The machine on which a trace is recorded, and the version of iotwin that records it."""
 
 import functools
 import os
@@ -6,13 +6,13 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
-from common.files import file_system_of
-from tracing_tools.trace.manifest import Host
+from iotwin.common.files import file_system_of
+from iotwin.trace_store.manifest import Host
 
 
 @functools.cache
 def version() -> str:
-    """Return our own version."""
+    """Return iotwin's version."""
     try:
         return metadata.version("iotwin")
     except metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def version() -> str:
 
 
 def host(directory: Path) -> Host:
-    """Describe this machine; `directory` is where the trace is written."""
+    """Return a description of this machine, with the file system of `directory`, to which the trace is written."""
     system = os.uname()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Host(socket.gethostname(), system.release, os.cpu_count() or 1, memory, system.machine, file_system_of(directory))

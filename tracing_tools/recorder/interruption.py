@@ -1,21 +1,21 @@
-"""What requests to end do to a traced job: each is passed on, as it is, and the trace is finished whatever their number."""
+"""Requests to end (Ctrl-C, SIGTERM, SIGHUP) during a trace: passed on to the job; however many, the trace is finished."""
 
 import signal
 import time
 
-from common.progress import note
-from common.signals import Requests
-from common.units import format_duration
-from tracing_tools.protocols import TraceTarget
+from iotwin.common.progress import note
+from iotwin.common.signals import Requests
+from iotwin.common.units import format_duration
+from iotwin.tracing_tools.targets.target import TraceTarget
 
-_INSISTED_NS = 5_000_000_000  # what a job has that is asked a second time
+_INSISTED_NS = 5_000_000_000  # a job's time to end after the second request
 
 
 class Interruption:
     """Passes requests to end on to the target, from its release (`begin`) until its trace is finished (`end`).
 
-    A job of ours gets every one. After the first it has `grace_ns` to end, or as long as it needs without that; after the second
-    5 seconds; the third ends the recording as well. Of what runs anyway the first one ends the recording.
+    A job that we started receives each request. It has `grace_ns` to end after the first (None: as long as it needs), 5 s after
+    the second; the third ends the recording as well. If the target ran before, the first request ends the recording.
     """
 
     def __init__(self, target: TraceTarget, grace_ns: int | None, notes: list[str]) -> None:
@@ -25,21 +25,21 @@ class Interruption:
         self._kill_ns: int | None = None
 
     def begin(self) -> None:
-        """From now on requests wait for `heed`."""
+        """Collect requests for `heed` from now on."""
         self._requests.collect(even_ignored=not self._target.is_ours)
 
     def end(self) -> None:
-        """From now on requests raise KeyboardInterrupt again."""
+        """Let requests raise KeyboardInterrupt again."""
         self._requests.restore()
 
     def heed(self) -> bool:
-        """Do what is due; return whether the recording is to end now."""
+        """Act on the next request, or kill a job whose time is over; return whether the recording must end now."""
         number = self._requests.take()
         if number is None:
             self._kill_if_due()
             return False
         if not self._target.is_ours:
-            self._notes.append("the trace was ended by an interrupt; what it traced goes on")
+            self._notes.append("an interrupt ended the trace; its target continues")
             return True
         if self._target.has_ended():
             note("leaving the remaining processes untraced")
@@ -52,20 +52,17 @@ class Interruption:
         if limit_ns is not None:
             due_ns = time.monotonic_ns() + limit_ns
             self._kill_ns = due_ns if self._kill_ns is None else min(self._kill_ns, due_ns)
-        note(self._told())
+        if self._count > 2:
+            note("interrupted: ending the trace, then waiting for the job")
+        elif limit_ns is None:
+            note("interrupted: asked the job to end, and waiting for it (Ctrl-C again gives it 5 s)")
+        else:
+            note(f"interrupted: asked the job to end within {format_duration(limit_ns)}")
         return self._count > 2
 
     def is_asked(self) -> bool:
-        """Whether a request waits; takes it."""
+        """Return whether a request waits, and discard it."""
         return self._requests.take() is not None
-
-    def _told(self) -> str:
-        if self._count > 2:
-            return "interrupted: ending the trace, then waiting for the job"
-        limit_ns = self._grace_ns if self._count == 1 else _INSISTED_NS
-        if limit_ns is None:
-            return "interrupted: asked the job to end, and waiting for it (Ctrl-C again gives it 5 s)"
-        return f"interrupted: asked the job to end within {format_duration(limit_ns)}"
 
     def _kill_if_due(self) -> None:
         if self._kill_ns is not None and time.monotonic_ns() >= self._kill_ns:

@@ -1,12 +1,11 @@
-"""The process that shows what a job does while it is traced: the caller's, as it reads names and log lines of the job's making.
+"""The process that shows the live view. It runs as the invoking user, because it reads names and log lines that the job chose.
 
-The recorder hands it descriptors of the files that it appends to anyway, and nothing else: a display that is slow, stopped or
-dead costs the recording nothing.
+The recorder sends it only descriptors of the files that it appends to anyway, so a slow, stopped or dead display costs the
+recording nothing.
 """
 
 import contextlib
 import io
-import json
 import os
 import select
 import signal
@@ -20,30 +19,31 @@ from typing import Any, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from common.processes import die_with_parent, name_process
-from common.progress import note
-from tracing_tools.recorder.apart import fork_apart, leave_root
-from tracing_tools.recorder.live import LiveView, warm_up
-from tracing_tools.recorder.live_phases import Lines
-from tracing_tools.targets.user import User
-from tracing_tools.trace.raw.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW
-from tracing_tools.trace.raw.records import EVENT, whole_names
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.processes.starts import die_with_parent, name_process
+from iotwin.common.progress import note
+from iotwin.trace_store.raw.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW
+from iotwin.trace_store.raw.records import EVENT, whole_names
+from iotwin.tracing_tools.recorder.live_phases import Lines
+from iotwin.tracing_tools.recorder.live_view import LiveView, warm_up
+from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave_root
+from iotwin.tracing_tools.targets.user import User
 
 _EVENTS, _NAMES, _JOURNAL = f"{RAW}/{EVENTS_FILE}", f"{RAW}/{NAMES_FILE}", f"{RAW}/{JOURNAL_FILE}"
 _LOGS = ("logs/stdout", "logs/stderr")
 _FILES = (_EVENTS, _NAMES, _JOURNAL, *_LOGS)
-_NOTE = b"\n"  # how a message begins that is a note of the recorder's; any other is the name of a file, with its descriptor
+_NOTE = b"\n"  # the first byte of a message that is a note; any other message is the name of a file, with its descriptor
 _MESSAGE_BYTES = 1 << 16
 _PIECE_ROWS = 1 << 18
-_LAST_PICTURE_S = 1.0  # for a display to come to its end
+_END_S = 1.0  # for the display to end
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class LiveDisplay:
-    """The recorder's side: starts the display, hands it the trace's files, and ends it; use it in a `with`."""
+    """The recorder's side: starts the display, sends it the trace's files, and ends it; a context manager."""
 
     def __init__(self, title: str, user: User | None) -> None:
-        """Start it, before there is anything of the kernel's that it could inherit."""
+        """Start the display; call this before eBPF maps exist, which it would inherit."""
         warm_up()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -60,11 +60,11 @@ class LiveDisplay:
         self.end()
 
     def watch(self, directory: Path) -> None:
-        """Hand over the files of the trace at `directory` that there are by now; notes appear above the tables from here on."""
+        """Send the existing files of the trace at `directory`; from now on, the display prints notes above the tables."""
         if sys.stderr is self._stderr and sys.stderr.isatty():
-            sys.stderr = cast(TextIO, _NotesThere(self._stderr, self._control))
+            sys.stderr = cast(TextIO, _NotesThroughDisplay(self._stderr, self._control))
         for name in sorted(self._missing):
-            with contextlib.suppress(OSError):  # it is not there yet, or the display has gone
+            with contextlib.suppress(OSError):  # the file does not exist yet, or the display has ended
                 descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     socket.send_fds(self._control, [name.encode()], [descriptor])
@@ -73,16 +73,16 @@ class LiveDisplay:
                     os.close(descriptor)
 
     def end(self) -> int:
-        """Have the last picture left on the terminal; return the CPU time that the display took, in ns."""
+        """End the display; return its CPU time in nanoseconds."""
         if not self._pid:
             return 0
         sys.stderr = self._stderr
         is_stuck = False
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
-            self._control.settimeout(_LAST_PICTURE_S)
+            self._control.settimeout(_END_S)
             try:
-                self._control.recv(1)  # its end
+                self._control.recv(1)  # returns when the display has closed its side
             except TimeoutError:
                 is_stuck = True
         if is_stuck:
@@ -93,18 +93,17 @@ class LiveDisplay:
         if status:
             if sys.stderr.isatty():
                 print(_SHOW_CURSOR, end="", file=getattr(sys.stderr, "behind", sys.stderr), flush=True)
-            note("the live display did not go on to the end; the trace does not depend on it")
+            note("the live display ended early; the trace does not depend on it")
         return round((used.ru_utime + used.ru_stime) * 1e9)
 
 
-class _NotesThere:
-    """Stands for stderr while a display draws on it: what is written appears above the tables."""
+class _NotesThroughDisplay:
+    """Replaces stderr while the display draws on it, so that notes appear above the tables."""
 
     def __init__(self, behind: TextIO, control: socket.socket) -> None:
         self.behind, self._control = behind, control
 
     def write(self, text: str) -> int:
-        """Have the display show the text, or show it without one."""
         try:
             self._control.send(_NOTE + text.encode(errors="replace"))
         except OSError:
@@ -116,8 +115,8 @@ class _NotesThere:
 
 
 def _show(title: str, control: socket.socket, user: User | None, parent: int) -> None:
-    """In the display: become the user, and show what the files say, once a second, until the recorder ends it or itself."""
-    leave_root(user, {control.fileno()}, signal.SIG_IGN)  # Ctrl-C and SIGTERM are the recorder's to heed
+    """In the display's process: become the user, and show the files' content until the recorder ends."""
+    leave_root(user, {control.fileno()}, signal.SIG_IGN)  # the recorder reacts to Ctrl-C and SIGTERM
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     name_process("iotwin-live")
@@ -130,10 +129,10 @@ class _Display:
         self._control = control
         self._begun = select.poll()
         self._begun.register(control, select.POLLIN)
-        self._begun.poll()  # there is something to show
+        self._begun.poll()  # until the first file arrives
         self._view = LiveView(title)
         self._lost: dict[str, int] = {}
-        self._torn = b""  # of the names
+        self._torn = b""  # the incomplete last name record
         self._readers: dict[str, _Growth] = {}
         self._takers: dict[str, tuple[np.dtype[Any], Callable[[NDArray[Any]], None]]] = {
             _EVENTS: (EVENT, self._view.add_events),
@@ -143,7 +142,6 @@ class _Display:
         }
 
     def run(self) -> None:
-        """Show until the recorder lets go."""
         try:
             while self._heed():
                 if self._view.due_s() <= 0:
@@ -153,12 +151,12 @@ class _Display:
             self._view.close()
 
     def _heed(self) -> bool:
-        """Wait for a message or the next picture; return whether the recorder is still there."""
+        """Wait for a message or the next refresh; return False if the recorder has closed the connection."""
         if not self._begun.poll(max(0.0, self._view.due_s()) * 1000):
             return True
         message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
         if message.startswith(_NOTE):
-            self._view.say(message[len(_NOTE) :].decode().rstrip("\n"))
+            self._view.print_note(message[len(_NOTE) :].decode().rstrip("\n"))
         elif message:
             dtype, _ = self._takers[message.decode()]
             self._readers[message.decode()] = _Growth(descriptors[0], dtype)
@@ -176,7 +174,7 @@ class _Display:
         self._torn = names[whole:]
 
     def _add_journal(self, line: str) -> None:
-        entry = json.loads(line)
+        entry = decode_foreign(line.encode(), dict[str, Any], "the journal")
         if entry["kind"] == "ledger":
             self._lost = entry["lost"]
 
@@ -187,13 +185,13 @@ def _line_taker(take: Callable[[str], None]) -> Callable[[NDArray[Any]], None]:
 
 
 class _Growth:
-    """What a file has grown by, through maps of it: a trace of the whole machine must not hold reads of itself."""
+    """Reads a growing file through memory maps, so that a trace of the whole machine records no reads of itself."""
 
     def __init__(self, descriptor: int, dtype: np.dtype[Any]) -> None:
         self._file, self._dtype, self._rows = io.FileIO(descriptor), dtype, 0
 
     def pieces(self) -> Iterator[NDArray[Any]]:
-        """Yield the whole rows that are new, in pieces."""
+        """Yield the new whole rows, in pieces."""
         rows = os.fstat(self._file.fileno()).st_size // self._dtype.itemsize
         while self._rows < rows:
             count = min(rows - self._rows, _PIECE_ROWS)

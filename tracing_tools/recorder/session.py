@@ -8,72 +8,71 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.errors import IotwinError, UnfinishedTraceError
-from common.progress import note
-from common.signals import interrupts_held
-from tracing_tools.backends import choose_backend, convert
-from tracing_tools.backends.preload import remove_stale_copies
-from tracing_tools.protocols import Backend, TraceTarget
-from tracing_tools.recorder.finishing import finish_as, give, held_path, hold
-from tracing_tools.recorder.host import host, version
-from tracing_tools.recorder.interruption import Interruption
-from tracing_tools.recorder.live_display import LiveDisplay
-from tracing_tools.samplers.gpu import GpuSampler
-from tracing_tools.samplers.machine import MachineSampler
-from tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
-from tracing_tools.targets.command import CommandTarget
-from tracing_tools.targets.engine_gate import remove_stale_gates
-from tracing_tools.targets.job_output import Tail, output_tails
-from tracing_tools.targets.limits import LimitedCgroups
-from tracing_tools.targets.user import User, invoking_user
-from tracing_tools.trace.manifest import Manifest, write_manifest
-from tracing_tools.trace.raw.file_table import readable
-from tracing_tools.trace.raw.finish import finish_trace
-from tracing_tools.trace.raw.recording import RAW, Recording, refuse_unusable
-from tracing_tools.trace.syscalls import DEFAULT_DETAIL
+from iotwin.common.errors import IotwinError, UnfinishedTraceError, reason_of
+from iotwin.common.progress import note
+from iotwin.common.signals import interrupts_held
+from iotwin.trace_store.manifest import Manifest, write_manifest
+from iotwin.trace_store.raw.file_table import readable
+from iotwin.trace_store.raw.finish import finish_trace
+from iotwin.trace_store.raw.recording import RAW, Recording, refuse_unusable
+from iotwin.trace_store.syscalls import DEFAULT_DETAIL
+from iotwin.tracing_tools.backend_base import Backend
+from iotwin.tracing_tools.backends import choose_backend, convert
+from iotwin.tracing_tools.backends.preload import remove_stale_copies
+from iotwin.tracing_tools.recorder.finishing import finish_as, give, held_path, hold
+from iotwin.tracing_tools.recorder.host import host, version
+from iotwin.tracing_tools.recorder.interruption import Interruption
+from iotwin.tracing_tools.recorder.live_display import LiveDisplay
+from iotwin.tracing_tools.samplers.gpu import GpuSampler
+from iotwin.tracing_tools.samplers.machine import MachineSampler
+from iotwin.tracing_tools.targets.cgroup import Cgroup, remove_stale_cgroups
+from iotwin.tracing_tools.targets.command import CommandTarget
+from iotwin.tracing_tools.targets.engine_gate import remove_stale_gates
+from iotwin.tracing_tools.targets.job_output import Tail, output_tails
+from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
+from iotwin.tracing_tools.targets.target import TraceTarget
+from iotwin.tracing_tools.targets.user import User, invoking_user
 
-# A lane holds some 30 ms, and the ring buffer behind it 100 ms more, of the fastest stream that a CPU was seen to produce. To
-# look more often changed nothing that could be measured.
+# A lane holds about 30 ms, and the ring buffer behind it 100 ms more, of the fastest stream that a CPU was measured to produce.
+# Polling more often made no measurable difference.
 _POLL_BUSY_S, _POLL_IDLE_S = 0.01, 0.04
-_BUSY_EVENTS = 1000  # in one drain
+_BUSY_EVENTS = 1000  # events of one drain from which the job counts as busy
 _CLOCK_EVERY_NS = 10_000_000_000
-_LEDGER_EVERY_NS = 500_000_000  # also how much a killed recorder may leave uncounted
+_LEDGER_EVERY_NS = 500_000_000  # also the longest time whose losses a killed recorder leaves uncounted
 _SHORTEST_SAMPLE_NS = 50_000_000  # the kernel counts CPU time in ticks of up to 10 ms
-_CONTAINERS_EVERY_NS = 100_000_000  # a container lives longer than this
-_SHOWN_S = 1.0  # for the last of the job's output to be shown before a word of ours
+_CONTAINERS_EVERY_NS = 100_000_000  # containers live longer than this
+_SHOWN_S = 1.0  # for the last of the job's output to be shown before our own messages
 _NO_MEMORY = "the machine refused memory"
 
 
 @dataclass
-class Options:
-    """How to trace; `interval_ns` is between samples, `forward_output` copies the job's output to ours,
-    `detail` names the groups of operations to record (syscalls.DETAIL_GROUPS).
-    """
+class TraceOptions:
+    """How to trace; `interval_ns` is the time between samples, `detail` the groups of operations (syscalls.DETAIL_GROUPS)."""
 
     backend: str = "auto"
     interval_ns: int = 1_000_000_000
     workload: str | None = None
     force: bool = False
-    forward_output: bool = True
+    forward_output: bool = True  # copy the job's output to our own streams
     detail: tuple[str, ...] = DEFAULT_DETAIL
-    duration_ns: int | None = None  # trace no longer than this; the target goes on
-    grace_ns: int | None = None  # what a job has to end after a first interrupt; None: as long as it needs
-    live: bool = False  # show what the job does while it runs, instead of its output
+    duration_ns: int | None = None  # end the trace, but not the target, after this time
+    grace_ns: int | None = None  # a job's time to end after the first interrupt; None: as long as it needs
+    live: bool = False  # show the live view instead of the job's output
 
 
-def trace_command(command: list[str], directory: Path, options: Options, limits: LimitedCgroups | None = None) -> Manifest:
-    """Run `command` under a tracer, leave its trace at `directory` and return the manifest (exit_status is the command's).
+def trace_command(command: list[str], directory: Path, options: TraceOptions, limits: LimitedCgroups | None = None) -> Manifest:
+    """Run and trace `command`, write its trace to `directory` and return the manifest (exit_status is the command's).
 
-    The command alone is under `limits`, not the tracer.
+    `limits` apply to the command, not to the tracer.
     """
     return trace_target(lambda: CommandTarget(command, limits), directory, options)
 
 
-def trace_target(make_target: Callable[[], TraceTarget], directory: Path, options: Options) -> Manifest:
-    """Trace the target until it ends, leave its trace at `directory` and return the manifest.
+def trace_target(make_target: Callable[[], TraceTarget], directory: Path, options: TraceOptions) -> Manifest:
+    """Trace the target until it ends, write its trace to `directory` and return the manifest.
 
-    Once the target runs, nothing that befalls the trace ends or changes it: when it has ended, UnfinishedTraceError tells of that
-    and has its exit status.
+    Once the target runs, no failure of the trace affects it: UnfinishedTraceError, with the target's exit status, is raised
+    after the target has ended.
     """
     refuse_unusable(directory, options.force)
     remove_stale_cgroups()
@@ -85,7 +84,7 @@ def trace_target(make_target: Callable[[], TraceTarget], directory: Path, option
 
 
 def _trace(
-    make_target: Callable[[], TraceTarget], directory: Path, options: Options, user: User | None, display: LiveDisplay | None
+    make_target: Callable[[], TraceTarget], directory: Path, options: TraceOptions, user: User | None, display: LiveDisplay | None
 ) -> Manifest:
     target = make_target()
     try:
@@ -97,17 +96,17 @@ def _trace(
             notes=notes + target.notes,
             host=host(directory),
             target=target.describe(),
-            workload=_text(options.workload),
+            workload=None if options.workload is None else readable(os.fsencode(options.workload)),
             tool_version=version(),
         )
         interruption = Interruption(target, options.grace_ns, manifest.notes)
         try:
-            held, session = _record(target, backend, directory, manifest, options, interruption, display)
+            descriptor, session = _record(target, backend, directory, manifest, options, interruption, display)
             try:
-                manifest, failure = _finish(held, directory, manifest, user, session.failure)
+                manifest, failure = _finish(descriptor, directory, manifest, user, session.failure)
                 _wait_for(target, session.tails, interruption)
             finally:
-                held.close()
+                os.close(descriptor)
         finally:
             interruption.end()
         manifest.exit_status = target.exit_status
@@ -118,71 +117,59 @@ def _trace(
         target.close()
 
 
-def _text(words: str | None) -> str | None:
-    return None if words is None else readable(os.fsencode(words))
-
-
 def _unfinished(directory: Path, failure: Exception, status: int | None) -> str:
-    """What went wrong with the trace of a job that ran, and what can be done."""
+    """Return the message about a failed trace of a job that ran."""
     ended = "" if status is None else f" (the command's own exit status is {status if status >= 0 else 128 - status})"
     return f"{_reason(failure)}; once that is mended, finish the trace with: iotwin recover {directory}{ended}"
 
 
 def _cannot_finish(directory: Path, error: Exception) -> IotwinError:
-    reason = error.strerror or str(error) if isinstance(error, OSError) else _reason(error)
-    told = IotwinError(f"{directory} cannot be finished: {reason}")
-    told.__cause__ = error
-    return told
+    reason = reason_of(error) if isinstance(error, OSError) else _reason(error)
+    failure = IotwinError(f"{directory} cannot be finished: {reason}")
+    failure.__cause__ = error
+    return failure
 
 
 def _reason(failure: Exception) -> str:
     if isinstance(failure, MemoryError):
         return _NO_MEMORY
     if isinstance(failure, OSError):
-        return f"the trace cannot be written: {failure.strerror or failure}"
+        return f"the trace cannot be written: {reason_of(failure)}"
     return str(failure) if isinstance(failure, IotwinError) else f"{type(failure).__name__}: {failure}"
 
 
-class _HeldDirectory:
-    """A directory by its descriptor: it stays the same one, whatever a job makes of its name meanwhile."""
-
-    def __init__(self, directory: Path) -> None:
-        self.descriptor = hold(directory)
-        self.path = held_path(self.descriptor)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-
 def _record(
-    target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: Options, interruption: Interruption,
+    target: TraceTarget, backend: Backend, directory: Path, manifest: Manifest, options: TraceOptions, interruption: Interruption,
     display: LiveDisplay | None,
-) -> tuple[_HeldDirectory, "_Session"]:  # fmt: skip
-    """Record until the target's end or the duration's; return the trace's directory, not yet finished, and how it went."""
+) -> tuple[int, "_Session"]:  # fmt: skip
+    """Record until the target or the duration ends; return the unfinished trace's directory as a descriptor, and the session.
+
+    The descriptor stays valid if the job renames or replaces the directory.
+    """
     with Recording(directory, manifest, options.force) as recording:
-        held = _HeldDirectory(directory)
-        recording.directory = held.path
+        descriptor = hold(directory)
+        recording.directory = held = held_path(descriptor)
         session = _Session(recording, backend, target, options, display, interruption)
         try:
-            target.start(backend, held.path / "logs", directory.absolute() / RAW)
+            target.start(backend, held / "logs", directory.absolute() / RAW)
             session.run()
         except BaseException as error:
             backend.stop(None)
             if not session.released:
                 recording.close()
                 recording.directory = directory
-                recording.discard()  # the job never ran
-                held.close()
+                recording.discard()  # since the job never ran
+                os.close(descriptor)
                 if isinstance(error, OSError) and error.filename:
-                    error.filename = str(error.filename).replace(str(held.path), str(directory), 1)
+                    error.filename = str(error.filename).replace(str(held), str(directory), 1)
             if not session.released or not isinstance(error, Exception):
                 raise
             session.failure = session.failure or error
-    return held, session
+    return descriptor, session
 
 
 def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption) -> None:
-    """Wait for what we started, should only its trace be over; its exit status and its output are ours."""
+    """Wait until a target that we started has ended and its output was shown, even if its trace is finished."""
     while target.is_ours and not target.has_ended():
         time.sleep(_POLL_IDLE_S)
         for tail in tails:
@@ -195,25 +182,26 @@ def _wait_for(target: TraceTarget, tails: list[Tail], interruption: Interruption
 
 
 def _finish(
-    held: _HeldDirectory, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
+    descriptor: int, directory: Path, manifest: Manifest, user: User | None, failure: Exception | None
 ) -> tuple[Manifest, Exception | None]:
-    """Turn the recording into tables, unless it failed; return the manifest and what was in the way, if anything was."""
+    """Convert the recording to tables, unless it failed; return the manifest, and the failure, if any."""
+    held = held_path(descriptor)
     try:
-        write_manifest(held.path, manifest)  # so that a recovery, should one be needed, knows how the job ended
+        write_manifest(held, manifest)  # so that a recovery knows how the job ended
         if user is not None:
-            give(held.descriptor, user)
+            give(descriptor, user)
         if failure is not None:
             return manifest, failure
         note(f"finishing {directory}")
         if user is None:
-            return finish_trace(held.path, manifest, convert), None
-        return finish_as(user, held.descriptor, lambda: finish_trace(held.path, manifest, convert)), None
-    except Exception as error:  # whatever it is, the job's exit status comes first
+            return finish_trace(held, manifest, convert), None
+        return finish_as(user, descriptor, lambda: finish_trace(held, manifest, convert)), None
+    except Exception as error:  # any failure: the job's exit status must still be reported
         return manifest, failure or _cannot_finish(directory, error)
 
 
 def _faults_of_children() -> int:
-    """Return the page faults, ru_minflt + ru_majflt, of the processes that this one waited for, and of theirs."""
+    """Return the page faults (ru_minflt + ru_majflt) of all descendants that were waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_minflt + usage.ru_majflt
 
@@ -222,7 +210,7 @@ class _Session:
     """The loop that moves records from the kernel to the recording while the target runs."""
 
     def __init__(
-        self, recording: Recording, backend: Backend, target: TraceTarget, options: Options, display: LiveDisplay | None,
+        self, recording: Recording, backend: Backend, target: TraceTarget, options: TraceOptions, display: LiveDisplay | None,
         interruption: Interruption,
     ) -> None:  # fmt: skip
         self._interruption = interruption
@@ -238,7 +226,7 @@ class _Session:
         self._sample_due = self._clock_due = self._ledger_due = self._containers_due = 0
         self._pause_s = _POLL_BUSY_S
         self._waiting = self._out_of_time = False
-        self.failure: Exception | None = None  # of the recording; the job goes on without
+        self.failure: Exception | None = None  # of the recording; the job continues without it
         self.tails: list[Tail] = []
         self.released = False
 
@@ -276,13 +264,13 @@ class _Session:
         if "mmap" in self._options.detail and isinstance(target, CommandTarget) and target.has_ended():
             faults = _faults_of_children() - faults_before
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
-        display_cpu_ns = self._display.end() if self._display is not None else 0  # not before the faults of children are counted
+        display_cpu_ns = self._display.end() if self._display is not None else 0  # its faults must not count as the job's
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
         if target.has_ended():
             target.has_shown_output(_SHOWN_S)
 
     def _release(self) -> None:
-        """Let the target run, and say in the manifest what it is; from then on requests to end wait for their turn."""
+        """Let the target run, write its description to the manifest, and begin to collect requests to end."""
         with interrupts_held():
             manifest = self._recording.manifest
             manifest.start_ns = time.monotonic_ns()
@@ -293,7 +281,7 @@ class _Session:
             self._guarded(lambda: write_manifest(self._recording.directory, manifest))
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do what belongs to the recording; whatever is in its way ends the recording, and never the job."""
+        """Run a part of the recording; any error ends the recording, never the job."""
         try:
             work()
         except Exception as error:
@@ -304,7 +292,7 @@ class _Session:
             return True
         duration_ns = self._options.duration_ns
         if duration_ns is not None and time.monotonic_ns() >= self._recording.manifest.start_ns + duration_ns:
-            self._recording.manifest.notes.append("the trace ended after the duration asked for; what it traced goes on")
+            self._recording.manifest.notes.append("the trace ended after the requested duration; its target continues")
             self._out_of_time = True
             return True
         if not self._target.has_ended():
@@ -324,13 +312,13 @@ class _Session:
             time.sleep(self._pause_s)
 
     def _drain(self) -> bool:
-        """Move what is pending; on a disk error stop recording, but let the job go on."""
+        """Move pending records; an error ends the recording, but not the job."""
         self._pause_s = _POLL_IDLE_S
         if self.failure is not None:
             return False
         try:
             before = self._recording.events_written
-            with interrupts_held():  # between saving records and giving their place back to the kernel
+            with interrupts_held():  # an interrupt between saving records and freeing them would duplicate them
                 busy = self._backend.drain(self._recording)
             if self._recording.events_written - before > _BUSY_EVENTS:
                 self._pause_s = _POLL_BUSY_S
@@ -341,10 +329,10 @@ class _Session:
             return False
 
     def _fail(self, error: Exception) -> None:
-        """End the recording for what stands in its way; the first such error is told when the job has ended."""
+        """End the recording; the first such error is reported when the job has ended."""
         if self.failure is None:
-            self.failure = error.with_traceback(None)  # which would keep the ring buffer mapped
-            note(f"{_reason(error)}; the job goes on untraced")
+            self.failure = error.with_traceback(None)  # a traceback would keep the ring buffer mapped
+            note(f"{_reason(error)}; the job continues untraced")
 
     def _journal(self) -> None:
         now = time.monotonic_ns()
@@ -357,7 +345,7 @@ class _Session:
             self._ledger_due = now + _LEDGER_EVERY_NS
             self._append_ledger()
             if self._display is not None:
-                self._display.watch(self._recording.directory)  # a container's logs begin with it
+                self._display.watch(self._recording.directory)  # a container's logs appear when it starts
         if now >= self._containers_due:
             self._containers_due = now + _CONTAINERS_EVERY_NS
             self._append_containers()
@@ -369,7 +357,7 @@ class _Session:
                 self._recording.append_journal(kind, row)
 
     def _sample_the_end(self) -> None:
-        """Sample what is left of the last interval, unless it is too short for the kernel's ticks to say anything of it."""
+        """Sample the rest of the last interval, unless it is too short compared with the kernel's ticks."""
         now, interval_ns = time.monotonic_ns(), self._options.interval_ns
         if self.failure is None and now - (self._sample_due - interval_ns) >= max(interval_ns // 10, _SHORTEST_SAMPLE_NS):
             self._sample(now)
@@ -379,7 +367,7 @@ class _Session:
         self._recording.append_journal("ledger", {"seen": ledger.seen, "lost": ledger.lost})
 
     def _append_containers(self) -> None:
-        """Say which cgroups are containers', those that the job starts too."""
+        """Record which cgroups are containers', including containers that the job starts."""
         found = self._cgroup.containers() if self._cgroup else {}
         for cgroup, identity in found.items():
             if cgroup not in self._containers:
@@ -393,7 +381,7 @@ class _Session:
         except Exception as error:
             self._fail(error)
             self._backend.stop(None)
-        self._recording.release_reserve()  # not before the logs have the last of the output, which would take its room
+        self._recording.release_reserve()  # only now: the last output in the logs would use up the reserved space
         self._append_ledger()
         self._recording.append_clock()
         for tail in self.tails:

@@ -1,1 +1,1 @@
-"""Utilisation of the machine, one row per interval, read from /proc, sysfs and NVML without subprocesses."""
+"""Samplers of the machine's utilisation, one row per interval, from /proc, sysfs and NVML."""

@@ -1,23 +1,23 @@
-"""GPU samples (schema.GPU_SAMPLES, GPU_PROCESS_SAMPLES) through NVML, where there is one; nvidia-ml-py is an extra."""
+"""GPU samples (schema.GPU_SAMPLES, GPU_PROCESS_SAMPLES) through NVML; requires the extra nvidia-ml-py."""
 
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 _UTILISATIONS = {"sm_percent": "smUtil", "mem_percent": "memUtil", "enc_percent": "encUtil", "dec_percent": "decUtil"}
 
 
 class GpuSampler:
-    """Utilisation and memory of every GPU that NVML lists, and of every process on them: what nvidia-smi and its pmon show.
+    """Utilisation and memory of every GPU that NVML lists, and of every process on them, as nvidia-smi and its pmon show.
 
-    What the driver does not tell (utilisation of a part of a GPU, memory in some containers) is null in the rows.
+    Values that the driver does not report (utilisation of a part of a GPU, memory in some containers) are null.
     """
 
     def __init__(self) -> None:
-        """IotwinError with the reason when there is no GPU to sample."""
+        """Raise IotwinError with the reason if there is no GPU to sample."""
         try:
             import pynvml
         except ImportError:
@@ -29,17 +29,17 @@ class GpuSampler:
         except pynvml.NVMLError_LibraryNotFound:
             raise IotwinError("no NVIDIA driver is installed here") from None
         except pynvml.NVMLError as error:
-            raise IotwinError(f"NVIDIA's library says: {error}") from None
+            raise IotwinError(f"NVIDIA's library cannot be used: {error}") from None
         if not self._devices:
             raise IotwinError("NVML lists no GPU")
-        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest sample of processes taken
+        self._seen_us = [0] * len(self._devices)  # the driver's time of the newest sample of processes that was read
 
     def sample(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield ("gpu", row) for every GPU and ("gpu_process", row) for every process on one."""
         now = time.monotonic_ns()
         for index, device in enumerate(self._devices):
-            rates = self._asked(self._nvml.nvmlDeviceGetUtilizationRates, device)
-            memory = self._asked(self._nvml.nvmlDeviceGetMemoryInfo, device)
+            rates = self._query(self._nvml.nvmlDeviceGetUtilizationRates, device)
+            memory = self._query(self._nvml.nvmlDeviceGetMemoryInfo, device)
             if rates is not None or memory is not None:
                 yield (
                     "gpu",
@@ -55,21 +55,21 @@ class GpuSampler:
                 yield "gpu_process", {"time_ns": now, "device": index, **row}
 
     def _process_rows(self, index: int, device: Any) -> Iterator[dict[str, Any]]:
-        # An error here means as a rule that no process was busy since.
-        samples = self._asked(self._nvml.nvmlDeviceGetProcessUtilization, device, self._seen_us[index]) or []
+        # An error here usually means that no process was busy since then.
+        samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, device, self._seen_us[index]) or []
         newest = {int(sample.pid): sample for sample in sorted(samples, key=lambda sample: int(sample.timeStamp))}
         self._seen_us[index] = max([self._seen_us[index], *(int(sample.timeStamp) for sample in samples)])
-        running = self._asked(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) or []
+        running = self._query(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) or []
         used = {int(process.pid): process.usedGpuMemory for process in running}
         for pid in sorted({*newest, *used} - {0}):
             sample = newest.get(pid)
             rates = {name: None if sample is None else float(getattr(sample, field)) for name, field in _UTILISATIONS.items()}
             yield {"pid": pid, **rates, "memory_used_bytes": used.get(pid), "command": _command(pid)}
 
-    def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Return NVML's answer, or None where it has none: a GPU that falls off its bus ends no trace."""
+    def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of NVML's `function`, or None if it fails: a GPU that falls off its bus must not end a trace."""
         try:
-            return question(*arguments)
+            return function(*arguments)
         except self._nvml.NVMLError:
             return None
 
@@ -78,4 +78,4 @@ def _command(pid: int) -> str | None:
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
-        return None  # it has ended, or is in another namespace
+        return None  # the process has ended, or is in another namespace

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 class MachineSampler:
-    """Samples since the sample before; `job_cpu_ns` returns the traced job's CPU time so far, or None."""
+    """Samples the time since the previous sample; `job_cpu_ns` returns the traced job's CPU time so far, or None."""
 
     def __init__(self, job_cpu_ns: Callable[[], int | None]) -> None:
         self._job_cpu_ns = job_cpu_ns
@@ -81,7 +81,7 @@ class MachineSampler:
 
 
 def _stall_totals() -> dict[str, dict[str, int]]:
-    """Microseconds in which some or all tasks waited for a resource (Documentation/accounting/psi.rst); empty without PSI."""
+    """Return the microseconds of stalls by resource and kind (Documentation/accounting/psi.rst); {} without PSI."""
     totals: dict[str, dict[str, int]] = {}
     for resource in ("cpu", "memory", "io"):
         try:
@@ -93,7 +93,7 @@ def _stall_totals() -> dict[str, dict[str, int]]:
 
 
 def _cpu_ticks() -> tuple[int, int, int, int]:
-    """Ticks of all CPUs in (user, system, iowait, idle); interrupts count as system, guests are within user."""
+    """Return the ticks of all CPUs in (user, system, iowait, idle); interrupts count as system, guests as user."""
     with Path("/proc/stat").open() as stat:
         user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in stat.readline().split()[1:9])
     return user + nice, system + irq + softirq + steal, iowait, idle

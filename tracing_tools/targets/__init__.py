@@ -1,1 +1,1 @@
-"""What is traced: a command, processes that run, a cgroup, a container, the whole machine."""
+"""The targets of a trace: a command, running processes, a cgroup, a container, the whole machine."""

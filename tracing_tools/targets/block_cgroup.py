@@ -1,21 +1,22 @@
 """The cgroup that the kernel charges a job's block requests to.
 
-With cgroup v2 it is the job's own cgroup, if the io controller is on for it. Where the blkio controller has a hierarchy of its
-own (cgroup v1, or both versions), it is a cgroup there: a twin of the job's, which this makes and the job has to be put into as
-well. A container engine makes and uses the twin by itself.
+With cgroup v2 it is the job's own cgroup, if the io controller is on for it. If the blkio controller has a separate v1 hierarchy,
+it is the twin there: the cgroup that corresponds to the job's. This module makes the twin if the job has not begun, and moves
+the job into it; container engines do so themselves.
 """
 
+import contextlib
 from pathlib import Path
 
-from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts
-from tracing_tools.targets.processes import remove_tree
+from iotwin.tracing_tools.targets.cgroup import pids_in, remove_cgroup
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, cgroup_mounts, v1_cgroup_of
 
-_ROOT_ID = 1  # of the root of any hierarchy
-_OURS = "iotwin"
+_ROOT_ID = 1  # id of the root cgroup of any hierarchy
+_OURS = "iotwin"  # the names of our cgroups begin so
 
 
 class BlockCgroup:
-    """Finds or makes the cgroup for the tasks of the v2 cgroup with the id given; `cgroup_id` is 0 when there is none."""
+    """Finds or makes the cgroup for the tasks of the v2 cgroup with the id `job_cgroup_id`; `cgroup_id` is 0 if there is none."""
 
     def __init__(self, job_cgroup_id: int) -> None:
         self.cgroup_id = 0
@@ -30,11 +31,11 @@ class BlockCgroup:
 
     def _use_twin(self, mount: Path, job: Path, legacy: Path) -> None:
         twin = legacy / job
-        if job.name.startswith(_OURS) and len(job.parts) > 1:
-            twin = legacy / _own_path("blkio") / job.name  # so that the job keeps the limits it would have had
-        if job.name.startswith(_OURS) and not twin.is_dir():
-            _remove_stale(twin.parent)
-            twin.mkdir()
+        own = v1_cgroup_of("blkio")
+        if own is not None and job.name.startswith(_OURS) and len(job.parts) > 1:
+            twin = own / job.name  # below our own cgroup, so that the job keeps its limits
+        if not twin.is_dir() and not pids_in(mount / job):
+            twin.mkdir(parents=True)
             self._made = twin
         if twin.is_dir():
             self.cgroup_id = twin.stat().st_ino
@@ -45,38 +46,20 @@ class BlockCgroup:
             (self._made / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> None:
-        """Remove the cgroup, if it was made here; processes that are still in it move to the one above."""
-        if self._made is not None:
-            _empty(self._made)
-            remove_tree(self._made)
-            self._made = None
+        """Remove the cgroup, if it was made here. Our job's last processes move to its parent; a running container keeps it."""
+        if self._made is None:
+            return
+        if self._made.name.startswith(_OURS):
+            remove_cgroup(self._made)
+        else:
+            with contextlib.suppress(OSError):  # the engine has removed it, or the container still runs
+                self._made.rmdir()
+        self._made = None
 
 
 def _find(cgroup_id: int) -> tuple[Path, Path] | None:
-    """Return the v2 mount and the path below it of the cgroup with this id, which is its inode number."""
+    """Return the v2 mount, and the path below it, of the cgroup with this id, which is its inode number."""
     mount = cgroup2_mount()
     if mount is None or not cgroup_id:
         return None
     return next(((mount, path.relative_to(mount)) for path in mount.rglob("*/") if path.stat().st_ino == cgroup_id), None)
-
-
-def _own_path(controller: str) -> str:
-    lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
-    return next((path.lstrip("/") for _, controllers, path in lines if controller in controllers.split(",")), "")
-
-
-def _empty(path: Path) -> None:
-    for procs in path.rglob("cgroup.procs"):
-        for pid in procs.read_text().split():
-            try:
-                (path.parent / "cgroup.procs").write_text(pid)
-            except OSError:
-                continue  # it ended meanwhile
-
-
-def _remove_stale(parent: Path) -> None:
-    """Remove empty cgroups that killed recorders left behind."""
-    for path in parent.glob(f"{_OURS}-*"):
-        recorder = path.name.split("-")[1]
-        if not Path(f"/proc/{recorder}").exists() and not (path / "cgroup.procs").read_text():
-            remove_tree(path)

@@ -1,27 +1,28 @@
-"""Cgroups, by which the kernel tells the traced tasks from all others: those that exist, and a fresh one for one traced job."""
+"""Cgroups, by which the kernel filters the traced tasks: existing ones, and new ones for a single traced job."""
 
+import contextlib
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import IotwinError, UsageError
-from tracing_tools.protocols import Scope
-from tracing_tools.targets.mounts import cgroup2_mount, cgroup_mounts, v1_cgroup_of
-from tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.tracing_tools.backend_base import Scope
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, cgroup_mounts, v1_cgroup_of
+from iotwin.tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
 _PREFIX = "iotwin-"
 
 
 def _own_cgroup() -> Path | None:
-    """The directory of this process's cgroup in the v2 hierarchy, or None where there is no such hierarchy."""
+    """Return the directory of this process's cgroup in the v2 hierarchy, or None if there is no such hierarchy."""
     mount, path = cgroup2_mount(), cgroup_of(os.getpid())
     return None if mount is None or path is None else mount / path.lstrip("/")
 
 
 def _reason_against() -> str | None:
-    """Why the kernel cannot filter by cgroup for us, or None."""
+    """Return why the kernel cannot filter by cgroup here, or None if it can."""
     if cgroup2_mount() is None:
         return "no cgroup2 hierarchy is mounted"
     # The filter compares cgroups at a depth counted from the real root, which a cgroup namespace hides.
@@ -31,7 +32,7 @@ def _reason_against() -> str | None:
 
 
 class Cgroup:
-    """A cgroup of the v2 hierarchy at `path`, with all cgroups below it."""
+    """The cgroup at `path` in the v2 hierarchy, with all cgroups below it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +42,7 @@ class Cgroup:
 
     @classmethod
     def find(cls, name: str) -> "Cgroup":
-        """Return the cgroup called `name`: a directory, or a path within the v2 hierarchy; UsageError when it is no such."""
+        """Return the cgroup `name`, a directory or a path within the v2 hierarchy. Raises UsageError if there is none."""
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
             raise IotwinError(f"cannot trace a cgroup: {reason}")
@@ -56,11 +57,11 @@ class Cgroup:
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> list[int]:
-        """Return the processes in the cgroup itself and in any below it."""
+        """Return the processes in the cgroup and in all cgroups below it."""
         return pids_in(self.path)
 
     def cpu_ns(self) -> int | None:
-        """Return the CPU time its tasks have used, nanoseconds; None where the kernel does not say."""
+        """Return the CPU time of its tasks in nanoseconds; None if the kernel does not report it."""
         try:
             for line in (self.path / "cpu.stat").read_text().splitlines():
                 if line.startswith("usage_usec "):
@@ -70,7 +71,7 @@ class Cgroup:
         return None
 
     def containers(self) -> dict[int, str]:
-        """Return the ids of the containers in it, by cgroup id."""
+        """Return the ids of the containers in the cgroup, by cgroup id."""
         found = {}
         for folder, _, _ in os.walk(self.path):
             if identity := container_id(folder):
@@ -82,13 +83,13 @@ class Cgroup:
 
 
 class JobCgroup(Cgroup):
-    """A fresh cgroup for one job. Remove it when the job has ended."""
+    """A new cgroup for one job. Remove it when the job has ended."""
 
     @classmethod
     def create(cls, parent: Path | None = None) -> "JobCgroup | str":
-        """Return a new cgroup below `parent`; by default the caller's own, so that the job keeps the limits it would have had.
+        """Return a new cgroup below `parent`, by default our own cgroup, so that the job keeps the caller's limits.
 
-        Or the reason why this machine or user cannot have one.
+        Returns the reason instead if this machine or user cannot have one.
         """
         own, reason = parent or _own_cgroup(), _reason_against()
         if own is None or reason:
@@ -97,15 +98,16 @@ class JobCgroup(Cgroup):
 
     @classmethod
     def create_for_containers(cls, systemd: bool) -> "JobCgroup":
-        """Return a new cgroup to give to a container engine as the parent of its containers; IotwinError when there can be none.
+        """Return a new cgroup that a container engine can use as the parent of its containers.
 
-        It lies at the top, where alone an engine may turn controllers on below us. Under systemd it has to be a slice.
+        It is a top-level cgroup, because an engine may enable controllers only there; with systemd, a slice. Raises IotwinError
+        if none can be made.
         """
         mount, reason = cgroup2_mount(), _reason_against()
         if mount is None or reason:
-            raise IotwinError(f"cannot tell the container's processes from others: {reason}")
+            raise IotwinError(f"cannot trace a container: {reason}")
         number = _new_number()
-        # A dash in a slice's name means a slice within a slice.
+        # systemd reads a dash in a slice's name as nesting.
         name = f"{_PREFIX.strip('-')}_{number.replace('-', '_')}.slice" if systemd else _PREFIX + number
         created = cls.create_at(mount / name)
         if isinstance(created, str):
@@ -123,19 +125,19 @@ class JobCgroup(Cgroup):
         return cls(path)
 
     def remove(self) -> None:
-        """Remove the cgroup; processes that are still in it move to the one above."""
+        """Remove the cgroup; its remaining processes move to the parent."""
         remove_cgroup(self.path)
         for twin in _legacy_twins(self.path):
             remove_tree(twin)
 
 
 def new_name() -> str:
-    """Return a name for a cgroup that no other recorder gives, and by which `remove_stale_cgroups` knows it."""
+    """Return a cgroup name that is unique among recorders and that `remove_stale_cgroups` recognises."""
     return _PREFIX + _new_number()
 
 
 def pids_in(path: Path) -> list[int]:
-    """Return the processes in the cgroup at `path`, of either version, and in any below it."""
+    """Return the processes in the cgroup at `path`, of either version, and in all cgroups below it."""
     pids = []
     for folder, _, _ in os.walk(path):
         try:
@@ -146,17 +148,15 @@ def pids_in(path: Path) -> list[int]:
 
 
 def remove_cgroup(path: Path) -> None:
-    """Remove the cgroup at `path`, of either version; processes that are still in it move to the one above."""
+    """Remove the cgroup at `path`, of either version; its remaining processes move to the parent."""
     for pid in pids_in(path):
-        try:
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             (path.parent / "cgroup.procs").write_text(str(pid))
-        except OSError:
-            continue  # it ended meanwhile
     remove_tree(path)
 
 
 def _new_number() -> str:
-    """What tells a recorder's cgroups from all others: its process, the namespace that numbers it, and the time."""
+    """Return what identifies one recorder's cgroup: its pid, the pid namespace, and the time."""
     return f"{os.getpid()}-{_pid_namespace()}-{time.monotonic_ns()}"
 
 
@@ -165,7 +165,7 @@ def _pid_namespace() -> str:
 
 
 def _legacy_twins(path: Path) -> list[Path]:
-    """The cgroups of that path in the v1 hierarchies, which a container engine makes where both versions are mounted."""
+    """Return the cgroups of the same path in v1 hierarchies: container engines make them if both versions are mounted."""
     mount = cgroup2_mount()
     if mount is None or not path.is_relative_to(mount):
         return []
@@ -173,12 +173,12 @@ def _legacy_twins(path: Path) -> list[Path]:
 
 
 def remove_stale_cgroups() -> list[str]:
-    """Remove empty cgroups that killed recorders left behind; return their names.
+    """Remove empty cgroups that killed recorders left; return their names.
 
-    Those of another pid namespace, such as a container's, are left: here nobody can tell whether their recorder lives.
+    Cgroups made in another pid namespace, as in a container, remain: whether their recorder lives is unknown here.
     """
     removed = []
-    limited = (v1_cgroup_of("blkio"), v1_cgroup_of("memory"))  # limits.py
+    limited = (v1_cgroup_of("blkio"), v1_cgroup_of("memory"))  # parents of the cgroups of storage_limits.py and block_cgroup.py
     parents = {parent for parent in (_own_cgroup(), cgroup2_mount(), *limited) if parent}
     for path in (path for parent in parents for path in parent.glob(f"{_PREFIX.strip('-')}[-_]*")):
         _, recorder, namespace, *_ = [*path.name.replace("_", "-").split("-"), ""]

@@ -1,4 +1,4 @@
-"""Starting the traced command: stopped before its first instruction, as the invoking user, with its output kept."""
+"""The traced command: started as the invoking user, held before its first instruction, with its output kept in logs."""
 
 import contextlib
 import os
@@ -9,75 +9,74 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import IotwinError, UsageError
-from common.signals import REQUESTS
-from tracing_tools.protocols import Backend, Scope
-from tracing_tools.targets.cgroup import JobCgroup
-from tracing_tools.targets.job_output import JobOutput
-from tracing_tools.targets.limits import LimitedCgroups
-from tracing_tools.targets.processes import is_asleep, open_files, process_tree
-from tracing_tools.targets.user import User, invoking_user
-from tracing_tools.trace.manifest import Target
-from tracing_tools.trace.raw.file_table import readable
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.signals import REQUESTS, interrupts_held
+from iotwin.trace_store.manifest import Target
+from iotwin.trace_store.raw.file_table import readable
+from iotwin.tracing_tools.backend_base import Backend, Scope
+from iotwin.tracing_tools.targets.cgroup import JobCgroup
+from iotwin.tracing_tools.targets.job_output import JobOutput
+from iotwin.tracing_tools.targets.processes import is_asleep, open_files, process_tree
+from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
+from iotwin.tracing_tools.targets.target import TraceTarget
+from iotwin.tracing_tools.targets.user import User, invoking_user
 
-_AT_GATE = b"\0"  # what the child says when nothing but the exec is left to do
+_RECORDER_LIMITS = {resource.RLIMIT_FSIZE: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}  # the recorder needs these
+_AT_GATE = b"\0"  # the child's message that only the exec remains
 
 
-class CommandTarget:
-    """A command that we start, and all its descendants: in a cgroup of its own as root, else followed as a process tree."""
+class CommandTarget(TraceTarget):
+    """A command that we start, and all its descendants: in a separate cgroup as root, otherwise followed as a process tree."""
 
     is_ours = True
 
     def __init__(self, command: list[str], limits: LimitedCgroups | None = None) -> None:
-        self._command, self._user, self._limits = command, invoking_user(), limits
         parent = limits.parent if limits else None
-        self._cgroup = JobCgroup.create(parent) if os.geteuid() == 0 else "it needs root"
-        if parent and isinstance(self._cgroup, str):
-            raise IotwinError(f"the job cannot be put under limits: {self._cgroup}")
-        self.scope = Scope() if isinstance(self._cgroup, str) else replace(self._cgroup.scope, follows_job=True)
-        self.notes: list[str] = []
-        if isinstance(self._cgroup, str):
-            self.notes.append(f"filtering by process tree instead of a cgroup: {self._cgroup}")
-        self._file_size_limit = _lift_file_size_limit()
-        self.exit_status: int | None = None
-        self.root_pid: int | None = None
-        self.containers: dict[str, str] = {}
+        made = JobCgroup.create(parent) if os.geteuid() == 0 else "it needs root"
+        self._own: JobCgroup | None = None if isinstance(made, str) else made
+        if parent and not self._own:
+            raise IotwinError(f"the job cannot be put under limits: {made}")
+        super().__init__(replace(self._own.scope, follows_job=True) if self._own else Scope(), cgroup=self._own)
+        if not self._own:
+            self.notes.append(f"filtering by process tree instead of a cgroup: {made}")
+        self._command, self._user, self._limits = command, invoking_user(), limits
+        self._command_limits = _lift_limits()
         self._started: StartedCommand | None = None
         self._backend: Backend | None = None
 
     def describe(self) -> Target:
-        """Return the command, where it runs and as whom."""
+        """Return the command, its directory and its user."""
         path = self.cgroup_path()
         user_id = self._user.user_id if self._user else None
-        # As the kernel has it: a directory that was removed, or whose name is no text, is no reason not to run the command.
+        # The kernel's path works even if the directory was removed or its name is no text.
         directory = readable(os.fsencode(Path("/proc/self/cwd").readlink()))
         command = [readable(os.fsencode(word)) for word in self._command]
         return Target(command, directory, self.root_pid, cgroup=str(path) if path else None, user_id=user_id)
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Start the command, stopped before its first instruction."""
-        self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user, self._file_size_limit)
+        """Start the command, held before its first instruction."""
+        self._started = StartedCommand(backend.wrap(self._command, raw), logs, self._user, self._command_limits)
         self.root_pid = self._started.pid
 
     def attach(self, backend: Backend) -> None:
-        """Put the process where it is seen."""
+        """Move the process into its cgroups and have the backend follow it."""
         self._backend = backend
         if self._started is not None and self.root_pid is not None:
             self._started.wait_at_gate()
-            if not isinstance(self._cgroup, str):
-                self._cgroup.add(self.root_pid)
+            if self._own:
+                self._own.add(self.root_pid)
             if self._limits is not None:
                 self._limits.add(self.root_pid)
             backend.follow(self.root_pid)
 
     def names(self) -> bytes:
-        """Name the files that the command finds open: its standard streams."""
+        """Return name records of the files that the command starts with: its standard streams."""
         if self._started is None:
             return b""
         return open_files(self._started.pid, (0, 1, 2), dict(zip((1, 2), self._started.output.paths, strict=True)))
 
     def show_output(self) -> bool:
-        """Have its output shown on our own streams as it comes."""
+        """Have the keeper copy its output to our own streams."""
         if self._started:
             self._started.output.show()
         return True
@@ -103,38 +102,28 @@ class CommandTarget:
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the job's processes; without a cgroup only the command's own is known, and what follows the others."""
-        if not isinstance(self._cgroup, str):
-            return self._cgroup.pids() + [pid for pid, runs in self._strays().items() if runs]
-        if self.root_pid is not None and self.exit_status is None:
+        """Return the job's processes; without a cgroup, the command's own, and after its end the backend's strays."""
+        if not self._own and self.root_pid is not None and self.exit_status is None:
             return [self.root_pid]
-        return [pid for pid, runs in self._strays().items() if runs]
+        return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process of the job, or to none that has it already: with our whole process group."""
-        pids = process_tree(self.remaining()) if isinstance(self._cgroup, str) else self.remaining()
-        if number != signal.SIGKILL and self._started and self._started.output.was_told(number):
+        """Send a signal to every process of the job, except those that received it with our whole process group."""
+        pids = self.remaining() if self._own else process_tree(self.remaining())
+        if number != signal.SIGKILL and self._started and self._started.output.was_signalled(number):
             pids = [pid for pid in pids if pid == self.root_pid and os.getpgid(pid) != os.getpgrp()]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def cpu_ns(self) -> int | None:
-        """Return the CPU time of the job."""
-        return None if isinstance(self._cgroup, str) else self._cgroup.cpu_ns()
-
-    def cgroup_path(self) -> Path | None:
-        """Return the job's cgroup."""
-        return None if isinstance(self._cgroup, str) else self._cgroup.path
-
     def _strays(self) -> dict[int, bool]:
         return self._backend.strays() if self._backend is not None else {}
 
     def closing_notes(self) -> list[str]:
-        """Say what left the cgroup, and what its logs lack, once they have the last of its output."""
+        """Return notes on processes that left the cgroup and on output missing from the logs; waits for the last output."""
         strays = self._strays()
         notes = []
-        if strays and not isinstance(self._cgroup, str):
+        if strays and self._own:
             notes.append(
                 f"{len(strays)} of the job's processes left its cgroup (the first: {min(strays)}): their calls are recorded, but"
                 " the job's CPU time and block requests are those of its cgroup"
@@ -148,53 +137,64 @@ class CommandTarget:
         return notes + [f"logs/{name} lacks {size} bytes that the disk had no room for" for size, name in missing if size]
 
     def has_shown_output(self, wait_s: float) -> bool:
-        """Whether our own streams have taken all of its output; waits so long for it."""
+        """Whether all its output was copied to our own streams; waits up to `wait_s`."""
         return self._started is None or self._started.output.is_shown(wait_s)
 
     def close(self) -> None:
-        """Let go of its output, and remove the cgroup."""
-        resource.setrlimit(resource.RLIMIT_FSIZE, self._file_size_limit)
+        """Release its output, and remove the cgroup."""
+        _set_limits(self._command_limits)
         if self._started:
             self._started.output.close()
-        if not isinstance(self._cgroup, str):
-            self._cgroup.remove()
+        if self._own:
+            self._own.remove()
 
 
-def _lift_file_size_limit() -> tuple[int, int]:
-    """Let us write files of any size, as far as we may, and return the limit that the command is to have."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for lifted in (resource.RLIM_INFINITY, limit[1]):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (lifted, lifted))
-            break
-    return limit
+def _lift_limits() -> dict[int, tuple[int, int]]:
+    """Raise our limits on the size and number of files as far as permitted; return the former limits, which the command keeps."""
+    before = {kind: resource.getrlimit(kind) for kind in _RECORDER_LIMITS}
+    for kind, (soft, hard) in before.items():
+        wanted = _RECORDER_LIMITS[kind]
+        for lifted in (wanted, hard):
+            if _allows(soft, lifted):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(kind, (lifted, hard if _allows(hard, lifted) else lifted))
+                break
+    return before
+
+
+def _allows(limit: int, wanted: int) -> bool:
+    return limit == resource.RLIM_INFINITY or (wanted != resource.RLIM_INFINITY and limit >= wanted)
+
+
+def _set_limits(limits: dict[int, tuple[int, int]]) -> None:
+    for kind, limit in limits.items():
+        resource.setrlimit(kind, limit)
 
 
 class StartedCommand:
-    """A child process that waits for `release` before it executes `command`.
+    """A child process that waits for `release` before it executes `command`; `output` receives its stdout and stderr."""
 
-    Its standard output and error go where `output` has them go.
-    """
-
-    def __init__(self, command: list[str], logs: Path, user: User | None, file_size_limit: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, command: list[str], logs: Path, user: User | None, limits: dict[int, tuple[int, int]] | None = None
+    ) -> None:
         program = shutil.which(command[0])
         if program is None:
             raise UsageError(f"there is no command '{command[0]}'; check its name or give its path")
-        self.command, self._file_size_limit = command, file_size_limit
-        self._told = b""
+        self.command, self._limits = command, limits or {}
+        self._messages = b""
         self.output = JobOutput(logs, user.user_id if user else None)
         gate_read, self._gate = os.pipe()
         self._failure, failure_write = os.pipe()
-        # Held back meanwhile: Python drops a Ctrl-C that arrives in the hooks it runs around a fork.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._become(program, gate_read, failure_write, self.output.ends, user, held)
-        for descriptor in (gate_read, failure_write):
-            os.close(descriptor)
-        self.output.close_ends()
+        self.pid = 0
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            with interrupts_held() as mask:  # Python drops a Ctrl-C that arrives in the hooks it runs around a fork
+                self.pid = os.fork()
+                if self.pid == 0:
+                    self._become(program, gate_read, failure_write, self.output.ends, user, mask)
+                for descriptor in (gate_read, failure_write):
+                    os.close(descriptor)
+                self.output.close_ends()
         except KeyboardInterrupt:
             self.abandon()
             raise
@@ -202,22 +202,21 @@ class StartedCommand:
     def _become(
         self, program: str, gate: int, failure: int, outputs: list[int], user: User | None, mask: set[int | signal.Signals]
     ) -> None:
-        """In the child: everything before the gate, so that after it nothing but the exec is left to be traced."""
+        """In the child: do everything before the gate, so that only the exec remains to be traced."""
         try:
             os.close(self._gate)
             os.close(self._failure)
             for target, descriptor in zip((1, 2), outputs, strict=True):
                 os.dup2(descriptor, target)
                 os.close(descriptor)
-            if self._file_size_limit is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, self._file_size_limit)
+            _set_limits(self._limits)
             environment = dict(os.environ)
             if user is not None:
                 os.initgroups(user.name, user.group_id)
                 os.setgid(user.group_id)
                 os.setuid(user.user_id)
                 environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
-            # Python ignores two signals for itself. What our caller had ignored, as nohup does, the command ignores as well.
+            # Undo Python's own ignoring of two signals, but not the caller's ignoring of requests, as by nohup.
             for number in (signal.SIGPIPE, signal.SIGXFSZ, *REQUESTS):
                 if number not in REQUESTS or signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, signal.SIG_DFL)
@@ -231,30 +230,31 @@ class StartedCommand:
             os._exit(127)
 
     def wait_at_gate(self) -> None:
-        """Wait until the child waits, too: what it does before is no part of the command."""
-        self._told = os.read(self._failure, 4096)
-        while self._told == _AT_GATE and not is_asleep(self.pid):
+        """Wait until the child waits at the gate: its preparations are no part of the command."""
+        self._messages = os.read(self._failure, 4096)
+        while self._messages == _AT_GATE and not is_asleep(self.pid):
             time.sleep(0.0005)
 
     def release(self) -> None:
-        """Let the command run; IotwinError when it cannot be executed."""
-        with contextlib.suppress(BrokenPipeError):  # killed while it waited; its exit status will say so
+        """Let the command run. Raises IotwinError if it cannot be executed."""
+        with contextlib.suppress(BrokenPipeError):  # it was killed while it waited, as its exit status will show
             os.write(self._gate, b"\1")
         os.close(self._gate)
         self._gate = -1
-        told = self._told + os.read(self._failure, 4096)  # ends at the exec, which closes the other end
-        reason = told.removeprefix(_AT_GATE).decode(errors="replace")
+        messages = self._messages + os.read(self._failure, 4096)  # the exec closes the other end
+        reason = messages.removeprefix(_AT_GATE).decode(errors="replace")
         os.close(self._failure)
         if reason:
             os.waitpid(self.pid, 0)
             raise IotwinError(f"cannot run '{self.command[0]}': {reason}")
 
     def abandon(self) -> None:
-        """End the child without running the command, unless it runs."""
+        """End the child without running the command; does nothing if the command runs."""
         if self._gate < 0:
             return
         os.close(self._gate)
         os.close(self._failure)
         self._gate = -1
-        os.waitpid(self.pid, 0)
+        if self.pid:
+            os.waitpid(self.pid, 0)
         self.output.close()

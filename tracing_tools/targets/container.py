@@ -1,7 +1,7 @@
-"""Docker containers as targets, through the docker SDK: one that runs, one that a command starts, one that we make of an image.
+"""Docker containers as targets, through the docker SDK: a running one, or one that we create from an image.
 
-A container of an image is created below a cgroup of ours, so that its cgroup is known, and watched, before its first instruction.
-What the container runtime does in there to set it up is not traced: a process counts from the first program that it executes.
+We create the container of an image below our own cgroup, so that its cgroup is traced before its first instruction. The
+container runtime's set-up in the cgroup is not traced: a process is traced from the first program that it executes.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError, UsageError, nearest
-from tracing_tools.protocols import Backend
-from tracing_tools.targets.cgroup import Cgroup, JobCgroup
-from tracing_tools.targets.mounts import cgroup2_mount
-from tracing_tools.targets.processes import cgroup_of
-from tracing_tools.targets.running import RunningTarget
-from tracing_tools.trace.manifest import Target
+from iotwin.common.errors import IotwinError, UsageError, nearest
+from iotwin.trace_store.manifest import Target
+from iotwin.tracing_tools.backend_base import Backend
+from iotwin.tracing_tools.targets.cgroup import Cgroup, JobCgroup
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
+from iotwin.tracing_tools.targets.container_cgroup import running_cgroup
+from iotwin.tracing_tools.targets.container_output import ContainerOutput, Parts
+from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
-# How long an engine that lives has, on a machine however busy, for what it will say in any case.
-_LOG_END_S = _STATUS_S = 60.0
-_OOM_S = 1.0  # for the engine to learn why a container was killed
-_LIMITED_OOM_S = 20.0  # the same where a limit on its memory is the likely reason
+_STATUS_S = 60.0  # for a working engine to report a status, even on a busy machine
+_OOM_S = 1.0  # for the engine to detect why a container was killed
+_LIMITED_OOM_S = 20.0  # the same if a limit on the container's memory is the likely reason
 
 
 @dataclass
 class ContainerOptions:
-    """How to create a container: parameters of the docker SDK's containers.create, and the GPUs to give it ('all' or ids)."""
+    """How to create a container: parameters of the docker SDK's containers.create, and its GPUs ('all' or ids)."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     gpus: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError for a parameter that the SDK does not have, or that is ours to set."""
+        """Raise UsageError for a parameter that the SDK does not have or that iotwin sets itself."""
         models = docker_sdk().models.containers
         ours = {"cgroup_parent", "command", "image", "detach", "auto_remove", "remove", "tty"}
         known = sorted({*models.RUN_CREATE_KWARGS, *models.RUN_HOST_CONFIG_KWARGS, "name", "volumes", "ports", "network"} - ours)
@@ -50,7 +50,7 @@ class ContainerOptions:
 
 
 def docker_sdk() -> Any:
-    """Return the docker SDK; IotwinError when it is not installed."""
+    """Return the docker SDK. Raises IotwinError if it is not installed."""
     try:
         import docker
         import docker.models.containers
@@ -60,7 +60,7 @@ def docker_sdk() -> Any:
 
 
 def connect() -> Any:
-    """Return a client of the Docker Engine (DOCKER_HOST is heeded); IotwinError when there is none."""
+    """Return a client of the Docker Engine at `address()`. Raises IotwinError if no engine answers."""
     docker = docker_sdk()
     try:
         client = docker.from_env()
@@ -71,13 +71,13 @@ def connect() -> Any:
 
 
 def address() -> str:
-    """Return where the Docker Engine is looked for."""
+    """Return the address of the Docker Engine."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 @contextlib.contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """Turn what the engine says into an IotwinError."""
+    """Convert the engine's errors to an IotwinError whose message begins with `what`."""
     docker = docker_sdk()
     try:
         yield
@@ -91,51 +91,55 @@ def in_one_line(what: str) -> Iterator[None]:
         raise IotwinError(f"{what}: the Docker Engine does not answer any more: {str(error).splitlines()[0]}") from None
 
 
-class Watch:
+class ContainerWatch:
     """Follows one container in the background: copies its output to the log files and waits for its end."""
 
     def __init__(self, identity: str, logs: Path, from_start: bool = False) -> None:
-        """`from_start`: copy what it wrote before, too."""
+        """`from_start`: the container has been started; copy its earlier output, too."""
         self.exit_status: int | None = None
         self._waiting: threading.Thread | None = None
-        stream = connect().containers.get(identity).attach(stream=True, logs=from_start, demux=True)
-        files = [
-            os.open(logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644) for name in ("stdout", "stderr")
-        ]
-        self._copying = threading.Thread(target=self._copy, args=(stream, files), daemon=True)
-        self._copying.start()
+        container = connect().containers.get(identity)
+        streams = _logged(container) if from_start else [container.attach(stream=True, demux=True)]
+        self._output = ContainerOutput(streams, logs)
         self._identity = identity
 
     def begin(self) -> None:
-        """Wait for the end of the container, which has been started."""
+        """Start to wait for the end of the container, which has been started."""
         container = connect().containers.get(self._identity)
         self._waiting = threading.Thread(target=self._wait, args=(container,), daemon=True)
         self._waiting.start()
 
-    def may_tell_status(self) -> bool:
-        """Whether the engine still may say how the container ended."""
+    def may_report_status(self) -> bool:
+        """Whether the engine may still report the container's exit status."""
         return self._waiting is not None and self._waiting.is_alive()
 
-    def _copy(self, stream: Any, files: list[int]) -> None:
-        with contextlib.suppress(Exception):  # the engine went away: the job's end is seen in its cgroup
-            for parts in stream:
-                for part, file in zip(parts, files, strict=True):
-                    if part:
-                        os.write(file, part)
-        for file in files:
-            os.close(file)
-
     def _wait(self, container: Any) -> None:
-        with contextlib.suppress(Exception):  # it is gone: that is seen in its cgroup
+        try:
             self.exit_status = int(container.wait(timeout=None)["StatusCode"])
+        except docker_sdk().errors.NotFound:
+            pass  # the container was removed, and its cgroup with it
+        except Exception as error:  # the engine has ended; the container may run on
+            self._output.lose(error)
 
-    def finish(self) -> None:
-        """Wait for the last of the output."""
-        self._copying.join(_LOG_END_S)
+    def finish(self) -> list[str]:
+        """Wait for the last output; return notes on output that the logs lack."""
+        return self._output.finish()
+
+
+def _logged(container: Any) -> list[Iterator[Parts]]:
+    """Return streams of (stdout, stderr) with a container's whole output, past and future, from the engine's log.
+
+    An attached stream lacks earlier output, and never ends if the container had ended before.
+    """
+    printed = container.logs(stream=True, follow=True, stdout=True, stderr=False)
+    errors = container.logs(stream=True, follow=True, stdout=False, stderr=True)
+    return [((part, None) for part in printed), ((None, part) for part in errors)]
 
 
 class ContainerTarget(RunningTarget):
     """A container that runs already."""
+
+    _cgroup: Cgroup
 
     def __init__(self, name: str) -> None:
         with in_one_line(f"container {name}"):
@@ -143,16 +147,12 @@ class ContainerTarget(RunningTarget):
         state = self._container.attrs["State"]
         if not state["Running"]:
             raise IotwinError(f"container {name} is not running ({state['Status']}); start it, or trace its image with --image")
-        path, mount = cgroup_of(state["Pid"]), cgroup2_mount()
-        if path is None or mount is None:
-            raise IotwinError("cannot tell the container's processes from others: no cgroup2 hierarchy is mounted")
-        self._follow(Cgroup.find(str(mount / path.lstrip("/"))), state["Pid"])
+        self._follow(running_cgroup(state["Pid"]), state["Pid"])
 
     def _follow(self, cgroup: Cgroup, root_pid: int | None) -> None:
-        self._cgroup = cgroup
-        super().__init__(replace(cgroup.scope, entered_by_exec=True), root_pid)
+        super().__init__(replace(cgroup.scope, entered_by_exec=True), root_pid, cgroup)
         self.containers = {self._container.id: self._container.name}
-        self._watch: Watch | None = None
+        self._watch: ContainerWatch | None = None
         self._gone_since: float | None = None
 
     def describe(self) -> Target:
@@ -171,38 +171,34 @@ class ContainerTarget(RunningTarget):
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
         """Copy its output from now on."""
         with in_one_line(f"container {self._container.name}"):
-            self._watch = Watch(self._container.id, logs)
+            self._watch = ContainerWatch(self._container.id, logs)
             self._watch.begin()
 
-    def remaining(self) -> list[int]:
-        """Return the container's processes."""
-        return self._cgroup.pids()
-
     def has_ended(self) -> bool:
-        """Whether the container has ended: its cgroup goes a moment before the engine tells its status, if it still does."""
-        may_tell = self._watch is not None and self._watch.may_tell_status()  # asked first: what it says last is seen below
+        """Whether the container has ended. The engine reports the exit status, if at all, after the cgroup is removed."""
+        may_report = self._watch is not None and self._watch.may_report_status()  # before reading a status that it may set last
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():
             self._gone_since = self._gone_since or time.monotonic()
-            return not may_tell or time.monotonic() - self._gone_since > _STATUS_S
+            return not may_report or time.monotonic() - self._gone_since > _STATUS_S
         return self.exit_status is not None
 
     def _set_status(self, status: int) -> None:
-        # A shell and Docker both tell a signal's end as 128 + its number.
+        # Like a shell, Docker reports the end by a signal as 128 + its number.
         self.exit_status = 128 - status if 128 < status < 128 + signal.NSIG else status
 
     def _ask_to_end(self, number: int) -> None:
         """Send a signal to the container's main process.
 
-        The kernel drops what the first process of a container neither handles nor blocks; outside of one it would be the end of
-        it, so it is here, too.
+        The kernel drops a signal that the first process of a container neither handles nor blocks. Elsewhere the signal would
+        end the process, so SIGKILL is sent instead.
         """
-        number = number if self._is_noticed(number) else signal.SIGKILL
-        with contextlib.suppress(IotwinError), in_one_line("container"):  # it has ended
+        number = number if self._is_delivered(number) else signal.SIGKILL
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # the container has ended
             self._container.kill(signal=int(number))
 
-    def _is_noticed(self, number: int) -> bool:
+    def _is_delivered(self, number: int) -> bool:
         try:
             lines = Path(f"/proc/{self.root_pid}/status").read_text().splitlines()
         except OSError:
@@ -210,20 +206,11 @@ class ContainerTarget(RunningTarget):
         masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
         return any(mask >> (number - 1) & 1 for mask in masks)
 
-    def cpu_ns(self) -> int | None:
-        """Return the CPU time of the container."""
-        return self._cgroup.cpu_ns()
-
-    def cgroup_path(self) -> Path | None:
-        """Return the container's cgroup."""
-        return self._cgroup.path
-
     def closing_notes(self) -> list[str]:
-        """Return how the container ended, once the last of its output is there."""
-        if self._watch and self.exit_status is not None:
-            self._watch.finish()
-        notes, before = [], self._container.name
-        with contextlib.suppress(IotwinError), in_one_line("container"):  # it may be gone
+        """Return notes on how the container ended; waits for its last output."""
+        notes = self._watch.finish() if self._watch and self.exit_status is not None else []
+        before = self._container.name
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # the container may be gone
             self._container.reload()
             if self._container.name != before:
                 notes.append(f"the container was renamed from {before} to {self._container.name}")
@@ -232,7 +219,7 @@ class ContainerTarget(RunningTarget):
         return notes
 
     def _was_out_of_memory(self) -> bool:
-        """Whether the engine says so, which it may learn a moment after the end of a container that was killed."""
+        """Whether the engine reports that the container ran out of memory, possibly a moment after it was killed."""
         longest_s = _LIMITED_OOM_S if self._container.attrs["HostConfig"]["Memory"] else _OOM_S
         until = time.monotonic() + (longest_s if self.exit_status == -signal.SIGKILL else 0)
         while not self._container.attrs["State"]["OOMKilled"] and time.monotonic() < until:
@@ -242,7 +229,7 @@ class ContainerTarget(RunningTarget):
 
 
 class ImageTarget(ContainerTarget):
-    """A container that we make of an image, and remove when it has ended."""
+    """A container that we create from an image, and remove when it has ended."""
 
     is_ours = True
 
@@ -272,14 +259,14 @@ class ImageTarget(ContainerTarget):
         self.scope = self._parent.scope
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Listen to the container, which is created but does not run yet; its own cgroup is made, so that it is known by then."""
+        """Attach to the container, which is created but does not run yet, and make its cgroup, so that the cgroup is traced."""
         slice_ = self._parent.path.suffix == ".slice"
         (self._parent.path / (f"docker-{self._container.id}.scope" if slice_ else self._container.id)).mkdir()
         with in_one_line(f"container {self._container.name}"):
-            self._watch = Watch(self._container.id, logs)
+            self._watch = ContainerWatch(self._container.id, logs)
 
     def names(self) -> bytes:
-        """Nothing of it runs yet."""
+        """Return no records: nothing of it runs yet."""
         return b""
 
     def release(self) -> None:
@@ -298,32 +285,11 @@ class ImageTarget(ContainerTarget):
         return self.exit_status is not None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the container's main process; SIGKILL ends all of it."""
+        """Send a signal to the container's main process; SIGKILL ends all its processes."""
         self._ask_to_end(number)
 
     def close(self) -> None:
-        """Remove the container, and with it all that it still runs."""
+        """Remove the container and all processes that it still runs."""
         with contextlib.suppress(IotwinError), in_one_line("container"):
             self._container.remove(force=True)
         self._parent.remove()
-
-
-def future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
-    """Return the cgroup that the engine puts a created container into, and whether it was not there yet and is made by us."""
-    mount = cgroup2_mount()
-    if mount is None:
-        raise IotwinError("cannot tell the container's processes from others: no cgroup2 hierarchy is mounted")
-    parent = container.attrs["HostConfig"]["CgroupParent"]
-    if systemd:
-        path = mount / (parent or "system.slice") / f"docker-{container.id}.scope"
-    else:
-        path = mount / (parent or "docker").lstrip("/") / container.id
-    is_early = True
-    try:
-        path.mkdir(parents=True)
-    except FileExistsError:
-        is_early = False
-    try:
-        return Cgroup(path), is_early
-    except FileNotFoundError:
-        raise IotwinError(f"container {container.name} ended before it could be watched; let it run longer") from None

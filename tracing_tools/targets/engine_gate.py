@@ -1,8 +1,8 @@
-"""An address of the Docker Engine at which the start of one container waits until it is watched.
+"""A proxy address of the Docker Engine that delays the start of one container until it is watched.
 
-A launcher (docker run, a script, the SDK) has it as DOCKER_HOST. The gate copies bytes between launcher and engine, and looks at
-nothing but the first line of what a launcher asks: a request to start the container waits for `open`. So it does not depend on
-the machine's load whether the tracer or the engine comes first.
+A launcher (docker run, a script, the SDK) receives it as DOCKER_HOST. The gate copies bytes between launcher and engine, and
+parses only the first line of each request: a request to start the container waits for `open`. So the tracer is first, however
+busy the machine is.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ import threading
 from collections.abc import Callable
 from urllib.parse import parse_qs
 
-from tracing_tools.targets.held_folder import HeldFolder, remove_stale
+from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 
 _UNIX = "unix://"
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
-_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # nobody else's: who reaches the engine is root
+_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # access to the engine amounts to root
 _CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
 _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
 
 
 class EngineGate:
-    """Listens at `address` until it is closed; `saw_creation` is true once a request to create it came through."""
+    """Listens at `address` until it is closed; `saw_creation` is true once a request to create the container passed."""
 
     def __init__(self, engine: str, name: str, name_of: Callable[[str], str | None]) -> None:
-        """`engine` is the engine's own address (see `can_gate`); `name_of` returns the name of a container given by id."""
+        """`engine` is the engine's own address (see `can_gate`); `name_of` returns a container's name by its id."""
         self._engine, self._name, self._name_of = engine.removeprefix(_UNIX), name, name_of
         self.saw_creation = False
         self._may_start = threading.Event()
@@ -44,14 +44,14 @@ class EngineGate:
         self._may_start.set()
 
     def close(self) -> None:
-        """Take no more launchers; a start that still waits is refused."""
+        """Accept no more launchers; refuse a start that still waits."""
         self._is_closed = not self._may_start.is_set()
         self._may_start.set()
         self._listener.close()
         self._folder.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the gate was closed
             while True:
                 launcher, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(launcher,), daemon=True).start()
@@ -71,7 +71,7 @@ class EngineGate:
             back.join()
 
     def _may_pass(self, piece: bytes) -> bool:
-        """Wait, if it is for this container to start; whether it may then."""
+        """Whether the request may pass; a request to start the container first waits for `open` or `close`."""
         if creation := _CREATE.match(piece):
             if parse_qs(creation[1].decode(errors="replace")).get("name") == [self._name]:
                 self.saw_creation = True
@@ -82,17 +82,17 @@ class EngineGate:
 
 
 def can_gate(engine: str) -> bool:
-    """Whether the engine at that address is on this machine and can have a gate."""
+    """Whether a gate can stand in for the engine at that address, which must be a socket of this machine."""
     return engine.startswith(_UNIX)
 
 
 def remove_stale_gates() -> list[str]:
-    """Remove the folders that killed tracers of this user left behind; return their names."""
+    """Remove the folders of gates that this user's killed tracers left; return their names."""
     return remove_stale(_PREFIX, _MODE, _SOCKET, lambda _, status: stat.S_ISSOCK(status.st_mode))
 
 
 def _piece(launcher: socket.socket) -> bytes:
-    """Return what comes next, if it is a request with the whole of its first line."""
+    """Return the next bytes; if they begin a POST request, with its whole first line."""
     piece = launcher.recv(_PIECE_BYTES)
     while piece.startswith(b"POST ") and b"\r\n" not in piece and len(piece) < _LONGEST_LINE:
         more = launcher.recv(_PIECE_BYTES)

@@ -1,50 +1,49 @@
-"""Temporary folders of one run, locked as long as it lives; what a killed one left is removed by a later one."""
+"""Temporary folders that one run locks while it lives; later runs remove the folders of killed runs."""
 
 import fcntl
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import IotwinError
-from common.files import temporary_directory
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import temporary_directory, temporary_folder
+from iotwin.common.removal import remove_empty, remove_entry, remove_own
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HeldFolder:
-    """A new folder at `path`, named from `prefix`, with these permissions; `close` removes it with what is in it."""
+    """A new folder at `path`, whose name begins with `prefix`, with the permissions `mode`; `close` removes it."""
 
     def __init__(self, prefix: str, mode: int) -> None:
-        """IotwinError when there is no place for one."""
+        """Raise IotwinError if no folder can be made."""
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_directory()))
+            self.path = temporary_folder(prefix)
             self._held = os.open(self.path, _FOLDER)
             os.fchmod(self._held, mode)
             fcntl.flock(self._held, fcntl.LOCK_EX)
-            if os.fstat(self._held).st_nlink:  # else one that started beside us removed it before it was locked
+            if os.fstat(self._held).st_nlink:  # else a concurrent run removed it before it was locked
                 return
             os.close(self._held)
 
     def close(self) -> None:
-        """Remove it; again is no harm."""
+        """Remove the folder and its content; may be called repeatedly."""
         if self._held >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_own(self.path)
             os.close(self._held)
             self._held = -1
 
 
 def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.stat_result], bool]) -> list[str]:
-    """Remove the folders that killed runs of this user left; return their names.
+    """Remove the folders that this user's killed runs left; return their names.
 
-    Such a folder is its user's, has these permissions, nobody has it locked, and it holds nothing but `name`, if that: which
-    `may_go` says of its path and status.
+    Such a folder belongs to the user, has the permissions `mode`, is not locked, and is empty or contains only `name`.
+    `may_go` decides by the path and status of `name` whether it may be removed.
     """
     try:
         paths = Path(temporary_directory()).glob(f"{prefix}*")
-    except IotwinError:  # there is no such place, and so nothing is left in one
+    except IotwinError:  # without a temporary directory nothing was left in it
         return []
     return [path.name for path in paths if _was_removed(path, mode, name, may_go)]
 
@@ -52,7 +51,7 @@ def remove_stale(prefix: str, mode: int, name: str, may_go: Callable[[Path, os.s
 def _was_removed(path: Path, mode: int, name: str, may_go: Callable[[Path, os.stat_result], bool]) -> bool:
     try:
         folder = os.open(path, _FOLDER)
-    except OSError:  # a link, a file, another user's
+    except OSError:  # it is a link, a file, or another user's folder
         return False
     try:
         status = os.fstat(folder)
@@ -62,10 +61,9 @@ def _was_removed(path: Path, mode: int, name: str, may_go: Callable[[Path, os.st
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries]
         if names == [name] and may_go(path / name, os.stat(name, dir_fd=folder, follow_symlinks=False)):
-            os.unlink(name, dir_fd=folder)
-        path.rmdir()
-    except OSError:  # a living run's, one that holds more, or already gone
+            remove_entry(name, folder)
+        return remove_empty(path)
+    except OSError:  # it is locked by a living run, contains more, or is gone already
         return False
     finally:
         os.close(folder)
-    return True

@@ -1,8 +1,8 @@
-"""A container that a command of the user's starts (docker run --name NAME ...): held at its start until it is watched.
+"""A container that the user's command starts (docker run --name NAME ...): delayed at its start until it is traced.
 
-The command has the engine's address from us: a gate at which the request to start the container waits (engine_gate). Where the
-command goes to the engine on another way, the container's cgroup is made frozen as soon as the engine tells that it was created.
-Should the container still be faster, the trace fails: it would lack its beginning.
+The command receives a gate as the engine's address, at which the request to start the container waits (engine_gate). If the
+command uses another address, the container's cgroup is frozen as soon as the engine reports the container's creation. If the
+container starts even before that, the trace fails, because it would lack the beginning.
 """
 
 import contextlib
@@ -14,19 +14,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError, UsageError
-from tracing_tools.protocols import Backend
-from tracing_tools.targets.container import ContainerTarget, Watch, address, connect, docker_sdk, future_cgroup, in_one_line
-from tracing_tools.targets.engine_gate import EngineGate, can_gate
-from tracing_tools.targets.processes import process_tree, remove_tree
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.processes import children
+from iotwin.common.signals import interrupts_held
+from iotwin.tracing_tools.backend_base import Backend
+from iotwin.tracing_tools.targets.container import (
+    ContainerTarget,
+    ContainerWatch,
+    address,
+    connect,
+    docker_sdk,
+    in_one_line,
+)
+from iotwin.tracing_tools.targets.container_cgroup import future_cgroup
+from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate
+from iotwin.tracing_tools.targets.processes import process_tree, remove_tree, signal_tree
 
-_END_S = 2.0  # for a launcher to notice the end of its container; for it and its children to end when they are asked to
+_END_S = 2.0  # for a launcher to notice the end of its container; for it and its children to end after SIGTERM
 
 
 class LaunchedContainer(ContainerTarget):
-    """The container called `name` that the command `launcher` starts; command and container are ours, and end together.
+    """The container called `name` that the command `launcher` starts; we start the command, and both end together.
 
-    While it starts a container, an engine answers no question about it.
+    While an engine starts a container, it answers no requests about this container.
     """
 
     is_ours = True
@@ -40,14 +50,17 @@ class LaunchedContainer(ContainerTarget):
         self._launch = _Launch(client, name, launcher, self._gate)
         self._is_released = self._is_frozen = self._is_asked = False
         self._lone_since: float | None = None
-        self._made: Path | None = None  # the container's cgroup, while it is ours
+        self._made: Path | None = None  # the container's cgroup, if we made it
+        self._loss = ""  # why the engine's log of the container could not be read
         try:
+            with interrupts_held(children.REQUESTS):  # a request during the start would leave the launcher running
+                self._launch.start()
             self._container = self._launch.created()
             cgroup, is_early = future_cgroup(self._container, systemd)
             self._follow(cgroup, None)
             self._made = cgroup.path if is_early else None
             if not is_early:
-                raise _too_late(name)
+                raise self._too_late()
             if self._gate is None or not self._gate.saw_creation:
                 self._set_frozen(True)
         except BaseException:
@@ -56,51 +69,87 @@ class LaunchedContainer(ContainerTarget):
 
     def _set_frozen(self, frozen: bool) -> None:
         self._is_frozen = frozen
-        with contextlib.suppress(OSError):  # it is gone, or has no freezer: then it is not held
+        with contextlib.suppress(OSError):  # the cgroup is gone, or cannot be frozen
             (self._cgroup.path / "cgroup.freeze").write_text(str(int(frozen)))
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Listen to the container, if the engine can be asked: else that comes when it runs."""
+        """Attach to the container; if it is frozen, the engine cannot answer, and `release` attaches."""
         self._logs = logs
         if not self._is_frozen:
             with in_one_line(f"container {self._container.name}"):
-                self._watch = Watch(self._container.id, logs)
+                self._watch = ContainerWatch(self._container.id, logs)
 
     def attach(self, backend: Backend) -> None:
-        """Nothing of it runs yet."""
+        """Do nothing: nothing of it runs yet."""
 
     def names(self) -> bytes:
-        """What runs in it so far belongs to the engine."""
+        """Return no records: so far only the engine's processes run in it."""
         return b""
 
     def release(self) -> None:
-        """Let it start, and wait until it has; IotwinError when it did not wait for that."""
-        if not self._is_frozen and self._has_run():
-            raise _too_late(self._container.name)
+        """Let the container start, and wait until it has. Raises IotwinError if it started before."""
+        # The engine reports a start when it is complete: of a frozen container not before the release.
+        if self._launch.saw_start or (not self._is_frozen and self._has_run()):
+            raise self._too_late()
         self._is_released = True
         self._set_frozen(False)
-        with contextlib.suppress(IotwinError), in_one_line("container"):  # gone already: its launcher removes it at its end
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # its launcher may have removed it already
             if self._gate is not None:
                 self._gate.open()
             while self._container.status == "created" and self._launch.status() is None:
                 time.sleep(0.02)
                 self._container.reload()
             self.root_pid = self._container.attrs["State"]["Pid"] or None
-            self._watch = self._watch or Watch(self._container.id, self._logs, from_start=True)
-            self._watch.begin()
+        self._copy_log()
+        with contextlib.suppress(IotwinError), in_one_line("container"):  # the removal of its cgroup shows its end
+            if self._watch is not None:
+                self._watch.begin()
+
+    def _copy_log(self) -> None:
+        """Copy its output from the engine's log, unless a watch copies it already."""
+        if self._watch is not None:
+            return
+        try:
+            with in_one_line(f"container {self._container.name}"):
+                self._watch = ContainerWatch(self._container.id, self._logs, from_start=True)
+        except IotwinError as error:
+            self._loss = str(error)
+
+    def closing_notes(self) -> list[str]:
+        """Return notes on how the container ended and on lost output; waits for its last output."""
+        self._copy_log()  # the engine may have been too busy in `release`
+        notes = super().closing_notes()
+        if self._watch is None:
+            notes.append(
+                f"logs lack the container's output: {self._loss}; it was requested too late, since the command reached the engine"
+                " by another way than DOCKER_HOST: have it use the DOCKER_HOST that iotwin sets, or remove the container later"
+            )
+        return notes
 
     def _has_run(self) -> bool:
-        """Whether somebody has started it, though its launcher waits."""
+        """Whether it was started although its launcher waits at the gate."""
         with in_one_line(f"container {self._container.name}"):
             self._container.reload()
         return bool(self._container.status != "created")
 
+    def _too_late(self) -> IotwinError:
+        if self._gate is None:
+            cause = f"iotwin cannot hold a start at {address()}"
+        elif self._gate.saw_creation:
+            cause = "another program than its command started it"
+        else:
+            cause = "its command reached the engine by another way than DOCKER_HOST, as docker -H and sudo docker do"
+        return IotwinError(
+            f"container {self._container.name} ran before it could be watched, so that its trace would lack its beginning, and"
+            f" was ended: {cause}; have it use the DOCKER_HOST that iotwin sets, or trace its image with --image"
+        )
+
     def abandon(self) -> None:
-        """End command and container, which has not run."""
+        """End the command, and the container, which has not run."""
         self._end()
 
     def has_ended(self) -> bool:
-        """Whether container and launcher have ended; the exit status is the launcher's, as it is the command."""
+        """Whether container and launcher have ended; the exit status is the launcher's, which is the user's command."""
         status = self._launch.status()
         if status is None:
             self._end_launcher_if_due()
@@ -110,7 +159,7 @@ class LaunchedContainer(ContainerTarget):
         return True
 
     def _end_launcher_if_due(self) -> None:
-        """Asked to end, a launcher that starts more, or would start the container yet, has a moment after the container's end."""
+        """After a request to end, send SIGTERM to a launcher that still runs 2 s after the container's end."""
         if not self._is_asked or self.remaining():
             return
         self._lone_since = self._lone_since or time.monotonic()
@@ -118,26 +167,26 @@ class LaunchedContainer(ContainerTarget):
             self._launch.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the container's main process, whose end a launcher notices; SIGKILL goes to the launcher as well."""
+        """Send a signal to the container's main process, whose end the launcher notices; SIGKILL to the launcher as well."""
         self._is_asked = True
         self._ask_to_end(number)
         if number == signal.SIGKILL:
             self._launch.signal(number)
 
     def _end(self) -> None:
-        """End what was started, for a container that was never let run."""
+        """End launcher and container if the container was never released."""
         if self._is_released:
             return
         if self._gate is not None:
             self._gate.close()
-        if self._is_frozen:  # the engine would answer nothing
+        if self._is_frozen:  # otherwise the engine would not answer
             self._set_frozen(False)
         self._launch.end()
         if self._made is not None:
             remove_tree(self._made)
 
     def close(self) -> None:
-        """Let go of it: it goes on, if it ever ran."""
+        """Release the container, which runs on if it was ever released."""
         self._end()
         if self._gate is not None:
             self._gate.close()
@@ -149,47 +198,56 @@ class _Launch:
     def __init__(self, client: Any, name: str, command: list[str], gate: EngineGate | None) -> None:
         self._client, self._name, self._command = client, name, command
         self._is_created = threading.Event()
-        events = client.events(decode=True, filters={"type": "container", "event": "create"})
+        self.saw_start = False
+        events = client.events(decode=True, filters={"type": "container", "event": ["create", "start"]})
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
-        environment = os.environ if gate is None else {**os.environ, "DOCKER_HOST": gate.address}
+        self._environment = os.environ if gate is None else {**os.environ, "DOCKER_HOST": gate.address}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the launcher with requests to end held back. Raises IotwinError if it cannot be executed."""
         try:
-            # Its output would be the container's a second time.
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+            # Its output would repeat the container's.
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.DEVNULL, env=self._environment, preexec_fn=children.ready
+            )
         except OSError as error:
-            if gate is not None:
-                gate.close()
-            raise IotwinError(f"cannot run '{command[0]}': {error.strerror}") from None
+            raise IotwinError(f"cannot run '{self._command[0]}': {error.strerror}") from None
 
     def _listen(self, events: Any) -> None:
-        with contextlib.suppress(Exception):  # the stream is closed
-            if any(event["Actor"]["Attributes"].get("name") == self._name for event in events):
-                self._is_created.set()
+        with contextlib.suppress(Exception):  # the stream was closed
+            for event in events:
+                if event["Actor"]["Attributes"].get("name") == self._name:
+                    self.saw_start = self.saw_start or event["Action"] == "start"
+                    self._is_created.set()
 
     def created(self) -> Any:
-        """Wait for the container and return it."""
+        """Wait until the launcher has created the container, and return it."""
         while not self._is_created.wait(0.1):
-            status = self._process.poll()
+            status = self.status()
             if status is not None and not self._is_created.wait(1):
                 raise IotwinError(f"{self._command[0]} ended (status {status}) and made no container {self._name}")
         with in_one_line(f"container {self._name}"):
             return self._client.containers.get(self._name)
 
     def status(self) -> int | None:
-        """Return the exit status of the launcher, None while it runs."""
-        return self._process.poll()
+        """Return the launcher's exit status, None while it runs."""
+        return self._process.poll() if self._process else None
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the launcher and its children."""
-        for pid in process_tree([self._process.pid]) if self._process.poll() is None else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def signal(self, number: int) -> set[int]:
+        """Send a signal to the launcher and its descendants, and return their pids."""
+        return signal_tree([self._process.pid], number) if self._process and self._process.poll() is None else set()
 
     def end(self) -> None:
         """End the launcher, and the container with it; one that never ran would only be in the way of the next."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self.signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
+        if self._process is None:
+            return
+        tree, deadline = self.signal(signal.SIGTERM), time.monotonic() + _END_S
+        while (left := process_tree(tree)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        signal_tree(left, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits within the kernel
+            self._process.wait(_END_S)
         with contextlib.suppress(IotwinError), in_one_line("container"):
             container = self._client.containers.get(self._name)
             if container.status == "created":
@@ -203,10 +261,3 @@ def _name_of(client: Any, given: str) -> str | None:
         return str(client.containers.get(given).name)
     except docker_sdk().errors.DockerException:
         return None
-
-
-def _too_late(name: str) -> IotwinError:
-    return IotwinError(
-        f"container {name} ran before it could be watched, so that its trace would lack its beginning, and was ended; have its"
-        " command find the engine by DOCKER_HOST, which iotwin sets for it, or trace its image with --image"
-    )

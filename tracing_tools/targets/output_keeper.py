@@ -1,14 +1,13 @@
-"""The keeper of a job's output: the process that empties the pipes that a job prints to into the logs and onto the terminal.
+"""The keeper of a job's output: a process that copies the pipes that a job prints to into the logs and to the terminal.
 
     python -I -S output_keeper.py CONTROL PIPE LOG PIPE LOG
 
-The arguments are descriptors; stdout and stderr are those of the tracer. It stands beside the tracer and outlives it, as the shim
-of a container engine does: without a reader the job's next print would end it. A log that cannot grow loses what does not fit,
-and the job never learns of it. With the tracer's end it lets go of stdout and stderr, so that nobody waits for their end, and
-goes on with the logs; it ends when all writers have closed the pipes.
+The arguments are descriptors; stdout and stderr are the tracer's. The keeper outlives the tracer, because the job's next print
+would fail without a reader. A log that cannot grow loses output, and the job does not notice. When the tracer ends, the keeper
+closes stdout and stderr, so that their readers see the end, and continues with the logs until all writers have closed the pipes.
 
-All signals are blocked in it. It is in the tracer's process group, so that one that waits in it tells that the whole group was
-signalled, and the job with it. It imports little, as it starts with every trace.
+The keeper blocks all signals. It belongs to the tracer's process group, so that a signal which is pending in it was sent to the
+whole group, and to the job as well. It imports little, because it starts with every trace.
 """
 
 import os
@@ -21,17 +20,17 @@ from collections import deque
 from contextlib import suppress
 from itertools import pairwise
 
-SHOW, DRAIN, END = b"s", b"d", b"e"  # what the tracer asks for; DRAIN and END are answered, the latter when all has been shown
-# What was asked, and the bytes of stdout and of stderr that the logs lack; END also at the very end.
+SHOW, DRAIN, END = b"s", b"d", b"e"  # the tracer's commands; DRAIN and END are answered, END when all output has been shown
+# A reply: the command, and the bytes of stdout and of stderr that the logs lack. The keeper also sends END when it ends.
 REPLY = struct.Struct("<cQQ")
 
-FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # how lines begin that common.mllog.FOR_TRACERS marks
+FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of the lines that iotwin.common.mllog.FOR_TRACERS marks
 
-_CHUNK_BYTES = 1 << 20  # also the most that a pipe holds
-_REST_MS = 10  # between looks at a pipe that little comes from: one wake-up then serves many prints
+_CHUNK_BYTES = 1 << 20  # also the capacity of a pipe
+_REST_MS = 10  # between reads of a pipe with little output, so that one wake-up serves many prints
 _BUSY_BYTES = 1 << 16
-_HELD_BYTES = 64 << 20  # for a terminal that takes nothing; beyond that the job waits for it, as it would without us
-_WITHOUT_BLOCKING_BYTES = select.PIPE_BUF  # what a pipe or terminal that is ready takes at once
+_HELD_BYTES = 64 << 20  # held for a terminal that does not read; beyond that the job waits for it, as without a tracer
+_WITHOUT_BLOCKING_BYTES = select.PIPE_BUF  # a pipe or terminal that is ready accepts this much without blocking
 
 
 class _Stream:
@@ -49,20 +48,17 @@ class _Stream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is still to be shown."""
         return self._waiting_bytes > 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no more can be held until some of it has been shown."""
         return self._waiting_bytes >= _HELD_BYTES
 
     def show(self) -> None:
-        """Show from now on what comes."""
         self._is_shown = True
 
     def hide(self) -> None:
-        """Show nothing any more, and let go of our own stream."""
+        """Show nothing any more, and close our own stream."""
         self._is_shown = False
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -71,11 +67,11 @@ class _Stream:
         os.close(nothing)
 
     def take(self) -> int:
-        """Move what the pipe holds, once it is readable or at its end; return the number of bytes."""
+        """Move the pipe's content, once it is readable or at its end; return the number of bytes."""
         try:
             content = memoryview(os.read(self.pipe, _CHUNK_BYTES))
         except BlockingIOError:
-            return 0  # it was drained meanwhile
+            return 0  # `_drain` has emptied it meanwhile
         self.ended = not content
         self._write_log(content)
         shown = for_people(content) if self._is_terminal else content
@@ -93,17 +89,17 @@ class _Stream:
                 return
 
     def show_some(self) -> None:
-        """Hand our own stream, which is ready, what it takes."""
+        """Write to our own stream, which is ready, as much as it accepts."""
         first = self._waiting[0]
         piece = bytes(first[: self._step])
         if len(piece) < len(first):
-            piece = piece[: piece.rfind(b"\n") + 1] or piece  # what others print in between leaves lines whole
+            piece = piece[: piece.rfind(b"\n") + 1] or piece  # whole lines, as other processes may print in between
         try:
             shown = os.write(self.shown, piece)
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self.hide()  # whoever read it has gone; the job is not theirs to end
+            self.hide()  # the reader has ended, which must not end the job
             return
         except OSError:
             shown = len(first)
@@ -115,7 +111,7 @@ class _Stream:
 
 
 def for_people(content: memoryview) -> memoryview:
-    """Return what was printed without the lines that are for tracers alone; such a line is written, and so read, as a whole."""
+    """Return `content` without the lines that are for tracers only; the job writes each of these lines as a whole."""
     if FOR_TRACERS not in bytes(content):
         return content
     lines = bytes(content).splitlines(keepends=True)
@@ -126,7 +122,7 @@ def _is_file(descriptor: int) -> bool:
     try:
         return stat.S_ISREG(os.fstat(descriptor).st_mode)
     except OSError:
-        return False  # closed: nothing can be shown there
+        return False  # the descriptor is closed
 
 
 class _Keeper:
@@ -135,7 +131,6 @@ class _Keeper:
         self._is_ending = self._is_alone = False
 
     def run(self) -> None:
-        """Keep the output until nobody can print any more."""
         rests = False
         while not all(stream.ended and not stream.is_waiting for stream in self._streams):
             moved = self._turn(rests)
@@ -148,7 +143,7 @@ class _Keeper:
         self._reply(END)
 
     def _turn(self, rests: bool) -> int:
-        """Wait for one thing or several and do them; at rest the end of a pipe wakes, but not what is printed."""
+        """Wait for events and handle them; if `rests`, the end of a pipe ends the wait, but output does not."""
         poll, control = select.poll(), select.poll()
         if not self._is_alone:
             poll.register(self._control, select.POLLIN)
@@ -159,7 +154,7 @@ class _Keeper:
             if stream.is_waiting:
                 poll.register(stream.shown, select.POLLOUT)
         ready = dict(poll.poll(_REST_MS if rests else None))
-        if control.poll(0):  # before what was printed after it
+        if control.poll(0):  # before output that was printed after the command
             self._obey()
         moved = 0
         for stream in self._streams:
@@ -180,7 +175,7 @@ class _Keeper:
         elif command == DRAIN:
             self._drain()
             while signal.sigtimedwait(signal.valid_signals(), 0):
-                pass  # told, and forgotten
+                pass  # clear the pending signals
             self._reply(DRAIN)
         elif command == END:
             self._is_ending = True
@@ -190,7 +185,7 @@ class _Keeper:
                 stream.hide()
 
     def _drain(self) -> None:
-        """Take what the pipes hold by now, and no more: somebody may print without end."""
+        """Move the pipes' present content, and no more: the job may print without end."""
         for stream in self._streams:
             poll, left = select.poll(), _CHUNK_BYTES
             poll.register(stream.pipe, select.POLLIN)
@@ -203,16 +198,16 @@ class _Keeper:
 
 
 def main(control: int, pipe: int, log: int, second_pipe: int, second_log: int) -> None:
-    """Keep the output of both streams until their end."""
-    with suppress(OSError):  # our caller may have closed it
+    """Copy the output of both streams until their end."""
+    with suppress(OSError):  # our caller may have closed stdin
         os.close(0)
     os.open(os.devnull, os.O_RDONLY)
     kept = sorted((2, control, pipe, log, second_pipe, second_log, 1 << 20))
     for before, after in pairwise(kept):
         os.closerange(before + 1, after)
-    with suppress(OSError):  # only root may
+    with suppress(OSError):  # only root may do so
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"-1000")  # whoever needs memory must not get it from the one whose death ends the job
+        os.write(score, b"-1000")  # if memory runs out, the kernel must not kill the keeper, whose death would end the job
         os.close(score)
     _Keeper(control, [_Stream(pipe, log, 1), _Stream(second_pipe, second_log, 2)]).run()
 

@@ -1,17 +1,20 @@
-"""What /proc tells of processes that run already: their descendants, names and open files, as name records."""
+"""Running processes by /proc: their descendants, and their commands and open files as name records."""
 
+import contextlib
 import os
 import re
+import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tracing_tools.targets.mounts import cgroup2_mount
-from tracing_tools.trace.raw.records import NAME_EXEC, NAME_FORK, NAME_INHERITED, NameRecord, pack_name
+from iotwin.trace_store.raw.records import NAME_EXEC, NAME_FORK, NAME_INHERITED, NameRecord, pack_name
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # docker, podman, containerd and Kubernetes all put it into the cgroup's path
 _DELETED = b" (deleted)"
-_BEFORE = 0  # the time of what happened before the trace began
+_STOP_S = 1.0  # for a process to stop; one that waits in the kernel does not stop, but starts no other process either
+_BEFORE = 0  # time of events before the trace began
 
 
 def container_id(cgroup_path: str) -> str | None:
@@ -20,50 +23,50 @@ def container_id(cgroup_path: str) -> str | None:
     return found[-1] if found else None
 
 
-def processes_and_parents() -> dict[int, int]:
-    """Return the parent of every process of the machine, by pid."""
-    parents = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            try:
-                # The command's name, in parentheses, may hold anything: the fields are counted from its end.
-                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue  # it ended meanwhile
-            if fields[0] != b"Z":
-                parents[int(entry.name)] = int(fields[1])
-    return parents
+def running_pids() -> Iterator[int]:
+    """Yield the pids of the machine's processes; some may end meanwhile."""
+    return (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal())
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return a file of /proc/PID, empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _state_and_parent(pid: int) -> tuple[bytes, int]:
+    """Return the process's state letter and its parent's pid; (b"Z", 0) if it has ended."""
+    # The command's name, in parentheses, may contain anything, so the fields are counted from its end.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return (fields[0], int(fields[1])) if fields else (b"Z", 0)
 
 
 def processes_called_with(word: bytes) -> list[int]:
     """Return the running processes that have `word` among their arguments."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            try:
-                words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it ended meanwhile
-            if word in words:
-                found.append(int(entry.name))
-    return found
+    return [pid for pid in running_pids() if word in _read(pid, "cmdline").split(b"\0")]
 
 
 def is_asleep(pid: int) -> bool:
     """Whether the process sleeps or has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"S", b"Z")
-    except OSError:
-        return True
+    return _state_and_parent(pid)[0] in (b"S", b"Z")
+
+
+def _is_stopped(pid: int) -> bool:
+    return _state_and_parent(pid)[0] in (b"T", b"t", b"Z")
 
 
 def process_tree(roots: Iterable[int]) -> set[int]:
     """Return those of the processes `roots` that run, and all their descendants."""
-    parents = processes_and_parents()
-    tree = {pid for pid in roots if pid in parents}
     children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
+    running = set()
+    for pid in running_pids():
+        state, parent = _state_and_parent(pid)
+        if state != b"Z":
+            running.add(pid)
+            children.setdefault(parent, []).append(pid)
+    tree = running.intersection(roots)
     waiting = list(tree)
     while waiting:
         new = [child for child in children.get(waiting.pop(), []) if child not in tree]
@@ -72,20 +75,43 @@ def process_tree(roots: Iterable[int]) -> set[int]:
     return tree
 
 
+def signal_tree(roots: Iterable[int], number: int) -> set[int]:
+    """Send a signal to the processes `roots` and all their descendants, and return their pids.
+
+    All are stopped first, so that none can start a process that does not receive the signal.
+    """
+    roots, stopped = set(roots), set[int]()
+    while new := process_tree(roots | stopped) - stopped:
+        _signal_each(new, signal.SIGSTOP)
+        deadline = time.monotonic() + _STOP_S
+        while not all(map(_is_stopped, new)) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        stopped |= new
+    _signal_each(stopped, number)
+    _signal_each(stopped, signal.SIGCONT)
+    return stopped
+
+
+def _signal_each(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def running_processes(pids: Iterable[int]) -> bytes:
-    """Return name records of how the processes came to be, as far as /proc knows, and of the files that they have open."""
+    """Return name records of the processes' forks and executed programs, as far as /proc shows, and of their open files."""
     content = b""
     commands: dict[int, bytes] = {}
     for pid in sorted(pids):
         try:
             content += _life(pid, commands) + open_files(pid)
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has ended meanwhile
     return content
 
 
 def _life(pid: int, commands: dict[int, bytes]) -> bytes:
-    """A fork, and an exec where the program is not the parent's; `commands` gathers the command lines by pid."""
+    """Return records of a fork, and of an exec if the command differs from the parent's; adds the command to `commands`."""
     status = dict(line.partition(b":")[::2] for line in Path(f"/proc/{pid}/status").read_bytes().splitlines())
     commands[pid] = command = Path(f"/proc/{pid}/cmdline").read_bytes()
     if not command:
@@ -100,7 +126,7 @@ def _life(pid: int, commands: dict[int, bytes]) -> bytes:
 
 
 def cgroup_of(pid: int) -> str | None:
-    """Return the process's path in the cgroup2 hierarchy, or None where there is none."""
+    """Return the process's path in the cgroup2 hierarchy, or None if there is no such hierarchy."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     return next((line.split(":", 2)[2] for line in lines if line.startswith("0::")), None)
 
@@ -116,7 +142,7 @@ def _cgroup_id(pid: int) -> int:
 
 
 def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mapping[int, bytes] | None = None) -> bytes:
-    """Return name records of the files that a process has open (only `descriptors`, if given); `called` names some otherwise."""
+    """Return name records of a process's open files, or of `descriptors` only; `called` replaces the paths of some."""
     folder = Path(f"/proc/{pid}/fd")
     numbers = descriptors if descriptors is not None else sorted(int(entry.name) for entry in folder.iterdir())
     content = b""
@@ -134,7 +160,7 @@ def open_files(pid: int, descriptors: Iterable[int] | None = None, called: Mappi
 
 
 def remove_tree(path: Path) -> None:
-    """Remove the cgroup at `path` and those below it, once their last tasks have left them; one that is gone already is fine."""
+    """Remove the cgroup at `path`, if it exists, and those below it, as soon as their last tasks have left them."""
     for _ in range(50):
         try:
             for child in sorted(path.rglob("*/"), reverse=True):
@@ -144,4 +170,4 @@ def remove_tree(path: Path) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            time.sleep(0.01)  # a task that has exited leaves its cgroup a moment later
+            time.sleep(0.01)  # a task leaves its cgroup a moment after its exit

@@ -1,18 +1,18 @@
-"""Who called sudo: the command runs as that user."""
+"""The user who called sudo: the traced command runs as that user."""
 
 import ctypes
 import os
 import pwd
 from dataclasses import dataclass
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 
 _SET_NO_NEW_PRIVILEGES = 38  # prctl(2), PR_SET_NO_NEW_PRIVS
 
 
 @dataclass(frozen=True)
 class User:
-    """Who called sudo: the command runs as that user, who then owns the trace and finishes it."""
+    """The user who called sudo, and who therefore runs the command, owns the trace and finishes it."""
 
     user_id: int
     group_id: int
@@ -20,7 +20,7 @@ class User:
     home: str
 
     def become(self) -> None:
-        """Give up root for good: groups, all ids and with them all capabilities, and the way back by setuid programs."""
+        """Give up root for good: groups, all ids and with them all capabilities, and regaining them by setuid programs."""
         os.initgroups(self.name, self.group_id)
         os.setresgid(self.group_id, self.group_id, self.group_id)
         os.setresuid(self.user_id, self.user_id, self.user_id)
@@ -28,7 +28,7 @@ class User:
 
 
 def invoking_user() -> User | None:
-    """Return who called sudo, or None when nobody did: the command then runs as the caller."""
+    """Return the user who called sudo, or None if nobody did: the command then runs as the caller."""
     if os.geteuid() != 0 or not os.environ.get("SUDO_UID", "").isdecimal():
         return None
     user_id = int(os.environ["SUDO_UID"])

@@ -4,15 +4,15 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from datagen.layouts import BertLayout
-from workloads.common.program import require_at_least
-from workloads.common.variant import INSTRUMENTED, ORIGINAL, PROFILER, SLEEP, add_variant_options, check_variant
-from workloads.state.options import StateOptions, add_state_options, take_state_options
+from iotwin.common.errors import UsageError
+from iotwin.datagen.layouts import BertLayout
+from iotwin.workloads.common.program import require_at_least
+from iotwin.workloads.common.variant import INSTRUMENTED, ORIGINAL, PROFILER, SLEEP, add_variant_options, check_variant
+from iotwin.workloads.state.options import StateOptions, add_state_options, take_state_options
 
 
 @dataclass(frozen=True)
-class Config:
+class BertConfig:
     """One pretraining job."""
 
     data: Path
@@ -35,7 +35,7 @@ class Config:
 
     @property
     def network(self) -> dict[str, int]:
-        """What a checkpoint must agree on."""
+        """The sizes of the model, which must equal those in a checkpoint."""
         return {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "sequence": self.sequence}
 
 
@@ -47,11 +47,11 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--batch-size", type=int, default=6, help="records per step and rank (default %(default)s)")
     add("--steps", type=int, default=2400, help="training steps (default %(default)s)")
     add("--eval-steps", type=int, default=100, help="batches of the evaluation after training; 0: none (default %(default)s)")
-    add("--layers", type=int, default=24, help="of the encoder (default %(default)s)")
+    add("--layers", type=int, default=24, help="layers of the encoder (default %(default)s)")
     add("--hidden", type=int, default=1024, help="width of the encoder (default %(default)s)")
-    add("--heads", type=int, default=16, help="of attention (default %(default)s)")
+    add("--heads", type=int, default=16, help="attention heads of a layer (default %(default)s)")
     add("--sequence", type=int, default=BertLayout.SEQUENCE, help="first tokens of a record that are used (default %(default)s)")
-    add("--learning-rate", type=float, default=1e-4, help="highest, of Adam with weight decay (default %(default)s)")
+    add("--learning-rate", type=float, default=1e-4, help="highest rate, of Adam with weight decay (default %(default)s)")
     add(
         "--profile-every",
         type=int,
@@ -60,22 +60,22 @@ def prepare_parser(parser: ArgumentParser) -> None:
         help="steps between timelines of the variant profiler (default %(default)s)",
     )
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: TensorFlow's choice (default %(default)s)")
-    add("--seed", type=int, default=1, help="of weights and order (default %(default)s)")
+    add("--seed", type=int, default=1, help="seed of weights and order (default %(default)s)")
     add(
         "--deterministic",
         action="store_true",
-        help="take records from the shards in a fixed turn and compute the same at each run: a resumed job then goes on exactly",
+        help="read shards in a fixed order and compute the same in each run, so that a resumed job repeats an uninterrupted one",
     )
     add_state_options(parser)
     add_variant_options(parser, (ORIGINAL, INSTRUMENTED, SLEEP, PROFILER))
 
 
-def parse_config(args: Namespace) -> Config:
+def parse_config(args: Namespace) -> BertConfig:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
     values = dict(vars(args))
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
-    config = Config(**values)
+    config = BertConfig(**values)
     require_at_least(1, batch_size=config.batch_size, steps=config.steps, layers=config.layers, hidden=config.hidden,
                      heads=config.heads, profile_every=config.profile_every)  # fmt: skip
     require_at_least(2, sequence=config.sequence)

@@ -1,6 +1,5 @@
 """The shards as a tf.data pipeline, in the published order of its stages."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from datagen.layouts import BertLayout
-from workloads.bert.model import Features
+from iotwin.common.files import scratch_folder, write_whole
+from iotwin.datagen.layouts import BertLayout
+from iotwin.workloads.bert.model import Features
 
 _FILES_AT_ONCE = 8
 _SHUFFLED_RECORDS = 1000
@@ -32,11 +32,11 @@ def training_batches(
     deterministic: bool = False,
     indexed: bool = False,
 ) -> tf.data.Dataset:
-    """Return the endless batches of `rank`: its share of the shards, shuffled, eight read at once, records shuffled, parsed.
+    """Return the endless batches of `rank`: its share of the shards, shuffled; eight are read at once; records are shuffled.
 
-    Which of the eight files is read next is left to the threads, as published, unless `deterministic`. A batch maps the names of
-    BertLayout.FEATURES to tensors of (batch_size, values); `indexed` adds INDEX, (batch_size,): the number of the record's shard
-    times 2**32, plus its own in the shard.
+    A batch maps the names of BertLayout.FEATURES to tensors of (batch_size, values). `indexed` adds INDEX, (batch_size,): the
+    shard's index times 2**32, plus the record's index in the shard. The timing of threads decides which of the eight files is
+    read next, as in the published job, unless `deterministic`.
     """
     files = tf.data.Dataset.from_tensor_slices([str(path) for path in shards]).enumerate().shard(world_size, rank).repeat()
     files = files.shuffle(-(-len(shards) // world_size), seed=seed)
@@ -82,15 +82,15 @@ def _parse_indexed(index: tf.Tensor, record: tf.Tensor) -> Features:
 
 
 def state_of(batches: Iterator[Features], directory: Path) -> dict[str, Any]:
-    """Return where a deterministic pipeline stands, with what it has read ahead; TensorFlow writes it through `directory`."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".pipeline-") as name:
+    """Return a deterministic pipeline's position and the records read ahead; TensorFlow writes them to a file in `directory`."""
+    with scratch_folder(directory) as name:
         tf.train.Checkpoint(batches=batches).write(f"{name}/{_STATE}")
-        return {path.name: np.fromfile(path, np.uint8) for path in sorted(Path(name).iterdir())}
+        return {path.name: np.fromfile(path, np.uint8) for path in sorted(name.iterdir())}
 
 
 def restore(batches: Iterator[Features], state: dict[str, Any], directory: Path) -> None:
-    """Let a new pipeline, made as the one of `state_of` was, go on where that one stood."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".pipeline-") as name:
+    """Set a new pipeline, built with the same arguments as that of `state_of`, to the position in `state`."""
+    with scratch_folder(directory) as name:
         for file, content in state.items():
-            content.tofile(f"{name}/{file}")
+            write_whole(name / file, content.tobytes(), below=name)
         tf.train.Checkpoint(batches=batches).read(f"{name}/{_STATE}").assert_consumed()

@@ -1,4 +1,4 @@
-"""When parts of a compiled step are done: clocks in its graph, as a graph returns to Python only when all of it has run."""
+"""Clocks inside a compiled step's graph: Python sees a graph's end only, and these measure when its parts end."""
 
 import time
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ import tensorflow as tf
 
 
 def moment_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the wall time in seconds (float64 scalar, resolving a quarter of a microsecond) at which `tensors` are computed.
+    """Return the wall time in seconds at which `tensors` are computed: a float64 scalar with a resolution of 0.25 microseconds.
 
-    A number of theirs is fetched to the host for it, without which a GPU would have been told to compute them, no more.
+    The first number of `tensors` is copied to the host: without the copy, this would be the time at which a GPU queued the work.
     """
     with tf.control_dependencies(tensors):
         number = tf.reshape(tensors[0], [-1])[0]
@@ -18,7 +18,7 @@ def moment_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def wall_offset_ns() -> int:
-    """Return what wall time is ahead of CLOCK_MONOTONIC: the best of three readings, as a process can be held up in one."""
+    """Return wall time minus CLOCK_MONOTONIC in nanoseconds: the quickest of three readings, in case of an interruption."""
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     before_ns, wall_ns, _ = min(readings, key=lambda reading: reading[2] - reading[0])
     return wall_ns - before_ns

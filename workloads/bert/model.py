@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from datagen.layouts import BertLayout
+from iotwin.datagen.layouts import BertLayout
 
 Features = dict[str, tf.Tensor]
 _INITIAL_STDEV = 0.02
@@ -57,7 +57,7 @@ class _Layer(tf.Module):
 class Bert(tf.Module):
     """The encoder and its heads, without dropout so that a rerun computes the same; BERT-large is 24 layers, 1024 wide, 16 heads.
 
-    `sequence` is how many of a record's tokens it sees; masked words beyond count nothing.
+    The model sees the first `sequence` tokens of a record; masked words after these do not count in the loss.
     """
 
     def __init__(self, layers: int, hidden: int, heads: int, sequence: int) -> None:

@@ -1,6 +1,5 @@
-"""Timelines of single steps: what TensorFlow's profiler saw, as the Chrome trace format that timeline-*.json files have."""
+"""Timelines of single steps: writes what TensorFlow's profiler recorded as timeline-*.json, in the Chrome trace format."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,26 +8,28 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from common.files import write_json
+from iotwin.common.files import scratch_folder, write_json
+from iotwin.common.foreign_files import read_foreign
 
 # 2 shows the operations that TensorFlow runs, not only its threads' own marks.
+_MOST_PROFILE_BYTES = 1 << 33
 _HOST_LEVEL = 2
 
 
 @contextmanager
 def timeline_of(path: Path) -> Iterator[None]:
-    """Write what TensorFlow runs in the block to `path`, whole or not at all."""
+    """Write a timeline of what TensorFlow runs in the block to `path`; no file if the block or the writing fails."""
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_HOST_LEVEL, python_tracer_level=0)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".profile-") as name:
-        with tf.profiler.experimental.Profile(name, options):
+    with scratch_folder(path.parent) as folder:
+        with tf.profiler.experimental.Profile(str(folder), options):
             yield
-        events = [event for profile in Path(name).rglob("*.xplane.pb") for event in _events(profile)]
+        events = [event for profile in folder.rglob("*.xplane.pb") for event in _events(profile)]
     write_json(path, {"traceEvents": events}, indent=None)
 
 
 def _events(profile: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a profile: a process per device, a thread per stream or thread, times in microseconds."""
-    space = xplane_pb2.XSpace.FromString(profile.read_bytes())
+    space = xplane_pb2.XSpace.FromString(read_foreign(profile, _MOST_PROFILE_BYTES))
     for process, plane in enumerate(space.planes):
         yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": plane.name}}
         for thread, line in enumerate(plane.lines):

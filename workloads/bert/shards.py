@@ -1,12 +1,12 @@
-"""The TFRecord files that are there, found without TensorFlow."""
+"""Finds the TFRecord files of a data set, without TensorFlow."""
 
 from pathlib import Path
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 
 def find_shards(directory: Path, world_size: int) -> list[Path]:
-    """Return the training shards in `directory`; IotwinError when one is missing or a rank would have none."""
+    """Return the training shards in `directory`. Raises IotwinError if one is missing or if there are more ranks than shards."""
     shards = sorted(directory.glob("part-?????-of-?????"))
     if not shards:
         raise IotwinError(

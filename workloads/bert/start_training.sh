@@ -4,13 +4,13 @@
 #   DATA_DIR=shards OUTPUT_DIR=results start_training.sh NUM_GPUS CONTAINER LOGGING_DIR IMAGE BATCH STEPS [OPTION...]
 #
 # One rank per GPU asked for; on a machine without GPUs the ranks compute on its CPUs. BATCH is per rank. The options go to
-# `python -m workloads.bert`; a later one replaces an earlier one. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
+# `python -m iotwin.workloads.bert`; a later one replaces an earlier one. CUDA_VISIBLE_DEVICES, if set, chooses the GPUs.
 set -euo pipefail
 source "$(dirname "$0")/../container.sh"
 parse_arguments bert STEPS "$@"
 
-launch=(workloads.bert)
+launch=(iotwin.workloads.bert)
 if [ "$num_gpus" -gt 1 ]; then
-    launch=(workloads.launch "$num_gpus" workloads.bert)
+    launch=(iotwin.workloads.launch "$num_gpus" iotwin.workloads.bert)
 fi
 start_container bert "${launch[@]}" --data /data --output /output --batch-size "$batch" --steps "$how_many"

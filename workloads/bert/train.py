@@ -1,7 +1,7 @@
 """The training loop: a checkpoint before it, steps, a checkpoint and an evaluation after it.
 
-A job that keeps its state goes on exactly only where its pipeline is deterministic: then the state holds where that stands, with
-the records that it has read ahead. Otherwise it goes on with the weights, on records of an order of their own.
+A resumed job repeats the uninterrupted job exactly if its pipeline is deterministic: a checkpoint then holds the pipeline's
+position and the records that it has read ahead. Otherwise the job continues with the weights and reads records in a new order.
 """
 
 import math
@@ -12,41 +12,43 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
-# TensorFlow greets on stderr otherwise, and ranks report as an error that another one has ended; set before its import.
+from iotwin.common.files import make_folder
+
+# TensorFlow otherwise writes a greeting to stderr, and ranks report the end of another rank as an error. Must precede its import.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if os.environ.get("RANK", "0") == "0" else "3")
 
 import numpy as np
 import tensorflow as tf
 
-from common.checkpoints import Position
-from common.errors import IotwinError
-from common.mllog import MlLog
-from common.progress import note
-from datagen.layouts import BertLayout
-from workloads.bert.config import Config
-from workloads.bert.data import INDEX, evaluation_batches, restore, state_of, training_batches
-from workloads.bert.device_clock import moment_after, wall_offset_ns
-from workloads.bert.model import Bert, Features
-from workloads.bert.optimizer import Adam
-from workloads.bert.profile import timeline_of
-from workloads.bert.shards import find_shards
-from workloads.common.parts import Parts
-from workloads.common.program import Result, plain_configuration
-from workloads.common.steps import StepMeter
-from workloads.common.tf_ranks import Ranks, join_ranks
-from workloads.common.variant import PROFILER, TIMED, SleptSteps, parse_sleep
-from workloads.state.keeper import Keeper, Resumed
-from workloads.state.nested import Framework, Generators, array_tensor, digest_of, flatten, unflatten
+from iotwin.common.checkpoints import Position
+from iotwin.common.errors import IotwinError
+from iotwin.common.mllog import MlLog
+from iotwin.common.progress import note
+from iotwin.datagen.layouts import BertLayout
+from iotwin.workloads.bert.config import BertConfig
+from iotwin.workloads.bert.data import INDEX, evaluation_batches, restore, state_of, training_batches
+from iotwin.workloads.bert.device_clock import moment_after, wall_offset_ns
+from iotwin.workloads.bert.model import Bert, Features
+from iotwin.workloads.bert.optimizer import Adam
+from iotwin.workloads.bert.profile import timeline_of
+from iotwin.workloads.bert.shards import find_shards
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.program import Result, plain_configuration
+from iotwin.workloads.common.steps import StepMeter
+from iotwin.workloads.common.tf_ranks import TensorflowRanks, join_ranks
+from iotwin.workloads.common.variant import PROFILER, TIMED, SleptSteps, parse_sleep
+from iotwin.workloads.state.keeper import Keeper, ResumedJob
+from iotwin.workloads.state.nested import Framework, NumpyGenerators, array_tensor, digest_of, flatten, unflatten
 
-_TENSORFLOW = Framework({"tensorflow": tf.__version__}, flatten, unflatten, Generators())
+_TENSORFLOW = Framework({"tensorflow": tf.__version__}, flatten, unflatten, NumpyGenerators())
 _EPOCH = 1  # the list of shards repeats within the shuffle, so that no epoch ends
 _PARTS = ("model_forward_pass", "loss_tensor_calc", "model_backward_pass", "model_optim_step")
 
 
-class Job:
+class BertJob:
     """One rank's share of a pretraining job."""
 
-    def __init__(self, config: Config, ranks: Ranks, log: MlLog) -> None:
+    def __init__(self, config: BertConfig, ranks: TensorflowRanks, log: MlLog) -> None:
         self._config, self._ranks, self._log = config, ranks, log
         tf.random.set_seed(config.seed)
         shards = find_shards(config.data, ranks.world_size)
@@ -58,12 +60,12 @@ class Job:
             self._optimizer = Adam(self._model.trainable_variables, config.learning_rate, config.steps)
             self._compiled_step = tf.function(self._distributed_step)
             self._compiled_evaluation = tf.function(lambda batch: self._model.losses(batch, self._model.encode(batch)))
-        config.output.mkdir(parents=True, exist_ok=True)
+        make_folder(config.output)
         identity = {"job": "bert", "network": config.network, "seed": config.seed, "batch_size": config.batch_size}
         self.keeper = Keeper(config.state, config.output, ranks, identity | {"shards": len(shards)}, _TENSORFLOW)
         resumed = self.keeper.resume()
         self.resumed_exactly = self._goes_on_exactly(resumed) if resumed else None
-        # Else every resumed run would begin with the records that the first one began with.
+        # A new seed: with the old one, every resumed run would start with the same records as the first run.
         self._data_seed = resumed.own[0]["data_seed"] if resumed and self.resumed_exactly else config.seed + self.keeper.steps
         self._batches: Iterator[Features] = iter(
             training_batches(
@@ -79,7 +81,7 @@ class Job:
         log.point("max_sequence_length", config.sequence)
 
     def run(self) -> dict[str, float]:
-        """Train, saving before and after, then evaluate; return what the evaluation found."""
+        """Train, with a checkpoint before and after, then evaluate. Returns the evaluation's figures; empty if there is none."""
         done, steps = self.keeper.steps, self._config.steps
         if not done:
             self._checkpoint(0)
@@ -94,7 +96,7 @@ class Job:
         return self._evaluate() if self._config.eval_steps and self._slept is None and self._ranks.rank == 0 else {}
 
     def _train(self, first: int) -> tuple[int, str | None]:
-        """Take steps to the end, or until the state is to be kept or the run to stop; return how many, and why it is kept."""
+        """Train from step `first` until the end, a due checkpoint or a stop; return steps done and the checkpoint's reason."""
         for step in range(first, self._config.steps):
             self._timed_step(step)
             reason = self.keeper.due(_EPOCH)
@@ -112,7 +114,7 @@ class Job:
             with self._parts.measure("all_compute", step_num=step):
                 self._slept.next_step()
         else:
-            if self._parts.enabled:  # otherwise the graph fetches its batch
+            if self._parts.enabled:  # otherwise the graph copies the batch to the device
                 batch = self._load_to_device(batch, step)
             with self._profiled(step), self._parts.measure("all_compute", step_num=step):
                 loss = self._compute(batch, step)
@@ -135,7 +137,7 @@ class Job:
         offset_ns, begin_ns = wall_offset_ns(), time.monotonic_ns()
         loss, done_s = self._compiled_step(batch)
         if done_s:
-            if self._device != "CPU:0":  # a device has only queued the work so far
+            if self._device != "CPU:0":  # a GPU has only queued the work so far
                 tf.test.experimental.sync_devices()
             done_ns = time.monotonic_ns()
             edges_ns = [begin_ns, *(round(float(seconds) * 1e9) - offset_ns for seconds in done_s), done_ns]
@@ -145,7 +147,7 @@ class Job:
             return float(loss)
 
     def _profiled(self, step: int) -> AbstractContextManager[None]:
-        # The first step compiles: its timeline would be of that.
+        # The first step compiles, so its timeline would show the compilation.
         wanted = self._config.variant == PROFILER and step and step % self._config.profile_every == 0
         return timeline_of(self._config.output / f"timeline-{step}.json") if wanted and self._ranks.rank == 0 else nullcontext()
 
@@ -153,9 +155,9 @@ class Job:
         return self._ranks.strategy.run(self._step, args=(batch,))
 
     def _step(self, batch: Features) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Update the weights from `batch`; return the mean loss over the ranks and, where parts are timed, when each was done.
+        """Update the weights from `batch`; return the ranks' mean loss and the wall times in seconds at which parts ended.
 
-        These are the forward pass, the loss, and the backward pass with its sum over the ranks; the optimizer ends with the step.
+        The parts are the forward pass, the loss, and the backward pass with its sum over the ranks. No times if not enabled.
         """
         weights = self._model.trainable_variables
         with tf.GradientTape() as tape:
@@ -176,11 +178,11 @@ class Job:
                 checkpoint = tf.train.Checkpoint(model=self._model, optimizer=self._optimizer)
                 checkpoint.write(str(self._config.output / f"model.ckpt-{step}"))
 
-    def _goes_on_exactly(self, resumed: Resumed) -> bool:
-        """Return whether the pipeline stands in the state, for each of these ranks, and is to go on as deterministic."""
+    def _goes_on_exactly(self, resumed: ResumedJob) -> bool:
+        """Return True if the job is deterministic, on as many ranks as before, and the checkpoint has the pipeline's position."""
         return self._config.deterministic and len(resumed.own) == 1 and resumed.own[0]["batches"] is not None
 
-    def _resume(self, resumed: Resumed) -> None:
+    def _resume(self, resumed: ResumedJob) -> None:
         if self.keeper.steps >= self._config.steps:
             raise IotwinError(f"the checkpoint ended step {self.keeper.steps}; give --steps a higher number to go on")
         for variable, value in zip(self._variables(), resumed.shared["variables"], strict=True):
@@ -190,21 +192,21 @@ class Job:
         elif self._ranks.rank == 0:
             note(
                 f"bert: resumed statistically: the records after step {self.keeper.steps} are others than those of an "
-                "uninterrupted job; it goes on exactly with --deterministic, before and after, on as many ranks"
+                "uninterrupted job; for an exact resume, run both jobs with --deterministic and as many ranks"
             )
 
     def _keep(self, reason: str) -> None:
         config, ranks = self._config, self._ranks
         taken = self.keeper.steps * config.batch_size * ranks.world_size
         with self._log.interval("checkpoint", step_num=self.keeper.steps):
-            # How many samples an epoch has, the shards do not tell.
+            # 0 samples per epoch: the shards do not record how many they hold.
             position = Position(config.seed, _EPOCH, taken, 0, config.batch_size, ranks.world_size)
             shared = {"variables": [np.asarray(variable.numpy()) for variable in self._variables()]}
             batches = state_of(self._batches, config.output) if config.deterministic else None
             self.keeper.keep(position, reason, shared, {"batches": batches, "data_seed": self._data_seed})
 
     def _variables(self) -> list[tf.Variable]:
-        """Return the weights, then what the optimizer keeps."""
+        """Return the weights, then the optimizer's variables."""
         return [*self._model.trainable_variables, self._optimizer.step, *self._optimizer.first, *self._optimizer.second]
 
     def weights_sha256(self) -> str | None:
@@ -235,7 +237,7 @@ class Job:
         return 0 if self._slept else sum(int(tf.size(weight)) for weight in self._model.trainable_variables)
 
 
-def train(config: Config) -> Result | None:
+def train(config: BertConfig) -> Result | None:
     """Run the job that `config` describes and return its result on rank 0, None on the others.
 
     Raises IotwinError for data and output that cannot be used, and when memory runs out.
@@ -248,7 +250,7 @@ def train(config: Config) -> Result | None:
     log = MlLog(sys.stdout if ranks.rank == 0 else None)
     try:
         with log.interval("init"):
-            job = Job(config, ranks, log)
+            job = BertJob(config, ranks, log)
         begin = time.perf_counter()
         with log.interval("run"), job.keeper:
             evaluation = job.run()
@@ -277,7 +279,7 @@ def train(config: Config) -> Result | None:
 
 
 def _explain(error: tf.errors.OpError) -> str:
-    """Return TensorFlow's error as one line that says what to do."""
+    """Return one line with TensorFlow's error and the remedy."""
     line = error.message.strip().splitlines()[0]
     match error:
         case tf.errors.DataLossError():

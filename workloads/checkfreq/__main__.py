@@ -1,11 +1,11 @@
-"""``python -m workloads.checkfreq``: train an image classifier, with checkpoints as often as a bound on their cost allows."""
+"""``python -m iotwin.workloads.checkfreq``: train an image classifier and write checkpoints under a bound on their cost."""
 
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from workloads.checkfreq.config import parse_config, prepare_parser
-from workloads.common.program import Result, run_program
+from iotwin.workloads.checkfreq.config import parse_config, prepare_parser
+from iotwin.workloads.common.program import Result, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: Namespace) -> Result | None:
     config = parse_config(args)
-    from workloads.checkfreq.train import train
+    from iotwin.workloads.checkfreq.train import train
 
     return train(config)
 

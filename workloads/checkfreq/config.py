@@ -1,4 +1,4 @@
-"""The job's command line options: those of the original's trainer that act, and ours; the others are read and of no effect."""
+"""The job's command line options: those of the original's trainer, some of them without effect, and ours."""
 
 import argparse
 from argparse import ArgumentParser, Namespace
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError, nearest
-from common.progress import note
-from workloads.checkfreq import LAYOUTS, OURS
-from workloads.common.program import require_at_least
-from workloads.common.variant import ORIGINAL, add_variant_options, check_variant
-from workloads.models import NETWORKS, PRESETS
+from iotwin.common.errors import UsageError, nearest
+from iotwin.common.progress import note
+from iotwin.workloads.checkfreq import LAYOUTS, OURS
+from iotwin.workloads.common.program import require_at_least
+from iotwin.workloads.common.variant import ORIGINAL, add_variant_options, check_variant
+from iotwin.workloads.models import IMAGE_CLASSIFIERS, PRESETS
 
 POLICIES = ("auto", "sync", "epoch", "none")
 CACHED = "cached"
@@ -26,7 +26,7 @@ _INERT_VALUES = (
 
 
 @dataclass(frozen=True)
-class Config:
+class CheckFreqConfig:
     """One training job."""
 
     data: Path
@@ -67,12 +67,12 @@ class Config:
 
     @property
     def store(self) -> Path:
-        """Where checkpoints go."""
+        """The directory of the checkpoints."""
         return self.chk_prefix or self.output / "checkpoints"
 
     @property
     def network(self) -> str:
-        """What a checkpoint must agree on."""
+        """The network's name in checkpoints; another job's checkpoint is refused by it."""
         return f"{self.arch} {self.preset}"
 
 
@@ -81,25 +81,25 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="DIR", help="directory of train/CLASS/*.JPEG and val/CLASS/*.JPEG")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for checkpoints, tables and result.json")
-    add("-a", "--arch", default="resnet18", metavar="NAME", help=f"{', '.join(NETWORKS)} (default %(default)s)")
+    add("-a", "--arch", default="resnet18", metavar="NAME", help=f"{', '.join(IMAGE_CLASSIFIERS)} (default %(default)s)")
     add("--preset", default="paper", metavar="NAME", help="paper: as published; tiny: for a CPU (default %(default)s)")
     add("-j", "--workers", type=int, default=4, help="loader processes per rank; 0: none (default %(default)s)")
     add("-b", "--batch-size", type=int, default=256, help="images per step and rank (default %(default)s)")
-    add("--epochs", type=int, default=3, help="(default %(default)s)")
+    add("--epochs", type=int, default=3, help="epochs to train (default %(default)s)")
     add("--iters", type=int, default=-1, metavar="N", help="end each epoch after N steps")
-    add("--steps_per_run", type=int, default=-1, metavar="N", help="vanish after N steps, as if killed")
-    add("--lr", type=float, default=0.1, help="at a global batch of 256, in proportion to it (default %(default)s)")
-    add("--momentum", type=float, default=0.9, help="(default %(default)s)")
+    add("--steps_per_run", type=int, default=-1, metavar="N", help="exit after N steps, as if killed")
+    add("--lr", type=float, default=0.1, help="learning rate at a global batch of 256, scaled with it (default %(default)s)")
+    add("--momentum", type=float, default=0.9, help="momentum of SGD (default %(default)s)")
     add("--wd", "--weight-decay", type=float, default=1e-4, help="weight decay (default %(default)s)")
     add("--fp16", "--amp", dest="amp", action="store_true", help="compute in half precision where it is safe")
     add("--sync_bn", action="store_true", help="normalise over the batches of all ranks")
     add("--barrier", action="store_true", help="let all ranks wait for one another after each step")
-    add("--deterministic", action="store_true", help="the same bits in every run on the same device")
+    add("--deterministic", action="store_true", help="give the same bits in every run on the same device")
     add("--noeval", "--no-eval", action="store_true", help="do not evaluate after epochs")
-    add("-p", "--print-freq", type=int, default=10, metavar="N", help="a line every N steps; 0: none (default %(default)s)")
+    add("-p", "--print-freq", type=int, default=10, metavar="N", help="print a line every N steps; 0: none (default %(default)s)")
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
-    add("--seed", type=int, default=1, help="of weights, order and augmentation (default %(default)s)")
-    add("--index-log", type=Path, metavar="FILE", help="append a line a batch: rank epoch step index index ...")
+    add("--seed", type=int, default=1, help="seed of weights, order and augmentation (default %(default)s)")
+    add("--index-log", type=Path, metavar="FILE", help="append a line per batch: rank epoch step index index ...")
     _add_checkpoints(parser)
     add_variant_options(parser, (ORIGINAL, "instrumented"))
     for flag in _INERT_FLAGS:
@@ -121,19 +121,19 @@ def _add_checkpoints(parser: ArgumentParser) -> None:
         "--chk-freq",
         default="0",
         metavar="N",
-        help="steps between checkpoints; 0 or cached: as measured, now or before (default 0)",
+        help="steps between checkpoints; 0 or cached: as planned from measured or cached costs (default 0)",
     )
-    add("--chk-seconds", type=float, default=0.0, metavar="S", help="also every S seconds; 0: never (default)")
+    add("--chk-seconds", type=float, default=0.0, metavar="S", help="also take a checkpoint every S seconds; 0: never (default)")
     add("--chk-prefix", type=Path, metavar="DIR", help="the store of the checkpoints (default OUTPUT/checkpoints)")
-    add("--max-overhead", type=float, default=5.0, metavar="P", help="per cent of time that they may take (default %(default)s)")
-    add("--mtbf", type=float, metavar="S", help="mean seconds between failures, below which stalls cost more than they save")
-    add("--dynamic", action="store_true", help="correct the interval all along, not only until it holds the bound")
-    add("--in-flight", type=int, default=1, metavar="N", help="checkpoints on their way at once (default %(default)s)")
+    add("--max-overhead", type=float, default=5.0, metavar="P", help="per cent of time for checkpoints (default %(default)s)")
+    add("--mtbf", type=float, metavar="S", help="mean seconds between failures, which set a least interval")
+    add("--dynamic", action="store_true", help="correct the interval in the whole job, not only until the bound holds")
+    add("--in-flight", type=int, default=1, metavar="N", help="most unfinished checkpoints at once (default %(default)s)")
     add("--keep-all", action="store_true", help="keep all checkpoints, not only the newest and those of ends of epochs")
     add("--layout", default=OURS, metavar="NAME", help="ours: the store; theirs: the original's files (default %(default)s)")
-    add("--resume", nargs="?", const="auto", default="never", metavar="auto|never", help="go on from the newest that is whole")
-    add("--profile-cache", type=Path, metavar="DIR", help="where measured costs are kept (default ~/.cache/iotwin/checkfreq)")
-    add("--reprofile", action="store_true", help="measure anew")
+    add("--resume", nargs="?", const="auto", default="never", metavar="auto|never", help="auto: from the newest valid checkpoint")
+    add("--profile-cache", type=Path, metavar="DIR", help="folder of measured costs (default ~/.cache/iotwin/checkfreq)")
+    add("--reprofile", action="store_true", help="measure again, without cached costs")
 
 
 class _Inert(argparse.Action):
@@ -141,8 +141,8 @@ class _Inert(argparse.Action):
         namespace.inert = [*(namespace.inert or []), option_string]
 
 
-def parse_config(args: Namespace) -> Config:
-    """Return the job that `args` describe; UsageError for a value that no job can have."""
+def parse_config(args: Namespace) -> CheckFreqConfig:
+    """Return the job that `args` describe. Raises UsageError for an impossible value."""
     values = dict(vars(args))
     for flag in values.pop("inert") or []:
         note(f"{flag} is of no effect")
@@ -151,7 +151,7 @@ def parse_config(args: Namespace) -> Config:
     baseline = values.pop("chk_mode_baseline")
     values["chk_policy"] = args.chk_policy or ("auto" if not baseline else "sync" if values["chk_freq"] else "epoch")
     for name, known in (
-        ("arch", NETWORKS),
+        ("arch", IMAGE_CLASSIFIERS),
         ("preset", PRESETS),
         ("chk_policy", POLICIES),
         ("resume", ("auto", "never")),
@@ -163,7 +163,7 @@ def parse_config(args: Namespace) -> Config:
                 f"--{option} '{values[name]}' is unknown{nearest(values[name], list(known))}; choose {', '.join(known)}"
             )
     values["resume"] = args.resume == "auto"
-    config = Config(**values)
+    config = CheckFreqConfig(**values)
     require_at_least(1, epochs=config.epochs, batch_size=config.batch_size, in_flight=config.in_flight)
     require_at_least(0, workers=config.workers, chk_seconds=config.chk_seconds, lr=config.lr, wd=config.wd,
                      threads=config.threads, seed=config.seed, print_freq=config.print_freq)  # fmt: skip

@@ -1,8 +1,8 @@
-"""Whether a crash loses a checkpoint: jobs on the library killed at calls of their writer, beside unsafe ways of writing.
+"""Tests whether a crash loses a checkpoint: kills jobs at calls of their writer, and compares with unsafe ways of writing.
 
-A job's only weight is the number of its steps, so that what is restored tells whether it is right. It takes a checkpoint every
-INTERVAL steps, beside the steps. Each job is killed at one call, drawn from those by which the store changes files, and the next
-one goes on from what it left: so there are crashes right after a restart, too.
+A job's only weight is the number of its steps, so that a restored weight can be checked. It takes a checkpoint every INTERVAL
+steps. Each job is killed at one randomly chosen call by which the store changes files. The next job resumes from its files, so
+that crashes shortly after a restart are tested too.
 """
 
 import io
@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what the first optimizer imports, seconds long: here once for all jobs that are forked
+import torch._dynamo  # the first optimizer imports it, which takes seconds: imported here, forked jobs need not
 
-from common.checkpoints import newest, read_rank
-from common.errors import IotwinError, UsageError
-from common.progress import progress
-from workloads.checkfreq.checkpoint import CFCheckpoint, State
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager
-from workloads.state.stateful import unflatten
+from iotwin.common.checkpoints import newest, read_rank
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.progress import progress
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager
+from iotwin.workloads.state.stateful import unflatten
+from iotwin.workloads.state.tracked_objects import State
 
 INTERVAL = 3
 _CALLS = {
@@ -39,17 +40,17 @@ _CALLS = {
     "unlink": "unlink",
     "rmdir": "rmdir",
 }
-_MOST_CALLS = 60  # of a job, that it may be killed at: some checkpoints
+_MOST_CALLS = 60  # a job is killed at one of its first 60 calls, which belong to several checkpoints
 _STEPS = 200
 _COUNTER = struct.Struct("<Q")  # steps done
-_ELEMENTS = 20_000  # of the unsafe state
+_ELEMENTS = 20_000  # per tensor of the unsafe checkpoints
 
 
 def crash(directory: Path, kills: int, seed: int, unsafe: tuple[str, ...]) -> State:
-    """Kill `kills` jobs of one store in `directory` and return what was lost; UsageError for an unknown unsafe way.
+    """Kill `kills` jobs of one store in `directory` and return the losses. Raises UsageError for an unknown unsafe way.
 
-    A kill has lost something when afterwards no checkpoint loads that did before, an older one does, or one that is wrong.
-    `most_steps_lost` is the most steps that were done and are to be done again, `bound_steps` what they may be.
+    A kill counts as `lost` if no checkpoint loads although one did before, or if an older or a wrong one loads. `most_steps_lost`
+    is the largest number of steps to repeat, `bound_steps` its limit.
     """
     if unknown := [name for name in unsafe if name not in UNSAFE]:
         raise UsageError(f"--unsafe '{unknown[0]}' is unknown; known: {', '.join(UNSAFE)}")
@@ -57,7 +58,7 @@ def crash(directory: Path, kills: int, seed: int, unsafe: tuple[str, ...]) -> St
     if store.exists():
         raise UsageError(f"{store} is there already; choose another directory")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a forked job would wait for threads that it does not have
+    torch.set_num_threads(1)  # a forked job has no copies of torch's threads and would wait for them
     try:
         found = _kill(store, kills, random.Random(seed))  # noqa: S311 - the same kills for the same seed
     finally:
@@ -93,7 +94,7 @@ def _kill(store: Path, kills: int, rng: random.Random) -> State:
 
 
 def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
-    """Fork a job that dies at its `call`-th change of a file, before it or right behind it; return what call that was."""
+    """Fork a job that dies before its `call`-th change of a file, or after it if `behind`; return the call's name."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -116,7 +117,7 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
 
 def _die_at(call: int, behind: bool, told: int) -> None:
     """Have this process kill itself at one of the calls of `os` that change files."""
-    count = itertools.count()  # whose next() no other thread comes between
+    count = itertools.count()  # its next() is atomic among threads
     own_write = os.write
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +127,7 @@ def _die_at(call: int, behind: bool, told: int) -> None:
             own_write(told, name.encode())
             try:
                 return function(*args, **options) if behind else None
-            finally:  # also of a call that fails, as the removal of a file that is gone
+            finally:  # also if the call fails, such as the removal of a missing file
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return instead
@@ -136,14 +137,14 @@ def _die_at(call: int, behind: bool, told: int) -> None:
 
 
 def _job(store: Path, shared: mmap.mmap) -> None:
-    """Train a weight that is the number of steps done, which `shared` tells too."""
+    """Train a weight that equals the number of steps done, which is also written to `shared`."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     manager = CFManager(store, CFCheckpoint(model=model, optimizer=optimizer))
     iterator = CFIterator([torch.ones(1, 1)] * _STEPS, bs=1, chk_freq=INTERVAL, cf_manager=manager)
     if (left := manager.restore()) is not None:
-        left["iter"] = 0  # each job has an epoch of its own
+        left["iter"] = 0  # each job starts a new epoch
         iterator.load_state_dict(left)
     for batch in iterator:
         optimizer.zero_grad()
@@ -153,7 +154,7 @@ def _job(store: Path, shared: mmap.mmap) -> None:
 
 
 def _restored(store: Path) -> int | None:
-    """Return the step that the newest checkpoint is of, None without one, -1 when what it holds is of no step or of another."""
+    """Return the step of the newest checkpoint, None if there is none, -1 if its weight is of another step."""
     if not store.is_dir() or (found := newest(store, lambda line: None)) is None or found.manifest is None:
         return None
     tensors, values = read_rank(found, 0)
@@ -179,7 +180,7 @@ class _Recorder(io.BytesIO):
 
 
 def _overwritten() -> Iterator[bytes]:
-    """Yield what a kill leaves of a file that torch.save writes in place: the old one is emptied, the new one not all written."""
+    """Yield the contents that a kill can leave of a file that torch.save overwrites: empty, or partly written."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -188,7 +189,7 @@ def _overwritten() -> Iterator[bytes]:
 
 
 def _unsynced() -> Iterator[bytes]:
-    """Yield what a power cut leaves of a file that took the old one's name without fsync: a part, the rest cut off or zeros."""
+    """Yield the contents that a power cut can leave of a file renamed without fsync: a part, truncated or padded with zeros."""
     recorded = _saved()
     content = recorded.getvalue()
     yield b""
@@ -209,14 +210,14 @@ UNSAFE: dict[str, Callable[[], Iterator[bytes]]] = {"overwrite": _overwritten, "
 
 
 def _judge(states: Callable[[], Iterator[bytes]]) -> dict[str, int]:
-    """Count the states that a crash may leave, and those in which nothing loads."""
+    """Count the states that a crash can leave, and those that do not load correctly."""
     count = unloadable = 0
     for content in states():
         count += 1
         try:
             loaded = torch.load(io.BytesIO(content), weights_only=True)
             right = all(bool((loaded[f"layer{index}"] == index).all()) for index in range(4))
-        except Exception:  # torch raises what it likes for a damaged file
+        except Exception:  # torch raises errors of many types for a damaged file
             right = False
         unloadable += not right
     return {"states": count, "unloadable": unloadable}

@@ -1,4 +1,4 @@
-"""Images of classes: read whole, decoded, cropped and mirrored as the seed, the epoch and the image's index say."""
+"""Loads classified images. Seed, epoch and index of an image determine its crop and mirroring."""
 
 import io
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from common.children import leave_signals_to_rank
-from common.errors import IotwinError
-from workloads.checkfreq.batches import CFBatches
-from workloads.checkfreq.config import Config
-from workloads.common.parts import Parts
-from workloads.models.networks import side
+from iotwin.common.errors import IotwinError
+from iotwin.common.processes.children import leave_signals_to_rank
+from iotwin.workloads.checkfreq.config import CheckFreqConfig
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.models import IMAGE_SIDE
+from iotwin.workloads.state.batches import ResumableBatches
 
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet, by colour
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
-_MARGIN = 8 / 7  # of the decoded image over the crop
+_MARGIN = 8 / 7  # side of the decoded image over the side of the crop
 
 
 class Images(Dataset):
-    """Images and their classes; items are asked for by (epoch, index) for training and by index for evaluation."""
+    """Images and their classes. The key of an item is (epoch, index) for training and an index for evaluation."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: int, seed: int, parts: Parts) -> None:
         self._files, self._crop, self._seed, self._parts = files, crop, seed, parts
@@ -52,7 +52,7 @@ class Images(Dataset):
 
 
 def decode(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
-    """Return an image's pixels, shrunk or stretched to (size, size, 3); IotwinError when it is none."""
+    """Return an image's pixels, resized to (size, size, 3). Raises IotwinError if it cannot be decoded."""
     try:
         image = Image.open(io.BytesIO(content))
         image.draft("RGB", (size, size))  # a JPEG decodes to about this size at once
@@ -61,23 +61,28 @@ def decode(path: Path, content: bytes, size: int) -> NDArray[np.uint8]:
         raise IotwinError(f"{path} is no image that can be decoded; generate the data set again or remove the file") from None
 
 
-def training_loader(files: Sequence[tuple[Path, int]], config: Config, rank: int, world_size: int, parts: Parts) -> DataLoader:
-    """Return the loader of this rank's batches; IotwinError when they are too few for one batch on each rank."""
+def training_loader(
+    files: Sequence[tuple[Path, int]], config: CheckFreqConfig, rank: int, world_size: int, parts: Parts
+) -> DataLoader:
+    """Return the loader of this rank's batches. Raises IotwinError if the images do not fill one batch on each rank."""
     if len(files) < config.batch_size * world_size:
         raise IotwinError(
             f"{config.data} has {len(files)} training images, too few for one batch of {config.batch_size} on each of "
             f"{world_size} ranks; generate more data or lower --batch-size"
         )
-    batches = CFBatches(len(files), config.batch_size, config.seed, rank, world_size, with_epoch=True)
-    return _loader(Images(files, side(config.preset), config.seed, parts), config, batch_sampler=batches)
+    batches = ResumableBatches(len(files), config.batch_size, config.seed, rank, world_size, with_epoch=True)
+    return _loader(Images(files, IMAGE_SIDE[config.preset], config.seed, parts), config, batch_sampler=batches)
 
 
-def evaluation_loader(files: Sequence[tuple[Path, int]], config: Config, parts: Parts) -> DataLoader:
+def evaluation_loader(files: Sequence[tuple[Path, int]], config: CheckFreqConfig, parts: Parts) -> DataLoader:
     """Return the loader of this rank's share of the images for evaluation."""
-    return _loader(Images(files, side(config.preset), config.seed, parts), config, batch_size=config.batch_size)
+    own = torch.Generator()  # so that an evaluation draws nothing of the training's, and may be left out by a resumed job
+    return _loader(
+        Images(files, IMAGE_SIDE[config.preset], config.seed, parts), config, batch_size=config.batch_size, generator=own
+    )
 
 
-def _loader(images: Images, config: Config, **options: object) -> DataLoader:
+def _loader(images: Images, config: CheckFreqConfig, **options: object) -> DataLoader:
     return DataLoader(
         images, num_workers=config.workers, worker_init_fn=leave_signals_to_rank, pin_memory=torch.cuda.is_available(), **options
     )

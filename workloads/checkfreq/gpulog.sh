@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# The original's watch of GPUs: gpulog.sh prints power and utilisation every ten seconds, until it is ended. `iotwin trace` keeps the same.
+# The original's GPU monitor: prints power and utilisation every ten seconds until it is ended. `iotwin trace` records the same.
 exec nvidia-smi --query-gpu=timestamp,name,power.draw,utilization.gpu,utilization.memory --format=csv -l 10

@@ -1,7 +1,5 @@
-"""Where a job's checkpoints lie: in the shared store, or in the files of the original (`--layout theirs`)."""
+"""The two places for a job's checkpoints: the checkpoint store, and the original's files (`--layout theirs`)."""
 
-import contextlib
-import fcntl
 import itertools
 import os
 import re
@@ -12,21 +10,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 
-from common.checkpoints import Found, Manifest, Position, checkpoints, newest, read_rank, verify
-from common.commit import LOCK, Retention, Store
-from common.errors import IotwinError, UsageError
-from common.files import fsync_directory
-from common.tensor_file import Tensor
-from workloads.state.stateful import unflatten
+from iotwin.common.checkpoints import Found, Manifest, Position, checkpoints, newest, read_rank, verify
+from iotwin.common.commit import LOCK, Retention, Store
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import fsync_directory, link, make_folder, open_rewritten, rename
+from iotwin.common.locks import hold_lock, release_lock
+from iotwin.common.removal import remove_file, remove_own
+from iotwin.common.tensor_file import Tensor
+from iotwin.workloads.state.persister import Destination
+from iotwin.workloads.state.stateful import unflatten
 
 if TYPE_CHECKING:
-    from workloads.checkfreq.sharded import Sharding
+    from iotwin.workloads.state.sharding import Sharding
 
 State = dict[str, Any]
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was read. `generators` (of each rank), `position` and `job` are None where the layout has none."""
+    """A checkpoint read into memory. `generators` has one entry per rank. Values that a layout does not save are None."""
 
     path: Path
     step: int
@@ -37,43 +38,39 @@ class Restored(NamedTuple):
     job: State | None
 
 
-class Layout(Protocol):
-    """The checkpoints of one job. Used as a context by the rank that writes, which holds a lock on them meanwhile."""
-
-    @property
-    def store(self) -> Store | None:
-        """Return what another process can write to."""
+class CheckpointLayout(Destination, Protocol):
+    """The checkpoints of one job, a context of the rank that writes; the context holds a lock on the directory."""
 
     def __enter__(self) -> Self:
-        """Claim the directory; UsageError, IotwinError where it cannot be used."""
+        """Lock the directory. Raises UsageError or IotwinError if it is unusable."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Let it go."""
-
-    def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
-        """Write a checkpoint durably, `waited` for by training or beside it; IotwinError where that fails."""
+        """Release the lock."""
 
     def latest_step(self) -> int:
-        """Return the step of the latest one, 0 without any."""
+        """Return the largest step of a checkpoint, 0 if none is found."""
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
-        """Return the newest that is whole; `refused` gets a line for each newer one."""
+        """Return the newest valid checkpoint, None if there is none. Calls `refused` with a line for each newer, invalid one."""
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Return what `latest` finds."""
+        """Read the checkpoint that `latest` returns."""
+
+    def epoch_end(self, epoch: int) -> Path | None:
+        """Return the checkpoint of the end of `epoch`, None if there is none."""
 
     def read_epoch(self, epoch: int) -> Restored:
-        """Return that of the end of `epoch`; IotwinError without one."""
+        """Read the checkpoint that `epoch_end` returns. Raises IotwinError if there is none."""
 
 
 class OurLayout:
-    """The shared store. With `sharding` it is a context of every rank, and all of them commit and read."""
+    """The checkpoint store. With `sharding`, every rank enters the context, commits and reads."""
 
     def __init__(self, directory: Path, keep_epoch_ends: bool, overwrite: bool, sharding: "Sharding | None" = None) -> None:
         self.directory, self._sharding = directory, sharding
         retention = Retention(last=1, epoch_ends=keep_epoch_ends) if overwrite else Retention()
         self._store = Store(directory, retention, sharding)
-        self.store: Store | None = self._store if sharding is None else None  # another process is not among the ranks
+        self.store: Store | None = self._store if sharding is None else None  # a writer process is not one of the ranks
 
     def __enter__(self) -> Self:
         self._store.__enter__()
@@ -83,30 +80,40 @@ class OurLayout:
         self._store.__exit__(kind, error, trace)
 
     def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
-        """Write it."""
+        """Commit the checkpoint to the store."""
         self._store.commit(manifest, tensors, values)
 
     def latest_step(self) -> int:
-        """Return the largest step."""
+        """Return the largest step in the store."""
         return max((found.manifest.step for found in checkpoints(self.directory) if found.manifest), default=0)
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
-        """Return its folder."""
+        """Return the folder of the newest valid checkpoint."""
         found = newest(self.directory, refused) if self.directory.is_dir() else None
         return found.path if found else None
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Return the newest."""
+        """Read the newest valid checkpoint."""
         found = newest(self.directory, refused)
         return self._read(found) if found is not None else None
 
-    def read_epoch(self, epoch: int) -> Restored:
-        """Return that of the end of `epoch`."""
+    def _end_of(self, epoch: int) -> Found | None:
         for found in checkpoints(self.directory):
             manifest = found.manifest
             if manifest is not None and manifest.reason == "epoch" and manifest.epoch == epoch and not verify(found).reason:
-                return self._read(found)
-        raise _no_epoch(self.directory, epoch)
+                return found
+        return None
+
+    def epoch_end(self, epoch: int) -> Path | None:
+        """Return the folder of the checkpoint of the end of `epoch`."""
+        found = self._end_of(epoch)
+        return found.path if found else None
+
+    def read_epoch(self, epoch: int) -> Restored:
+        """Read the checkpoint of the end of `epoch`."""
+        if (found := self._end_of(epoch)) is None:
+            raise _no_epoch(self.directory, epoch)
+        return self._read(found)
 
     def _read(self, found: Found) -> Restored:
         manifest = found.manifest
@@ -118,7 +125,7 @@ class OurLayout:
             others = (_state_of(found, rank)["objects"] for rank in sorted(ranks - {0}))
             objects = self._sharding.joined(itertools.chain([objects], others))
         elif len(ranks) > 1:
-            raise IotwinError(f"{found.path} is of state that is sharded over {len(ranks)} ranks, this job's is not")
+            raise IotwinError(f"{found.path} holds state that is sharded over {len(ranks)} ranks; this job's state is not")
         return Restored(
             found.path, manifest.step, objects, first["additional"], first["generators"], manifest.position, manifest.job
         )
@@ -133,16 +140,16 @@ def _state_of(found: Found, rank: int) -> State:
 
 
 def _no_epoch(directory: Path, epoch: int) -> IotwinError:
-    return IotwinError(f"{directory} has no whole checkpoint of the end of epoch {epoch}")
+    return IotwinError(f"{directory} has no valid checkpoint of the end of epoch {epoch}")
 
 
 class TheirLayout:
-    """One file a checkpoint, as the original writes and reads them: PREFIXnumber.chk, or PREFIXnumber_sync.chk where it waits.
+    """One file per checkpoint, as the original has them: PREFIXnumber.chk, PREFIXnumber_sync.chk if training waited.
 
-    Ends of epochs are there once more as epoch/PREFIXnumber_epoch.chk. A file is what torch.save makes of the objects' states by
-    name and of what the job adds; random generators are not in it. Unlike the original's, a file has its name when it is whole
-    and durable, numbers go on after a restart, and what is no checkpoint is passed over. The original takes every file of the
-    directory for a checkpoint, so what is unfinished and the lock lie in epoch/.
+    epoch/PREFIXnumber_epoch.chk is a link to the checkpoint of an end of an epoch. torch.save writes the objects' states by name
+    and the job's additional state; random generators are not saved. Unlike the original, a file gets its name when it is durable,
+    numbers continue after a restart, and foreign files are ignored. The original loads any file of the directory, so unfinished
+    files and the lock are in epoch/.
     """
 
     store: Store | None = None
@@ -156,24 +163,19 @@ class TheirLayout:
 
     def __enter__(self) -> Self:
         try:
-            self._epochs.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._epochs / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_folder(self._epochs, below=self.directory)
         except OSError as error:
             raise UsageError(f"{self.directory}: {error.strerror}; choose another directory") from None
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.__exit__(None, None, None)
-            raise IotwinError(f"{self.directory} is being written by another job; choose another directory") from None
+        self._lock = hold_lock(self._epochs / LOCK)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            release_lock(self._lock)
             self._lock = None
 
     def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
-        """Write it under another name, sync it, give it its name, and take away the older one."""
+        """Write a temporary file, sync it, rename it, and with `overwrite` remove the older checkpoints."""
         before = self._numbered()
         number = before[0][0] + 1 if before else 0
         suffix = "_sync" if waited else ""
@@ -181,45 +183,44 @@ class TheirLayout:
         unfinished = self._epochs / "unfinished"
         state = unflatten(values["state"], {tensor.name: tensor for tensor in tensors})
         try:
-            with unfinished.open("wb") as file:
+            with open_rewritten(unfinished) as file:
                 torch.save({**state["objects"], **(state["additional"] or {})}, file)
                 file.flush()
                 os.fsync(file.fileno())
             if manifest.reason == "epoch" and self._keep_epoch_ends:
                 kept = self._epochs / f"{self._prefix}{number}_{manifest.epoch}{suffix}.chk"
-                kept.unlink(missing_ok=True)  # of a job that ended between this and the next line but one
-                kept.hardlink_to(unfinished)
-            unfinished.rename(final)
+                remove_file(kept)  # of a job that was killed between `link` and `rename`
+                link(unfinished, kept)
+            rename(unfinished, final)
             fsync_directory(self._epochs)
             fsync_directory(self.directory)
             for _, path in before if self._overwrite else ():
-                path.unlink()
-        except (OSError, RuntimeError) as error:  # torch tells a full disk by a RuntimeError
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
+                remove_file(path)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
+            remove_own(unfinished)
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
             raise IotwinError(
-                f"{final}: the checkpoint cannot be written ({reason}); make room there or choose another place"
+                f"{final}: the checkpoint cannot be written ({reason}); free space or choose another directory"
             ) from None
 
     def _numbered(self) -> list[tuple[int, Path]]:
-        """Return (number, file), newest first."""
+        """Return the (number, file) of each checkpoint, newest first."""
         if not self.directory.is_dir():
             return []
         matches = [(self._name.fullmatch(entry.name), entry) for entry in os.scandir(self.directory) if entry.is_file()]
         return sorted(((int(match[1]), Path(entry.path)) for match, entry in matches if match), reverse=True)
 
     def latest_step(self) -> int:
-        """Return 0: the files tell only by what the job has added, which `read` gives back."""
+        """Return 0: only the additional state, which `read` returns, has a step."""
         return 0
 
     def latest(self, refused: Callable[[str], None]) -> Path | None:
-        """Return its file."""
+        """Return the file of the newest checkpoint that loads."""
         found = self.read(refused)
         return found.path if found else None
 
     def read(self, refused: Callable[[str], None]) -> Restored | None:
-        """Return the newest that loads."""
+        """Load the newest checkpoint that loads."""
         for _, path in self._numbered():
             try:
                 return self._loaded(path)
@@ -227,19 +228,22 @@ class TheirLayout:
                 refused(str(error))
         return None
 
-    def read_epoch(self, epoch: int) -> Restored:
-        """Return that of the end of `epoch`."""
+    def epoch_end(self, epoch: int) -> Path | None:
+        """Return the file of the checkpoint of the end of `epoch`."""
         name = re.compile(re.escape(self._prefix) + rf"(\d{{1,18}})_{epoch}(_sync)?\.chk")
         named = [(name.fullmatch(path.name), path) for path in self._epochs.iterdir()] if self._epochs.is_dir() else []
-        found = sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
-        if not found:
+        return max(((int(match[1]), path) for match, path in named if match), default=(0, None))[1]
+
+    def read_epoch(self, epoch: int) -> Restored:
+        """Load the checkpoint of the end of `epoch`."""
+        if (found := self.epoch_end(epoch)) is None:
             raise _no_epoch(self.directory, epoch)
-        return self._loaded(found[0][1])
+        return self._loaded(found)
 
     def _loaded(self, path: Path) -> Restored:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises what it likes for a damaged file
+        except Exception as error:  # torch raises errors of many types for a damaged file
             raise IotwinError(f"{path} is not used: {(str(error) or type(error).__name__).splitlines()[0]}") from None
         if not isinstance(state, dict) or not set(self._tracked) <= state.keys():
             raise IotwinError(f"{path} is not used: it does not hold {', '.join(self._tracked)}")

@@ -1,90 +1,61 @@
-"""Checkpoints of a job in two phases, in the shared store: taken, written beside training, brought back."""
+"""Takes, writes and restores a job's checkpoints in two phases: a snapshot, then a write that overlaps training."""
 
 import atexit
 import enum
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 import torch
 from torch import distributed
 
-from common.checkpoints import VERSION, Manifest, Position
-from common.errors import IotwinError, UsageError
-from common.progress import note
-from workloads.checkfreq import LAYOUTS, OURS
-from workloads.checkfreq.checkpoint import CFCheckpoint, State
-from workloads.checkfreq.gathering import gathered
-from workloads.checkfreq.layouts import Layout, OurLayout, TheirLayout
-from workloads.checkfreq.persist import PROCESS, THREAD, Persisted, Persister
-from workloads.checkfreq.snapshot import Snapshot, take
-from workloads.common.parts import Parts
-from workloads.state.keeper import code_sha256
-from workloads.state.stateful import flatten
+from iotwin.common.checkpoints import VERSION, Manifest, Position
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.progress import note
+from iotwin.workloads.checkfreq import LAYOUTS, OURS
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.epochs import starts
+from iotwin.workloads.checkfreq.layouts import CheckpointLayout, OurLayout, TheirLayout
+from iotwin.workloads.checkfreq.stalls import CheckpointCost, Stalls
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.state.gathering import gathered
+from iotwin.workloads.state.keeper import code_sha256
+from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted, Persister
+from iotwin.workloads.state.snapshot import StateSnapshot, take
+from iotwin.workloads.state.stateful import flatten
+from iotwin.workloads.state.tracked_objects import State
 
 if TYPE_CHECKING:
-    from workloads.checkfreq.sharded import Sharding
+    from iotwin.workloads.state.sharding import Sharding
 
-HOST, DEVICE = "host", "device"  # where a snapshot goes first: beside the next passes to the host, or at once beside the state
-_UPDATES = 100  # whose times are kept
+HOST, DEVICE = "host", "device"  # snapshot to host memory during the next passes, or at once to memory of the device
+_EPOCH = "epoch"  # key of the generators with which the loader's epoch began
 _MIB = 1 << 20
 
 
 class CFMode(enum.Enum):
-    """Who decides when: MANUAL, the user, and training waits for each checkpoint; AUTO, by profile, beside training."""
+    """MANUAL: at the user's interval, and training waits for each checkpoint. AUTO: at a measured interval, without waiting."""
 
     MANUAL = 0
     AUTO = 1
 
 
-class Cost(NamedTuple):
-    """What one checkpoint took of the training loop and beside it, in seconds."""
-
-    snapshot_s: float
-    total_s: float
-    call_s: float = 0.0  # before anything went on beside training
-
-
-class Stalls:
-    """What the training loop has waited for its checkpoints."""
-
-    def __init__(self) -> None:
-        self.total_s = self.now_s = 0.0
-        self.each_s: list[float] = []  # by checkpoint
-        self.update_s: deque[float] = deque(maxlen=_UPDATES)  # of weight updates, what they waited left out
-
-    def begin_checkpoint(self) -> None:
-        """Count what is waited from now on for the next checkpoint."""
-        self.each_s.append(0.0)
-
-    def add(self, seconds: float) -> None:
-        """Count a wait for the newest checkpoint."""
-        self.now_s += seconds
-        self.total_s += seconds
-        if self.each_s:
-            self.each_s[-1] += seconds
-
-    def take(self) -> float:
-        """Return the seconds waited since the last call."""
-        now_s, self.now_s = self.now_s, 0.0
-        return now_s
-
-
 class CFManager:
-    """Takes, writes and restores the checkpoints of `chk` in the store `chk_dir`, which it holds until `close`.
+    """Takes, writes and restores the checkpoints of `chk` in the store `chk_dir`, which it locks until `close`.
 
-    With `overwrite` only the newest stays, and with `keep_epoch_chk` those at ends of epochs; without it all stay. `in_flight`
-    checkpoints at most are on their way at once (1 is CheckFreq). With the `layout` "theirs" the files are those of the original,
-    whose names begin with `chk_prefix`; in the store checkpoints are called step-N. `job` is what a checkpoint must agree on to
-    be restored. Of several ranks rank 0 decides and writes, and of sharded state each its own part.
+    * `overwrite` removes all but the newest, and with `keep_epoch_chk` also keeps those at ends of epochs.
+    * `in_flight` is the most checkpoints that may be unfinished at once; CheckFreq has 1.
+    * The `layout` "theirs" uses the original's files, whose names begin with `chk_prefix`; "ours" uses the checkpoint store.
+    * `restore` refuses a checkpoint whose `job` differs.
 
-    What goes wrong beside training is raised by the next update or save. IotwinError where the store cannot be used.
+    Rank 0 decides and writes; of sharded state each rank writes its own shards. An error of a write is raised by the next update
+    or save. Raises IotwinError if the store is unusable.
     """
 
     def __init__(
@@ -93,25 +64,25 @@ class CFManager:
         parts: Parts | None = None, layout: str = OURS,
     ) -> None:  # fmt: skip
         if in_flight < 1:
-            raise ValueError("in_flight is at least 1")
+            raise ValueError(f"in_flight must be at least 1 (got {in_flight})")
         if layout not in LAYOUTS:
-            raise ValueError(f"layout is one of {', '.join(LAYOUTS)}")
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)} (got {layout})")
         self.chk, self.mode, self.directory, self.in_flight = chk, mode, Path(chk_dir), in_flight
         self.rank: int = distributed.get_rank() if _in_group() else 0
         self.world_size: int = distributed.get_world_size() if _in_group() else 1
         self.stalls = Stalls()
         self.persisted: list[Persisted] = []
-        self.worker, self.snapshot = THREAD, HOST  # until a profile has chosen
+        self.worker, self.snapshot = THREAD, HOST  # until a profile chooses others
         self._job, self._parts = job or {}, parts or Parts(False)
-        self._pending: Snapshot | None = None  # whose copying the next update waits for
+        self._pending: StateSnapshot | None = None  # the next update waits until it is copied
         self._settling = False
         self._step = 0  # of the newest checkpoint
         self._hooks = [handle for optimizer in chk.optimizers for handle in self._hook(optimizer)]
         self._sharding = _sharding(chk) if _in_group() else None
         if layout == OURS:
-            self._layout: Layout = OurLayout(self.directory, keep_epoch_chk, overwrite, self._sharding)
+            self._layout: CheckpointLayout = OurLayout(self.directory, keep_epoch_chk, overwrite, self._sharding)
         elif self._sharding is not None:
-            raise UsageError("the original's files cannot hold state that is sharded over ranks; use the layout ours")
+            raise UsageError("the original's files cannot hold state that is sharded over ranks; use the layout 'ours'")
         else:
             self._layout = TheirLayout(self.directory, keep_epoch_chk, overwrite, chk_prefix, chk.tracked)
         self.workers = (THREAD,) if self._layout.store is None else (THREAD, PROCESS)
@@ -129,7 +100,7 @@ class CFManager:
         self.close()
 
     def close(self) -> None:
-        """Wait for what is on its way, and leave the store."""
+        """Wait until all checkpoints are durable, and unlock the store."""
         atexit.unregister(self._close_at_exit)
         for handle in self._hooks:
             handle.remove()
@@ -144,13 +115,13 @@ class CFManager:
     def _close_at_exit(self) -> None:
         try:
             self.close()
-        except Exception as error:  # there is no caller left to tell
+        except Exception as error:  # no caller is left that could catch it
             note(f"the last checkpoint failed: {error}")
 
     # The update
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        """Let each update of `optimizer` wait for the snapshot, and be timed."""
+        """Make each update of `optimizer` wait for the snapshot, and time it."""
         begun = threading.local()  # an update begins and ends on one thread
 
         def before(*_: Any) -> None:
@@ -163,7 +134,7 @@ class CFManager:
         return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
     def wait_for_snapshot(self) -> None:
-        """Return when the state may change; raise what went wrong beside training."""
+        """Return when the state may change. Raises the error of a write that failed."""
         pending, self._pending = self._pending, None
         if pending is not None and not pending.copied.is_set():
             begin_ns = time.monotonic_ns()
@@ -177,20 +148,20 @@ class CFManager:
         self.check()
 
     def settle_before_update(self) -> None:
-        """Let the next update wait until one checkpoint fewer than are allowed is on its way.
+        """Make the next update wait until a snapshot buffer is free.
 
-        It is the last one before a checkpoint, which would wait for that, too; so the newest durable one is never two
-        intervals old (with one in flight).
+        Call it before the last update before a checkpoint, which would wait as long. With one checkpoint in flight, the newest
+        durable one is then never two intervals old.
         """
         self._settling = True
 
     def check(self) -> None:
-        """Raise what went wrong beside training since the last call."""
+        """Raise the error of a write that failed since the last call."""
         if self._persister is not None:
             self._persister.check()
 
     def weight_update(self) -> None:
-        """Wait for the snapshot, then update by the object that is tracked as `optimizer`."""
+        """Call `step` of the object that is tracked as `optimizer`, which waits for the snapshot."""
         optimizer = self.chk.tracked.get("optimizer")
         if optimizer is None:
             raise IotwinError("weight_update needs an optimizer: make the checkpoint with CFCheckpoint(..., optimizer=optimizer)")
@@ -203,7 +174,7 @@ class CFManager:
 
     @property
     def update_s(self) -> float:
-        """Return the median seconds of the latest weight updates; 0 when there was none."""
+        """Return the median seconds of the latest weight updates, 0 if there was none."""
         return median(self.stalls.update_s) if self.stalls.update_s else 0.0
 
     # Saving
@@ -212,12 +183,15 @@ class CFManager:
         self, additional_snapshot: State | None = None, is_epoch: bool = False, epoch: int = 0, synchronous: bool = False,
         profile_full: bool = False, profile_snap: bool = False, use_thread: bool | None = None, persist: bool = True,
         *, position: Position | None = None, reason: str = "steps",
-    ) -> Cost:  # fmt: skip
-        """Take a checkpoint: a snapshot at once, written beside training, or, if `synchronous`, before this returns.
+    ) -> CheckpointCost:  # fmt: skip
+        """Take a checkpoint and return its cost. It is written while training continues, or, if `synchronous`, by this call.
 
-        `additional_snapshot` is what `restore` gives back. `profile_full` waits until it is durable, `profile_snap` takes the
-        snapshot only. `use_thread` chooses who writes (None: who was found faster). `persist` is read for scripts of the
-        original: all checkpoints are durable. Every rank must call it.
+        * `restore` returns `additional_snapshot`.
+        * `profile_full` waits until the checkpoint is durable; `profile_snap` takes the snapshot and writes nothing.
+        * `use_thread` chooses a thread or the writer process; None: the one that the profile chose.
+        * `persist` has no effect: all checkpoints are durable. Scripts of the original pass it.
+
+        Every rank must call it.
         """
         if synchronous and not (profile_full or profile_snap):
             return self._save_now(
@@ -230,26 +204,26 @@ class CFManager:
         self, additional_snapshot: State | None = None, is_epoch: bool = False, epoch: int = 0, synchronous: bool = False,
         profile_full: bool = False, profile_snap: bool = False, use_thread: bool | None = None, persist: bool = True,
         *, position: Position | None = None, reason: str = "steps",
-    ) -> Cost:  # fmt: skip
-        """Take a checkpoint as `save` does, but copy the state to the host beside the next forward and backward passes."""
+    ) -> CheckpointCost:  # fmt: skip
+        """Take a checkpoint as `save` does, but copy parameters during the next forward and backward passes."""
         worker = self.worker if use_thread is None else THREAD if use_thread else PROCESS
-        beside = bool(self.chk.optimizers)  # whose next step waits; without one nothing would
+        overlap = bool(self.chk.optimizers)  # the next step waits for the copy; without an optimizer nothing would
         wait = synchronous or profile_full
-        return self._save(additional_snapshot, is_epoch, epoch, wait, profile_snap, worker, beside, position, reason)
+        return self._save(additional_snapshot, is_epoch, epoch, wait, profile_snap, worker, overlap, position, reason)
 
     def _save(
-        self, additional: State | None, is_epoch: bool, epoch: int, wait: bool, only_snapshot: bool, worker: str, beside: bool,
+        self, additional: State | None, is_epoch: bool, epoch: int, wait: bool, only_snapshot: bool, worker: str, overlap: bool,
         position: Position | None, reason: str,
-    ) -> Cost:  # fmt: skip
+    ) -> CheckpointCost:  # fmt: skip
         begin_ns = time.monotonic_ns()
         state = self._content(additional)
         persister = self._persister
         if persister is None:
-            return Cost(0.0, 0.0)
+            return CheckpointCost(0.0, 0.0)
         self.stalls.begin_checkpoint()
         buffer = persister.buffer()
         try:
-            snapshot = take(buffer, state, beside, self.chk.updated() if beside else ())
+            snapshot = take(buffer, state, overlap, self.chk.updated() if overlap else ())
         except BaseException:
             persister.give_back(buffer)
             raise
@@ -265,10 +239,12 @@ class CFManager:
             if wait:
                 persister.wait()
         self._stalled(begin_ns)
-        return Cost(snapshot.copy_s, (time.monotonic_ns() - begin_ns) / 1e9, call_ns / 1e9)
+        return CheckpointCost(snapshot.copy_s, (time.monotonic_ns() - begin_ns) / 1e9, call_ns / 1e9)
 
     def _content(self, additional: State | None) -> State:
         own = self.chk.generators()
+        if self.epoch_state is not None:
+            own = {**own, _EPOCH: self.epoch_state()}
         generators = [own] if self.world_size == 1 else gathered(own)
         if self.rank:
             return {"objects": self._objects()}
@@ -278,11 +254,11 @@ class CFManager:
         state = self.chk.state()
         return state if self._sharding is None else self._sharding.parts(state)
 
-    def _save_now(self, state: State, manifest: Manifest) -> Cost:
-        """Write the state as it is, while training waits."""
+    def _save_now(self, state: State, manifest: Manifest) -> CheckpointCost:
+        """Write the state without a snapshot, while training waits."""
         begin_ns, cpu_s = time.monotonic_ns(), time.thread_time()
         if self._persister is None:
-            return Cost(0.0, 0.0)
+            return CheckpointCost(0.0, 0.0)
         self.stalls.begin_checkpoint()
         self._persister.wait()
         tensors, values = flatten(state)
@@ -292,12 +268,12 @@ class CFManager:
         size_bytes = sum(tensor.data.size for tensor in tensors)
         self._done(Persisted(manifest.step, size_bytes, 0.0, start_ns, write_s, time.thread_time() - cpu_s))
         self._stalled(begin_ns)
-        return Cost(0.0, (time.monotonic_ns() - begin_ns) / 1e9)
+        return CheckpointCost(0.0, (time.monotonic_ns() - begin_ns) / 1e9)
 
     def _manifest(self, additional: State | None, is_epoch: bool, epoch: int, position: Position | None, reason: str) -> Manifest:
-        told = (additional or {}).get("steps_so_far")
-        self._step = told if isinstance(told, int) and told >= 0 else self._step + 1
-        if position is None:  # of a loop that is not ours: at an end of an epoch or somewhere in it
+        step = (additional or {}).get("steps_so_far")
+        self._step = step if isinstance(step, int) and step >= 0 else self._step + 1
+        if position is None:  # the script's own loop: only "at an end of an epoch" or "within one" is known
             position = Position(0, epoch + 1, 0 if is_epoch else max(1, self._step), 0, 0, self.world_size)
         return Manifest(
             VERSION,
@@ -317,8 +293,13 @@ class CFManager:
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is on its way."""
+        """True if a checkpoint is unfinished."""
         return self._persister is not None and self._persister.writing
+
+    @property
+    def chk_process(self) -> "Underway | None":
+        """Return a handle that waits for unfinished checkpoints, None if there are none. Scripts of the original join it."""
+        return Underway(self) if self.writing else None
 
     def wait(self) -> None:
         """Wait until all checkpoints are durable."""
@@ -331,31 +312,41 @@ class CFManager:
         tensors, _ = flatten(self._objects())
         return sum(tensor.data.size for tensor in tensors) / _MIB
 
+    def keep_epoch_start(self, end: State, start: State) -> None:
+        """Store the generators with which an epoch began. `end`: those in the checkpoint before it. Every rank must call it."""
+        if isinstance(self._layout, OurLayout):
+            starts.remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
+
     # Going back
 
-    def get_latest_checkpoint(self) -> str | None:
-        """Return the path of the newest checkpoint that loads, None without one."""
-        found = self._layout.latest(note if self.rank == 0 else _say_nothing)
+    def get_latest_checkpoint(self, latest: bool = True, epoch: int = 0) -> str | None:
+        """Return the path of the newest valid checkpoint, or of the end of `epoch` if not `latest`; None if there is none."""
+        found = self._layout.latest(self._refused) if latest else self._layout.epoch_end(epoch)
         return str(found) if found else None
 
     def restore(self, latest: bool = True, epoch: int = 0, gpu: int = 0) -> State | None:
-        """Bring the tracked objects to the newest checkpoint that is whole, or to the end of `epoch` if not `latest`.
+        """Restore the tracked objects from the newest valid checkpoint, or from the end of `epoch` if not `latest`.
 
-        Returns what was given as `additional_snapshot`, None when it was nothing or there is no checkpoint. Damaged checkpoints
-        are told and passed over. State goes to where the objects are; `gpu` is read for scripts of the original. Raises
-        IotwinError where there is no end of `epoch`, or a checkpoint is of another job.
+        Returns the `additional_snapshot` of `save`; None if that was None or there is no checkpoint. Damaged checkpoints are
+        skipped with a note. `gpu` has no effect: state is loaded to the device of its object. Raises IotwinError if there is no
+        checkpoint of the end of `epoch`, or if it belongs to another job.
         """
         if self._persister is not None:
             self._persister.wait()
-        tell = note if self.rank == 0 else _say_nothing
-        found = self._layout.read(tell) if latest else self._layout.read_epoch(epoch)
+        found = self._layout.read(self._refused) if latest else self._layout.read_epoch(epoch)
         if found is None:
             return None
         for key, value in self._job.items():
             if found.job is not None and found.job.get(key) != value:
-                raise IotwinError(f"{found.path} is of {key} {found.job.get(key)}, this job is of {key} {value}")
+                raise IotwinError(
+                    f"{found.path} has the {key} {found.job.get(key)}, this job has the {key} {value}; use another directory"
+                )
         generators = found.generators or []
-        self.chk.load(found.objects, generators[self.rank] if len(generators) == self.world_size else None)
+        own = dict(generators[self.rank]) if len(generators) == self.world_size else {}
+        self.restored_epoch = own.pop(_EPOCH, None)
+        if self.restored_epoch is not None and not self.restored_epoch["taken"]:
+            self.restored_epoch["start"] = starts.recall(self.directory, self.restored_epoch["now"], self.world_size, self.rank)
+        self.chk.load(found.objects, own)
         self._step = found.step
         position = found.position
         self.restored_from = {
@@ -369,6 +360,27 @@ class CFManager:
 
     restored_from: State | None = None
     restored_position: Position | None = None
+    restored_epoch: State | None = None  # of the loader's epoch, as `epoch_state` returned it
+    epoch_state: Callable[[], State] | None = None  # returns the state of the loader's epoch
+
+    def _refused(self, line: str) -> None:
+        if self.rank == 0:
+            note(line)
+
+
+class Underway:
+    """Waits for unfinished checkpoints, with the methods of the original's writing process."""
+
+    def __init__(self, manager: CFManager) -> None:
+        self._manager = manager
+
+    def is_alive(self) -> bool:
+        """Return True if a checkpoint is unfinished."""
+        return self._manager.writing
+
+    def join(self) -> None:
+        """Wait until all checkpoints are durable. Raises the error of a write that failed."""
+        self._manager.wait()
 
 
 def _in_group() -> bool:
@@ -376,10 +388,6 @@ def _in_group() -> bool:
 
 
 def _sharding(chk: CFCheckpoint) -> "Sharding | None":
-    from workloads.checkfreq.sharded import sharding_of  # which takes a second to import
+    from iotwin.workloads.state.sharding import sharding_of  # its import takes a second
 
     return sharding_of(chk.state())
-
-
-def _say_nothing(line: str) -> None:
-    pass

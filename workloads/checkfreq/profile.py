@@ -1,4 +1,4 @@
-"""What a checkpoint of this job costs on this machine: measured inside the job, and remembered for the next one like it."""
+"""Measures the cost of a job's checkpoints on this machine, inside the job, and caches it for the next equal job."""
 
 import hashlib
 import json
@@ -10,24 +10,27 @@ from typing import Any
 
 import torch
 
-from common.files import file_system_of, write_json
-from workloads.checkfreq.checkpoint import CFCheckpoint, State
-from workloads.checkfreq.manager import CFManager
-from workloads.checkfreq.persist import PROCESS, THREAD, Persisted
-from workloads.policies.frequency import Plan, Profile
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import file_system_of, make_folder, write_json
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.manager import CFManager
+from iotwin.workloads.policies.frequency import CheckpointProfile, IntervalPlan
+from iotwin.workloads.state.persister import PROCESS, THREAD, Persisted
+from iotwin.workloads.state.tracked_objects import State
 
 WARM_UP, DECIDED = 5, 100  # calls before the measured window, and the call after it
 _CACHE_VERSION = 3
 
 
 class MeasuredCosts:
-    """A profile, who wrote at less expense of training, and the fingerprint it is remembered by."""
+    """A profile, and the worker (thread or process) whose writes cost training less."""
 
-    def __init__(self, profile: Profile, worker: str, from_cache: bool = False) -> None:
+    def __init__(self, profile: CheckpointProfile, worker: str, from_cache: bool = False) -> None:
         self.profile, self.worker, self.from_cache = profile, worker, from_cache
 
     def document(self) -> State:
-        """Return it as result.json tells it."""
+        """Return the entry of result.json."""
         own = self.profile
         return {
             "Ti_s": own.iteration_s,
@@ -45,38 +48,38 @@ class MeasuredCosts:
 
 
 def measure(manager: CFManager, iteration_s: float, additional: State, **where: Any) -> MeasuredCosts | None:
-    """Take checkpoints of the job where it stands, both ways and by both workers; return on rank 0 what they cost.
+    """Take checkpoints with both kinds of snapshot and both workers; return their costs on rank 0, None on other ranks.
 
-    All that reach the store are whole, of the reason "profile". The first of each kind makes memory ready and does not count.
+    Those in the store are valid checkpoints with the reason "profile". The first of each kind allocates memory and is not timed.
     """
     for _ in range(2):
         host = manager.save_cpu(additional, profile_snap=True, reason="profile", **where)
     for _ in range(2):
         at_once = manager.save(additional, profile_snap=True, reason="profile", **where)
-    beside_s: dict[str, float] = {}  # processor time of this process beside the call: training would have had it
+    taken_s: dict[str, float] = {}  # CPU time of this process's other threads during the call, which training loses
     written: dict[str, Persisted] = {}
     for worker in manager.workers:
         for _ in range(2):  # the process starts with the first
             begin_s = time.process_time() - time.thread_time()
             manager.save(additional, profile_full=True, use_thread=worker == THREAD, reason="profile", **where)
-            beside_s[worker] = time.process_time() - time.thread_time() - begin_s
+            taken_s[worker] = time.process_time() - time.thread_time() - begin_s
         if manager.persisted:
             written[worker] = manager.persisted[-1]
     if manager.rank:
         return None
-    worker = min(beside_s, key=lambda each: beside_s[each])
-    taken_s = beside_s[worker]
-    if worker == PROCESS and not torch.cuda.is_available():  # the processors that it writes on are those that train
-        taken_s += written[worker].cpu_s
-    profile = Profile(
+    worker = min(taken_s, key=lambda each: taken_s[each])
+    interference_s = taken_s[worker]
+    if worker == PROCESS and not torch.cuda.is_available():  # the worker then writes on the CPUs that train
+        interference_s += written[worker].cpu_s
+    profile = CheckpointProfile(
         iteration_s, manager.update_s, host.snapshot_s, at_once.snapshot_s, written[worker].write_s, written[worker].size_bytes,
-        *memory(), besides_s=max(host.call_s, at_once.call_s - at_once.snapshot_s), interference_s=taken_s,
+        *memory(), besides_s=max(host.call_s, at_once.call_s - at_once.snapshot_s), interference_s=interference_s,
     )  # fmt: skip
     return MeasuredCosts(profile, worker)
 
 
 def memory() -> tuple[int, int]:
-    """Return the bytes of the device's memory in use at the most so far, and all it has; of the host without a CUDA device."""
+    """Return the peak of device memory in use and its size, in bytes; of host memory without a CUDA device."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
@@ -88,11 +91,11 @@ def memory() -> tuple[int, int]:
 
 
 def key(chk: CFCheckpoint, directory: Path, world_size: int, job: State) -> State:
-    """Return what two runs must share for a profile of one to be of use to the other."""
+    """Return the key of the cache: the values that two runs must share to share a profile."""
     shapes = hashlib.sha256()
     for name, each in chk.tracked.items():
         shapes.update(type(each).__name__.encode())
-        # Of optimizers the name will do: their state comes with the first update.
+        # Of optimizers the name suffices: their state is empty until the first update.
         for path, shape in () if isinstance(each, torch.optim.Optimizer) else _shapes(each.state_dict()):
             shapes.update(f"{name}.{path} {shape} ".encode())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu {torch.get_num_threads()}"
@@ -116,7 +119,7 @@ def _shapes(value: Any, path: str = "") -> list[tuple[str, str]]:
 
 
 def cache_folder() -> Path:
-    """Return where profiles are remembered."""
+    """Return the default folder of the cached profiles."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin" / "checkfreq"
 
 
@@ -124,10 +127,10 @@ def _cache_file(folder: Path, found: State) -> Path:
     return folder / f"{hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
-def remember(folder: Path, found: State, measured: MeasuredCosts, plan: Plan) -> None:
-    """Write a profile and what was planned from it; a folder that cannot be written costs the next run its profile, no more."""
+def remember(folder: Path, found: State, measured: MeasuredCosts, plan: IntervalPlan) -> None:
+    """Write a profile and its planned interval to the cache. An unwritable folder is ignored: the next run measures again."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         document = {"key": found, "profile": asdict(measured.profile), "worker": measured.worker, "interval": plan.interval}
         write_json(_cache_file(folder, found), document)
     except OSError:
@@ -135,25 +138,25 @@ def remember(folder: Path, found: State, measured: MeasuredCosts, plan: Plan) ->
 
 
 def recall(folder: Path, found: State) -> MeasuredCosts | None:
-    """Return the profile that was remembered by the key `found`, None without one."""
+    """Return the cached profile of the key `found`, None if there is none."""
     try:
-        document = json.loads(_cache_file(folder, found).read_bytes())
+        document = read_foreign_json(_cache_file(folder, found))
         if document["key"] != found or document["worker"] not in (THREAD, PROCESS):
             return None
-        return MeasuredCosts(Profile(**document["profile"]), document["worker"], from_cache=True)
-    except (OSError, ValueError, TypeError, KeyError):
+        return MeasuredCosts(CheckpointProfile(**document["profile"]), document["worker"], from_cache=True)
+    except (IotwinError, OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def recall_theirs(folder: Path, arch: str, batch_size: int) -> tuple[int, str, str] | None:
-    """Return interval, snapshot ("cpu" or "gpu") and worker of the original's file .cache_ARCH_BATCH, None without one."""
+    """Return (interval, snapshot, worker) from the original's cache file .cache_ARCH_BATCH, None if there is none."""
     try:
-        document = json.loads((folder / f".cache_{arch}_{batch_size}").read_bytes())
+        document = read_foreign_json(folder / f".cache_{arch}_{batch_size}")
         interval = int(document["chk_freq"])
         return (
             max(1, interval),
             "host" if document["self._chk_fn"] == "cpu" else "device",
             THREAD if document["self._use_thread"] in (True, "True", "true", 1) else PROCESS,
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (IotwinError, OSError, ValueError, TypeError, KeyError):
         return None

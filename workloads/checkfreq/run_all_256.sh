@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# The original's experiment by its own call: run_all_256.sh DATA OUT WORKERS, which `iotwin run checkfreq` is in one process a cell.
+# The original's experiment, by its call: run_all_256.sh DATA OUT WORKERS. `iotwin run checkfreq` runs the same, a process a cell.
 #
-# For each network a run with CheckFreq (2 epochs), one with checkpoints at ends of epochs, and one that waits for a checkpoint at
-# CheckFreq's interval (1 epoch each), into folders of the original's names. GPUS (default 8) ranks; BATCH, NETWORKS and OPTIONS change the rest.
+# For each network: a run with CheckFreq (2 epochs), a run with checkpoints at ends of epochs (1 epoch), and a run that waits for
+# each checkpoint at CheckFreq's interval (1 epoch). Results go to folders with the original's names. GPUS (default 8) is the
+# number of ranks; BATCH, NETWORKS and OPTIONS change the rest.
 set -euo pipefail
 if [ "$#" -ne 3 ]; then
     echo "usage: $0 DATA OUT WORKERS" >&2
     exit 2
 fi
+root=$(dirname "$(readlink -f "$0")")/../..
+. "$root/common/environment.sh"
 data=$1 out=$2 workers=$3 gpus=${GPUS:-8}
 read -r -a options <<<"${OPTIONS:-}"
-launch=(python -m)
+launch=("$PYTHON" -m)
 if [ "$gpus" -gt 1 ]; then
-    launch=(python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$gpus" --module)
+    launch=("$PYTHON" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$gpus" --module)
 fi
 for arch in ${NETWORKS:-vgg16}; do
     batch=${BATCH:-256}
@@ -23,7 +26,7 @@ for arch in ${NETWORKS:-vgg16}; do
         local name=${arch}_b${batch}_w${workers}_g${gpus}_dali_fp32_$1
         shift
         mkdir -p "$out/$name"
-        "${launch[@]}" workloads.checkfreq --data "$data" --output "$out/$name" -a "$arch" -b "$batch" --workers "$workers" --noeval \
+        "${launch[@]}" iotwin.workloads.checkfreq --data "$data" --output "$out/$name" -a "$arch" -b "$batch" --workers "$workers" --noeval \
             --profile-cache "$out/profiles" "${options[@]}" "$@" >"$out/$name/stdout.log"
     }
     run cf --epochs 2 --chk-policy auto --dynamic

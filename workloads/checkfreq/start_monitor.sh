@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# The original's call that begins to watch the machine: start_monitor.sh. Ends with stop_monitor.sh, called in the same directory.
+# The original's call that starts monitoring the machine: start_monitor.sh. stop_monitor.sh ends it, in the same directory.
 #
-# It is `iotwin trace --all`: storage of all processes, and CPU, memory, disks and GPUs every second, in monitor.trace.
+# It runs `iotwin trace --all`: storage of all processes, and CPU, memory, disks and GPUs every second, in monitor.trace.
 set -euo pipefail
+root=$(dirname "$(readlink -f "$0")")/../..
+. "$root/common/environment.sh"
 set -m # else what runs in the background ignores the SIGINT that ends it
 if [ -e monitor.pid ]; then
     echo "$0: monitor.pid is there: call stop_monitor.sh first" >&2

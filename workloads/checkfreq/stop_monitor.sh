@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The original's call that ends watching: stop_monitor.sh DIR. Ends what start_monitor.sh began, by its pid, and moves what it wrote to DIR.
+# The original's call: stop_monitor.sh DIR. Ends the process that start_monitor.sh started and moves the process's files to DIR.
 set -euo pipefail
 if [ "$#" -ne 1 ]; then
     echo "usage: $0 DIR" >&2

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from common.checkpoints import Position
-from common.errors import IotwinError
-from common.mllog import MlLog
-from datagen.layouts import ImagenetLayout
-from workloads.checkfreq import profile
-from workloads.checkfreq.batches import CFBatches
-from workloads.checkfreq.checkpoint import CFCheckpoint, State
-from workloads.checkfreq.config import Config
-from workloads.checkfreq.data import evaluation_loader, training_loader
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager, CFMode
-from workloads.common.parts import Parts
-from workloads.common.program import plain_configuration
-from workloads.common.steps import StepMeter
-from workloads.common.torch_ranks import Ranks, join_ranks
-from workloads.common.variant import TIMED
-from workloads.models import build_network
-from workloads.state.position import after, order_digest
-from workloads.state.stateful import weights_sha256
+from iotwin.common.checkpoints import Position
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder, open_append, open_rewritten
+from iotwin.common.mllog import MlLog
+from iotwin.datagen.layouts import ImagenetLayout
+from iotwin.workloads.checkfreq import profile
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.config import CheckFreqConfig
+from iotwin.workloads.checkfreq.data import evaluation_loader, training_loader
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager, CFMode
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.program import plain_configuration
+from iotwin.workloads.common.steps import StepMeter
+from iotwin.workloads.common.torch_ranks import TorchRanks, join_ranks
+from iotwin.workloads.common.variant import TIMED
+from iotwin.workloads.models import build
+from iotwin.workloads.state.batches import ResumableBatches
+from iotwin.workloads.state.position import after, order_digest
+from iotwin.workloads.state.stateful import weights_sha256
+from iotwin.workloads.state.tracked_objects import State
 
 _STEP_EPOCHS, _STEP_FACTOR = 30, 0.1  # the published schedule
 _SPLIT_HEADER = "epoch,iter,total,data,compute,stall,checkpoint,interval,loss\n"
@@ -42,8 +45,8 @@ _PROGRESS_HEADER = "epoch,seconds,top1,top5,loss\n"
 
 
 @dataclass
-class History:
-    """What the job did so far, kept in its checkpoints."""
+class CheckFreqHistory:
+    """The job's results so far, which its checkpoints hold."""
 
     order_sha256: str = hashlib.sha256().hexdigest()
     train_loss: list[float] = field(default_factory=list)  # mean over an epoch's steps and ranks
@@ -52,42 +55,42 @@ class History:
     loss_steps: int = 0
 
     def state_dict(self) -> State:
-        """Return all of it."""
+        """Return all fields."""
         return {**vars(self), "train_loss": list(self.train_loss), "evaluations": list(self.evaluations)}
 
     def load_state_dict(self, state: State) -> None:
-        """Take all of it over."""
+        """Replace all fields."""
         vars(self).update(state)
 
 
-class Tables:
-    """The original's tables: time-splitRANK.csv, a line a step, and acc-progress-RANK.csv, a line an epoch; times in seconds."""
+class ResultTables:
+    """The original's tables: time-splitRANK.csv, one line per step, and acc-progress-RANK.csv, one per epoch, in seconds."""
 
     def __init__(self, output: Path, rank: int) -> None:
-        output.mkdir(parents=True, exist_ok=True)
-        self._split = (output / f"time-split{rank}.csv").open("w", encoding="utf-8")
-        self._progress = (output / f"acc-progress-{rank}.csv").open("w", encoding="utf-8")
+        make_folder(output)
+        self._split = TextIOWrapper(open_rewritten(output / f"time-split{rank}.csv"), encoding="utf-8")
+        self._progress = TextIOWrapper(open_rewritten(output / f"acc-progress-{rank}.csv"), encoding="utf-8")
         self._split.write(_SPLIT_HEADER)
         self._progress.write(_PROGRESS_HEADER)
 
     def step(self, *values: float) -> None:
-        """Write a line of the first."""
+        """Write a line of time-splitRANK.csv."""
         self._split.write(",".join(f"{value:.6g}" for value in values) + "\n")
 
     def epoch(self, *values: float) -> None:
-        """Write a line of the second."""
+        """Write a line of acc-progress-RANK.csv."""
         self._progress.write(",".join(f"{value:.6g}" for value in values) + "\n")
 
     def close(self) -> None:
-        """Write all that is left."""
+        """Flush and close both files."""
         self._split.close()
         self._progress.close()
 
 
-class Job:
+class CheckFreqJob:
     """One rank's share of a training job."""
 
-    def __init__(self, config: Config, ranks: Ranks, log: MlLog) -> None:
+    def __init__(self, config: CheckFreqConfig, ranks: TorchRanks, log: MlLog) -> None:
         self._config, self._ranks, self._log = config, ranks, log
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -96,18 +99,18 @@ class Job:
         self._parts = Parts(config.variant in TIMED, torch.cuda.synchronize if self._cuda else None, rank=ranks.rank)
         classes, training = ImagenetLayout.discover(config.data, "train")
         self._loader = training_loader(training, config, ranks.rank, ranks.world_size, self._parts)
-        self._batches: CFBatches = self._loader.batch_sampler
+        self._batches: ResumableBatches = self._loader.batch_sampler
         self._evaluation = None
         if not config.noeval:
             _, validation = ImagenetLayout.discover(config.data, "val")
             self._evaluation = evaluation_loader(validation[ranks.rank :: ranks.world_size], config, self._parts)
-        self.network = build_network(config.arch, config.preset, len(classes)).to(ranks.device)
+        self.network = build(config.arch, config.preset, len(classes)).module.to(ranks.device)
         self._model = self._wrapped()
         rate = config.lr * config.batch_size * ranks.world_size / 256
         self._optimizer = torch.optim.SGD(self.network.parameters(), rate, config.momentum, weight_decay=config.wd)
         self._scheduler = torch.optim.lr_scheduler.StepLR(self._optimizer, _STEP_EPOCHS, _STEP_FACTOR)
         self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.amp and self._cuda)
-        self.history, self.times = History(), StepMeter()
+        self.history, self.times = CheckFreqHistory(), StepMeter()
         self.manager = self._manager()
         self.iterator = self._iterator()
         points = {
@@ -162,8 +165,8 @@ class Job:
             iterator.load_state_dict(left)
         return iterator
 
-    def run(self, tables: Tables) -> None:
-        """Train the epochs that are left."""
+    def run(self, tables: ResultTables) -> None:
+        """Train the remaining epochs."""
         begin_s = time.perf_counter()
         while self.iterator.epoch < self._config.epochs and not self.iterator.exit:
             epoch = self.iterator.epoch + 1
@@ -176,7 +179,7 @@ class Job:
             top1, top5 = self._evaluate(epoch) if self._evaluation is not None else (math.nan, math.nan)
             tables.epoch(epoch, time.perf_counter() - begin_s, top1, top5, loss)
 
-    def _train_epoch(self, epoch: int, tables: Tables) -> None:
+    def _train_epoch(self, epoch: int, tables: ResultTables) -> None:
         self._model.train()
         waited = self.manager.stalls if self.manager else None
         taken = len(waited.each_s) if waited else 0
@@ -224,7 +227,7 @@ class Job:
         return value
 
     def _consumed(self, epoch: int, position: Position, loss: float) -> None:
-        """Count a step that began at `position`."""
+        """Record a step that began at `position`."""
         self.history.loss += loss
         self.history.loss_steps += 1
         order = self._batches.order()
@@ -235,20 +238,20 @@ class Job:
         if self._config.index_log is not None:
             steps = self.iterator.state_dict()["steps_so_far"]
             line = " ".join(map(str, (self._ranks.rank, epoch, steps, *self._batches.indices(position))))
-            descriptor = os.open(self._config.index_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = open_append(self._config.index_log, 0o644)
             try:
-                os.write(descriptor, f"{line}\n".encode())  # one call, so that lines of several ranks do not mix
+                os.write(descriptor, f"{line}\n".encode())  # one call, so that lines of several ranks do not interleave
             finally:
                 os.close(descriptor)
 
     def _close_epoch(self) -> None:
-        """Bring the epoch's figures together, before its checkpoint is taken."""
+        """Complete the epoch's results, before its checkpoint is taken."""
         self.history.train_loss.append(self.history.loss / max(1, self.history.loss_steps))
         self.history.loss, self.history.loss_steps = 0.0, 0
         self._scheduler.step()
 
     def _evaluate(self, epoch: int) -> tuple[float, float]:
-        """Return the shares of images whose class is the first, and among the first five, of the network's guesses."""
+        """Return the top-1 and top-5 accuracy, as shares of the images."""
         self._model.eval()
         right = [0.0, 0.0, 0.0]
         with torch.no_grad(), self._log.interval("eval", epoch_num=epoch):
@@ -266,7 +269,7 @@ class Job:
 
 
 class _EndOfEpoch:
-    """An iterator's batches, None at the end of an epoch; `ended` is called before the epoch's checkpoint is taken."""
+    """Returns an iterator's batches, None at the end of an epoch. `ended` is called before the epoch's checkpoint is taken."""
 
     def __init__(self, iterator: CFIterator, ended: Any) -> None:
         self._iterator = iterator
@@ -277,16 +280,16 @@ class _EndOfEpoch:
         return next(self._iterator, None)
 
 
-def train(config: Config) -> dict[str, Any] | None:
-    """Run the job that `config` describes and return its result on rank 0, None on the others.
+def train(config: CheckFreqConfig) -> dict[str, Any] | None:
+    """Run the job of `config` and return its result on rank 0, None on the others.
 
-    Raises IotwinError for data, checkpoints and output that cannot be used.
+    Raises IotwinError if data, checkpoints or output are unusable.
     """
     with join_ranks() as ranks:
         log = MlLog(sys.stdout if ranks.rank == 0 else None)
         with log.interval("init"):
-            job = Job(config, ranks, log)
-        tables = Tables(config.output, ranks.rank)
+            job = CheckFreqJob(config, ranks, log)
+        tables = ResultTables(config.output, ranks.rank)
         begin = time.perf_counter()
         try:
             with log.interval("run"), job.manager or contextlib.nullcontext():
@@ -297,7 +300,7 @@ def train(config: Config) -> dict[str, Any] | None:
     return _result(config, ranks, job, seconds) if ranks.rank == 0 else None
 
 
-def _result(config: Config, ranks: Ranks, job: Job, run_s: float) -> dict[str, Any]:
+def _result(config: CheckFreqConfig, ranks: TorchRanks, job: CheckFreqJob, run_s: float) -> dict[str, Any]:
     history, manager = job.history, job.manager
     cuda = ranks.device.type == "cuda"
     return {
@@ -311,8 +314,8 @@ def _result(config: Config, ranks: Ranks, job: Job, run_s: float) -> dict[str, A
     }  # fmt: skip
 
 
-def _checkpoints(config: Config, job: Job) -> dict[str, Any]:
-    """Return what the run's checkpoints were and took; seconds are of each, in order."""
+def _checkpoints(config: CheckFreqConfig, job: CheckFreqJob) -> dict[str, Any]:
+    """Return the policy and costs of the run's checkpoints; lists have one value per checkpoint."""
     manager, iterator = job.manager, job.iterator
     if manager is None:
         return {"policy": "none", "interval": None, "intervals": [], "count": 0}

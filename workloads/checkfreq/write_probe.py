@@ -1,6 +1,5 @@
-"""How fast a directory takes what must last: bytes written and synced, and the time of one sync."""
+"""Measures durable writes to a directory: bytes per second until fsync returns, and the time of one fsync."""
 
-import json
 import os
 import statistics
 import tempfile
@@ -9,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import IotwinError, UsageError
-from common.files import file_system_of, write_json
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import file_system_of, make_folder, write_json
+from iotwin.common.foreign_files import read_foreign_struct
 
 _BLOCK_BYTES = 1 << 20
 _SMALL_BYTES = 4096
@@ -19,7 +19,7 @@ _SYNCS = 5
 
 @dataclass(frozen=True)
 class WriteProbe:
-    """What was measured: the type of the file system, its device's number, and how fast it writes."""
+    """The result: directory, type of the file system, device number, and write speed."""
 
     directory: str
     file_system: str
@@ -31,10 +31,10 @@ class WriteProbe:
 
 
 def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable[[], float] = time.monotonic) -> WriteProbe:
-    """Write and sync a nameless file of `size_bytes` in `directory`, unless the same was measured before on that device.
+    """Write and sync an unnamed file of `size_bytes` in `directory`, or return the cached result for its device and size.
 
-    What was measured is kept by device, file system and size below $XDG_CACHE_HOME or ~/.cache; `fresh` measures again. Raises
-    UsageError when there is no such directory, IotwinError when it cannot be written or is full.
+    Results are cached below $XDG_CACHE_HOME or ~/.cache; `fresh` measures again. Raises UsageError if the directory does not
+    exist, IotwinError if it is unwritable or full.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory; name the one that checkpoints go to")
@@ -53,8 +53,8 @@ def probe(directory: Path, size_bytes: int, fresh: bool = False, clock: Callable
 
 
 def _measure(directory: Path, size_bytes: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Return bytes a second and the seconds of a sync."""
-    block = os.urandom(_BLOCK_BYTES)  # which no file system compresses
+    """Return bytes per second and the median seconds of an fsync."""
+    block = os.urandom(_BLOCK_BYTES)  # no file system can compress it
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         begin = clock()
         for offset in range(0, size_bytes, _BLOCK_BYTES):
@@ -81,15 +81,15 @@ def _cache() -> Path:
 
 def _kept(path: Path) -> tuple[float, float] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return float(found["write_bytes_per_s"]), float(found["fsync_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_foreign_struct(path, dict[str, float])
+        return found["write_bytes_per_s"], found["fsync_s"]
+    except (OSError, IotwinError, KeyError):
         return None
 
 
 def _keep(path: Path, measured: tuple[float, float]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_json(path, dict(zip(("write_bytes_per_s", "fsync_s"), measured, strict=True)))
     except (OSError, IotwinError):
-        pass  # it is then measured again next time
+        pass  # without a cache the next call measures again

@@ -1,1 +1,1 @@
-"""What the programs of all workloads share."""
+"""Code that the programs of all workloads share."""

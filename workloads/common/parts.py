@@ -1,18 +1,18 @@
-"""How long the parts of a step take, as the instrumented variants log them."""
+"""Logs the durations of the parts of a step, for the instrumented variants."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from common.mllog import MlLog, Value
+from iotwin.common.mllog import MlLog, Value
 
 
 class Parts:
-    """Logs an MLLOG line per part of a step, with its start and duration in nanoseconds; nothing unless `enabled`.
+    """Logs an MLLOG line per part of a step, with start (CLOCK_MONOTONIC) and duration in nanoseconds, if `enabled`.
 
-    `start` is on CLOCK_MONOTONIC, as times in a trace are. `settle`, given for devices that compute asynchronously, waits until
-    they have finished their work, so that a part's duration is its own. `metadata` goes into every line.
+    `settle` waits for a device that computes asynchronously, so that a part does not contain the work of earlier ones. `metadata`
+    is added to every line.
     """
 
     def __init__(self, enabled: bool, settle: Callable[[], None] | None = None, **metadata: Value) -> None:
@@ -20,7 +20,7 @@ class Parts:
 
     @contextmanager
     def measure(self, key: str, **metadata: Value) -> Iterator[None]:
-        """Log how long the block takes under `key`; a block that fails is not logged."""
+        """Log the duration of the block under `key`. A block that raises is not logged."""
         if not self.enabled:
             yield
             return
@@ -33,6 +33,6 @@ class Parts:
     def log(self, key: str, start_ns: int, duration_ns: int, **metadata: Value) -> None:
         """Log a part that was timed elsewhere."""
         if self.enabled:
-            # Loader processes get a pickled copy of these parts, and no stream can be pickled.
+            # Made here, not in __init__: loader processes get a pickled copy of this object, and a stream cannot be pickled.
             log = MlLog(sys.stdout, **self._metadata)
             log.line("INTERVAL_END", key, {"start": start_ns, "duration": duration_ns}, metadata)

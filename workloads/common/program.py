@@ -1,4 +1,4 @@
-"""What the programs of all workloads share: options, exit statuses, errors in one line, result.json."""
+"""The frame of every workload's program: options, exit statuses, errors in one line, result.json."""
 
 import json
 import signal
@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError, UsageError
-from common.files import write_json
-from common.signals import interrupted_status
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import write_json
+from iotwin.common.signals import interrupted_status
 
-# How torch words, in a plain RuntimeError, what the machine did, not the code: no memory or a killed loader.
+# Texts of torch's RuntimeErrors that the machine causes, not the code: no memory, or a killed loader.
 _MACHINE_FAILURES = ("out of memory", "can't allocate memory", "DataLoader worker")
 Result = dict[str, Any]
 
@@ -25,14 +25,14 @@ def run_program(
     run: Callable[[Namespace], Result | None],
     argv: Sequence[str] | None,
 ) -> int:
-    """Run the job of the command line `argv` (default: the process's own) and return the exit status.
+    """Run the job of the command line `argv` (default: the process's) and return the exit status.
 
-    `run` returns the result, printed as JSON on the last line, on rank 0 and None on the other ranks.
+    `run` returns the result on rank 0, which is printed as JSON on the last line, and None on the other ranks.
     """
-    parser = ArgumentParser(prog=f"python -m workloads.{name}", description=description)
+    parser = ArgumentParser(prog=f"python -m iotwin.workloads.{name}", description=description)
     prepare_parser(parser)
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwinds, so that no half checkpoint is left
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwinds, so that no partial checkpoint remains
     try:
         result = run(args)
         if result is not None:
@@ -67,12 +67,12 @@ def run_program(
 
 
 def write_result(output: Path, result: Result) -> None:
-    """Write `result` as result.json in `output`, whole or not at all."""
+    """Write `result` as result.json in `output`, atomically."""
     write_json(output / "result.json", result)
 
 
 def plain_configuration(config: Any) -> dict[str, Any]:
-    """Return the options of a job (a dataclass) as JSON can hold them; those not given are left out."""
+    """Return the options of a job (a dataclass) as JSON values, without those that are None."""
     return _plain(asdict(config))
 
 
@@ -91,7 +91,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_at_least(lowest: float, **values: float) -> None:
-    """Raise UsageError for the first option of `values` (by its name with underscores) below `lowest` or not a number."""
+    """Raise UsageError for the first option of `values` (names with underscores) that is NaN or below `lowest`."""
     for name, value in values.items():
         if not value >= lowest:  # also refuses nan
             raise UsageError(f"--{name.replace('_', '-')} {value} must be at least {lowest}")

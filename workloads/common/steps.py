@@ -1,10 +1,10 @@
-"""How long the steps of a rank take, as its job's result tells."""
+"""Measures the steps of a rank, for the job's result."""
 
 from statistics import fmean, median
 
 
 class StepMeter:
-    """Seconds of every step: waiting for its batch, and from having it to updated weights."""
+    """The seconds of every step: waiting for its batch, and computing from its arrival to the update of the weights."""
 
     def __init__(self) -> None:
         self._wait_s: list[float] = []
@@ -15,12 +15,12 @@ class StepMeter:
         return len(self._wait_s)
 
     def add(self, asked_ns: int, arrived_ns: int, done_ns: int) -> None:
-        """Add a step that asked for its batch, had it and was done at these times."""
+        """Add a step by the times at which it requested its batch, received it and ended."""
         self._wait_s.append((arrived_ns - asked_ns) / 1e9)
         self._compute_s.append((done_ns - arrived_ns) / 1e9)
 
     def summary(self) -> dict[str, float | None]:
-        """Return the means of whole steps and their parts, and the median, which cold steps do not move; None without steps."""
+        """Return means of whole steps and of their parts, and the median, which cold steps do not affect; None without steps."""
         if not self._wait_s:
             return dict.fromkeys(
                 ("seconds_per_step", "median_seconds_per_step", "wait_seconds_per_step", "compute_seconds_per_step")

@@ -1,4 +1,4 @@
-"""Where this process stands among its fellows, and the sum that binds them."""
+"""This process's rank among the ranks of a TensorFlow job, and collective operations."""
 
 import json
 import os
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from common.ranks import from_environment, launched_by_torchrun
+from iotwin.common.ranks import from_environment, launched_by_torchrun
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process's rank, the number of ranks and what reduces over them."""
+class TensorflowRanks:
+    """This process's rank, the number of ranks, and the strategy that reduces over them."""
 
     rank: int
     world_size: int
     strategy: tf.distribute.Strategy
 
     def mean(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return each of `values` averaged over the ranks; call it within strategy.run."""
+        """Return each of `values` averaged over the ranks. Call it within strategy.run."""
         if self.world_size == 1:
             return values
         context = tf.distribute.get_replica_context()
@@ -26,7 +26,7 @@ class Ranks:
         return reduced
 
     def sum(self, *values: float) -> list[float]:
-        """Return each value summed over all ranks; every rank must call it, outside of strategy.run."""
+        """Return each value summed over all ranks. Every rank must call it, outside of strategy.run."""
         if self.world_size == 1:
             return list(values)
         given = tf.constant(values, tf.float64)
@@ -34,7 +34,7 @@ class Ranks:
         return list(total.numpy().tolist())
 
     def gather(self, values: list[int]) -> list[int]:
-        """Return the `values` of all ranks, as many of each, rank after rank; call it as `sum`."""
+        """Return the `values` of all ranks in rank order. Every rank must call it with as many, outside of strategy.run."""
         if self.world_size == 1:
             return values
         given = tf.constant(values, tf.int64)
@@ -42,15 +42,15 @@ class Ranks:
         return list(gathered.numpy().tolist())
 
 
-def join_ranks() -> Ranks:
-    """Join the ranks that RANK and WORLD_SIZE name (none: a single process), on the ports from MASTER_PORT on of MASTER_ADDR."""
+def join_ranks() -> TensorflowRanks:
+    """Join the ranks by RANK and WORLD_SIZE (unset: a single process), on ports of MASTER_ADDR from MASTER_PORT on."""
     rank, world_size = launched_by_torchrun()
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[from_environment("LOCAL_RANK", rank) % len(gpus)], "GPU")
     if world_size == 1:
-        return Ranks(0, 1, tf.distribute.get_strategy())
+        return TensorflowRanks(0, 1, tf.distribute.get_strategy())
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), from_environment("MASTER_PORT", 29500)
     workers = [f"{address}:{port + index}" for index in range(world_size)]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
-    return Ranks(rank, world_size, tf.distribute.MultiWorkerMirroredStrategy())
+    return TensorflowRanks(rank, world_size, tf.distribute.MultiWorkerMirroredStrategy())

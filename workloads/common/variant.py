@@ -1,24 +1,24 @@
-"""What each program can run as: the original job, the same with its parts timed, or with its computation slept away."""
+"""The variants of a workload: the original job, the job with timed parts, or the job with sleeps in place of computation."""
 
-import json
 import math
 import os
 from argparse import ArgumentParser
 from pathlib import Path
 
-from common.errors import IotwinError, UsageError, nearest
-from common.numbers.draws import DrawnTime
-from common.numbers.durations import Duration, Normal, Quantiles
-from common.numbers.keyed import Purpose
-from common.numbers.sleeper import Sleeper
+from iotwin.common.errors import IotwinError, UsageError, nearest
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.durations import Duration, Normal, Quantiles
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.common.numbers.sleeper import Sleeper
 
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
-TIMED = (INSTRUMENTED, SLEEP)  # these log the parts of steps
-_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # set by an image that was built for one variant
+TIMED = (INSTRUMENTED, SLEEP)  # variants that log the parts of steps
+_FROM_ENVIRONMENT = "WORKLOAD_VARIANT"  # set in an image for one variant
 
 
 def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORIGINAL, INSTRUMENTED, SLEEP)) -> None:
-    """Add --variant (one of `variants`; the default is the image's) and --sleep to `parser`."""
+    """Add --variant (one of `variants`, by default the image's) and --sleep to `parser`."""
     default = os.environ.get(_FROM_ENVIRONMENT, ORIGINAL)
     parser.add_argument("--variant", default=default, metavar="NAME", help=f"{', '.join(variants)} (default {default})")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_variant_options(parser: ArgumentParser, variants: tuple[str, ...] = (ORI
 
 
 def check_variant(variant: str, sleep: str | None, known: tuple[str, ...]) -> None:
-    """Raise UsageError unless `variant` is one of `known` and has a --sleep model exactly if it sleeps."""
+    """Raise UsageError unless `variant` is one of `known`, and --sleep is given if and only if the variant is sleep."""
     if variant not in known:
         raise UsageError(f"--variant '{variant}' is unknown{nearest(variant, list(known))}; choose {', '.join(known)}")
     if variant == SLEEP and sleep is None:
@@ -43,9 +43,9 @@ def check_variant(variant: str, sleep: str | None, known: tuple[str, ...]) -> No
 
 
 def parse_sleep(text: str) -> Duration:
-    """Return the duration that --sleep means: '0.2', '1.36,0.01' or a JSON file with an emulator's computation_time.
+    """Return the duration of --sleep: '0.2', '1.36,0.01' or a JSON file with an emulator's computation_time.
 
-    Raises UsageError for numbers that no time can be, IotwinError for a file that is no such model.
+    Raises UsageError for impossible times, IotwinError for an invalid file.
     """
     parts = text.split(",")
     try:
@@ -59,7 +59,7 @@ def parse_sleep(text: str) -> Duration:
 
 def _read_sleep(path: Path) -> Duration:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_foreign_json(path)
         if isinstance(document, dict) and document.get("type") == "quantiles" and document["values"]:
             return _checked(Quantiles(sorted(float(value) for value in document["values"])))
         if isinstance(document, dict) and document.get("type") == "normal":
@@ -67,7 +67,9 @@ def _read_sleep(path: Path) -> Duration:
         return _checked(float(document))
     except OSError as error:
         raise IotwinError(f"--sleep {path}: {error.strerror}; write seconds, MEAN,STDEV, or an existing file") from None
-    except (ValueError, TypeError, KeyError):
+    except UsageError:
+        raise
+    except (IotwinError, ValueError, TypeError, KeyError):
         raise IotwinError(
             f"{path} is no computation_time of the kinds normal and quantiles; make one with iotwin plot steps"
         ) from None
@@ -88,16 +90,15 @@ def _checked(duration: Duration) -> Duration:
 
 
 class SleptSteps:
-    """Sleeps through the computation of one rank's steps, by drawn times."""
+    """Sleeps in place of the computation of one rank's steps, for times drawn from a distribution."""
 
-    # Each 64 steps of a rank have one in every 64th of the distribution, so that a short run takes its mean time, too.
-    _STRATA = 64
+    _STRATA = 64  # each 64 steps draw one time from every 64th of the distribution, so that short runs take its mean time
 
     def __init__(self, duration: Duration, seed: int, rank: int) -> None:
         self._time, self._rank, self._step = DrawnTime(duration, seed, Purpose.SLEPT_STEP, self._STRATA), rank, 0
         self._sleeper = Sleeper()
 
     def next_step(self) -> None:
-        """Sleep as long as this step computes."""
+        """Sleep for the time of the next step."""
         self._sleeper.sleep(self._time.seconds(self._rank, 0, self._step))
         self._step += 1

@@ -1,11 +1,11 @@
-"""``python -m workloads.dlrm``: train the recommendation model and write checkpoints and result.json."""
+"""``python -m iotwin.workloads.dlrm``: train the recommendation model and write checkpoints and result.json."""
 
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from workloads.common.program import Result, run_program
-from workloads.dlrm.config import parse_config, prepare_parser
+from iotwin.workloads.common.program import Result, run_program
+from iotwin.workloads.dlrm.config import parse_config, prepare_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,10 +17,10 @@ def _run(args: Namespace) -> Result | None:
     config = parse_config(args)
     if config.sleep is not None:
         # Reads batches and sleeps: needs no PyTorch.
-        from workloads.dlrm.sleep import sleep_through
+        from iotwin.workloads.dlrm.sleep import sleep_through
 
         return sleep_through(config)
-    from workloads.dlrm.train import train
+    from iotwin.workloads.dlrm.train import train
 
     return train(config)
 

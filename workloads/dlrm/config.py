@@ -4,17 +4,17 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from workloads.common.program import require_at_least
-from workloads.common.variant import add_variant_options, check_variant
-from workloads.state.options import StateOptions, add_state_options, take_state_options
+from iotwin.common.errors import UsageError
+from iotwin.workloads.common.program import require_at_least
+from iotwin.workloads.common.variant import add_variant_options, check_variant
+from iotwin.workloads.state.options import StateOptions, add_state_options, take_state_options
 
 
 @dataclass(frozen=True)
-class Config:
-    """One training job: in one process over all devices, as published, or in ranks that share each batch.
+class DlrmConfig:
+    """One training job: one process over all devices, as published, or several ranks that share each batch.
 
-    Every N steps: counted from 1; 0 means never.
+    "Every N steps" counts steps from 1; 0 means never.
     """
 
     data: Path
@@ -38,7 +38,7 @@ class Config:
 
     @property
     def network(self) -> dict[str, int | list[int]]:
-        """What describes the model in a checkpoint."""
+        """The sizes of the model, as a checkpoint records them."""
         return {
             "embedding_size": self.embedding_size,
             "most_categories": self.most_categories,
@@ -74,19 +74,19 @@ def prepare_parser(parser: ArgumentParser) -> None:
     )
     add("--bottom", default="512,256", metavar="W,...", help="hidden widths of the dense tower (default %(default)s)")
     add("--top", default="1024,1024,512,256", metavar="W,...", help="hidden widths above the interaction (default %(default)s)")
-    add("--learning-rate", type=float, default=1.0, help="of SGD (default %(default)s)")
+    add("--learning-rate", type=float, default=1.0, help="learning rate of SGD (default %(default)s)")
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
-    add("--seed", type=int, default=1, help="of weights and order (default %(default)s)")
+    add("--seed", type=int, default=1, help="seed of weights and order (default %(default)s)")
     add_state_options(parser)
     add_variant_options(parser)
 
 
-def parse_config(args: Namespace) -> Config:
+def parse_config(args: Namespace) -> DlrmConfig:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
     values = vars(args) | {name: _parse_widths(name, getattr(args, name)) for name in ("bottom", "top")}
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
-    config = Config(**values)
+    config = DlrmConfig(**values)
     require_at_least(
         1,
         batch_size=config.batch_size,

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
-from datagen.layouts import DlrmLayout
-from workloads.common.parts import Parts
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workloads.common.parts import Parts
 
-_ORDER = 0xD12A  # what the draws of the order are keyed by, beside the seed and the pass
+_ORDER = 0xD12A  # part of the key of the order's random draws, with the seed and the pass
 
 
 class Batch(NamedTuple):
-    """What the model takes, for n samples."""
+    """The model's input for n samples."""
 
     dense: NDArray[np.float32]  # (n, 13), log(1 + x)
     categories: NDArray[np.int64]  # (26, n), each below its table's rows
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 
 class BatchFile:
-    """One .bin file, read a batch at a time; IotwinError when it is missing, torn or smaller than one batch."""
+    """One .bin file, read a batch at a time. Raises IotwinError if it is missing, cut off or smaller than one batch."""
 
     def __init__(self, path: Path, batch_size: int, parts: Parts, prefix: str = "") -> None:
         self._path, self._parts, self._prefix = path, parts, prefix
@@ -52,7 +52,7 @@ class BatchFile:
         os.close(self._descriptor)
 
     def read(self, number: int, most_categories: int) -> Batch:
-        """Return batch `number`, from 0: read by one seek and one call, then preprocessed."""
+        """Return the batch of index `number`, which counts from 0: one seek and one read, then preprocessing."""
         with self._parts.measure(f"{self._prefix}batch_load", batch_num=number):
             content = self._read_bytes(number)
         with self._parts.measure(f"{self._prefix}batch_preproc", batch_num=number):
@@ -77,12 +77,12 @@ def preprocess(samples: NDArray[np.int32], most_categories: int) -> Batch:
 
 
 def table_rows(most_categories: int) -> NDArray[np.int64]:
-    """Return the rows of each of the 26 embedding tables."""
+    """Return the number of rows of each of the 26 embedding tables."""
     return np.minimum(DlrmLayout.CATEGORIES, most_categories).astype(np.int64)
 
 
 def batch_order(batches: int, steps: int, shuffle: bool, seed: int) -> Iterator[int]:
-    """Yield the number of the batch of each of `steps` steps: pass after pass over the file, each shuffled anew if asked."""
+    """Yield the index of each of `steps` batches: pass after pass over the file, each in a new random order if `shuffle`."""
     for first in range(0, steps, batches):
         count = min(batches, steps - first)
         if shuffle:

@@ -1,11 +1,11 @@
-"""How good predicted clicks are."""
+"""The quality of predicted clicks."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def roc_auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
-    """Return the area under the ROC curve of `scores` (n,) against `labels` (n,) of 0 and 1; nan when only one label occurs.
+    """Return the area under the ROC curve of `scores` (n,) against `labels` (n,) of 0 and 1; nan if only one label occurs.
 
     It is the Mann-Whitney statistic: the share of (click, no click) pairs in which the click scores higher, ties counting half.
     """

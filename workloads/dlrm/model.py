@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from datagen.layouts import DlrmLayout
+from iotwin.datagen.layouts import DlrmLayout
 
 
 def _tower(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:

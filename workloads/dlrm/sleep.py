@@ -1,26 +1,27 @@
-"""The variant sleep: every batch is read as the original reads it, and a drawn sleep stands for its computation."""
+"""The variant sleep: reads every batch as the original does, and sleeps for a random time instead of computing."""
 
 import sys
 import time
 
-from common.mllog import MlLog
-from datagen.layouts import DlrmLayout
-from workloads.common.parts import Parts
-from workloads.common.program import Result, plain_configuration
-from workloads.common.steps import StepMeter
-from workloads.common.variant import SleptSteps, parse_sleep
-from workloads.dlrm.config import Config
-from workloads.dlrm.data import BatchFile, batch_order
+from iotwin.common.files import make_folder
+from iotwin.common.mllog import MlLog
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.program import Result, plain_configuration
+from iotwin.workloads.common.steps import StepMeter
+from iotwin.workloads.common.variant import SleptSteps, parse_sleep
+from iotwin.workloads.dlrm.config import DlrmConfig
+from iotwin.workloads.dlrm.data import BatchFile, batch_order
 
 
-def sleep_through(config: Config) -> Result:
+def sleep_through(config: DlrmConfig) -> Result:
     """Read the training batches of `config`, sleeping after each, without evaluation and checkpoints; return the result."""
     log = MlLog(sys.stdout)
     parts = Parts(True)
     slept = SleptSteps(parse_sleep(config.sleep or "0"), config.seed, rank=0)
     with log.interval("init"):
         file = BatchFile(config.data / DlrmLayout.TRAIN_NAME, config.batch_size, parts)
-        config.output.mkdir(parents=True, exist_ok=True)
+        make_folder(config.output)
     times = StepMeter()
     steps = enumerate(batch_order(file.batches, config.steps, config.shuffle, config.seed))
     with log.interval("run"), log.interval("training", first_step_num=0):

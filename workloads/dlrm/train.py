@@ -1,4 +1,4 @@
-"""The training loop: steps, and after every so many an evaluation and a checkpoint."""
+"""The training loop: an evaluation and a checkpoint follow every `eval_every`-th step."""
 
 import math
 import sys
@@ -12,41 +12,42 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from common.checkpoints import Position
-from common.errors import IotwinError, UsageError
-from common.mllog import MlLog
-from datagen.layouts import DlrmLayout
-from workloads.common.parts import Parts
-from workloads.common.program import Result, plain_configuration
-from workloads.common.steps import StepMeter
-from workloads.common.torch_ranks import Ranks, join_ranks
-from workloads.common.variant import INSTRUMENTED
-from workloads.dlrm.config import Config
-from workloads.dlrm.data import Batch, BatchFile, batch_order, table_rows
-from workloads.dlrm.metrics import roc_auc
-from workloads.dlrm.model import Dlrm
-from workloads.state.keeper import Keeper, Resumed
-from workloads.state.position import after, begin, go_on
-from workloads.state.save import save
-from workloads.state.stateful import TORCH, weights_sha256
+from iotwin.common.checkpoints import Position
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder
+from iotwin.common.mllog import MlLog
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.program import Result, plain_configuration
+from iotwin.workloads.common.steps import StepMeter
+from iotwin.workloads.common.torch_ranks import TorchRanks, join_ranks
+from iotwin.workloads.common.variant import INSTRUMENTED
+from iotwin.workloads.dlrm.config import DlrmConfig
+from iotwin.workloads.dlrm.data import Batch, BatchFile, batch_order, table_rows
+from iotwin.workloads.dlrm.metrics import roc_auc
+from iotwin.workloads.dlrm.model import Dlrm
+from iotwin.workloads.state.keeper import Keeper, ResumedJob
+from iotwin.workloads.state.position import after, begin, go_on
+from iotwin.workloads.state.save import save
+from iotwin.workloads.state.stateful import TORCH, weights_sha256
 
 CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass
-class History:
-    """What a job did so far."""
+class DlrmHistory:
+    """Losses, evaluations and step times of a job so far."""
 
     loss: list[float] = field(default_factory=list)  # of every step
     evaluations: list[dict[str, float]] = field(default_factory=list)  # step, accuracy, roc_auc
     times: StepMeter = field(default_factory=StepMeter)
 
 
-class Job:
+class DlrmJob:
     """A training job: its model over all devices, or as one of several ranks with a share of each batch."""
 
-    def __init__(self, config: Config, ranks: Ranks, log: MlLog) -> None:
-        self._config, self._ranks, self._log, self.history = config, ranks, log, History()
+    def __init__(self, config: DlrmConfig, ranks: TorchRanks, log: MlLog) -> None:
+        self._config, self._ranks, self._log, self.history = config, ranks, log, DlrmHistory()
         if config.batch_size % ranks.world_size:
             raise UsageError(f"--batch-size {config.batch_size} cannot be shared by {ranks.world_size} ranks; choose a multiple")
         if config.threads:
@@ -77,7 +78,7 @@ class Job:
         if resumed := self.keeper.resume():
             self._resume(resumed)
         if ranks.rank == 0:
-            config.output.mkdir(parents=True, exist_ok=True)
+            make_folder(config.output)
         log.point("seed", config.seed)
         log.point("global_batch_size", config.batch_size)
         log.point("train_samples", self._batches * config.batch_size)
@@ -98,7 +99,7 @@ class Job:
                 self._keep(reason, done)
 
     def _train(self, order: Iterator[int], first: int, until: int) -> str | None:
-        """Take the steps from `first` on, until the state is to be kept or the run to stop; return why it is to be kept."""
+        """Train from step `first` until `until`, a due checkpoint or a stop; return the checkpoint's reason, None if not due."""
         asked_ns = time.monotonic_ns()
         size, ranks = self._config.batch_size, self._ranks
         share = size // ranks.world_size
@@ -122,7 +123,7 @@ class Job:
         return None
 
     def _position(self, step: int) -> Position:
-        """Return the position after `step` steps: of one consumer, as each batch is shared by whatever ranks there are."""
+        """Return the position after `step` steps. It is that of one consumer, since all ranks share each batch."""
         epoch, done = divmod(step, self._batches)
         config = self._config
         return after(begin(config.seed, epoch + 1, self._batches * config.batch_size, config.batch_size, 1), done)
@@ -132,14 +133,14 @@ class Job:
             shared = {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
             self.keeper.keep(self._position(step), reason, shared, {})
 
-    def _resume(self, resumed: Resumed) -> None:
+    def _resume(self, resumed: ResumedJob) -> None:
         expected = self._position(self.keeper.steps)
         go_on(resumed.position, expected.samples, expected.batch_size, 1)
         if resumed.position != expected or self.keeper.steps >= self._config.steps:
             raise IotwinError(f"the checkpoint ended step {self.keeper.steps}; give --steps a higher number to go on")
         self.model.load_state_dict(resumed.shared["model"])
         self._optimizer.load_state_dict(resumed.shared["optimizer"])
-        for group in self._optimizer.param_groups:  # the command line's word is the later one
+        for group in self._optimizer.param_groups:  # the option replaces the rate in the checkpoint
             group["lr"] = self._config.learning_rate
 
     def _step(self, batch: Batch, step: int) -> float:
@@ -163,7 +164,7 @@ class Job:
                 return total / self._ranks.world_size
 
     def _average_gradients(self) -> None:
-        """Make every rank's gradients those of the whole batch; those of embeddings stay sparse."""
+        """Average gradients over the ranks, which then have those of the whole batch; gradients of embeddings stay sparse."""
         if self._ranks.world_size > 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -225,7 +226,7 @@ def _devices() -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
 
 
-def train(config: Config) -> Result | None:
+def train(config: DlrmConfig) -> Result | None:
     """Run the job that `config` describes and return its result on rank 0, None on the others.
 
     Raises IotwinError for data, checkpoints and output that cannot be used.
@@ -233,7 +234,7 @@ def train(config: Config) -> Result | None:
     with join_ranks() as ranks:
         log = MlLog(sys.stdout if ranks.rank == 0 else None)
         with log.interval("init"):
-            job = Job(config, ranks, log)
+            job = DlrmJob(config, ranks, log)
         begin = time.perf_counter()
         with log.interval("run"), job.keeper:
             job.run()
@@ -242,7 +243,7 @@ def train(config: Config) -> Result | None:
     return _result(config, ranks, job, run_s) if ranks.rank == 0 else None
 
 
-def _result(config: Config, ranks: Ranks, job: Job, run_s: float) -> Result:
+def _result(config: DlrmConfig, ranks: TorchRanks, job: DlrmJob, run_s: float) -> Result:
     losses = job.history.loss
     tenth = max(1, len(losses) // 10)
     cpu = f"cpu, {torch.get_num_threads()} threads"

@@ -1,7 +1,7 @@
-"""The recorder: every operation of a PyTorch step, below autograd, as a log.
+"""Records every operation of a PyTorch step, below autograd, as a log.
 
-Times are of the operation alone. Storages are followed, not only tensors: what autograd keeps stays referenced until it lets go,
-as each recorded tensor's end is the end of its Python object or, where only C++ holds it, of its storage.
+Times exclude the recorder. A tensor is released in the log when its Python object ends. Tensors that autograd saves stay
+referenced until autograd frees them.
 """
 
 import time
@@ -17,19 +17,19 @@ from torch import device as torch_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.files import write_whole
-from workloads.dtr.log_format import write_line
-from workloads.models import MODELS, build
+from iotwin.common.files import write_whole
+from iotwin.workloads.dtr.simulator.log_format import write_line
+from iotwin.workloads.models import MODELS, build
 
 
 def record_model(
     name: str, output: Path, *, batch: int | None = None, preset: str = "tiny", fake: bool = False, warm_up: int = 1,
     device: str = "cpu", seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Log one training step (forward, loss, backward) of a model of `workloads.models`.
+    """Log one training step (forward, loss, backward) of a model of `iotwin.workloads.models`.
 
     Returns {"log", "model", "batch", "operators", "seconds", "overhead_us_per_op"}. With `fake` nothing is computed: shapes are
-    propagated and times come from bytes moved and operations done, at 10 GB/s and 100 Gflop/s.
+    propagated, and times are estimated for 10 GB/s and 100 Gflop/s.
     """
     manual_seed(seed)
     samples = MODELS[name] if batch is None and name in MODELS else batch or 1
@@ -60,8 +60,8 @@ def record_model(
     }
 
 
-class _Followed(weakref.ref[Tensor]):
-    """A recorded tensor while its object lives, under the name that the log gives it."""
+class _TrackedTensor(weakref.ref[Tensor]):
+    """A weak reference to a recorded tensor, with its name in the log."""
 
     __slots__ = ("bytes", "key", "name", "storage")
     name: str
@@ -71,35 +71,35 @@ class _Followed(weakref.ref[Tensor]):
 
 
 class Recorder(TorchDispatchMode):
-    """Gathers the instructions of a log while it is active; they become lines at the end, as each operation waits for it."""
+    """Collects the instructions of a log while it is active. `finish` formats them, so that operations are delayed less."""
 
     def __init__(self, fake: bool = False) -> None:
         super().__init__()
         self.operations = 0
-        self.logging_ns = 0  # beside the operations themselves
+        self.logging_ns = 0  # spent in the recorder, without the operations
         self._instructions: list[tuple[str, dict[str, Any]]] = []
         self._fake = fake
-        self._live: dict[int, _Followed] = {}
+        self._live: dict[int, _TrackedTensor] = {}
         self._count = 0
         self._active = True
         self.annotate("START")
 
     def annotate(self, text: str) -> None:
-        """Add an annotation."""
+        """Add an ANNOTATE instruction."""
         self._add("ANNOTATE", ANNOTATION=text)
 
     def finish(self) -> list[bytes]:
-        """Stop listening and return the lines."""
+        """Stop recording and return the lines of the log."""
         self._active = False
         return [write_line(instruction, **fields) for instruction, fields in self._instructions]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: keeping torch.compile out costs every operation several Python calls, and nothing here is compiled."""
+        """Return False: excluding torch.compile would cost each operation several Python calls, and nothing is compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and write it down."""
+        """Run an operation and record it."""
         entered = time.perf_counter_ns()
         operator, written = _facts(func)
         read = _tensors(args)
@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
             self._add("MUTATE", NAME=operator, ARGS=names, MUTATE=places, TIME=max(1, cost))
             cost = 1
             for place in places:
-                _look(sources[place], read[place])
+                _update_storage(sources[place], read[place])
         fresh = [tensor for tensor in made if id(tensor) not in self._live]
         if fresh:
             self._write_call(operator, max(1, cost), names, [source.storage for source in sources], fresh)
@@ -140,38 +140,38 @@ class Recorder(TorchDispatchMode):
     def _add(self, instruction: str, **fields: Any) -> None:
         self._instructions.append((instruction, fields))
 
-    def _constant(self, tensor: Any) -> _Followed:
-        """Follow a tensor that was there before."""
+    def _constant(self, tensor: Any) -> _TrackedTensor:
+        """Record a tensor that existed before the recording as a constant."""
         followed = self._follow(tensor)
         self._add("CONSTANT", NAME=followed.name)
         self._add("MEMORY", NAME=followed.name, MEMORY=followed.bytes)
         return followed
 
-    def _follow(self, tensor: Any) -> _Followed:
-        """Give a tensor a name that is released when its object ends."""
+    def _follow(self, tensor: Any) -> _TrackedTensor:
+        """Name a tensor, and record its release when its Python object ends."""
         self._count += 1
-        followed: _Followed = _Followed(tensor, self._ended)
+        followed: _TrackedTensor = _TrackedTensor(tensor, self._ended)
         followed.name, followed.key = f"x{self._count}", id(tensor)
-        _look(followed, tensor)
+        _update_storage(followed, tensor)
         self._live[followed.key] = followed
         return followed
 
     def _ended(self, followed: Any) -> None:
         key = followed.key
-        if self._live.get(key) is followed:  # else another tensor has its place
+        if self._live.get(key) is followed:  # else a new tensor has the same id
             del self._live[key]
         if self._active:
             self._add("RELEASE", NAME=followed.name)
 
 
-def _look(followed: _Followed, tensor: Any) -> None:
-    """Note the storage that a tensor has now."""
+def _update_storage(followed: _TrackedTensor, tensor: Any) -> None:
+    """Set the tensor's current storage and its size."""
     storage = tensor.untyped_storage()
     followed.storage, followed.bytes = storage._cdata, storage.nbytes()
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
-    """Return the tensors among an operation's arguments or results, those in lists too."""
+    """Return the tensors in an operation's arguments or results, including those in lists."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -183,7 +183,7 @@ def _tensors(values: Iterable[Any]) -> list[Any]:
 
 @cache
 def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return an operation's name, and (position, name) of the arguments that its schema says it writes to."""
+    """Return an operation's name, and the (position, name) of each argument that it writes to by its schema."""
     written = [
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)
@@ -193,14 +193,14 @@ def _facts(func: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
 
 
 def _places(written: tuple[tuple[int, str], ...], args: Any, kwargs: dict[str, Any], read: list[Any]) -> list[int]:
-    """Return the places among the tensors read of those that are written to."""
+    """Return the indices in `read` of the tensors that the operation writes to."""
     places = {id(tensor): place for place, tensor in reversed(list(enumerate(read)))}
     values = [args[position] if position < len(args) else kwargs.get(name) for position, name in written]
     return sorted({places[id(tensor)] for tensor in _tensors(values)})
 
 
 def _estimate(read: list[Any], made: list[Any], name: str) -> int:
-    """Return ns of an operation that was not run: bytes moved, and for products the multiplications."""
+    """Return the estimated ns of an operation, from bytes moved and, for products, from multiplications."""
     moved = sum(t.numel() * t.element_size() for t in [*read, *made])
     flops = 0
     if any(word in name for word in ("mm", "conv", "linear")) and len(read) > 1:

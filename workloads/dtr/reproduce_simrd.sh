@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# The original's script, on iotwin: workloads/dtr/reproduce_simrd.sh baseline [skip-ilp] | simrd | plot. LOGS names logs (default: data/*.log).
+# The original's script, with iotwin's commands: workloads/dtr/reproduce_simrd.sh baseline [skip-ilp] | simrd | plot.
+# LOGS names the logs (default: data/*.log).
 set -euo pipefail
+root=$(dirname "$(readlink -f "$0")")/../..
+. "$root/common/environment.sh"
 mode=${1:-}
 solvers=chen-sqrt,chen-sqrt-linear,chen-greedy,chen-greedy-linear,griewank,checkpoint-all,checkpoint-last
 case $mode in

@@ -1,46 +1,49 @@
-"""Models of several kinds, in the project's own definitions: `build(name, preset)` gives the module, its inputs and its loss."""
+"""One zoo of PyTorch models, each defined once: `build(name, preset)` returns a module, its inputs and its loss."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from common.errors import UsageError, nearest
+from iotwin.common.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    import torch
+    from iotwin.workloads.models.built import Built
 
-    Inputs = Callable[[int], tuple[torch.Tensor, ...]]
-    Loss = Callable[..., torch.Tensor]
-
-# The samples of a batch when nothing else is asked for.
+PRESETS = ("paper", "tiny")  # as published; shrunk until a CPU trains it in milliseconds
+IMAGE_SIDE = {"paper": 224, "tiny": 32}  # height and width of an image, in pixels
+_CLASSES = {"paper": 1000, "tiny": 10}
+IMAGE_CLASSIFIERS = (
+    "resnet18", "resnet50", "resnext101", "vgg16", "alexnet", "mobilenet_v2", "densenet121", "inception_v3",
+)  # fmt: skip
+_SHORT_NAMES = {"resnet": "resnet18", "densenet": "densenet121", "vgg": "vgg16"}
+# The default batch size of each model.
 MODELS = {
-    "mlp": 32, "resnet": 4, "densenet": 4, "unet": 2, "lstm": 8, "treelstm": 1, "transformer": 4, "vgg": 4, "gan": 8,
+    **dict.fromkeys(IMAGE_CLASSIFIERS, 4), **dict.fromkeys(_SHORT_NAMES, 4),
+    "mlp": 32, "unet": 2, "lstm": 8, "treelstm": 1, "transformer": 4, "gnmt": 4, "gan": 8,
 }  # fmt: skip
-# Networks that classify images, as published and tiny.
-NETWORKS = ("resnet18", "resnet50", "resnext101", "vgg16", "densenet121", "inception_v3")
-PRESETS = ("paper", "tiny")
 
 
-def build_network(name: str, preset: str, classes: int) -> "torch.nn.Module":
-    """Return a network that tells `classes` classes of images; UsageError for an unknown name or preset."""
-    if name not in NETWORKS:
-        raise UsageError(f"unknown network '{name}'{nearest(name, list(NETWORKS))}; known: {', '.join(NETWORKS)}")
-    if preset not in PRESETS:
-        raise UsageError(f"unknown preset '{preset}'{nearest(preset, list(PRESETS))}; known: {', '.join(PRESETS)}")
-    from workloads.models.networks import network
+def build(name: str, preset: str = "tiny", classes: int | None = None) -> "Built":
+    """Return the model `name`. An image classifier distinguishes `classes` classes, by default 1000 (paper) or 10 (tiny).
 
-    return network(name, preset, classes)
-
-
-def build(name: str, preset: str = "tiny") -> "tuple[torch.nn.Module, Inputs, Loss]":
-    """Return (module, make_inputs(batch), loss(module, *inputs)); UsageError for an unknown name or preset."""
+    Raises UsageError for an unknown name or preset, and for the preset paper of a model without a published size.
+    """
     if name not in MODELS:
         raise UsageError(f"unknown model '{name}'{nearest(name, list(MODELS))}; known: {', '.join(MODELS)}")
-    if preset != "tiny":
-        raise UsageError(f"unknown preset '{preset}'; known: tiny")
-    from workloads.models import images, sequences
+    if preset not in PRESETS:
+        raise UsageError(f"unknown preset '{preset}'{nearest(preset, list(PRESETS))}; known: {', '.join(PRESETS)}")
+    name = _SHORT_NAMES.get(name, name)
+    if name in IMAGE_CLASSIFIERS:
+        from iotwin.workloads.models.image_classifiers import image_classifier
 
-    makers: dict[str, Callable[[], Any]] = {
+        return image_classifier(name, preset, classes or _CLASSES[preset])
+    if name == "gnmt":
+        from iotwin.workloads.models.gnmt import gnmt
+
+        return gnmt(preset)
+    if preset == "paper":
+        raise UsageError(f"the model {name} has no published size; use the preset tiny")
+    from iotwin.workloads.models import gan, sequences, unet
+
+    return {
         "mlp": sequences.mlp, "lstm": sequences.lstm, "treelstm": sequences.treelstm, "transformer": sequences.transformer,
-        "resnet": images.resnet, "densenet": images.densenet, "unet": images.unet, "vgg": images.vgg, "gan": images.gan,
-    }  # fmt: skip
-    return makers[name]()
+        "unet": unet.unet, "gan": gan.gan,
+    }[name]()  # fmt: skip

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 Size = int | tuple[int, int]
 
 
-class _Side(nn.Module):
-    """Several ways beside one another, whose channels are put together."""
+class _Branches(nn.Module):
+    """Parallel branches, whose channels are concatenated."""
 
-    def __init__(self, *ways: nn.Module) -> None:
+    def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
-        self.ways = nn.ModuleList(ways)
+        self.branches = nn.ModuleList(branches)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([way(images) for way in self.ways], 1)
+        return torch.cat([branch(images) for branch in self.branches], 1)
 
 
 def _conv(before: int, after: int, kernel: Size, stride: int = 1, padded: bool = True) -> nn.Sequential:
@@ -28,7 +28,7 @@ def _conv(before: int, after: int, kernel: Size, stride: int = 1, padded: bool =
 
 
 def _chain(before: int, *layers: tuple[int, Size]) -> nn.Sequential:
-    """Return convolutions one after another, each of (channels, kernel)."""
+    """Return a sequence of convolutions, each given as (channels, kernel)."""
     channels = [before, *(after for after, _ in layers)]
     return nn.Sequential(*(_conv(each, after, kernel) for each, (after, kernel) in zip(channels, layers, strict=False)))
 
@@ -38,13 +38,13 @@ def _pooled(before: int, after: int) -> nn.Sequential:
 
 
 def _narrowing(before: int, layers: Sequence[tuple[int, Size]], after: int) -> nn.Sequential:
-    """Return a chain whose last convolution, of 3 by 3, halves height and width."""
+    """Return a chain that ends with a 3 by 3 convolution of stride 2, which halves height and width."""
     last = layers[-1][0] if layers else before
     return nn.Sequential(*_chain(before, *layers), _conv(last, after, 3, 2, padded=False))
 
 
 def inception_v3(preset: str, classes: int) -> nn.Module:
-    """Return the network; "tiny" has an eighth of the channels, one block of each kind, and images of 32 by 32."""
+    """Return the network. "tiny" has an eighth of the channels, one block of each kind, and takes images of 32 by 32 pixels."""
     paper = preset == "paper"
     n = (lambda channels: channels) if paper else (lambda channels: channels // 8)
     pool = partial(nn.MaxPool2d, 3, 2)
@@ -57,7 +57,7 @@ def inception_v3(preset: str, classes: int) -> nn.Module:
     before = n(192)
     for pooled in (32, 64, 64) if paper else (64,):
         layers.append(
-            _Side(
+            _Branches(
                 _conv(before, n(64), 1),
                 _chain(before, (n(48), 1), (n(64), 5)),
                 _chain(before, (n(64), 1), (n(96), 3), (n(96), 3)),
@@ -65,12 +65,12 @@ def inception_v3(preset: str, classes: int) -> nn.Module:
             )
         )
         before = n(64) + n(64) + n(96) + n(pooled)
-    layers.append(_Side(_narrowing(before, (), n(384)), _narrowing(before, ((n(64), 1), (n(96), 3)), n(96)), pool()))
+    layers.append(_Branches(_narrowing(before, (), n(384)), _narrowing(before, ((n(64), 1), (n(96), 3)), n(96)), pool()))
     before += n(384) + n(96)
     wide, high = (1, 7), (7, 1)
     for inner in map(n, (128, 160, 160, 192) if paper else (128,)):
         layers.append(
-            _Side(
+            _Branches(
                 _conv(before, n(192), 1),
                 _chain(before, (inner, 1), (inner, wide), (n(192), high)),
                 _chain(before, (inner, 1), (inner, high), (inner, wide), (inner, high), (n(192), wide)),
@@ -79,7 +79,7 @@ def inception_v3(preset: str, classes: int) -> nn.Module:
         )
         before = 4 * n(192)
     layers.append(
-        _Side(
+        _Branches(
             _narrowing(before, ((n(192), 1),), n(320)),
             _narrowing(before, ((n(192), 1), (n(192), wide), (n(192), high)), n(192)),
             pool(),
@@ -87,9 +87,9 @@ def inception_v3(preset: str, classes: int) -> nn.Module:
     )
     before += n(320) + n(192)
     for _ in range(2 if paper else 1):
-        both = [_Side(_conv(n(384), n(384), (1, 3)), _conv(n(384), n(384), (3, 1))) for _ in range(2)]
+        both = [_Branches(_conv(n(384), n(384), (1, 3)), _conv(n(384), n(384), (3, 1))) for _ in range(2)]
         layers.append(
-            _Side(
+            _Branches(
                 _conv(before, n(320), 1),
                 nn.Sequential(_conv(before, n(384), 1), both[0]),
                 nn.Sequential(*_chain(before, (n(448), 1), (n(384), 3)), both[1]),

@@ -1,10 +1,10 @@
-"""Models of vectors, sequences and trees, at sizes that a CPU trains in milliseconds."""
+"""Small models of vectors, sequences and trees, which a CPU trains in milliseconds."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.models.images import Built
+from iotwin.workloads.models.built import Built
 
 
 def mlp() -> Built:
@@ -14,7 +14,7 @@ def mlp() -> Built:
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(batch, 64), torch.randint(0, 64, (batch,))
 
-    return nn.Sequential(*layers), inputs, lambda model, x, y: functional.cross_entropy(model(x), y)
+    return Built(nn.Sequential(*layers), inputs, lambda model, x, y: functional.cross_entropy(model(x), y))
 
 
 class _Unrolled(nn.Module):
@@ -36,7 +36,7 @@ def lstm() -> Built:
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(24, batch, 16), torch.randn(batch, 16)
 
-    return _Unrolled(), inputs, lambda model, x, y: functional.mse_loss(model(x), y)
+    return Built(_Unrolled(), inputs, lambda model, x, y: functional.mse_loss(model(x), y))
 
 
 class _Tree(nn.Module):
@@ -70,10 +70,10 @@ def treelstm() -> Built:
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randn(16, batch, 16), torch.randn(batch, 16)
 
-    return _Tree(), inputs, lambda model, x, y: functional.mse_loss(model(x), y)
+    return Built(_Tree(), inputs, lambda model, x, y: functional.mse_loss(model(x), y))
 
 
-class _Layer(nn.Module):
+class _TransformerLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -94,10 +94,10 @@ class _Layer(nn.Module):
 
 def transformer() -> Built:
     """Four encoder layers (Vaswani et al. 2017) over 16 tokens."""
-    layers = [_Layer(32, 4) for _ in range(4)]
+    layers = [_TransformerLayer(32, 4) for _ in range(4)]
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         return torch.randint(0, 50, (batch, 16)), torch.randint(0, 50, (batch, 16))
 
     model = nn.Sequential(nn.Embedding(50, 32), *layers, nn.LayerNorm(32), nn.Linear(32, 50))
-    return model, inputs, lambda model, x, y: functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    return Built(model, inputs, lambda model, x, y: functional.cross_entropy(model(x).flatten(0, 1), y.flatten()))

@@ -1,1 +1,1 @@
-"""PipeDream (SOSP'19): from a layer graph with times and bytes to a plan, its prediction and its twin."""
+"""PipeDream (SOSP'19): plans, simulates and emulates pipeline-parallel training from a profile of a model's layers."""

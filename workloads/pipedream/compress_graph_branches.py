@@ -1,10 +1,10 @@
-"""The original's script of this name, with its paths as arguments: GRAPH OUTPUT, as ``iotwin pipedream compress``."""
+"""Calls ``iotwin pipedream compress`` under the name of the original's script; the arguments are GRAPH OUTPUT."""
 
 import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from iotwin.main import main as iotwin
 

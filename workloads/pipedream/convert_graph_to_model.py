@@ -1,10 +1,10 @@
-"""The original's script of this name: ``iotwin pipedream convert``. The template options are of no effect."""
+"""Calls ``iotwin pipedream convert`` with the options of the original's script. The template options have no effect."""
 
 import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from iotwin.main import main as iotwin
 

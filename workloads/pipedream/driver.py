@@ -1,10 +1,10 @@
-"""The original's script of this name: ``iotwin pipedream drive``, whose --dry-run is the original's --quiet."""
+"""Calls ``iotwin pipedream drive`` with the options of the original's script, whose --quiet is --dry-run here."""
 
 import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from iotwin.main import main as iotwin
 

@@ -1,10 +1,10 @@
-"""The original's script of this name: ``iotwin pipedream optimize`` with all workers used and the original's memory rule."""
+"""Calls ``iotwin pipedream optimize`` with the options of the original's script, for all workers and by its memory rule."""
 
 import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from iotwin.main import main as iotwin
 

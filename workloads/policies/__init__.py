@@ -1,1 +1,1 @@
-"""What a job decides, shared by the real systems and the emulator: standard library and numpy only."""
+"""Decisions that the real training systems and the emulator share. Uses the standard library and numpy only."""

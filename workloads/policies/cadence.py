@@ -1,23 +1,26 @@
-"""When evaluation runs and checkpoints are written: after epochs, steps or seconds, at listed steps, or on a signal."""
+"""Decides when evaluations and checkpoints are due: after epochs, steps or seconds, at listed steps, or on a signal."""
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # jobs that decide by a policy read no YAML
+    from iotwin.workload_yaml import Checkpoint, Evaluation, TwinCheckpoint
 
 
 class Cadence(NamedTuple):
-    """First after number `first`, then every `every`; numbers (of epochs, or of steps) count from 1."""
+    """Due after epoch (or step) `first`, then after every `every`-th. Epochs and steps count from 1."""
 
     first: int
     every: int
-    also: int = -1  # one more, outside the row
+    also: int = -1  # one more number, outside the series
 
     def due(self, number: int) -> bool:
-        """Return whether it is time after `number`."""
+        """Return True if `number` is due."""
         return number == self.also or (number >= self.first and (number - self.first) % self.every == 0)
 
 
 class LoopPosition(NamedTuple):
-    """Where a loop stands: the epoch, the steps of the whole run, and whether the epoch has just ended. Numbers count from 1."""
+    """The position of a training loop: epoch and step of the whole run, both from 1, and whether the epoch has just ended."""
 
     epoch: int
     step: int
@@ -25,7 +28,7 @@ class LoopPosition(NamedTuple):
 
 
 class Policy:
-    """Decides after every step, and after every epoch, by whichever of its rules are given."""
+    """Decides after every step and every epoch whether an action is due, by the rules that are given."""
 
     def __init__(
         self,
@@ -41,18 +44,17 @@ class Policy:
 
     @property
     def within_epochs(self) -> bool:
-        """Whether it can be time in the middle of an epoch, unasked."""
+        """True if a rule can be due within an epoch."""
         return self._steps is not None or self._seconds is not None or bool(self._listed)
 
     def ask(self) -> None:
-        """Make the next decision a yes; a signal handler may call it."""
+        """Make the action due at the next decision. A signal handler may call this."""
         self._asked = True
 
     def due(self, position: LoopPosition, now: float) -> str | None:
-        """Return why it is time at `position` and `now` (seconds of one clock), None when it is not.
+        """Return the reason why the action is due at `position` and `now` (seconds of one clock), None if it is not due.
 
-        The reason is the first of signal, epoch, steps, list, seconds. Whatever it is, the next one by time is a whole period
-        after `now`.
+        The reason is the first that applies of signal, epoch, steps, list, seconds. Any reason restarts the period of seconds.
         """
         reason = self._reason(position, now)
         if reason is not None:
@@ -61,7 +63,7 @@ class Policy:
         return reason
 
     def restart(self, now: float) -> None:
-        """Count the seconds from `now` on: where a checkpoint took long, the next one is not due at its end."""
+        """Restart the period of seconds at `now`, for example when a checkpoint that took long has ended."""
         self._due_s = now + self._seconds if self._seconds is not None else float("inf")
 
     def _reason(self, position: LoopPosition, now: float) -> str | None:
@@ -76,5 +78,27 @@ class Policy:
         return "seconds" if self.time_is_up(now) else None
 
     def time_is_up(self, now: float) -> bool:
-        """Return whether time alone asks for one, without deciding it: for one rank that then asks all of them."""
+        """Return True if the period of seconds is over, without restarting it. One rank can check this and inform the others."""
         return now >= self._due_s
+
+
+def evaluation_cadence(section: "Evaluation") -> tuple[Cadence | None, Cadence | None]:
+    """Return the cadence over epochs and the cadence over steps; one of them is None."""
+    if section.steps_between_evals < 1:
+        return Cadence(section.eval_after_epoch, section.epochs_between_evals), None
+    first = section.eval_after_step if section.eval_after_step > 0 else section.steps_between_evals
+    return None, Cadence(first, section.steps_between_evals)
+
+
+def checkpoint_policy(section: "Checkpoint", twin: "TwinCheckpoint") -> Policy:
+    """Return what decides over epochs and steps, alike on every rank. Times and `twin.policy` are one rank's to decide."""
+    if twin.seconds_between is not None:
+        return Policy()
+    also = section.checkpoint_after_step
+    if section.steps_between_checkpoints < 1 or twin.policy is not None:
+        epochs = Cadence(section.checkpoint_after_epoch, section.epochs_between_checkpoints, twin.also_after_epoch or -1)
+        return Policy(epochs=epochs, listed=[also] if also > 0 else [])
+    if twin.after_steps is not None:
+        return Policy(listed=[*twin.after_steps, *([also] if also > 0 else [])])
+    first = twin.first_after_step or section.steps_between_checkpoints
+    return Policy(steps=Cadence(first, section.steps_between_checkpoints, also))

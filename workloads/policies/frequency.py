@@ -1,62 +1,57 @@
-"""How often to checkpoint: Algorithm 1 of CheckFreq from a profile, and a controller that corrects it by what steps really take.
+"""How often to checkpoint: CheckFreq's Algorithm 1 plans an interval from a profile; a controller corrects it by measured steps.
 
-After Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing" (FAST 2021). Its controller only
-lengthens the interval and compares with the profile of the start; this one moves both ways and compares with steps in between.
+After Mohan, Phanishayee and Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing" (FAST 2021). The controller of
+CheckFreq only lengthens the interval and compares with the initial profile. This one moves both ways and compares with current
+steps that no checkpoint affects.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import median
 from typing import NamedTuple
 
 HOST, DEVICE = "host", "device"
-AIMED = 0.9  # of a bound: what is aimed at exactly is missed half of the time, and some of a cost shows in no step alone
+AIMED = 0.9  # share of a bound to aim at: an exact aim misses half of the time, and part of a cost is in no single step
 
 
 @dataclass(frozen=True)
-class Profile:
-    """What a checkpoint of a job costs: seconds of one step and of each phase, bytes.
+class CheckpointProfile:
+    """The cost of a job's checkpoint. Raises ValueError for impossible times. The paper's symbols are in brackets."""
 
-    `iteration_s` is a whole step without checkpoints (the paper's Ti), `update_s` the weight update at its end (Tw),
-    `host_copy_s` and `device_copy_s` a copy of the state into host memory (Tc) or beside itself on the device (Tg), `write_s` the
-    way from host memory to durable storage (Ts), `size_bytes` the state (m). `memory_used_bytes` (M) is the peak of device memory
-    in use, of `memory_total_bytes` (Mmax). Without a device `device_copy_s` is None. The paper does not know the last two:
-    what the call itself takes of training wherever the snapshot goes (`besides_s`), and what the writing takes of the
-    processors that train (`interference_s`). Raises ValueError for impossible times.
-    """
-
-    iteration_s: float
-    update_s: float
-    host_copy_s: float
-    device_copy_s: float | None
-    write_s: float
-    size_bytes: int
-    memory_used_bytes: int = 0
-    memory_total_bytes: int = 0
-    besides_s: float = 0.0
-    interference_s: float = 0.0
+    iteration_s: float  # a whole step without checkpoints [Ti]
+    update_s: float  # the weight update at the end of a step [Tw]
+    host_copy_s: float  # copy of the state to host memory [Tc]
+    device_copy_s: float | None  # copy of the state on the device [Tg], None without a device
+    write_s: float  # from host memory to durable storage [Ts]
+    size_bytes: int  # the state [m]
+    memory_used_bytes: int = 0  # peak of device memory in use [M]
+    memory_total_bytes: int = 0  # [Mmax]
+    besides_s: float = 0.0  # the call itself, wherever the snapshot is stored; not in the paper
+    interference_s: float = 0.0  # processor time that writing takes from training; not in the paper
 
     def __post_init__(self) -> None:
         times = (
             self.update_s, self.host_copy_s, self.device_copy_s or 0.0, self.write_s, self.besides_s, self.interference_s
         )  # fmt: skip
         if not (0 < self.iteration_s < math.inf and all(0 <= time < math.inf for time in times)):
-            raise ValueError("a step takes more than 0 s, and every other time is 0 s or more")
+            raise ValueError("a step must take more than 0 s, and every other time must be 0 s or more")
 
     @property
-    def host_stall_s(self) -> float:
-        """Seconds that training waits for a copy to the host, which goes on beside the next forward and backward pass."""
-        return max(0.0, self.host_copy_s - max(0.0, self.iteration_s - self.update_s))
+    def host_stall_s(self) -> Fraction:
+        """Seconds that training waits for a copy to the host, part of which overlaps the next forward and backward passes."""
+        overlapped_s = max(Fraction(0), _exact(self.iteration_s) - _exact(self.update_s))
+        return max(Fraction(0), _exact(self.host_copy_s) - overlapped_s)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Steps between checkpoints and where the snapshot goes; `stall_s` is what each costs training, `overhead` its share of time.
+class IntervalPlan:
+    """A planned checkpoint interval in steps, the place of the snapshot, the stall per checkpoint and its share of all time.
 
-    `interval` is the largest of the three others: `interval_no_overlap`, below which more than the allowed number would be on the
-    way at once, `interval_bounded`, below which stalls take more than the bound, and `interval_mtbf` (None without an MTBF).
+    `interval` is the largest of the other three. Below `interval_no_overlap` too many checkpoints would be in flight; below
+    `interval_bounded` stalls would exceed the bound. `interval_mtbf` is None without an MTBF.
     """
 
     interval: int
@@ -68,40 +63,50 @@ class Plan:
     overhead: float
 
 
-def plan(profile: Profile, overhead: float, mtbf_s: float | None = None, in_flight: int = 1) -> Plan:
+def plan(profile: CheckpointProfile, overhead: float, mtbf_s: float | None = None, in_flight: int = 1) -> IntervalPlan:
     """Return Algorithm 1's interval for stalls of at most `overhead` (0.05 is 5 %) of the time of the steps.
 
-    The snapshot stays on the device where memory allows and the stall is no longer than with one on the host. With `in_flight`
-    checkpoints on the way at once (1 is CheckFreq's rule, more are PCcheck's: Strati, Friedman, Klimovic, ASPLOS 2025), each has
-    that many intervals. `mtbf_s`, the mean time between failures, adds Young's interval sqrt(2 C MTBF) for a stall of C (CACM
-    1974), below which stalls cost more than they save. Raises ValueError for a bound, MTBF or number that is not above 0.
+    * The snapshot stays on the device if memory allows and the stall is not longer than that of a copy to the host.
+    * With `in_flight` unfinished checkpoints allowed, each may take that many intervals. CheckFreq has 1; more are PCcheck's rule
+      (Strati, Friedman, Klimovic, ASPLOS 2025).
+    * `mtbf_s`, the mean time between failures, adds Young's interval sqrt(2 C MTBF) for a stall of C (CACM 1974). Below it stalls
+      cost more than they save.
+
+    Raises ValueError if a bound, MTBF or number is not above 0.
     """
     if not (0 < overhead < math.inf and in_flight >= 1 and (mtbf_s is None or 0 < mtbf_s < math.inf)):
-        raise ValueError("overhead and MTBF are above 0, and in_flight is at least 1")
+        raise ValueError("overhead and MTBF must be above 0, and in_flight at least 1")
     snapshot, waits_s = _snapshot(profile)
-    step_s, stall_s = profile.iteration_s, waits_s + profile.besides_s + profile.interference_s
-    no_overlap = _whole((profile.host_copy_s + profile.write_s - waits_s) / (in_flight * step_s))
-    bounded = _whole(stall_s / (overhead * step_s))
-    by_mtbf = None if mtbf_s is None else _whole(math.sqrt(2 * stall_s * mtbf_s) / step_s)
+    step_s, stall_s = _exact(profile.iteration_s), waits_s + _exact(profile.besides_s) + _exact(profile.interference_s)
+    no_overlap = max(1, math.ceil((_exact(profile.host_copy_s) + _exact(profile.write_s) - waits_s) / (in_flight * step_s)))
+    bounded = max(1, math.ceil(stall_s / (_exact(overhead) * step_s)))
+    by_mtbf = None if mtbf_s is None else _whole(math.sqrt(2 * float(stall_s) * mtbf_s) / profile.iteration_s)
     interval = max(no_overlap, bounded, by_mtbf or 1)
-    return Plan(interval, snapshot, stall_s, no_overlap, bounded, by_mtbf, stall_s / (interval * step_s))
+    return IntervalPlan(interval, snapshot, float(stall_s), no_overlap, bounded, by_mtbf, float(stall_s / (interval * step_s)))
 
 
-def _snapshot(profile: Profile) -> tuple[str, float]:
-    """Return where the snapshot goes, and the stall in seconds."""
+def _snapshot(profile: CheckpointProfile) -> tuple[str, Fraction]:
+    """Return the place of the snapshot and its stall in seconds."""
     spare_bytes = profile.memory_total_bytes - profile.memory_used_bytes
-    if profile.device_copy_s is not None and spare_bytes > profile.size_bytes and profile.device_copy_s <= profile.host_stall_s:
-        return DEVICE, profile.device_copy_s
+    if profile.device_copy_s is not None and spare_bytes > profile.size_bytes:
+        device_s = _exact(profile.device_copy_s)
+        if device_s <= profile.host_stall_s:
+            return DEVICE, device_s
     return HOST, profile.host_stall_s
 
 
+def _exact(value: float) -> Fraction:
+    """Return the decimal number that a float prints as, for sums without rounding: 0.6 - 0.18 is then 0.42."""
+    return Fraction(str(value))
+
+
 def _whole(steps: float) -> int:
-    """Return whole steps, at least one; what is an integer but for rounding stays."""
+    """Round steps up to an integer of at least 1, but down across a rounding error."""
     return max(1, math.ceil(steps * (1 - 1e-12) - 1e-9))
 
 
-class Step(NamedTuple):
-    """What a step was: its seconds, stall included; if a checkpoint began in it; its stall; if one was being written."""
+class MeasuredStep(NamedTuple):
+    """A measured step: seconds with the stall, whether a checkpoint began in it, its stall, whether one was being written."""
 
     seconds: float
     checkpoint: bool = False
@@ -110,18 +115,18 @@ class Step(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Whether no checkpoint has touched the step, as far as is known."""
+        """True if no checkpoint is known to affect the step."""
         return not (self.checkpoint or self.writing)
 
 
 @dataclass(frozen=True)
 class StepWindow:
-    """Steps from a checkpoint to the next, or several of them; steps count from 0 over the series, both ends are in the window.
+    """The steps from one checkpoint to the next, or to a later one. Steps count from 0; both ends are in the window.
 
-    `base_s` is the seconds of a step beside no checkpoint. Shares are of `base_s` times the steps: `overhead` is all time above
-    that, `stall_share` the part that training waited, and `interference_share` the rest, by which steps were slower beside writes
-    (or by chance: it can be negative). `interval` is what was decided at the end of the window. As long as every step was beside
-    a checkpoint, `base_s` is of those, without their stalls, and nothing is decided.
+    `base_s` is the time of a step that no checkpoint affects. Shares are of `base_s` times the number of steps. `overhead` is all
+    time above that; `stall_share` is waiting and `interference_share` the rest, which noise can make negative. `interval` is the
+    decision at the end of the window. If checkpoints affect every step, `base_s` is their time without stalls, and the interval
+    does not change.
     """
 
     first_step: int
@@ -134,77 +139,80 @@ class StepWindow:
 
 
 class _Cost(NamedTuple):
-    """What one checkpoint cost in a window, in steps: waited, slowed down, and the standard error of the latter."""
+    """The cost of one checkpoint in a window, in steps: stall, interference, and the standard error of the interference."""
 
     stall: float
     interference: float
     error: float
 
 
-_LEAST_STEPS = 8  # of a window: where checkpoints are closer, several make one
-_AGREE = 3  # so many windows in a row move the interval by little, or back
-_URGENT = 1.3  # one window moves it when it asks for so many times the interval
-_MORE = 1.1  # the window after such a one, when its stalls ask for so many times what that one gave
-_BAND = 0.9  # the interval shrinks when the windows ask for less than so much of it
-_POOL = 16  # windows over which small interference is told from noise
-_COMPARED = 32  # latest steps without a checkpoint, of which a step's seconds are the median
-_ERRORS = 3  # a job's speed has changed when medians differ by so many standard errors
-_FREE = 3  # steps without a checkpoint that the last windows must have to be compared with
+_LEAST_STEPS = 8  # fewest steps in a window; a window of close checkpoints spans several
+_AGREE = 3  # windows in a row that must agree before the interval shrinks, or grows less than _URGENT
+_URGENT = 1.3  # one window that needs this multiple of the interval moves it at once
+_BAND = 0.9  # the interval shrinks if the windows need less than this share of it
+_POOL = 16  # latest windows that distinguish small interference from noise
+_COMPARED = 32  # latest unaffected steps, whose median is `base_s`
+_ERRORS = 3  # standard errors by which medians differ if the job's speed has changed
+_FREE = 3  # fewest unaffected steps in the latest _FREE_WINDOWS windows
 _FREE_WINDOWS = 4
 
 
 class Controller:
-    """Holds the total overhead of checkpoints at a bound by moving the interval between them, up and down.
+    """Keeps the total overhead of checkpoints at a bound by moving the interval between them, up and down.
 
-    The overhead is measured as wall time above that of the steps in between, which no checkpoint touches: what slows all steps
-    alike is not the checkpoints' doing. The cost of a checkpoint is its stall, which is measured, and the interference of its
-    writing with steps, which counts as far as it is more than noise (three standard errors in two windows in a row, or two in the
-    median of the last 16), and as far as it was foreseen and may be so for all the noise. The interval that holds the bound is
-    that cost over the bound. One window that asks for 1.3 times the interval moves it at once, to twice at most, and the next one
-    raises it again if stalls alone ask for more, which are measured and not told from noise; else three windows must agree, and
-    to shrink it they must ask for less than 0.9 of it. So noise of 20 % moves the interval at most once in three windows.
+    The overhead is wall time above that of steps that no checkpoint affects, so that a cause that slows all steps does not count.
+    The cost of a checkpoint is its stall, which is measured, and the interference of its write with steps. Interference counts if
+    it exceeds noise: by three standard errors in two windows in a row, or by two in the median of the last 16. Foreseen
+    interference counts as far as noise does not exclude it. The needed interval is the cost divided by the bound.
 
-    `overhead` is the bound (0.05 is 5 %), `interval` where to begin, `least` below which it never falls (a plan's
-    `interval_no_overlap`); both may be set between steps, as when a slower disk is seen. `foreseen_s` is a profile's
-    `interference_s`. Raises ValueError for numbers that are not above 0, or a foreseen time below.
+    * One window that needs 1.3 times the interval moves it at once, at most to twice.
+    * If the stalls alone of the following windows need as much, each raises the interval again at once.
+    * Otherwise three windows must agree; to shrink the interval they must need less than 0.9 of it.
+
+    So noise of 20 % moves the interval at most once in three windows.
+
+    `overhead` is the bound (0.05 is 5 %), `interval` the first interval, `least` its lower limit (a plan's no-overlap interval).
+    Bound and limit may be set between steps. `foreseen_s` is a profile's `interference_s`. Raises ValueError if a number is not
+    above 0, or `foreseen_s` is negative.
     """
 
     def __init__(self, overhead: float, interval: int, least: int = 1, foreseen_s: float = 0.0) -> None:
         if not (0 < overhead < math.inf and interval >= 1 and least >= 1 and 0 <= foreseen_s < math.inf):
-            raise ValueError("overhead is above 0; interval and least are at least 1, and foreseen_s is 0 or more")
+            raise ValueError("overhead must be above 0, interval and least at least 1, and foreseen_s 0 or more")
         self.overhead, self.least, self._foreseen_s = overhead, least, foreseen_s
         self._interval = interval
         self.changes = 0
-        self._window: list[Step] = []
-        self._begin = 0  # number of the first step of the window
-        self._begun = False  # whether a checkpoint opened it
+        self._window: list[MeasuredStep] = []
+        self._begin = 0  # index of the first step of the window
+        self._begun = False  # a checkpoint began the window
         self._since_checkpoint = 0
-        self._free: deque[float] = deque(maxlen=_COMPARED)  # latest steps beside no checkpoint
+        self._free: deque[float] = deque(maxlen=_COMPARED)  # latest unaffected steps
         self._free_in_window = 0
-        self._rested = False  # whether a checkpoint was put off, for steps to compare with
+        self._rested = False  # a checkpoint was postponed to get unaffected steps
         self._free_counts: deque[int] = deque([_FREE], maxlen=_FREE_WINDOWS)
         self._knows_writing = False
         self._costs: deque[_Cost] = deque(maxlen=_POOL)
-        self._needs: list[float] = []  # intervals that the windows since the last change ask for
+        self._needs: list[float] = []  # intervals that the windows since the last change need
         self._windows_since = _AGREE  # since the last change
-        self._alert = False  # whether the last window alone moved the interval, by less than it asked for
+        self._stalls = 0.0  # interval that the stalls of the last window needed
+        self._alert = False  # the last window alone moved the interval
 
     @property
     def interval(self) -> int:
-        """Steps between two checkpoints from now on."""
+        """Current number of steps between two checkpoints."""
         return max(self._interval, self.least)
 
     @property
     def due(self) -> bool:
-        """Whether the next step is to begin a checkpoint.
+        """True if the next step must begin a checkpoint.
 
-        Where writing leaves no steps to compare with, one interval in a few is lengthened until there are some, at most to twice.
+        If writes affect all steps, every few intervals one is lengthened, at most to twice, to get unaffected steps.
         """
         return self._due(self._since_checkpoint)
 
     @property
     def due_after_next(self) -> bool:
-        """Whether the step after the next one is to begin a checkpoint: for a rank that must tell the others in time."""
+        """True if the step after the next must begin a checkpoint; a rank that informs the others needs to know it early."""
         return self._due(self._since_checkpoint + 1)
 
     def _due(self, since: int) -> bool:
@@ -213,10 +221,11 @@ class Controller:
         return sum(self._free_counts) + self._free_in_window >= _FREE or since >= 2 * self.interval
 
     def step(self, seconds: float, checkpoint: bool = False, stall_s: float = 0.0, writing: bool = False) -> StepWindow | None:
-        """Take a step: its wall time with `stall_s` in it, whether a checkpoint began in it, whether one was being written.
+        """Record a step and return the window that it ends, None within a window.
 
-        Returns the window that it ends, None within one. `writing` may be left out always; then the steps without a checkpoint
-        are taken to be mostly free of writing, which holds for writes shorter than half the interval.
+        `seconds` is the wall time with `stall_s`. `checkpoint`: one began in the step; `writing`: one was being written. If
+        `writing` is never given, most steps without a checkpoint are assumed to be unaffected, as for writes shorter than half
+        the interval.
         """
         ended = None
         if checkpoint:
@@ -228,17 +237,17 @@ class Controller:
             self._begun, self._since_checkpoint = True, 0
         self._since_checkpoint += 1
         self._knows_writing |= writing
-        step = Step(seconds, checkpoint, stall_s, writing)
+        step = MeasuredStep(seconds, checkpoint, stall_s, writing)
         self._window.append(step)
         self._free_in_window += step.free
         return ended
 
     def finish(self) -> StepWindow | None:
-        """End the window that the series ends in, None without one."""
+        """Return the last, incomplete window of the series, None if there is none."""
         return self._end_window() if self._begun and self._window else None
 
     def _drop_lead(self) -> None:
-        """Keep what came before the first checkpoint as steps to compare with."""
+        """Count the steps before the first checkpoint as unaffected ones."""
         self._free.extend(step.seconds for step in self._window if step.free)
         self._begin += len(self._window)
         self._window, self._free_in_window = [], 0
@@ -257,8 +266,8 @@ class Controller:
         return StepWindow(first, first + len(steps) - 1, base_s, overhead, stalled, overhead - stalled, self.interval)
 
     def _compare(self, free: list[float]) -> None:
-        """Take the window's steps without a checkpoint to those of before, in their place where the job's speed has changed."""
-        self._free_counts.append(max(len(free), _FREE * self._rested))  # it is not tried again at once
+        """Add the window's unaffected steps to the earlier ones, or replace them if the job's speed has changed."""
+        self._free_counts.append(max(len(free), _FREE * self._rested))  # so that the next checkpoint is not postponed again
         self._rested = False
         if len(free) >= _FREE and self._free:
             middle, error = median(free), 1.25 * _spread(free) / math.sqrt(len(free))
@@ -267,18 +276,20 @@ class Controller:
         self._free.extend(free)
 
     def _decide(self, cost: _Cost, foreseen: float) -> None:
-        """Move the interval by what a window has shown, and the interference in steps that was foreseen."""
+        """Move the interval if needed, by the cost measured in a window and the foreseen interference in steps."""
         self._costs.append(cost)
-        need = (cost.stall + self._interference(foreseen)) / self.overhead
+        stalls, before = cost.stall / self.overhead, self._stalls
+        need, self._stalls = stalls + self._interference(foreseen) / self.overhead, stalls
         self._needs = [*self._needs, need][-_AGREE:]
         now = self.interval
         self._windows_since += 1
-        urgent = need > _URGENT * now and self._windows_since >= _AGREE
-        if urgent or (self._alert and cost.stall / self.overhead > _MORE * now):
-            self._move(min(need, 2 * now))
-            self._alert = urgent and need > 2 * now
+        if self._alert and stalls > _URGENT * now:
+            self._move(min(stalls, max(before, 2 * now)))
             return
-        self._alert = False
+        self._alert = need > _URGENT * now and self._windows_since >= _AGREE
+        if self._alert:
+            self._move(min(need, 2 * now))
+            return
         if len(self._needs) == _AGREE:
             if min(self._needs) > now * (1 + 1e-6):
                 self._move(median(self._needs))
@@ -292,7 +303,7 @@ class Controller:
         self._needs, self._windows_since = [], 0
 
     def _interference(self, foreseen: float) -> float:
-        """Return the steps that a checkpoint's writing costs the others: what was foreseen, as far as noise allows."""
+        """Return the interference of a checkpoint in steps: the foreseen one within the limits that measurements set."""
         latest = self._costs[-1]
         sure, most = 0.0, latest.interference + 2 * latest.error
         if len(self._costs) > 1:
@@ -300,14 +311,14 @@ class Controller:
         if len(self._costs) >= _AGREE:
             seen = [cost.interference for cost in self._costs]
             middle = median(seen)
-            error = 1.25 * _deviation(seen) / math.sqrt(len(seen))  # of a median, by the spread between windows
+            error = 1.25 * _deviation(seen) / math.sqrt(len(seen))  # standard error of the median
             sure = max(sure, middle - 2 * error)
             foreseen = min(foreseen, middle + 2 * error)
         return max(0.0, min(max(sure, foreseen), most))
 
 
-def _cost(steps: list[Step], sample: Sequence[float], base_s: float, knows_writing: bool) -> _Cost:
-    """Return what a checkpoint of these steps cost, beside `sample`, seconds of steps without one."""
+def _cost(steps: list[MeasuredStep], sample: Sequence[float], base_s: float, knows_writing: bool) -> _Cost:
+    """Return the cost of a checkpoint in `steps`, compared with `sample`, the seconds of unaffected steps."""
     checkpoints = max(1, sum(step.checkpoint for step in steps))
     slowed = [step.seconds - step.stall_s for step in steps if not (knows_writing and step.free)]
     error = _spread(sample) * math.sqrt(len(slowed) + len(slowed) ** 2 * (math.pi / 2) / len(sample))
@@ -317,21 +328,21 @@ def _cost(steps: list[Step], sample: Sequence[float], base_s: float, knows_writi
 
 
 def _spread(sample: Sequence[float]) -> float:
-    """Return the standard deviation of the normal curve that has the sample's median deviation."""
+    """Return the standard deviation, estimated by the median absolute deviation."""
     middle = median(sample)
     return 1.4826 * median([abs(value - middle) for value in sample])
 
 
 def _deviation(sample: Sequence[float]) -> float:
-    """Return the standard deviation, of two values or more. The statistics module takes a hundred times as long for it."""
+    """Return the standard deviation of at least two values; statistics.stdev takes a hundred times as long."""
     mean = sum(sample) / len(sample)
     return math.sqrt(sum((value - mean) ** 2 for value in sample) / (len(sample) - 1))
 
 
-def tune(steps: Iterable[Step], overhead: float, interval: int) -> tuple[list[StepWindow], int]:
-    """Return the windows of a recorded series, and how often a controller would have changed the interval.
+def tune(steps: Iterable[MeasuredStep], overhead: float, interval: int) -> tuple[list[StepWindow], int]:
+    """Return the windows of a recorded series, and the number of interval changes that a controller would have made.
 
-    The last window counts if it has as many steps as the one before it. Raises ValueError as Controller does.
+    The last window counts if it has at least as many steps as the one before. Raises ValueError as Controller does.
     """
     controller = Controller(overhead, interval)
     windows: list[StepWindow] = []

@@ -1,15 +1,16 @@
-"""How many steps a second remain when failures send a job back to its last checkpoint, for each way of writing checkpoints.
+"""Goodput: the useful steps per second of a job that failures send back to its last checkpoint, per checkpointing system.
 
 The formulas are those of PCcheck's evaluation (Strati, Friedman, Klimovic: "PCcheck: Persistent Concurrent Checkpointing for ML",
-ASPLOS 2025; its run_goodput_model.py), with k steps of t seconds between checkpoints, C the seconds from the beginning of a
-checkpoint to its end and N checkpoints on the way at once.
+ASPLOS 2025; run_goodput_model.py): k steps of t seconds between checkpoints, C seconds per checkpoint, N checkpoints in flight.
 
-What a failure makes the job do again, on average: k t + load for one checkpoint on the way (a whole interval: the newest is not
-finished yet); k t / 2 + load where it is finished when training goes on, as with an ideal checkpoint; and k t / 2 + load
-+ t min(C / t, k N) / 2 for N on the way.
+Mean seconds lost per failure:
 
-The time of a step with checkpoints, which the original measures, is here what the rules of each system leave at best: stopped for
-C every k steps (sync), or waiting for a place among the N on the way, C / N - k t every k steps (0 if that is negative).
+* one checkpoint in flight: k t + load, a whole interval, because the newest checkpoint is unfinished;
+* synchronous or ideal checkpoints: k t / 2 + load;
+* N in flight: k t / 2 + load + t min(C / t, k N) / 2.
+
+The original measures the time of a step with checkpoints. Here it is each system's lower bound: C every k steps (sync), or a wait
+for one of N slots, max(0, C / N - k t) every k steps.
 """
 
 import math
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Job:
-    """Seconds of a step without checkpoints, of a checkpoint from beginning to end, of loading one; steps between; N."""
+class FailingJob:
+    """Seconds of a step without checkpoints, of a checkpoint, and of loading one; steps between checkpoints; N in flight."""
 
     iteration_s: float
     checkpoint_s: float
@@ -29,9 +30,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if not (0 < self.iteration_s < math.inf and 0 <= self.checkpoint_s < math.inf and 0 <= self.load_s < math.inf):
-            raise ValueError("a step takes more than 0 s, a checkpoint and loading one 0 s or more")
+            raise ValueError("a step must take more than 0 s, a checkpoint and loading one 0 s or more")
         if self.interval < 1 or self.in_flight < 1:
-            raise ValueError("the interval and the checkpoints in flight are at least 1")
+            raise ValueError("the interval and the checkpoints in flight must be at least 1")
 
     @property
     def interval_s(self) -> float:
@@ -39,24 +40,24 @@ class Job:
         return self.interval * self.iteration_s
 
     def waits_s(self, in_flight: int) -> float:
-        """Seconds a step that training waits on average until one of so many places is free."""
+        """Return the mean seconds per step that training waits for one of `in_flight` slots."""
         return max(0.0, self.checkpoint_s / in_flight - self.interval_s) / self.interval
 
 
 @dataclass(frozen=True)
 class System:
-    """Seconds that a failure costs and that checkpoints add to a step."""
+    """A checkpointing system: seconds lost per failure, and seconds that checkpoints add to a step."""
 
-    redo_s: Callable[[Job], float]
-    added_s: Callable[[Job], float]
+    redo_s: Callable[[FailingJob], float]
+    added_s: Callable[[FailingJob], float]
 
 
-def _redo_pccheck(job: Job) -> float:
+def _redo_pccheck(job: FailingJob) -> float:
     on_the_way = min(job.checkpoint_s / job.iteration_s, job.interval * job.in_flight)
     return job.load_s + job.interval_s / 2 + job.iteration_s * on_the_way / 2
 
 
-def _redo_half(job: Job) -> float:
+def _redo_half(job: FailingJob) -> float:
     return job.load_s + job.interval_s / 2
 
 
@@ -69,17 +70,17 @@ SYSTEMS = {
 
 
 @dataclass(frozen=True)
-class Goodput:
-    """Steps a second that count, the share of time they take without checkpoints, and the seconds that a failure costs."""
+class GoodputEstimate:
+    """Useful steps per second, their share of time without checkpoints, and the seconds lost per failure."""
 
     steps_per_s: float
     useful_share: float
     redo_s: float
 
 
-def goodput(system: str, job: Job, failures_per_s: float) -> Goodput:
-    """Return what remains of `job` under one of SYSTEMS; 0 where failures come faster than what they cost is done again."""
+def goodput(system: str, job: FailingJob, failures_per_s: float) -> GoodputEstimate:
+    """Return the goodput of `job` under one of SYSTEMS, 0 if failures cost more time than passes between them."""
     redo_s = SYSTEMS[system].redo_s(job)
     share = max(0.0, 1 - failures_per_s * redo_s)
     steps_per_s = share / (job.iteration_s + SYSTEMS[system].added_s(job))
-    return Goodput(steps_per_s, steps_per_s * job.iteration_s, redo_s)
+    return GoodputEstimate(steps_per_s, steps_per_s * job.iteration_s, redo_s)

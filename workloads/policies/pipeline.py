@@ -1,4 +1,4 @@
-"""The plan of a pipeline and the order in which its ranks work: one implementation for simulator, runtime and emulator.
+"""The plan of a pipeline and the order of its ranks' passes: one implementation for simulator, runtime and emulator.
 
 Terms and formulas after Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019) and
 "Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021, flush and 2BW); GPipe after Huang et al. (NeurIPS 2019). F and B
@@ -17,10 +17,10 @@ Pass = tuple[str, int]  # "F" or "B", and the minibatch
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its layers, its ranks, and the seconds and bytes of one minibatch on one of them.
+    """One stage: its layers, its ranks, and the seconds and bytes of one minibatch on one rank.
 
-    `all_reduce_s` is what averaging the gradients with the other replicas adds to a backward pass, `receive_s` how long its input
-    takes to arrive, and the gradient to go back.
+    `all_reduce_s` is the time that averaging gradients over the replicas adds to a backward pass. `receive_s` is the transfer
+    time of the input and of its gradient, together.
     """
 
     stage: int
@@ -47,13 +47,13 @@ class Stage:
 
     @property
     def seconds_per_minibatch(self) -> float:
-        """Return the time between two minibatches that the stage, with all its ranks, needs at least."""
+        """Return the least time between two minibatches of the stage, with all its ranks."""
         return max(self.busy_s, self.receive_s) / self.replicas
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A pipeline; `depth` overrides the warm-up of stages, by number; `origin` is what the plan file says besides."""
+class PipelinePlan:
+    """A pipeline. `depth` overrides the warm-up of stages; `origin` holds the other values of the plan file."""
 
     stages: tuple[Stage, ...]
     schedule: str = "1f1b"
@@ -68,13 +68,13 @@ class Plan:
 
     @property
     def bottleneck(self) -> Stage:
-        """Return the slowest stage, the first of several."""
+        """Return the slowest stage, the first if several are equally slow."""
         return max(self.stages, key=lambda stage: stage.seconds_per_minibatch)
 
     def warm_up(self, stage: int) -> int:
-        """Return the forward passes of a rank before its first backward one, besides the one right before it.
+        """Return the number of forward passes of a rank before its first backward pass, less the one just before it.
 
-        floor((N - 1 - ranks of earlier stages) / replicas), N being all ranks; see section 3.2 of the SOSP paper.
+        floor((N - 1 - ranks of earlier stages) / replicas) for N ranks in all (SOSP paper, section 3.2).
         """
         if stage in self.depth:
             return self.depth[stage]
@@ -83,29 +83,29 @@ class Plan:
 
     @property
     def noam(self) -> int:
-        """Return the minibatches that each rank of stage 0 admits in steady state (NUM_OPT_ACTIVE_MINIBATCHES)."""
+        """Return the minibatches in flight per rank of stage 0 in steady state (NUM_OPT_ACTIVE_MINIBATCHES)."""
         return math.ceil(self.ranks / self.stages[0].replicas)
 
     @property
     def group(self) -> int:
-        """Return the minibatches between two flushes, or in one gradient of 2BW: those that fill the pipeline once."""
+        """Return the minibatches that fill the pipeline once: those between two flushes, or in one gradient of 2BW."""
         return self.noam * self.stages[0].replicas
 
     def rank_of(self, stage: int, minibatch: int) -> int:
-        """Return the rank that does a minibatch at a stage, forward and backward: round robin."""
+        """Return the rank that computes both passes of a minibatch at a stage, by round robin."""
         ranks = self.stages[stage].ranks
         return ranks[minibatch % len(ranks)]
 
     def versions_kept(self, stage: int, schedule: str | None = None) -> int:
-        """Return how many versions of its weights a rank holds."""
+        """Return the number of versions of its weights that a rank holds."""
         return {"1f1b": self.warm_up(stage) + 1, "2bw": 2}.get(schedule or self.schedule, 1)
 
 
-def order(plan: Plan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[Pass]:
-    """Return the passes of a rank, the `replica`-th of its stage, in its order.
+def order(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[Pass]:
+    """Return the passes of the `replica`-th rank of a stage, in order.
 
-    1f1b and 2bw: F as often as the warm-up says, then F and B in turn, then what is left of B. none: F, B, F, B. flush: as 1f1b
-    within each group of minibatches. gpipe: all F of a group, then all B.
+    1f1b and 2bw: F for the warm-up, then F and B alternately, then the remaining B. none: F, B, F, B. flush: 1f1b within each
+    group of minibatches. gpipe: all F of a group, then all B.
     """
     schedule = schedule or plan.schedule
     own = range(replica, minibatches, plan.stages[stage].replicas)
@@ -121,7 +121,7 @@ def order(plan: Plan, stage: int, replica: int, minibatches: int, schedule: str 
 
 
 def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
-    """F of the first `warm_up`, then an F and a B in turn, then the rest of B; with fewer minibatches, as far as they go."""
+    """Return F of the first `warm_up` minibatches, then F and B alternately, then the remaining B."""
     ahead = min(warm_up, len(own))
     found: list[Pass] = [("F", minibatch) for minibatch in own[:ahead]]
     for index, minibatch in enumerate(own[ahead:]):
@@ -129,10 +129,10 @@ def _one_forward_one_backward(own: list[int], warm_up: int) -> list[Pass]:
     return found + [("B", minibatch) for minibatch in own[len(own) - ahead :]]
 
 
-def versions(plan: Plan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[int]:
-    """Return the version of the weights, in updates since the start, that each of a rank's minibatches uses in both passes.
+def versions(plan: PipelinePlan, stage: int, replica: int, minibatches: int, schedule: str | None = None) -> list[int]:
+    """Return, per minibatch of a rank, the version of the weights of both passes, as the number of updates since the start.
 
-    1f1b: max(0, i - warm-up) for the rank's i-th. none: i. gpipe and flush: the number of the group. 2bw: the one before it.
+    1f1b: max(0, i - warm-up) for the rank's i-th minibatch. none: i. gpipe and flush: the index of the group. 2bw: one less.
     """
     schedule = schedule or plan.schedule
     own = range(replica, minibatches, plan.stages[stage].replicas)
@@ -143,6 +143,6 @@ def versions(plan: Plan, stage: int, replica: int, minibatches: int, schedule: s
     return [max(0, minibatch // plan.group - behind) for minibatch in own]
 
 
-def routes(plan: Plan, minibatches: int) -> list[list[int]]:
+def routes(plan: PipelinePlan, minibatches: int) -> list[list[int]]:
     """Return the rank of each stage for every minibatch."""
     return [[plan.rank_of(stage, minibatch) for stage in range(len(plan.stages))] for minibatch in range(minibatches)]

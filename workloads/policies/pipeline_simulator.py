@@ -1,8 +1,8 @@
-"""When each pass of a plan runs, if every pass takes as long as the plan says: the timeline of a pipeline that never ran.
+"""Simulates a pipeline: the timeline of a plan's passes, if each takes the time in the plan.
 
-A rank does its passes in their order; F waits for the output of the stage before, B for the gradient of the stage after. What is
-sent travels beside the passes; a rank and the stage before it share one link, which carries one thing at a time, as the
-optimizer's formulas have it. Replicas do not wait for one another, and reads and updates take no time of their own.
+A rank runs its passes in order; F waits for the output of the previous stage, B for the gradient of the next. Transfers overlap
+passes. As in the optimizer's formulas, a rank and the previous stage share one link, which carries one transfer at a time.
+Replicas do not wait for one another, and reads and updates take no time.
 """
 
 from collections import deque
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from workloads.policies.pipeline import Pass, Plan, order, routes, versions
+from iotwin.workloads.policies.pipeline import Pass, PipelinePlan, order, routes, versions
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every pass of a run, in no order: columns of equal length, times in seconds from the start, minibatches from 0."""
+    """The passes of a run, unordered, as columns of equal length. Times are seconds from the start; minibatches count from 0."""
 
     rank: np.ndarray
     stage: np.ndarray
@@ -28,33 +28,33 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """Return when the last pass ends."""
+        """Return the end of the last pass."""
         return float(self.end_s.max(initial=0.0))
 
 
 class Stalled(Exception):
-    """The order of the passes makes ranks wait for one another for ever."""
+    """The order of the passes is a deadlock."""
 
 
-def simulate(plan: Plan, minibatches: int, schedule: str | None = None) -> Timeline:
-    """Return the timeline of `minibatches`; Stalled where warm-ups (`depth`) make ranks wait for one another."""
-    run = _Run(plan, minibatches, schedule)
+def simulate(plan: PipelinePlan, minibatches: int, schedule: str | None = None) -> Timeline:
+    """Return the timeline of `minibatches`. Raises Stalled if the plan's warm-ups (`depth`) cause a deadlock."""
+    run = _Simulation(plan, minibatches, schedule)
     run.go()
     return _timeline(run.rows)
 
 
-class _Run:
-    """Events in the order of time: a pass ends, which frees its rank and sends something; or what was sent arrives."""
+class _Simulation:
+    """Processes events in the order of time: the end of a pass, which frees its rank and starts a transfer, or an arrival."""
 
-    def __init__(self, plan: Plan, minibatches: int, schedule: str | None) -> None:
+    def __init__(self, plan: PipelinePlan, minibatches: int, schedule: str | None) -> None:
         self.plan = plan
         self.stage_and_replica = {
             rank: (stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks)
         }
         self.ahead = {rank: deque(order(plan, *at, minibatches, schedule)) for rank, at in self.stage_and_replica.items()}
-        self.events: list[tuple[float, int, int, Pass, bool]] = []  # time, number, rank, pass, whether it arrives
-        self.number = 0  # of events, so that equal times keep their order
-        self.there: set[tuple[int, Pass]] = set()  # by rank, whose input is there
+        self.events: list[tuple[float, int, int, Pass, bool]] = []  # time, index, rank, pass, True: arrival
+        self.number = 0  # index of the next event, which orders events of equal time
+        self.there: set[tuple[int, Pass]] = set()  # (rank, pass) whose input has arrived
         self.idle = set(self.stage_and_replica)
         self.link_free = dict.fromkeys(self.stage_and_replica, 0.0)  # by the receiving side's rank, for both directions
         self.rows: list[tuple[int, int, int, bool, float, float]] = []
@@ -75,7 +75,7 @@ class _Run:
             raise Stalled
 
     def _begin(self, rank: int, time: float) -> None:
-        """Begin the rank's next pass if it is idle and its input is there."""
+        """Begin the rank's next pass if the rank is idle and the input has arrived."""
         if rank not in self.idle or not self.ahead[rank]:
             return
         upcoming = self.ahead[rank][0]
@@ -92,7 +92,7 @@ class _Run:
         self._at(end, rank, upcoming, False)
 
     def _send(self, rank: int, done: Pass, time: float) -> None:
-        """Send a pass's output on: forward to the next stage, backward to the one before."""
+        """Send a pass's output to the next stage (F) or the previous stage (B)."""
         stage = self.stage_and_replica[rank][0]
         target = stage + (1 if done[0] == "F" else -1)
         if not 0 <= target < len(self.plan.stages):
@@ -113,11 +113,11 @@ def _timeline(rows: list[tuple[int, int, int, bool, float, float]]) -> Timeline:
     return Timeline(whole[:, 0], whole[:, 1], whole[:, 2], table[:, 3].astype(bool), table[:, 4], table[:, 5])
 
 
-def summary(plan: Plan, timeline: Timeline, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
-    """Return what the timeline says of the run and of each stage.
+def summary(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
+    """Return times of the run and times, memory and bytes of each stage.
 
-    Fill is the time until the last stage begins, drain the time after its last pass, and the seconds of a minibatch are those
-    between; shares are of all time of the stage's ranks.
+    Fill is the time until the last stage begins, drain the time after its last pass; seconds per minibatch exclude both. Shares
+    are of all time of the stage's ranks.
     """
     last = timeline.stage == len(plan.stages) - 1
     total = timeline.seconds
@@ -133,7 +133,7 @@ def summary(plan: Plan, timeline: Timeline, minibatches: int, schedule: str | No
     }
 
 
-def _stage_summary(plan: Plan, timeline: Timeline, number: int, minibatches: int, schedule: str | None) -> dict[str, Any]:
+def _stage_summary(plan: PipelinePlan, timeline: Timeline, number: int, minibatches: int, schedule: str | None) -> dict[str, Any]:
     stage = plan.stages[number]
     own = timeline.stage == number
     busy = float((timeline.end_s[own] - timeline.start_s[own]).sum()) / (timeline.seconds * stage.replicas or 1)
@@ -156,15 +156,15 @@ def _stage_summary(plan: Plan, timeline: Timeline, number: int, minibatches: int
 
 
 def in_flight(timeline: Timeline, rank: int) -> int:
-    """Return the most minibatches whose activations a rank holds at once: from the start of F to the end of B."""
+    """Return the largest number of minibatches whose activations a rank holds, from the start of F to the end of B."""
     own = timeline.rank == rank
     starts = np.sort(timeline.start_s[own & ~timeline.backward])
     ends = np.sort(timeline.end_s[own & timeline.backward])
     return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, side="right")).max(initial=0))
 
 
-def details(plan: Plan, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
-    """Return order and versions by rank, and the route of every minibatch."""
+def details(plan: PipelinePlan, minibatches: int, schedule: str | None = None) -> dict[str, Any]:
+    """Return the passes and weight versions of each rank, and the ranks of every minibatch."""
     placed = sorted((rank, stage.stage, replica) for stage in plan.stages for replica, rank in enumerate(stage.ranks))
 
     def text(passes: list[Pass]) -> list[str]:

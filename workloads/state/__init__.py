@@ -1,1 +1,1 @@
-"""What a job must keep to go on where it stopped."""
+"""Checkpoints of a job's whole state: snapshots, writers, tracked objects, sharding, data positions and resuming."""

@@ -1,4 +1,4 @@
-"""Keeps a job's state by its policy, brings it back, and knows which samples the run has consumed."""
+"""Saves a job's state by its policy, restores it, and counts the samples that the run has consumed."""
 
 import hashlib
 import os
@@ -14,24 +14,25 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from common.checkpoints import VERSION, Found, Manifest, Position, checkpoints, open_checkpoint, read_rank
-from common.commit import Retention, Store, Together
-from common.errors import IotwinError
-from common.progress import note
-from workloads.policies.cadence import Cadence, LoopPosition, Policy
-from workloads.state.nested import Framework
-from workloads.state.options import AUTO, NEVER, StateOptions
-from workloads.state.position import order_digest
+from iotwin.common.checkpoints import VERSION, Found, Manifest, Position, checkpoints, open_checkpoint, read_rank
+from iotwin.common.commit import Retention, Store, Together
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_append
+from iotwin.common.progress import note
+from iotwin.workloads.policies.cadence import Cadence, LoopPosition, Policy
+from iotwin.workloads.state.nested import Framework
+from iotwin.workloads.state.options import AUTO, NEVER, StateOptions
+from iotwin.workloads.state.position import order_digest
 
 FOLDER = "checkpoints"
 State = dict[str, Any]
 
 
 @dataclass
-class Resumed:
-    """What a job goes on from: the state all ranks share, and the own states that this rank takes over.
+class ResumedJob:
+    """A restored checkpoint: the state that all ranks share, and the states of ranks that this rank takes over.
 
-    On as many ranks as saved, each takes its own; on another number, rank 0 takes all of them.
+    If the number of ranks is unchanged, each rank takes over its own state; otherwise rank 0 takes over all of them.
     """
 
     position: Position
@@ -40,7 +41,7 @@ class Resumed:
 
 
 class Keeper:
-    """The state of one rank's job; a context, as its store is. `job` is what must agree for a checkpoint to be this job's."""
+    """Saves and restores the state of one rank; the context locks the store. A checkpoint must have the same `job`."""
 
     def __init__(self, options: StateOptions, output: Path, ranks: Together, job: State, framework: Framework) -> None:
         self._options, self._ranks, self._job, self._framework = options, ranks, job, framework
@@ -49,7 +50,7 @@ class Keeper:
         steps = Cadence(options.checkpoint_steps, options.checkpoint_steps) if options.checkpoint_steps else None
         self._policy = Policy(steps=steps, seconds=options.checkpoint_seconds or None, now=time.monotonic())
         self.resumed_from: State | None = None
-        self.steps = 0  # of the whole run, with those before it was resumed
+        self.steps = 0  # of the whole run, including those before a resume
         self._steps_here = 0
         self.order_sha256 = hashlib.sha256().hexdigest()
         self.metric: float | None = None  # of the newest evaluation; higher is better
@@ -57,7 +58,7 @@ class Keeper:
     def __enter__(self) -> Self:
         if self._store is not None:
             self._store.__enter__()
-            # A batch system's warning before it ends a job: the state is kept after the step that is under way.
+            # Batch systems send it before they end a job: the state is saved after the current step.
             self._handler = signal.signal(signal.SIGUSR1, lambda *_: self._policy.ask())
         return self
 
@@ -68,25 +69,25 @@ class Keeper:
 
     @property
     def active(self) -> bool:
-        """Whether the state is kept."""
+        """True if the job writes checkpoints."""
         return self._store is not None
 
     @property
     def stops(self) -> bool:
-        """Whether this run has done as many steps as it was to do."""
+        """True if this run has reached its --stop-after."""
         return 0 < self._options.stop_after <= self._steps_here
 
-    # Going on
+    # Resuming
 
-    def resume(self) -> Resumed | None:
-        """Return what the job goes on from, None when it begins; IotwinError for a damaged checkpoint or another job's."""
+    def resume(self) -> ResumedJob | None:
+        """Return the checkpoint to resume from, None for a new run. Raises IotwinError if it is damaged or of another job."""
         found = self._chosen()
         if found is None or found.manifest is None:
             return None
         manifest = found.manifest
         [total] = self._ranks.sum(float(manifest.sequence))
         if total != manifest.sequence * self._ranks.world_size:
-            raise IotwinError(f"{found.path}: the ranks do not see the same checkpoints; give all of them one --output")
+            raise IotwinError(f"{found.path}: the ranks do not find the same checkpoints; give all ranks the same --output")
         self._check_job(found)
         shared = self._read(found, 0)
         same_ranks = manifest.world_size == self._ranks.world_size
@@ -101,7 +102,7 @@ class Keeper:
             "epoch": manifest.epoch,
             "position": manifest.position.position,
         }
-        return Resumed(manifest.position, shared["shared"], own)
+        return ResumedJob(manifest.position, shared["shared"], own)
 
     def _chosen(self) -> Found | None:
         wanted = self._options.resume
@@ -127,34 +128,34 @@ class Keeper:
     # Consuming
 
     def consumed(self, epoch: int, own: Sequence[int], all_ranks: Sequence[int]) -> None:
-        """Count a step that took the samples `own` on this rank and `all_ranks`, in the order's order, on all."""
+        """Count a step: the indices of the samples of this rank (`own`) and of all ranks, in the epoch's order."""
         self.steps += 1
         self._steps_here += 1
         self.order_sha256 = order_digest(self.order_sha256, all_ranks)
         if self._options.index_log is not None:
             line = " ".join(map(str, (self._ranks.rank, epoch, self.steps, *own)))
-            descriptor = os.open(self._options.index_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = open_append(self._options.index_log, 0o644)
             try:
-                os.write(descriptor, f"{line}\n".encode())  # one call, so that lines of several ranks do not mix
+                os.write(descriptor, f"{line}\n".encode())  # one call, so that lines of several ranks do not interleave
             finally:
                 os.close(descriptor)
 
-    # Keeping
+    # Saving
 
     def due(self, epoch: int) -> str | None:
-        """Return why the state is to be kept after this step, None when it is not; the same on all ranks."""
+        """Return the reason why the state must be saved after this step, None if it need not be; equal on all ranks."""
         if self._store is None:
             return None
         reason = self._policy.due(LoopPosition(epoch, self.steps), time.monotonic())
         if self.stops:
             reason = "stop"
-        if self._ranks.world_size > 1:  # clocks and signals are a rank's own: what rank 0 says counts
-            [told] = self._ranks.sum(float(reason is not None and self._ranks.rank == 0))
-            return (reason or "seconds") if told else None
+        if self._ranks.world_size > 1:  # clocks and signals differ between ranks, so rank 0 decides
+            [due] = self._ranks.sum(float(reason is not None and self._ranks.rank == 0))
+            return (reason or "seconds") if due else None
         return reason
 
     def keep(self, position: Position, reason: str, shared: State, own: State) -> None:
-        """Write the state: `shared` as rank 0 has it, `own` of each rank. Every rank must call it."""
+        """Write a checkpoint: `shared` of rank 0 and `own` of each rank. Every rank must call it."""
         if self._store is None:
             return
         state: State = {"own": {**own, "generators": self._framework.generators.state_dict()}}
@@ -170,7 +171,7 @@ class Keeper:
         self._policy.restart(time.monotonic())
 
     def result(self) -> State:
-        """Return what a job's result says of all this."""
+        """Return the entries of the job's result that concern its state."""
         return {"resumed_from": self.resumed_from, "order_sha256": self.order_sha256, "stopped": self.stops}
 
 
@@ -180,7 +181,7 @@ def _say_nothing(line: str) -> None:
 
 @cache
 def code_sha256() -> str:
-    """Return the digest of the jobs' own source files."""
+    """Return the SHA-256 of the source files of the workloads."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):

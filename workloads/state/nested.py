@@ -1,4 +1,4 @@
-"""A job's state as tensors and plain values, and back, whatever framework its tensors are of; of numpy's arrays here."""
+"""Splits a job's state into tensors and plain values and joins them again, for tensors of any framework, and numpy's here."""
 
 import hashlib
 import random
@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import IotwinError
-from common.tensor_file import Tensor
+from iotwin.common.errors import IotwinError
+from iotwin.common.tensor_file import Tensor
 
 TENSOR, ARRAY = "$tensor", "$array"
 _TUPLE, _ITEMS = "$tuple", "$items"
 _MARKS = (TENSOR, ARRAY, _TUPLE, _ITEMS)
 _PLAIN = frozenset((bool, int, float, str, type(None)))
-_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # no leaf is one of these
-# Of a value and the name it is to have: its mark and tensor, or None where it is no tensor; and the value of those two again.
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))  # types that are never leaves
+# Leaf(name, value) returns (mark, tensor), None if the value is not a tensor. Restored(mark, tensor) returns the value.
 Leaf = Callable[[str, Any], tuple[str, Tensor] | None]
 Restored = Callable[[str, Tensor], Any]
 
 
 def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
-    """Return the tensors in nested dicts, lists and tuples, by `leaf`, and what is around them as JSON can hold it.
+    """Return the tensors of nested dicts, lists and tuples, which `leaf` converts, and the remaining structure as JSON values.
 
-    TypeError for a value that is neither.
+    Raises TypeError for a value that is neither a tensor nor plain.
     """
     tensors: list[Tensor] = []
 
@@ -57,7 +57,7 @@ def flatten_by(leaf: Leaf, state: Any) -> tuple[list[Tensor], Any]:
 
 
 def unflatten_by(restored: Restored, values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return what `flatten_by` was given; IotwinError when a tensor is missing."""
+    """Return the state that `flatten_by` was called with. Raises IotwinError if a tensor is missing."""
     if isinstance(values, list):
         return [unflatten_by(restored, each, tensors) for each in values]
     if not isinstance(values, dict):
@@ -75,11 +75,11 @@ def unflatten_by(restored: Restored, values: Any, tensors: dict[str, Tensor]) ->
     return {key: unflatten_by(restored, each, tensors) for key, each in values.items()}
 
 
-class Generators:
-    """The random generators that any job may draw from: Python's and numpy's."""
+class NumpyGenerators:
+    """The global random generators of Python and numpy."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return their states."""
+        """Return the generators' states."""
         numpy_state: Any = np.random.get_state(legacy=False)
         return {"python": random.getstate(), "numpy": numpy_state}
 
@@ -91,31 +91,31 @@ class Generators:
 
 @dataclass(frozen=True)
 class Framework:
-    """What of a job's state is its framework's: versions to record, tensors to and from files, random generators."""
+    """A framework's part in saving state: versions to record, conversion of tensors, random generators."""
 
     versions: dict[str, str]
     flatten: Callable[[Any], tuple[list[Tensor], Any]]
     unflatten: Callable[[Any, dict[str, Tensor]], Any]
-    generators: Generators
+    generators: NumpyGenerators
 
 
 def flatten(state: Any) -> tuple[list[Tensor], Any]:
-    """Do as `flatten_by` with numpy's arrays, which are not copied."""
+    """Return `flatten_by` for numpy arrays, which are not copied."""
     return flatten_by(lambda name, value: (ARRAY, array_tensor(name, value)) if isinstance(value, np.ndarray) else None, state)
 
 
 def unflatten(values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return what `flatten` was given."""
+    """Return the state that `flatten` was called with."""
     return unflatten_by(lambda _, tensor: tensor.data.view(tensor.dtype).reshape(tensor.shape), values, tensors)
 
 
 def array_tensor(name: str, array: np.ndarray) -> Tensor:
-    """Return an array as a tensor to write."""
+    """Return an array as a tensor of a file."""
     return Tensor(name, str(array.dtype), array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
-    """Return the digest of the names, types, shapes and bytes of `tensors`, in their order."""
+    """Return the SHA-256 of the names, types, shapes and bytes of `tensors`, in order."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape} ".encode())

@@ -1,12 +1,12 @@
-"""The command line options of jobs that can be stopped anywhere."""
+"""The command line options of jobs that can stop and resume at any step."""
 
 from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
-from workloads.common.program import require_at_least
+from iotwin.common.errors import UsageError
+from iotwin.workloads.common.program import require_at_least
 
 AUTO, NEVER = "auto", "never"
 _NAMES = ("checkpoint_steps", "checkpoint_seconds", "keep", "resume", "stop_after", "index_log")
@@ -14,7 +14,7 @@ _NAMES = ("checkpoint_steps", "checkpoint_seconds", "keep", "resume", "stop_afte
 
 @dataclass(frozen=True)
 class StateOptions:
-    """When a job keeps its state, what it goes on from and where it stops; 0: never, or all."""
+    """When a job saves its state, where it resumes and when it stops. 0 means never, or all for `keep`."""
 
     checkpoint_steps: int
     checkpoint_seconds: float
@@ -25,12 +25,12 @@ class StateOptions:
 
     @property
     def keeps(self) -> bool:
-        """Whether the job writes checkpoints in a store."""
+        """True if the job writes checkpoints to a store."""
         return self.checkpoint_steps > 0 or self.checkpoint_seconds > 0
 
     @property
     def used(self) -> bool:
-        """Whether any of them is given."""
+        """True if any option is given."""
         return self.keeps or self.resume != NEVER or self.stop_after > 0 or self.index_log is not None
 
 
@@ -42,22 +42,22 @@ def add_state_options(parser: ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="K",
-        help="keep the whole state in OUTPUT/checkpoints after every Kth step, to resume from; 0: never (default)",
+        help="save the whole state in OUTPUT/checkpoints after every Kth step; 0: never (default)",
     )
-    add("--checkpoint-seconds", type=float, default=0, metavar="S", help="the same every S seconds; 0: never (default)")
-    add("--keep", type=int, default=0, metavar="N", help="of these, the newest N stay; 0: all (default)")
+    add("--checkpoint-seconds", type=float, default=0, metavar="S", help="save the state every S seconds; 0: never (default)")
+    add("--keep", type=int, default=0, metavar="N", help="saved states to keep, the newest; 0: all (default)")
     add(
         "--resume",
         default=NEVER,
         metavar="auto|never|PATH",
-        help="go on from the newest of OUTPUT/checkpoints, if any, or from a store or checkpoint (default never)",
+        help="resume from the newest state in OUTPUT/checkpoints, if any, or from a store or checkpoint (default never)",
     )
-    add("--stop-after", type=int, default=0, metavar="STEPS", help="stop after STEPS steps of this run, and keep the state")
-    add("--index-log", type=Path, metavar="FILE", help="append a line a batch: rank epoch step index index ...")
+    add("--stop-after", type=int, default=0, metavar="STEPS", help="save the state and stop after STEPS steps of this run")
+    add("--index-log", type=Path, metavar="FILE", help="append a line per batch: rank epoch step index index ...")
 
 
 def take_state_options(values: dict[str, Any]) -> StateOptions:
-    """Return the options, taken out of the arguments `values`; UsageError for impossible ones."""
+    """Remove the options from the arguments `values` and return them. Raises UsageError for impossible ones."""
     options = StateOptions(**{name: values.pop(name) for name in _NAMES})
     require_at_least(
         0,

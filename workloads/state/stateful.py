@@ -1,4 +1,4 @@
-"""A PyTorch job's state as tensors and plain values, and back: weights, optimizers, schedulers, scalers, random generators."""
+"""Splits a PyTorch job's state into tensors and plain values and joins them again, including random generators."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,19 +7,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.tensor_file import ITEM_BYTES, Tensor
-from workloads.state import nested
-from workloads.state.nested import ARRAY, TENSOR, Framework, flatten_by, unflatten_by
+from iotwin.common.tensor_file import ITEM_BYTES, Tensor
+from iotwin.workloads.state import nested
+from iotwin.workloads.state.nested import ARRAY, TENSOR, Framework, flatten_by, unflatten_by
 
 _NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
 _Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor], Any]:
-    """Return the tensors and arrays in nested dicts, lists and tuples, and what is around them as JSON can hold it.
+    """Return the tensors and arrays of nested dicts, lists and tuples, and the remaining structure as JSON values.
 
-    Tensors on the CPU are not copied: write them before training goes on, or give a `copy` that returns a copy of each.
-    TypeError for a value that is neither.
+    CPU tensors are not copied: write them before training continues, or give a `copy` that returns a copy of each. Raises
+    TypeError for a value that is neither a tensor nor plain.
     """
 
     def leaf(name: str, value: Any) -> tuple[str, Tensor] | None:
@@ -33,7 +33,7 @@ def flatten(state: Any, copy: _Copy = torch.Tensor.detach) -> tuple[list[Tensor]
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """Return the type of a tensor's elements as a checkpoint tells it; TypeError for a tensor that it cannot hold."""
+    """Return a checkpoint's name for the type of a tensor's elements. Raises TypeError if it cannot hold the tensor."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout != torch.strided:
         raise TypeError(f"{name} is a tensor of {tensor.dtype} in layout {tensor.layout}, which a checkpoint cannot hold")
@@ -47,7 +47,7 @@ def _as_tensor(name: str, tensor: torch.Tensor) -> Tensor:
 
 
 def unflatten(values: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return what `flatten` was given, its tensors on the CPU; IotwinError when a tensor is missing."""
+    """Return the state that `flatten` was called with, its tensors on the CPU. Raises IotwinError if one is missing."""
     return unflatten_by(_restored, values, tensors)
 
 
@@ -57,16 +57,16 @@ def _restored(mark: str, tensor: Tensor) -> Any:
     return found.reshape(shape).numpy() if mark == ARRAY else found.reshape(shape)
 
 
-class Generators(nested.Generators):
-    """The random generators of this process that a job may draw from: Python's, numpy's, torch's on every device."""
+class TorchGenerators(nested.NumpyGenerators):
+    """The global random generators of Python, numpy and torch, on every device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return their states."""
+        """Return the generators' states."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {**super().state_dict(), "torch": torch.get_rng_state(), "devices": devices}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set them; those of devices that are not there are left out."""
+        """Set the generators. States of missing devices are ignored."""
         super().load_state_dict(state)
         torch.set_rng_state(state["torch"])
         if torch.cuda.is_available():
@@ -74,9 +74,9 @@ class Generators(nested.Generators):
                 torch.cuda.set_rng_state(device_state, device)
 
 
-TORCH = Framework({"torch": str(torch.__version__)}, flatten, unflatten, Generators())
+TORCH = Framework({"torch": str(torch.__version__)}, flatten, unflatten, TorchGenerators())
 
 
 def weights_sha256(models: Iterable[nn.Module]) -> str:
-    """Return the digest of the names, types, shapes and bytes of all parameters and buffers."""
+    """Return the SHA-256 of the names, types, shapes and bytes of all parameters and buffers."""
     return nested.digest_of(_as_tensor(name, value) for model in models for name, value in model.state_dict().items())

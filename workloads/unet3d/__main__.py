@@ -1,11 +1,11 @@
-"""``python -m workloads.unet3d``: train the 3-D U-Net and write checkpoints and result.json."""
+"""``python -m iotwin.workloads.unet3d``: train the 3-D U-Net and write checkpoints and result.json."""
 
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from workloads.common.program import Result, run_program
-from workloads.unet3d.config import parse_config, prepare_parser
+from iotwin.workloads.common.program import Result, run_program
+from iotwin.workloads.unet3d.config import parse_config, prepare_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: Namespace) -> Result | None:
     config = parse_config(args)
-    from workloads.unet3d.train import train
+    from iotwin.workloads.unet3d.train import train
 
     return train(config)
 

@@ -1,11 +1,11 @@
-"""Checkpoints of epoch, best score, network, model and optimizer: when, and how they are read back."""
+"""The published job's checkpoint policy, and the loading of its checkpoints."""
 
 from pathlib import Path
 
 import torch
 
-from common.errors import IotwinError
-from workloads.state.save import State
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.state.save import State
 
 LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 
@@ -17,15 +17,15 @@ class EveryEpochs:
         self._interval = interval
 
     def should_checkpoint(self, epoch: int) -> bool:
-        """Return whether to write one after `epoch`, counted from 1."""
+        """Return True if a checkpoint is due after `epoch`, which counts from 1."""
         return self._interval > 0 and epoch % self._interval == 0
 
 
 def load(path: Path, device: torch.device, network: dict[str, int]) -> State:
     """Return the state saved at `path`, its tensors on `device`.
 
-    Only tensors and plain values are read, never pickled objects. Raises IotwinError when the file is not a checkpoint or is one
-    of another network than `network` (base_channels and depth).
+    Only tensors and plain values are read, never pickled objects. Raises IotwinError if the file is not a checkpoint, or if its
+    network differs from `network` (base_channels and depth).
     """
     try:
         state: State = torch.load(path, map_location=device, weights_only=True)

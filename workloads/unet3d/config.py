@@ -4,17 +4,17 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from workloads.common.program import require_at_least
-from workloads.common.variant import add_variant_options, check_variant
-from workloads.state.options import StateOptions, add_state_options, take_state_options
+from iotwin.common.errors import UsageError
+from iotwin.workloads.common.program import require_at_least
+from iotwin.workloads.common.variant import add_variant_options, check_variant
+from iotwin.workloads.state.options import StateOptions, add_state_options, take_state_options
 
 Size = tuple[int, int, int]  # voxels along D, H, W
 
 
 @dataclass(frozen=True)
-class Config:
-    """One training job. Times a policy names (every N epochs) count epochs from 1; 0 means never."""
+class Unet3dConfig:
+    """One training job. "Every N epochs" counts epochs from 1; 0 means never."""
 
     data: Path
     output: Path
@@ -38,7 +38,7 @@ class Config:
 
     @property
     def network(self) -> dict[str, int]:
-        """What a checkpoint must agree on."""
+        """The sizes of the network, which must equal those in a checkpoint."""
         return {"base_channels": self.base_channels, "depth": self.depth}
 
 
@@ -47,7 +47,7 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="DIR", help="directory of case_NNNNN_x.npy and case_NNNNN_y.npy")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for checkpoints and result.json")
-    add("--epochs", type=int, default=50)
+    add("--epochs", type=int, default=50, help="epochs to train (default %(default)s)")
     add("--batch-size", type=int, default=4, help="cases per step and rank (default %(default)s)")
     add("--workers", type=int, default=1, help="loader processes per rank; 0: none (default %(default)s)")
     add("--prefetch", type=int, default=2, help="batches that each loader process keeps ready (default %(default)s)")
@@ -62,19 +62,19 @@ def prepare_parser(parser: ArgumentParser) -> None:
     add("--depth", type=int, default=5, metavar="L", help="times the resolution is halved (default %(default)s)")
     add("--crop", default="128", metavar="D[,H,W]", help="voxels of a training crop and evaluation window (default %(default)s)")
     add("--overlap", type=float, default=0.5, help="share of a window that the next one covers too (default %(default)s)")
-    add("--learning-rate", type=float, default=0.3, help="of SGD with Nesterov momentum 0.9 (default %(default)s)")
+    add("--learning-rate", type=float, default=0.3, help="learning rate of SGD with Nesterov momentum 0.9 (default %(default)s)")
     add("--threads", type=int, default=0, help="CPU threads that compute; 0: torch's choice (default %(default)s)")
-    add("--seed", type=int, default=1, help="of weights, order and augmentation (default %(default)s)")
+    add("--seed", type=int, default=1, help="seed of weights, order and augmentation (default %(default)s)")
     add_state_options(parser)
     add_variant_options(parser)
 
 
-def parse_config(args: Namespace) -> Config:
+def parse_config(args: Namespace) -> Unet3dConfig:
     """Return the job that `args` describe; UsageError for a value that no job can have."""
     values = {**vars(args), "crop": _parse_crop(args.crop)}
     values["state"] = take_state_options(values)
     check_variant(args.variant, args.sleep, values.pop("variants"))
-    config = Config(**values)
+    config = Unet3dConfig(**values)
     require_at_least(
         1,
         epochs=config.epochs,

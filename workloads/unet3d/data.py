@@ -11,22 +11,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from common.checkpoints import Position
-from common.children import leave_signals_to_rank
-from common.errors import IotwinError
-from datagen.layouts import Case, Unet3dLayout
-from workloads.common.parts import Parts
-from workloads.common.torch_ranks import Ranks
-from workloads.common.variant import TIMED
-from workloads.state.position import begin, next_epoch, positions_of, steps_left
-from workloads.unet3d.config import Config, Size
-from workloads.unet3d.transforms import Image, Label, augment, pad_to
+from iotwin.common.checkpoints import Position
+from iotwin.common.errors import IotwinError
+from iotwin.common.processes.children import leave_signals_to_rank
+from iotwin.datagen.layouts import Case, Unet3dLayout
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.torch_ranks import TorchRanks
+from iotwin.workloads.common.variant import TIMED
+from iotwin.workloads.state.position import begin, next_epoch, positions_of, steps_left
+from iotwin.workloads.unet3d.config import Size, Unet3dConfig
+from iotwin.workloads.unet3d.transforms import Image, Label, augment, pad_to
 
 Sample = tuple[Tensor, Tensor]
 
 
 def read_case(case: Case) -> tuple[Image, Label]:
-    """Return the image and the mask of `case`, each read whole by one np.load; IotwinError when they are damaged."""
+    """Return the image and the mask of `case`, each read whole by one np.load. Raises IotwinError if one is damaged."""
     image, label = _read_volume(case.image), _read_volume(case.mask)
     if image.shape != label.shape:
         raise IotwinError(f"{case.image} has shape {image.shape} but its mask {label.shape}; generate the data set again")
@@ -48,7 +48,7 @@ def _read_volume(path: Path) -> NDArray[np.generic]:
 
 
 class TrainingCases(Dataset):
-    """Augmented crops; an item's key is (epoch, index), so that what is drawn depends on neither rank nor worker."""
+    """Augmented crops. An item's key (epoch, index) seeds the augmentation, which then depends on neither rank nor worker."""
 
     def __init__(self, cases: Sequence[Case], crop: Size, seed: int, parts: Parts) -> None:
         self._cases, self._crop, self._seed, self._parts = cases, crop, seed, parts
@@ -85,7 +85,7 @@ class EvaluationCases(Dataset):
 
 
 class EpochSampler(DistributedSampler):
-    """torch's DistributedSampler whose items also carry the epoch that set_epoch announced."""
+    """torch's DistributedSampler whose items also carry the epoch that set_epoch set."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield (epoch, index) in the order of torch's DistributedSampler for this rank, seed and epoch."""
@@ -93,13 +93,13 @@ class EpochSampler(DistributedSampler):
 
 
 class EpochBatches:
-    """This rank's batches of an epoch, keys of TrainingCases: those of DistributedSampler and drop_last, from any position on."""
+    """Yields this rank's batches of an epoch as keys of TrainingCases, from any position: DistributedSampler's with drop_last."""
 
     def __init__(self, order: EpochSampler, position: Position, rank: int) -> None:
         self._order, self._rank, self.position = order, rank, position
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`, or stay where in it a resumed job begins."""
+        """Move to the start of `epoch`; a resumed job that is already in `epoch` keeps its position."""
         if self.position.epoch != epoch:
             self.position = next_epoch(msgspec.structs.replace(self.position, epoch=epoch - 1))
 
@@ -109,19 +109,19 @@ class EpochBatches:
         return list(self._order)
 
     def __len__(self) -> int:
-        """Return the steps that the epoch has left."""
+        """Return the number of steps that remain in the epoch."""
         return steps_left(self.position)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield the keys of each batch that has any."""
-        order, position = self.order(), self.position  # the loader asks for batches long before the job has come to them
+        """Yield the keys of each batch, without empty ones."""
+        order, position = self.order(), self.position  # a copy: the loader reads ahead of the job, which moves the position
         for step in range(steps_left(position)):
             if found := positions_of(position, self._rank, step):
                 yield [order[place] for place in found]
 
 
-def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tuple[DataLoader, EpochBatches]:
-    """Return the loader of this rank's batches and what they are; IotwinError when a rank's cases do not fill one batch."""
+def training_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRanks) -> tuple[DataLoader, EpochBatches]:
+    """Return the loader of this rank's batches and their keys. Raises IotwinError if a rank's cases do not fill one batch."""
     if len(cases) // ranks.world_size < config.batch_size:
         raise IotwinError(
             f"{config.data} has {len(cases)} training cases, too few for one batch of {config.batch_size} on each of "
@@ -133,13 +133,13 @@ def training_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> tupl
     return _loader(dataset, config, ranks, batch_sampler=batches), batches
 
 
-def evaluation_loader(cases: Sequence[Case], config: Config, ranks: Ranks) -> DataLoader:
-    """Return the loader of this rank's share of the evaluation cases, in order, one at a time."""
+def evaluation_loader(cases: Sequence[Case], config: Unet3dConfig, ranks: TorchRanks) -> DataLoader:
+    """Return the loader of this rank's share of the evaluation cases, one case a batch, in order."""
     dataset = EvaluationCases(cases[ranks.rank :: ranks.world_size], config.crop)
     return _loader(dataset, config, ranks, batch_size=1)
 
 
-def _loader(dataset: Dataset, config: Config, ranks: Ranks, **options: object) -> DataLoader:
+def _loader(dataset: Dataset, config: Unet3dConfig, ranks: TorchRanks, **options: object) -> DataLoader:
     return DataLoader(
         dataset,
         num_workers=config.workers,

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from workloads.common.parts import Parts
-from workloads.unet3d.config import Config, Size
-from workloads.unet3d.loss import dice_score
-from workloads.unet3d.model import CLASSES
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.unet3d.config import Size, Unet3dConfig
+from iotwin.workloads.unet3d.loss import dice_score
+from iotwin.workloads.unet3d.model import CLASSES
 
 Box = tuple[EllipsisType | slice, ...]  # indexes a window's voxels in [..., D, H, W]
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Return where windows begin along an axis of `length` voxels: (1 - overlap) windows apart, the last one flush."""
+    """Return the first voxels of windows along an axis of `length` voxels: (1 - overlap) windows apart, the last at the end."""
     stride = max(1, int(window * (1 - overlap)))
     last = length - window
     return [*range(0, last, stride), last]
@@ -34,11 +34,11 @@ def _importance(window: Size) -> Tensor:
 
 
 def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap: float, windows_at_once: int) -> Tensor:
-    """Return class scores [1, C, D, H, W] of `image` [1, 1, D, H, W], at least a window large: overlapping windows, averaged.
+    """Return class scores [1, C, D, H, W] of `image` [1, 1, D, H, W]: the weighted sum over overlapping windows.
 
-    `windows_at_once` of them make a batch of the network. Voxels near a window's edge count less, because the network sees less
-    around them (Isensee et al., nnU-Net, 2021). The average is left unnormalised: the weights of a voxel are common to all its
-    classes, so the highest class is the same.
+    The image must hold one window. The network computes `windows_at_once` windows in a batch. Voxels near a window's edge count
+    less, because the network sees less around them (Isensee et al., nnU-Net, 2021). The sum is not divided by the weights: a
+    voxel's weights are the same for all classes, so the highest class is the same.
     """
     weight = _importance(window).to(image.device)[None]
     scores = torch.zeros((1, CLASSES, *image.shape[2:]), device=image.device)
@@ -52,14 +52,14 @@ def sliding_window_scores(model: nn.Module, image: Tensor, window: Size, overlap
 
 
 def _even_chunks(boxes: list[Box], largest: int) -> Iterator[list[Box]]:
-    """Yield `boxes` in the fewest chunks of at most `largest`, of nearly equal length: a lone last window would cost most."""
+    """Yield `boxes` in the fewest chunks of at most `largest`. Lengths are nearly equal: a last chunk of one would be slow."""
     chunks = -(-len(boxes) // largest)
     for index in range(chunks):
         yield boxes[index * len(boxes) // chunks : (index + 1) * len(boxes) // chunks]
 
 
-def evaluate(model: nn.Module, cases: DataLoader, config: Config, device: torch.device, parts: Parts) -> tuple[float, int]:
-    """Return the sum of the Dice scores of `cases` (batches of one whole case) and how many there were; log the parts of each."""
+def evaluate(model: nn.Module, cases: DataLoader, config: Unet3dConfig, device: torch.device, parts: Parts) -> tuple[float, int]:
+    """Return the sum of the Dice scores of `cases` (batches of one whole case) and their number; log the parts of each case."""
     model.eval()
     total, count = 0.0, 0
     asked_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What training minimises and evaluation reports: soft Dice plus cross-entropy, and the Dice score of a segmentation."""
+"""The loss of training, soft Dice plus cross-entropy, and the score of evaluation, the Dice score of a segmentation."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def dice_cross_entropy(scores: Tensor, label: Tensor) -> Tensor:
     """Return the mean of soft Dice loss and cross-entropy as a scalar.
 
     `scores` are logits [N, C, D, H, W], `label` holds class numbers [N, D, H, W] (int64). The Dice part (Milletari et al., 2016)
-    averages over samples and foreground classes; background has no part in it, as it would drown the organs.
+    averages over samples and foreground classes. It leaves out the background, which would outweigh the organs.
     """
     truth = functional.one_hot(label, scores.shape[1]).movedim(-1, 1).float()
     dice = _dice(torch.softmax(scores, 1), truth, (2, 3, 4))[:, 1:]

@@ -5,10 +5,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from datagen.layouts import Unet3dLayout
+from iotwin.datagen.layouts import Unet3dLayout
 
 CLASSES = len(Unet3dLayout.MASK_CLASSES)
-_WIDEST = 320  # channels never grow past this; it is what gives the reference network its 31.2 million parameters
+_WIDEST = 320  # most channels of a level; gives the reference network its 31.2 million parameters
 
 
 def level_widths(base_channels: int, depth: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, and after some of them an evaluation and a checkpoint."""
+"""The training loop: epochs of steps; an evaluation and a checkpoint follow the epochs that the options choose."""
 
 import math
 import sys
@@ -12,43 +12,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.checkpoints import Position
-from common.errors import IotwinError
-from common.mllog import MlLog, Value
-from datagen.layouts import Unet3dLayout
-from workloads.common.parts import Parts
-from workloads.common.program import plain_configuration
-from workloads.common.steps import StepMeter
-from workloads.common.torch_ranks import Ranks, join_ranks
-from workloads.common.variant import TIMED, SleptSteps, parse_sleep
-from workloads.state.keeper import Keeper, Resumed
-from workloads.state.options import NEVER
-from workloads.state.position import after, go_on, positions_of, steps_done, steps_left
-from workloads.state.save import State, save
-from workloads.state.stateful import TORCH, weights_sha256
-from workloads.unet3d import checkpoint
-from workloads.unet3d.config import Config
-from workloads.unet3d.data import Sample, evaluation_loader, training_loader
-from workloads.unet3d.evaluate import evaluate
-from workloads.unet3d.loss import dice_cross_entropy
-from workloads.unet3d.model import UNet3d
+from iotwin.common.checkpoints import Position
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder
+from iotwin.common.mllog import MlLog, Value
+from iotwin.datagen.layouts import Unet3dLayout
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.program import plain_configuration
+from iotwin.workloads.common.steps import StepMeter
+from iotwin.workloads.common.torch_ranks import TorchRanks, join_ranks
+from iotwin.workloads.common.variant import TIMED, SleptSteps, parse_sleep
+from iotwin.workloads.state.keeper import Keeper, ResumedJob
+from iotwin.workloads.state.options import NEVER
+from iotwin.workloads.state.position import after, go_on, positions_of, steps_done, steps_left
+from iotwin.workloads.state.save import State, save
+from iotwin.workloads.state.stateful import TORCH, weights_sha256
+from iotwin.workloads.unet3d import checkpoint
+from iotwin.workloads.unet3d.config import Unet3dConfig
+from iotwin.workloads.unet3d.data import Sample, evaluation_loader, training_loader
+from iotwin.workloads.unet3d.evaluate import evaluate
+from iotwin.workloads.unet3d.loss import dice_cross_entropy
+from iotwin.workloads.unet3d.model import UNet3d
 
 _MOMENTUM = 0.9
 
 
 @dataclass
-class History:
-    """What a job did so far."""
+class Unet3dHistory:
+    """Losses, evaluations and step times of a job so far."""
 
     train_loss: list[float] = field(default_factory=list)  # mean over the epoch's steps and ranks
     evaluations: list[dict[str, float]] = field(default_factory=list)  # epoch and mean_dice
     times: StepMeter = field(default_factory=StepMeter)  # of this rank
 
 
-class Job:
+class Unet3dJob:
     """One rank's share of a training job: its network, its loaders and its position."""
 
-    def __init__(self, config: Config, ranks: Ranks, log: MlLog) -> None:
+    def __init__(self, config: Unet3dConfig, ranks: TorchRanks, log: MlLog) -> None:
         self._config, self._ranks, self._log = config, ranks, log
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -65,7 +66,7 @@ class Job:
         self._best_score = -math.inf
         self._unsaved_best: State | None = None
         self.epoch = 0  # the last one that ended
-        self.history = History()
+        self.history = Unet3dHistory()
         self._loss, self._loss_steps = 0.0, 0  # of this rank in the epoch so far
         identity = {"job": "unet3d", "network": config.network, "seed": config.seed}
         file = Path(config.state.resume)
@@ -77,7 +78,7 @@ class Job:
         elif resumed := self.keeper.resume():
             self._resume(resumed, len(training))
         if ranks.rank == 0:
-            config.output.mkdir(parents=True, exist_ok=True)
+            make_folder(config.output)
         settle = torch.cuda.synchronize if ranks.device.type == "cuda" else None
         self._parts = Parts(config.variant in TIMED, settle, rank=ranks.rank)
         self._slept = SleptSteps(parse_sleep(config.sleep), config.seed, ranks.rank) if config.sleep is not None else None
@@ -97,7 +98,7 @@ class Job:
             self._log.point(key, value)
 
     def run(self) -> None:
-        """Train the epochs that are left, evaluating and saving after those that the configuration names."""
+        """Train the remaining epochs; evaluate and save after every `eval_every`-th and `checkpoint_every`-th."""
         for epoch in range(self.epoch + 1, self._config.epochs + 1):
             loss = self._train_epoch(epoch)
             if self.keeper.stops:
@@ -105,7 +106,7 @@ class Job:
             self.epoch = epoch
             self.history.train_loss.append(loss)
             self._log.point("train_loss", loss, epoch_num=epoch)
-            if self._slept:  # whose network learns nothing: there is nothing to evaluate or to keep
+            if self._slept:  # the network did not learn: nothing to evaluate or to save
                 continue
             if self._config.eval_every and epoch % self._config.eval_every == 0:
                 self._evaluate()
@@ -113,7 +114,7 @@ class Job:
                 self._checkpoint()
 
     def _train_epoch(self, epoch: int) -> float:
-        """Return the mean loss of the epoch's steps over all ranks, those before the job was resumed included."""
+        """Return the mean loss of the epoch's steps over all ranks, including steps before the job was resumed; nan on a stop."""
         self._batches.set_epoch(epoch)
         steps = self._steps(epoch, self._batches.position)
         while steps_left(self._batches.position) and not self.keeper.stops:
@@ -128,7 +129,7 @@ class Job:
                 self._keep(reason)
         if self.keeper.stops:
             return math.nan
-        next(steps, None)  # the loader learns that nothing is left, and ends its workers
+        next(steps, None)  # exhausts the loader, which then ends its workers
         loss, count = self._ranks.sum(self._loss, self._loss_steps)
         self._loss, self._loss_steps = 0.0, 0
         if not math.isfinite(loss):
@@ -136,7 +137,7 @@ class Job:
         return loss / count
 
     def _steps(self, epoch: int, position: Position) -> Iterator[Position]:
-        """Take the steps that the epoch has left; yield the position after each."""
+        """Train the epoch's remaining steps; yield the position after each."""
         order = [index for _, index in self._batches.order()]
         asked_ns = time.monotonic_ns()
         fetching = iter(self._training)
@@ -163,14 +164,14 @@ class Job:
         next(fetching, None)
 
     def _weight(self, position: Position) -> float:
-        """Return what this rank's loss counts for in the ranks' mean: 1, but in a short step after a change of their number."""
+        """Return the weight of this rank's loss in the ranks' mean: 1, except in a short step after a change of world size."""
         taken = after(position).position - position.position
         return len(positions_of(position, self._ranks.rank)) * position.world_size / taken
 
     def _step(self, batch: Sample | None, weight: float, where: dict[str, Value]) -> float:
-        """Update the weights from one batch and return its loss; the loss's value waits for the device to finish.
+        """Update the weights from one batch, wait until the device is done and return the loss.
 
-        A rank without a batch computes on zeros, which count for nothing, as the others' gradients need its part.
+        A rank without a batch computes on zeros with weight 0, since all ranks must take part in the sum of gradients.
         """
         measure = self._parts.measure
         image, label = batch or (torch.zeros(1, 1, *self._config.crop), torch.zeros(1, 1, *self._config.crop))
@@ -208,12 +209,12 @@ class Job:
     def _checkpoint(self) -> None:
         with self._log.interval("checkpoint", epoch_num=self.epoch):
             if self._ranks.rank == 0:
-                # The best goes first, so that a last one that knows of a best score never lacks its file.
+                # The best checkpoint is written first: the last one records the best score, whose file must then exist.
                 if self._unsaved_best:
                     save(self._unsaved_best, self._config.output / checkpoint.BEST)
                     self._unsaved_best = None
                 save(self._state(), self._config.output / checkpoint.LAST)
-            self._ranks.sum(0)  # the others wait here, as training goes on together
+            self._ranks.sum(0)  # the other ranks wait here, since all continue together
 
     def _state(self) -> State:
         return {
@@ -231,8 +232,8 @@ class Job:
             shared["unsaved_best"] = self._unsaved_best
             self.keeper.keep(self._batches.position, reason, shared, {"loss": self._loss, "loss_steps": self._loss_steps})
 
-    def _resume(self, resumed: Resumed, samples: int) -> None:
-        """Go on in the middle of an epoch, as these ranks are now."""
+    def _resume(self, resumed: ResumedJob, samples: int) -> None:
+        """Continue in the middle of an epoch, on the present number of ranks."""
         state, config = resumed.shared, self._config
         self._batches.position = go_on(resumed.position, samples, config.batch_size, self._ranks.world_size)
         self.epoch = resumed.position.epoch - 1
@@ -253,7 +254,7 @@ class Job:
     def _load(self, state: State) -> None:
         self.network.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        for group in self._optimizer.param_groups:  # the command line's word is the later one
+        for group in self._optimizer.param_groups:  # the option replaces the rate in the checkpoint
             group["lr"] = self._config.learning_rate
 
     def parameter_count(self) -> int:
@@ -270,7 +271,7 @@ def _on_cpu(state: Any) -> Any:
     return [_on_cpu(value) for value in state] if isinstance(state, list) else state
 
 
-def train(config: Config) -> dict[str, Any] | None:
+def train(config: Unet3dConfig) -> dict[str, Any] | None:
     """Run the job that `config` describes and return its result on rank 0, None on the others.
 
     Raises IotwinError for data, checkpoints and output that cannot be used.
@@ -278,7 +279,7 @@ def train(config: Config) -> dict[str, Any] | None:
     with join_ranks() as ranks:
         log = MlLog(sys.stdout if ranks.rank == 0 else None)
         with log.interval("init"):
-            job = Job(config, ranks, log)
+            job = Unet3dJob(config, ranks, log)
         first_epoch = job.epoch + 1
         begin = time.perf_counter()
         with log.interval("run"), job.keeper:
@@ -287,7 +288,7 @@ def train(config: Config) -> dict[str, Any] | None:
     return _result(config, ranks, job, first_epoch, seconds) if ranks.rank == 0 else None
 
 
-def _result(config: Config, ranks: Ranks, job: Job, first_epoch: int, run_s: float) -> dict[str, Any]:
+def _result(config: Unet3dConfig, ranks: TorchRanks, job: Unet3dJob, first_epoch: int, run_s: float) -> dict[str, Any]:
     history = job.history
     device = (
         torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"

@@ -1,17 +1,17 @@
 """Training-time preprocessing of one case in numpy: balanced random crop, flips, brightness, noise.
 
-The order and the probabilities are those of the MLPerf Training image-segmentation job, whose CPU cost per sample they stand for.
+The order and the probabilities are those of the MLPerf Training image-segmentation job, so that a sample costs as much CPU time.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.unet3d.config import Size
+from iotwin.workloads.unet3d.config import Size
 
 Image = NDArray[np.float32]  # [1, D, H, W]
 Label = NDArray[np.uint8]  # [1, D, H, W]
 
-_FOREGROUND_SHARE = 0.4  # of the crops are made to contain an organ, which random crops mostly miss
+_FOREGROUND_SHARE = 0.4  # share of crops that must contain an organ, which random crops mostly miss
 _FLIP_PROBABILITY = 1 / 3
 _BRIGHTNESS_PROBABILITY, _BRIGHTNESS_SPREAD = 0.1, 0.3
 _NOISE_PROBABILITY, _NOISE_DEVIATION = 0.1, 0.1
@@ -34,7 +34,7 @@ def augment(image: Image, label: Label, crop: Size, rng: np.random.Generator) ->
 
 
 def pad_to(image: Image, label: Label, size: Size) -> tuple[Image, Label]:
-    """Return the case with at least `size` voxels along each axis: air (the darkest value) and background added."""
+    """Return the case padded to at least `size` voxels an axis: the image with its lowest value (air), the label with 0."""
     missing = [max(0, wanted - have) for wanted, have in zip(size, image.shape[1:], strict=True)]
     if not any(missing):
         return image, label
@@ -43,7 +43,7 @@ def pad_to(image: Image, label: Label, size: Size) -> tuple[Image, Label]:
 
 
 def _balanced_corner(label: NDArray[np.uint8], crop: Size, rng: np.random.Generator) -> list[int]:
-    """Return where the crop starts along D, H, W: around a voxel of a random foreground class, or anywhere."""
+    """Return the crop's first voxel along D, H, W: around a voxel of a random foreground class, or anywhere."""
     highest = [have - size for have, size in zip(label.shape, crop, strict=True)]
     if rng.random() < _FOREGROUND_SHARE:
         classes = [number for number in range(1, int(label.max()) + 1) if (label == number).any()]

@@ -1,1 +1,1 @@
-"""What a workload writes: its checkpoints."""
+"""Emulates the writing and reading of a workload's checkpoints."""

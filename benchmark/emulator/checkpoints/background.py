@@ -1,4 +1,4 @@
-"""A checkpoint written beside training, and what is known of a file that was written."""
+"""A checkpoint written concurrently with training, and the record of a written file."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Written(NamedTuple):
-    """One file of one checkpoint, as it was written, or as it was read back."""
+    """Record of one file of a checkpoint that was written or read back."""
 
     epoch: int
     name: str
@@ -17,14 +17,14 @@ class Written(NamedTuple):
 
 
 class Took(NamedTuple):
-    """What a checkpoint took beside training: seconds until it was written, and those of them that it worked on a processor."""
+    """The cost of a checkpoint in the background: seconds until it was written, and seconds of processor time."""
 
     seconds: float
     work_s: float
 
 
 class Background:
-    """A checkpoint being written by a thread of its own, which sleeps for `emulated_s` where the job's works."""
+    """A checkpoint that a separate thread writes; it sleeps `emulated_s` in place of the job's processor time."""
 
     def __init__(self, work: Callable[[], list[Written]], emulated_s: float = 0.0) -> None:
         self._work, self._emulated_s = work, emulated_s
@@ -44,20 +44,20 @@ class Background:
         self.took = Took(time.monotonic() - begin, time.thread_time() + self._emulated_s)
 
     def done(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the thread has ended."""
         return not self._thread.is_alive()
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended by an exception."""
+        """True if the thread has ended with an exception."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def result(self) -> list[Written]:
-        """Wait, then return the files or raise what went wrong."""
+        """Wait until the thread has ended, then return its files or raise its exception."""
         self.wait()
         if self._error is not None:
             raise self._error

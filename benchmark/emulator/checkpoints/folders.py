@@ -1,4 +1,4 @@
-"""Checkpoints that are folders: written under a temporary name, renamed when all of one is there; renamed again to be removed."""
+"""Commits and removes checkpoints that are folders. An unfinished folder and one under removal have temporary names."""
 
 import os
 import shutil
@@ -6,25 +6,25 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from common.beneath import folder_of, normal
-from common.files import fsync_directory
+from iotwin.common.beneath import folder_of, normal
+from iotwin.common.files import fsync_directory
 
 _UNFINISHED, _LEAVING = ".tmp", ".gone"
 
 
 def folder_name(name: str) -> str | None:
-    """Return the folder that the file `name` is in, the outermost; None if it is in none."""
+    """Return the outermost folder in the path `name`; None if `name` contains no folder."""
     folder, inside, _ = normal(name).partition("/")
     return folder if inside else None
 
 
 def unfinished(name: str) -> str:
-    """Return the name of a file of a folder until that is whole."""
+    """Return the path of the file `name` while its folder is unfinished."""
     return _below(name, _UNFINISHED)
 
 
 def leaving(name: str) -> str:
-    """Return the name of a file of a folder that is being removed."""
+    """Return the path of the file `name` while its folder is being removed."""
     return _below(name, _LEAVING)
 
 
@@ -34,7 +34,7 @@ def _below(name: str, suffix: str) -> str:
 
 
 def commit(directory: Path, folder: str, sync: bool) -> None:
-    """Give `folder`, all of whose files are written, its name; `sync`: for good. OSError when that fails."""
+    """Rename `folder`, whose files are all written, to its final name. `sync`: also sync the name. Raises OSError on failure."""
     with folder_of(directory, folder) as (parent, last):
         if sync:
             fsync_directory(directory / f"{folder}{_UNFINISHED}")
@@ -44,7 +44,7 @@ def commit(directory: Path, folder: str, sync: bool) -> None:
 
 
 def remove(directory: Path, folder: str, own: Collection[str]) -> bool:
-    """Remove `folder` and return whether it is gone: not if anything but the files `own` is in it, or below it."""
+    """Remove `folder` and return True. If it contains anything but the files `own`, keep it and return False."""
     with suppress(OSError), folder_of(directory, folder) as (parent, last):
         inside = [path for path in (directory / folder).rglob("*") if not path.is_dir() or path.is_symlink()]
         if any(str(path.relative_to(directory)) not in own for path in inside):

@@ -1,7 +1,8 @@
-"""The files of a checkpoint in a format of choice, of the same tensors.
+"""Converts the files of a checkpoint to another format with the same tensors.
 
-zip and legacy are torch.save's. dcp is torch.distributed.checkpoint: a folder with files of each rank and a `.metadata` that
-makes them one. slots are PCcheck's (Strati et al., ASPLOS 2025): one file a rank that is mapped and overwritten in turns.
+zip and legacy are the formats of torch.save. dcp is torch.distributed.checkpoint: a folder with files of each rank and the
+file `.metadata`, which lists their contents. slots are those of PCcheck (Strati et al., ASPLOS 2025): each rank maps one file
+and overwrites its slots in turns.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +11,8 @@ from itertools import chain
 from operator import itemgetter
 from pathlib import PurePosixPath
 
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from benchmark.emulator.checkpoints.streams import PYTHON_BUFFER_BYTES, item_writes, legacy_writes, zip_writes
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.streams import PYTHON_BUFFER_BYTES, item_writes, legacy_writes, zip_writes
 
 _LEAST_TENSOR_BYTES = 1024  # of a write that stands for a tensor; smaller ones are headers
 _METADATA = ".metadata"
@@ -22,9 +23,10 @@ FilesOf = Callable[[int], Files]  # of a rank
 
 
 def as_format(name: str, files_of: FilesOf, rank: int, ranks: int, threads: int) -> list[PlannedFile]:
-    """Return what `rank` of `ranks` writes in place of `files_of(rank)`; those that hold no tensors, or are so already, stay.
+    """Return the files that `rank` of `ranks` writes in the format `name` instead of `files_of(rank)`.
 
-    `threads` write a distributed checkpoint, each a file of its own.
+    Files without tensors, and files that have the format already, remain unchanged. In a distributed checkpoint, each of
+    `threads` threads writes a separate file.
     """
     own = files_of(rank)
     others = [file for file in own if not _changes(file, name) and (name == "dcp" or not _lists_items(file))]
@@ -46,7 +48,7 @@ def _changes(file: PlannedFile, name: str) -> bool:
 
 
 def _lists_items(file: PlannedFile) -> bool:
-    """Whether it holds nothing but where a distributed checkpoint has what."""
+    """True if the file holds only the metadata of a distributed checkpoint."""
     return file.format == "dcp" and PurePosixPath(file.name).name == _METADATA
 
 
@@ -59,7 +61,7 @@ def _stream(file: PlannedFile, writes: Sequence[tuple[int, int]]) -> PlannedFile
 
 
 def _distributed(files_of: FilesOf, rank: int, ranks: int, threads: int) -> list[PlannedFile]:
-    """Return the files of `rank` in the folders that stand for its checkpoint's, and what makes each whole."""
+    """Return the files of `rank` as distributed checkpoints: its tensor files in each folder, and the folder's metadata file."""
     of_all = {other: _by_folder(files_of(other)) for other in range(ranks)}
     found = []
     for folder, tensors in of_all[rank].items():
@@ -82,7 +84,7 @@ def _synced(name: str, writes: Sequence[tuple[int, int]]) -> PlannedFile:
 
 
 def _by_folder(files: Files) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a rank by folder: the one that a file is in, else one that has its name."""
+    """Return the sizes of a rank's tensors by folder: the file's own folder, or one with the file's name if it is in none."""
     found: dict[str, tuple[int, ...]] = {}
     for file in files:
         path = PurePosixPath(file.name)
@@ -93,7 +95,7 @@ def _by_folder(files: Files) -> dict[str, tuple[int, ...]]:
 
 
 def _buckets(tensors: tuple[int, ...], threads: int) -> list[tuple[int, ...]]:
-    """Return what each thread writes: the largest tensor left goes to who has least so far."""
+    """Return the tensors of each thread. The largest remaining tensor is assigned to the thread with the fewest bytes so far."""
     if threads == 1:
         return [tensors]
     least: list[tuple[int, int, list[int]]] = [(0, number, []) for number in range(min(threads, len(tensors)))]

@@ -1,7 +1,7 @@
-"""When checkpoints are due, from what they cost: the run measures its steps and writes and adapts the interval.
+"""Decides when checkpoints are due, from the measured costs of steps and checkpoints.
 
-As a job under CheckFreq does (workloads/checkfreq), by the same code: steps are timed, a checkpoint is measured, the interval
-is planned from both, and a controller then corrects it.
+It uses the code of CheckFreq jobs (workloads/checkfreq): time the first steps, measure a checkpoint, plan the interval from
+both, then correct the interval by a controller.
 """
 
 import math
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmark.config import CheckpointPolicy
-from benchmark.emulator.checkpoints.background import Took
-from workloads.policies.frequency import AIMED, Controller, Profile, plan
-from workloads.policies.goodput import Job, goodput
+from iotwin.benchmark.emulator.checkpoints.background import Took
+from iotwin.workload_yaml import CheckpointPolicy
+from iotwin.workloads.policies.frequency import AIMED, CheckpointProfile, Controller, plan
+from iotwin.workloads.policies.goodput import FailingJob, goodput
 
 _WARM_UP = 5  # first steps, which do not count
 _PROBES = 2  # checkpoints before the plan; the first makes memory ready and does not count
@@ -22,7 +22,7 @@ _WRITES = 3  # latest writes, of which the median counts
 
 @dataclass(frozen=True)
 class Decided:
-    """What was decided, and by what: `intervals` are (step of the run, steps between checkpoints from then on)."""
+    """The decisions and their inputs. `intervals`: (step of the run, steps between checkpoints from that step on)."""
 
     intervals: tuple[tuple[int, int], ...]
     step_s: float
@@ -31,15 +31,18 @@ class Decided:
     in_flight: int
 
     def goodput_steps_per_s(self, mtbf_s: float) -> float:
-        """Return the steps a second that count with failures that often, where loading takes as long as writing does."""
-        job = Job(self.step_s, self.stall_s + self.write_s, self.write_s, self.intervals[-1][1], self.in_flight)
+        """Return the useful steps per second if a failure occurs every `mtbf_s` seconds.
+
+        It assumes that loading a checkpoint takes as long as writing it.
+        """
+        job = FailingJob(self.step_s, self.stall_s + self.write_s, self.write_s, self.intervals[-1][1], self.in_flight)
         return goodput("checkfreq" if self.in_flight == 1 else "pccheck", job, 1 / mtbf_s).steps_per_s
 
 
 class Frequency:
-    """Decides for a run, which reports every step, every checkpoint and every write to it.
+    """Decides when a run's checkpoints are due. The run reports every step, checkpoint and completed write to this object.
 
-    `on_processors`: the job trains on the processors that write, so that what writing works on them is a cost, as the job has it.
+    `on_processors`: the job trains on the same processors that write, so the processor time of writes counts as a cost.
     """
 
     within_epochs = True
@@ -59,22 +62,22 @@ class Frequency:
     def time_is_up(self, now: float) -> bool:
         """Return whether a checkpoint is due after the step that is under way."""
         if self._controller is not None:
-            just_taken = self._stall_s is not None  # which its step will tell the controller
+            just_taken = self._stall_s is not None  # the controller learns it after the step
             return self._controller.interval == 1 if just_taken else self._controller.due_after_next
         waits = self._stall_s is not None or self._probes_written < self._probes
         return not waits and self._probes < _PROBES and self._steps + 1 >= self._policy.profile_steps
 
     def restart(self, now: float) -> None:
-        """A checkpoint has been taken: `saved` says what it cost."""
+        """Do nothing, because `saved` records a checkpoint's cost."""
 
     def saved(self, stall_s: float) -> None:
-        """Take note of a checkpoint that training waited for so long; more of its stall may follow in the next step."""
+        """Record that training waited `stall_s` for a checkpoint. The next step may report a further part of its stall."""
         self._stall_s = (self._stall_s or 0.0) + stall_s
         if self._controller is None and self._steps + 1 >= self._policy.profile_steps:
             self._probes += 1
 
     def stepped(self, seconds: float, stall_s: float, writing: bool, written: Sequence[Took]) -> None:
-        """Take note of a training step, of what it waited for a snapshot, and of writes that have ended since the last one."""
+        """Record a training step of `seconds`, its wait `stall_s` for a snapshot, and the writes completed since the last one."""
         self._steps += 1
         checkpoint, before_s, self._stall_s = self._stall_s is not None, self._stall_s or 0.0, None
         self._writes.extend(each.seconds for each in written)
@@ -93,20 +96,20 @@ class Frequency:
             self._note(self._controller.interval)
 
     def _decide_first(self, written: Sequence[Took]) -> None:
-        """Plan once the steps that are to be timed have passed, and checkpoints have been taken and written after them."""
+        """Plan the interval, if all profile steps are timed and the probe checkpoints after them are written."""
         if self._probes_written < _PROBES or self._probed_s is None:
             return
         self._step_s = max(median(self._timed or [0.0]), 1e-6)
-        # What training waited was measured, so nothing of it goes on beside the next step: as with an update as long as a step.
+        # What training waited was measured, so nothing of it overlaps the next step: as with an update as long as a step.
         work_s = written[-1].work_s if written and self._on_processors else 0.0
-        profile = Profile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0, interference_s=work_s)
+        profile = CheckpointProfile(self._step_s, self._step_s, self._probed_s, None, self._writes[-1], 0, interference_s=work_s)
         found = plan(profile, self._policy.overhead, self._policy.mtbf, self._in_flight)
         self._by_mtbf = found.interval_mtbf or 1
         self._controller = Controller(AIMED * self._policy.overhead, found.interval, self._least(), work_s)
         self._note(self._controller.interval)
 
     def _least(self) -> int:
-        """Return the steps below which more checkpoints than allowed would be on the way, or failures cost less."""
+        """Return the least interval in steps. Below it, too many checkpoints would be in flight, or failures would cost less."""
         apart = math.ceil(median(self._writes) / (self._in_flight * self._step_s))
         return max(1, apart, self._by_mtbf)
 
@@ -116,7 +119,7 @@ class Frequency:
 
     @property
     def decided(self) -> Decided | None:
-        """What was decided; None as long as nothing was."""
+        """Return the decisions so far; None before the first one."""
         if not self._intervals or self._probed_s is None:
             return None
         return Decided(tuple(self._intervals), self._step_s, self._probed_s, median(self._writes), self._in_flight)

@@ -1,16 +1,18 @@
-"""What the checkpoints of a model weigh, rank by rank: from the shape of a transformer, or as many bytes as the workload says.
+"""Computes the sizes of each rank's checkpoint files from the shape of a transformer, or from the bytes in the workload.
 
 Elements of a transformer with L layers, hidden size H, feed-forward size F, vocabulary V, and k key and value heads of h:
 
     embedding V H, output V H, last norm H; a layer: two norms 2 H, query, key and value H (H + 2 k H / h), attention output H H,
     gated feed-forward 3 H F
 
-(Touvron et al., LLaMA, 2023; grouped queries: Ainslie et al., GQA, 2023; three feed-forward matrices: Shazeer, GLU Variants
-Improve Transformer, 2020.) The optimizer keeps three numbers for each: master weight, momentum and variance (Rajbhandari et al.,
-ZeRO, 2020, section 3.1). All are divided by tensor parallelism, layers by pipeline parallelism, with the embedding on the first
-stage and output and last norm on the last.
+Sources: Touvron et al., LLaMA, 2023. Grouped queries: Ainslie et al., GQA, 2023. Three feed-forward matrices: Shazeer, GLU
+Variants Improve Transformer, 2020.
 
-Who writes what, of the rank with data-parallel rank d and model-parallel rank m = rank mod (tensor * pipeline):
+The optimizer holds three numbers per element: master weight, momentum and variance (Rajbhandari et al., ZeRO, 2020, section 3.1).
+All elements are divided by tensor parallelism, and the layers also by pipeline parallelism. The first stage has the embedding.
+The last stage has the output and the last norm.
+
+Which ranks write, where d is a rank's data-parallel rank (its model-parallel rank is rank mod (tensor * pipeline)):
 
 | ZeRO stage | model states | optimizer states |
 |---|---|---|
@@ -21,8 +23,8 @@ Who writes what, of the rank with data-parallel rank d and model-parallel rank m
 
 from typing import NamedTuple
 
-from benchmark.config import Config
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import Config
 
 DATATYPE_BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _OPTIMIZER_STATES = 3
@@ -31,15 +33,15 @@ _TENSORFLOW_LIST = "checkpoint"  # names the newest files of its folder
 _TENSORFLOW_LIST_BYTES = 128
 
 
-class State(NamedTuple):
-    """One file of a checkpoint that follows from the model."""
+class ModelState(NamedTuple):
+    """One checkpoint file whose size is computed from the model."""
 
     name: str
     size_bytes: int
 
 
 class _Coordinates(NamedTuple):
-    """A rank's coordinates among the ranks that the model is spread over."""
+    """A rank's coordinates among the ranks of the divided model."""
 
     model: int  # rank mod (tensor * pipeline)
     stage: int  # of the pipeline
@@ -48,7 +50,7 @@ class _Coordinates(NamedTuple):
 
 
 def _parts(config: Config) -> tuple[int, int, int]:
-    """Return the elements of the embedding, of one layer, and of what comes after the last layer."""
+    """Return the numbers of elements of the embedding, of one layer, and of the parts after the last layer."""
     shape = config.model.transformer
     hidden = shape.hidden_size
     key_value = hidden // shape.num_attention_heads * shape.num_kv_heads
@@ -58,15 +60,18 @@ def _parts(config: Config) -> tuple[int, int, int]:
     return shape.vocab_size * hidden, layer, shape.vocab_size * hidden + hidden
 
 
-def states_written(config: Config, rank: int, ranks: int) -> list[State]:
-    """Return the files that `rank` of `ranks` writes at each checkpoint; UsageError when the model cannot be spread like that."""
+def states_written(config: Config, rank: int, ranks: int) -> list[ModelState]:
+    """Return the files that `rank` of `ranks` writes at each checkpoint.
+
+    Raises UsageError if the model cannot be divided among `ranks` ranks.
+    """
     states = [file for state in _own_states(config, rank, ranks) for file in _files_of(config, state)]
     if config.framework == "tensorflow" and rank == 0:
-        states.append(State(_TENSORFLOW_LIST, _TENSORFLOW_LIST_BYTES))
+        states.append(ModelState(_TENSORFLOW_LIST, _TENSORFLOW_LIST_BYTES))
     return states
 
 
-def _own_states(config: Config, rank: int, ranks: int) -> list[State]:
+def _own_states(config: Config, rank: int, ranks: int) -> list[ModelState]:
     if not _spread(config):
         parallel = config.model.parallelism
         writes = rank < parallel.tensor * parallel.pipeline or parallel.zero_stage or config.checkpoint.type == "all_ranks"
@@ -77,12 +82,12 @@ def _own_states(config: Config, rank: int, ranks: int) -> list[State]:
     return [state for state, least in ((model, 3), (optimizer, 1)) if coordinates.replica == 0 or stage >= least]
 
 
-def states_read(config: Config, rank: int, ranks: int) -> list[State]:
-    """Return the files that `rank` reads to recover: all that it needs, also those that other ranks wrote."""
+def states_read(config: Config, rank: int, ranks: int) -> list[ModelState]:
+    """Return the files that `rank` reads to recover, including those that other ranks wrote."""
     return [file for state in _needed_states(config, rank, ranks) for file in _files_of(config, state)]
 
 
-def _needed_states(config: Config, rank: int, ranks: int) -> list[State]:
+def _needed_states(config: Config, rank: int, ranks: int) -> list[ModelState]:
     if not _spread(config):
         parallel = config.model.parallelism
         return _flat(config, rank if _own_states(config, rank, ranks) else rank % (parallel.tensor * parallel.pipeline))
@@ -99,30 +104,30 @@ def _spread(config: Config) -> bool:
     return config.model.type == "transformer" and config.model.num_layers > 0
 
 
-def _flat(config: Config, rank: int) -> list[State]:
-    """One file of the size given, one of the layers' tensors and one of the optimizer's, where these are given."""
+def _flat(config: Config, rank: int) -> list[ModelState]:
+    """Return a file of the configured model size, and files of the layers' and the optimizer's tensors if configured."""
     model, parallel = config.model, config.model.parallelism
     replica, part = divmod(rank, parallel.tensor * parallel.pipeline)
     shard = f"zero_pp_rank_{replica}_mp_rank_{part}"
-    states = [State(f"model_states-{rank}.pt", int(model.model_size_bytes))]
+    states = [ModelState(f"model_states-{rank}.pt", int(model.model_size_bytes))]
     layers = max(0, model.num_layers) * sum(model.layer_parameters) * DATATYPE_BYTES[model.model_datatype]
     if layers and parallel.zero_stage in (1, 2) and replica == 0:
-        states.append(State(f"model_{part}_model_states.pt", layers))
+        states.append(ModelState(f"model_{part}_model_states.pt", layers))
     elif layers and parallel.zero_stage in (0, 3):
-        states.append(State(f"{shard}_model_states.pt", layers))
+        states.append(ModelState(f"{shard}_model_states.pt", layers))
     if model.optimization_groups:
         # Each group is written as two tensors and a combined one of both, as DLIO has it.
         elements = 4 * sum(model.optimization_groups)
-        states.append(State(f"{shard}_optim_states.pt", elements * DATATYPE_BYTES[model.optimizer_datatype]))
+        states.append(ModelState(f"{shard}_optim_states.pt", elements * DATATYPE_BYTES[model.optimizer_datatype]))
     return states
 
 
-def _files_of(config: Config, state: State) -> list[State]:
-    """Return the files that the framework makes of a state: TensorFlow's Checkpoint.save two."""
+def _files_of(config: Config, state: ModelState) -> list[ModelState]:
+    """Return the files that the framework writes for one state. TensorFlow's Checkpoint.save writes several."""
     if config.framework != "tensorflow":
         return [state]
     name = f"{state.name.removesuffix('.pt')}.pb-1"
-    return [State(f"{name}.data-00000-of-00001", state.size_bytes), State(f"{name}.index", _TENSORFLOW_INDEX_BYTES)]
+    return [ModelState(f"{name}.data-00000-of-00001", state.size_bytes), ModelState(f"{name}.index", _TENSORFLOW_INDEX_BYTES)]
 
 
 def _coordinates(config: Config, rank: int, ranks: int) -> _Coordinates:
@@ -138,11 +143,11 @@ def _coordinates(config: Config, rank: int, ranks: int) -> _Coordinates:
         )
     replicas = parallel.data if subset and parallel.data > 0 else max(1, ranks // model_ranks)
     model, replica = rank % model_ranks, rank // model_ranks
-    return _Coordinates(model, model // parallel.tensor, replica % replicas, replicas)
+    return _Coordinates(model, model // parallel.tensor, replica, replicas)
 
 
 def _stage_elements(config: Config, coordinates: _Coordinates) -> int:
-    """Return the elements of the rank's stage after division by tensor parallelism; stages differ by one layer at most."""
+    """Return the number of elements of the rank's share of its stage. Stages differ by at most one layer."""
     parallel = config.model.parallelism
     embedding, layer, last = _parts(config)
     layers, more = divmod(config.model.num_layers, parallel.pipeline)
@@ -151,17 +156,17 @@ def _stage_elements(config: Config, coordinates: _Coordinates) -> int:
     return -(-elements // parallel.tensor)
 
 
-def _model_file(config: Config, coordinates: _Coordinates) -> State:
+def _model_file(config: Config, coordinates: _Coordinates) -> ModelState:
     size_bytes = _stage_elements(config, coordinates) * DATATYPE_BYTES[config.model.model_datatype]
     if config.model.parallelism.zero_stage == 3:
-        return State(
+        return ModelState(
             f"zero_pp_rank_{coordinates.replica}_mp_rank_{coordinates.model}_model_states.pt",
             -(-size_bytes // coordinates.replicas),
         )
-    return State(f"model_{coordinates.model}_model_states.pt", size_bytes)
+    return ModelState(f"model_{coordinates.model}_model_states.pt", size_bytes)
 
 
-def _optimizer_file(config: Config, coordinates: _Coordinates) -> State:
+def _optimizer_file(config: Config, coordinates: _Coordinates) -> ModelState:
     size_bytes = _OPTIMIZER_STATES * _stage_elements(config, coordinates) * DATATYPE_BYTES[config.model.optimizer_datatype]
     shares = coordinates.replicas if config.model.parallelism.zero_stage else 1
-    return State(f"zero_pp_rank_{coordinates.replica}_mp_rank_{coordinates.model}_optim_states.pt", -(-size_bytes // shares))
+    return ModelState(f"zero_pp_rank_{coordinates.replica}_mp_rank_{coordinates.model}_optim_states.pt", -(-size_bytes // shares))

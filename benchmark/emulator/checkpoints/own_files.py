@@ -1,9 +1,10 @@
-"""Which files of a checkpoint folder an emulator wrote: a note beside them lists every one, and nothing else is ever touched.
+"""Lists the files in a checkpoint folder that an emulator wrote, in a note in the folder. An emulator changes no other files.
 
-The name is in the note before the file is made, so that a kill leaves no file that is not noted. It gets there through shared
-memory: a system call for it would be one that the emulated job does not make.
+A name is written to the note before its file is created, so that every file is noted even if the process is killed. The note
+is mapped into memory, because the emulated job would make no system call for it.
 """
 
+import glob
 import json
 import mmap
 import os
@@ -12,8 +13,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.beneath import open_beneath, stays_within
-from common.errors import IotwinError, UsageError
+from iotwin.common.beneath import open_beneath, stays_within
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.foreign_files import decode_foreign
+from iotwin.workload_yaml.checkpoint_names import WORDS, numbers_in
 
 _NAME = "iotwin-emulated.txt"
 _TEXT = b"The checkpoints in this folder were written by iotwin emulate: random bytes, no model. These are its files:\n"
@@ -22,10 +25,10 @@ _LARGEST_BYTES = 64 << 20
 
 
 class OwnFiles:
-    """The names, relative to `folder`, of what emulators wrote there; rank 0 and every other rank have a note of their own."""
+    """The names, relative to `folder`, of the files that emulators wrote there. Each rank has a separate note."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Read the notes; UsageError when something else has the name of one."""
+        """Read the notes of all ranks. Raises UsageError if a file with a note's name is not a note."""
         self._folder, self._rank = folder, rank
         self._names: set[str] = set()
         self._length = 0
@@ -36,11 +39,11 @@ class OwnFiles:
             self._read(name)
 
     def __contains__(self, name: str) -> bool:
-        """Whether an emulator wrote the file `name`."""
+        """True if an emulator wrote the file `name`."""
         return name in self._names
 
     def refuse_others(self, names: Iterable[str]) -> None:
-        """Raise UsageError if one of `names`, which are there, is a file that no emulator wrote."""
+        """Raise UsageError if no emulator wrote one of the existing files `names`."""
         for name in names:
             if name not in self:  # when the notes were read; another rank may have made it since, and noted it before
                 for note in self._notes():
@@ -56,20 +59,20 @@ class OwnFiles:
         return [name for name in self._names if name.startswith(f"{folder}/")]
 
     def begin(self) -> None:
-        """Make this rank's note; OSError when it cannot be."""
+        """Create this rank's note. Raises OSError on failure."""
         os.close(open_beneath(self._folder, self._note, os.O_RDWR | os.O_CREAT))
         if not self._length:
             self._append(_TEXT)
 
     def add(self, name: str) -> None:
-        """Note that the file `name` is about to be made; IotwinError when the disk has no room for that."""
+        """Add `name` to the note before the file is created. Raises IotwinError if the disk is full."""
         with self._lock:
             if name not in self._names:
                 self._append(json.dumps(name, ensure_ascii=False).encode() + b"\n")
                 self._names.add(name)
 
     def settle(self) -> None:
-        """Close the note and give back its room for names that were not needed."""
+        """Close the note and free its unused space on disk."""
         with self._lock:
             self._memory = None
             with self._opened() as descriptor:
@@ -92,8 +95,8 @@ class OwnFiles:
         whole = content.rpartition(b"\n")[0] + b"\n"  # a kill may have torn the last line
         for line in whole[len(_TEXT) :].splitlines():
             try:
-                name = json.loads(line)
-            except (ValueError, RecursionError):
+                name = decode_foreign(line, object, note)
+            except IotwinError:
                 continue
             if isinstance(name, str) and stays_within(name):
                 self._names.add(name)
@@ -131,6 +134,20 @@ class OwnFiles:
 
 
 def _is_note(name: str) -> bool:
-    """Whether `name` is a note's: iotwin-emulated.txt, or iotwin-emulated-3.txt of rank 3."""
+    """True if `name` is the name of a note: iotwin-emulated.txt, or for example iotwin-emulated-3.txt of rank 3."""
     middle = name.removeprefix("iotwin-emulated").removesuffix(".txt")
     return not middle or (middle[0] == "-" and middle[1:].isdecimal())
+
+
+def names_there(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield (name, (epoch, step)) for each file in `folder` that matches a pattern in `names`, including dangling links.
+
+    '{epoch}' and '{step}' in a pattern match any number. Without them, the epoch is 1 and the step is 0.
+    """
+    for name in names:
+        pattern = glob.escape(name)  # as a pattern, since the numbers of epochs and steps that will be due are not known
+        for word in WORDS:
+            pattern = pattern.replace(f"{{{word}}}", "*")
+        for found in glob.iglob(pattern, root_dir=folder):  # noqa: PTH207 - pathlib leaves dangling links out
+            if (number := numbers_in(found, name)) is not None:
+                yield found, number

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmark.config import CheckpointFile, Config
-from benchmark.emulator.checkpoints.formats import as_format
-from benchmark.emulator.checkpoints.model_states import State, states_read, states_written
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from common.numbers.keyed import Purpose, generator
+from iotwin.benchmark.emulator.checkpoints.formats import as_format
+from iotwin.benchmark.emulator.checkpoints.model_states import ModelState, states_read, states_written
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.workload_yaml import CheckpointFile, Config
 
 _WRITE_BYTES = 8 << 20
 _FOLDER = re.compile(r"global_epoch(\d+)_step(\d+)")
@@ -51,6 +51,12 @@ def files_read(config: Config, epoch: int, step: int, rank: int, ranks: int) -> 
     return _formatted(config, lambda other: _of_state(config, states_read(config, other, ranks), epoch, step), rank, ranks)
 
 
+def rank_read(config: Config, rank: int, ranks: int, ranks_per_node: int) -> int:
+    """Return the rank whose files `rank` reads: its own, or one of the next node's where `recovery_rank_shift` is set."""
+    shift = (ranks_per_node % ranks or 1) if config.checkpoint.recovery_rank_shift else 0
+    return (rank + shift) % ranks
+
+
 def _formatted(config: Config, files_of: Callable[[int], list[PlannedFile]], rank: int, ranks: int) -> list[PlannedFile]:
     section = config.twin.checkpoint
     return files_of(rank) if section.format is None else as_format(section.format, files_of, rank, ranks, section.persist_threads)
@@ -82,11 +88,11 @@ def _recorded(config: Config, rank: int, ranks: int, number: tuple[int, int] | N
     ]
 
 
-def _of_state(config: Config, states: Sequence[State], epoch: int, step: int) -> list[PlannedFile]:
+def _of_state(config: Config, states: Sequence[ModelState], epoch: int, step: int) -> list[PlannedFile]:
     return [_from_state(config, state, epoch, step) for state in states]
 
 
-def _from_state(config: Config, state: State, epoch: int, step: int) -> PlannedFile:
+def _from_state(config: Config, state: ModelState, epoch: int, step: int) -> PlannedFile:
     name = f"{checkpoint_name(epoch, step)}/{state.name}"
     checkpoint = config.checkpoint
     if checkpoint.ckpt_write_sz_mean is None:

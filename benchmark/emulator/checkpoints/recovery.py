@@ -1,4 +1,4 @@
-"""Reading checkpoints back, and looking which are there, as the jobs' store (common.checkpoints) does."""
+"""Reads checkpoints back, and inspects the existing ones as the jobs' store (iotwin.common.checkpoints) does."""
 
 import os
 import stat
@@ -8,19 +8,27 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from benchmark.emulator.checkpoints.background import Written
-from benchmark.emulator.checkpoints.folders import folder_name
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from benchmark.emulator.readers.listed import ToItsEnd
-from common.beneath import folder_of
+from iotwin.benchmark.emulator.checkpoints.background import Written
+from iotwin.benchmark.emulator.checkpoints.folders import folder_name
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.readers.listed import ToItsEnd
+from iotwin.common.beneath import folder_of
 
 CHECKED_BYTES = 1 << 20  # read at a time where a checksum is taken of them
 
 
-def stand_in(folder: Path, name: str, size_bytes: int) -> None:
-    """Make the file `name` in the checkpoint folder without a write: a hole of its size. OSError when that fails.
+def size_bytes(path: Path) -> int | None:
+    """Return the bytes of the file `path`; None if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
-    One that is there stays, unless another rank has made it just now and is about to give it its size.
+
+def stand_in(folder: Path, name: str, size_bytes: int) -> None:
+    """Create the file `name` in the checkpoint folder as a hole of `size_bytes`, without a write. Raises OSError on failure.
+
+    A non-empty file of that name remains unchanged. An empty one may come from another rank that sets its size next.
     """
     with folder_of(folder, name, make=True) as (parent, last):
         with suppress(FileExistsError):
@@ -30,7 +38,10 @@ def stand_in(folder: Path, name: str, size_bytes: int) -> None:
 
 
 def look_at(folder: Path, files: Iterable[PlannedFile]) -> None:
-    """Do to the files of a checkpoint what is done to them at each later one; IotwinError, naming the file that is not there."""
+    """Open or read the files of a checkpoint as the job does at each later checkpoint.
+
+    Raises IotwinError, which names the file, if a file does not exist.
+    """
     for file in sorted(files, key=lambda file: file.looked_at != "read"):  # what lists the others comes first
         if file.looked_at is not None:
             with ToItsEnd(str(folder / file.name)) as source:
@@ -40,7 +51,7 @@ def look_at(folder: Path, files: Iterable[PlannedFile]) -> None:
 
 
 def read_back(path: Path, reads: Sequence[tuple[int, int]]) -> None:
-    """Make `reads` (offset, bytes) of a file that has just been written, which is opened again where they begin again."""
+    """Make `reads` (offset, bytes) of the file `path`, which has just been written. A read at offset 0 opens the file again."""
     begins = [number for number, (offset, _) in enumerate(reads) if offset == 0 or number == 0]
     for begin, end in pairwise([*begins, len(reads)]):
         with ToItsEnd(str(path)) as source:
@@ -49,12 +60,12 @@ def read_back(path: Path, reads: Sequence[tuple[int, int]]) -> None:
 
 
 def of_state(files: Iterable[PlannedFile]) -> list[PlannedFile]:
-    """Return the files in folders that were not read by looking at them."""
+    """Return the files in folders that `look_at` does not read."""
     return [file for file in files if file.looked_at != "read" and folder_name(file.name) is not None]
 
 
 def read_whole(folder: Path, file: PlannedFile, epoch: int, most_bytes: int) -> Written:
-    """Read `file` of a checkpoint after `epoch`, `most_bytes` at a time."""
+    """Read `file` of the checkpoint after `epoch`, at most `most_bytes` per call, and return its record."""
     start_ns = time.monotonic_ns()
     with ToItsEnd(str(folder / file.name)) as source:
         for offset in range(0, file.size_bytes, most_bytes):

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmark.config import TwinCheckpoint
-from benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.workload_yaml import TwinCheckpoint
 
 Number = tuple[int, int]  # epoch and step that a checkpoint came after
 
 
-class Retention:
+class CheckpointRetention:
     """The checkpoints that are `saved`, in the order in which they were finished, and which of them stay."""
 
     def __init__(self, section: TwinCheckpoint, saved: list[Number]) -> None:
@@ -34,7 +34,7 @@ class Retention:
     def files(self, planned: Callable[[int, int], Sequence[PlannedFile]]) -> Iterator[tuple[list[PlannedFile], list[str]]]:
         """Yield of each checkpoint, newest first, those of its `planned` files that stay, and the names of those that do not.
 
-        Each file counts those of its own pattern, as kinds of checkpoints may have cadences of their own. A name that another
+        Files of one pattern count together, as kinds of checkpoints may have separate cadences. A name that another
         checkpoint has as well stays.
         """
         always, newer, names = self.staying(), Counter[str](), set[str]()

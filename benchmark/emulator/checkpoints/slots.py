@@ -1,4 +1,4 @@
-"""Checkpoints in a mapped file: each overwrites the slot that the oldest has, and a page before them says which is the newest.
+"""Checkpoints in a mapped file: each overwrites the oldest slot, and a page before the slots names the newest.
 
 One slot more than checkpoints that may be under way, so that a whole one is always there (PCcheck: Strati et al., ASPLOS 2025).
 """
@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmark.config import Config
-from benchmark.emulator.checkpoints.content import Content
-from benchmark.emulator.checkpoints.own_files import OwnFiles
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from common.errors import IotwinError
+from iotwin.benchmark.emulator.checkpoints.one_file import CheckpointContent
+from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.common.errors import IotwinError
 
 _MS_SYNC = 4
 _NEWEST = struct.Struct("<QQQ")  # checkpoints so far, offset and bytes of the last one
@@ -29,7 +28,7 @@ _libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 class Slots:
     """`count` slots for up to `size_bytes` each, in the new file `path`; OSError when there is no room for them."""
 
-    def __init__(self, path: Path, size_bytes: int, count: int, content: Content) -> None:
+    def __init__(self, path: Path, size_bytes: int, count: int, content: CheckpointContent) -> None:
         self._content, self._count = content, count
         self._slot_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         total_bytes = mmap.PAGESIZE + count * self._slot_bytes
@@ -49,7 +48,7 @@ class Slots:
     def write(self, size_bytes: int, threads: int, sync: bool, abandoned: Callable[[], bool]) -> None:
         """Copy `size_bytes` into the next slot by so many threads, each of which syncs its part, then note that it is the newest.
 
-        OSError when the disk fails, IotwinError once `abandoned` says so.
+        Raises OSError if the disk fails, and IotwinError once `abandoned` returns True.
         """
         with self._lock:
             self._begun += 1
@@ -88,14 +87,18 @@ class Slots:
             raise OSError(number, os.strerror(number))
 
 
-def make_slots(config: Config, files: Iterable[PlannedFile], own: OwnFiles, content: Content) -> Slots | None:
-    """Return the slots for that of `files` which has some, noted as `own`; IotwinError when there is no room for them."""
-    folder = Path(config.checkpoint.checkpoint_folder)
+def make_slots(
+    folder: Path, in_flight: int, files: Iterable[PlannedFile], own: OwnFiles, content: CheckpointContent
+) -> Slots | None:
+    """Return the slots for the one of `files` that has them, None if none has; they are noted as `own`.
+
+    `in_flight` checkpoints may be under way at once. Raises IotwinError if there is no room for the slots.
+    """
     for file in files:
         if file.slots:
             own.add(file.name)
             try:
-                return Slots(folder / file.name, file.size_bytes, config.twin.checkpoint.in_flight + 1, content)
+                return Slots(folder / file.name, file.size_bytes, in_flight + 1, content)
             except OSError as error:
                 raise IotwinError(
                     f"{folder / file.name}: slots cannot be made: {error.strerror}; free space or change its folder"

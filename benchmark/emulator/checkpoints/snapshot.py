@@ -2,24 +2,23 @@
 
 import threading
 
-from benchmark.config import Config
-from common.numbers.draws import DrawnTime
-from common.numbers.keyed import Purpose
-from common.numbers.sleeper import Sleeper
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.workload_yaml import Duration
 
 
-class Snapshot:
-    """Takes the snapshots of a rank, at once or beside the next step."""
+class EmulatedSnapshot:
+    """Takes the snapshots of a rank, at once or concurrently with the next step, each in `seconds` if that is given."""
 
-    def __init__(self, config: Config, rank: int) -> None:
-        given = config.twin.checkpoint.snapshot_time
+    def __init__(self, seconds: Duration | None, seed: int, rank: int) -> None:
         self._rank = rank
-        self._time = None if given is None else DrawnTime(given, config.train.seed, Purpose.SNAPSHOT)
+        self._time = None if seconds is None else DrawnTime(seconds, seed, Purpose.SNAPSHOT)
         self._taken = threading.Event()
         self._taken.set()
 
     def begin(self) -> None:
-        """Let training go on until `settle`, while another thread takes it."""
+        """Announce a snapshot that another thread takes; `settle` waits for it."""
         self._taken.clear()
 
     def take(self, epoch: int, step: int, size_bytes: int, buffer: memoryview) -> None:
@@ -38,5 +37,5 @@ class Snapshot:
             self._taken.set()
 
     def settle(self) -> None:
-        """Wait for the one that goes on beside a step: before the weights change."""
+        """Wait for an announced snapshot: the weights must not change before."""
         self._taken.wait()

@@ -42,7 +42,7 @@ def legacy_writes(tensors: tuple[int, ...]) -> Runs:
 
 @cache
 def item_writes(tensors: tuple[int, ...]) -> Runs:
-    """Return the writes of ``torch.distributed.checkpoint`` for items that lie in one file: each an archive of its own."""
+    """Return the writes of ``torch.distributed.checkpoint`` for items that lie in one file, each in a separate archive."""
     items = (_through_python(_zip_pieces("archive", _ITEM_PICKLED_BYTES, (tensor,))) for tensor in tensors)
     return _runs(size for item in items for size in item)
 

@@ -1,7 +1,7 @@
-"""Checkpoints: files really written, synced and renamed, whole under their final name or absent; kept, removed and read back.
+"""Writes, syncs, renames, removes and reads back checkpoint files. A file appears under its final name only when it is whole.
 
 A checkpoint whose size follows from the model is a folder `global_epoch{E}_step{S}` with the files of every rank. It is whole
-when every file of every rank has its full size; ranks need not agree on that, as a file has its final name only when it is whole.
+if every file of every rank has its full size. Ranks need not agree on that, because an unfinished file has a temporary name.
 """
 
 import atexit
@@ -11,37 +11,41 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from benchmark.config import Config
-from benchmark.config.checkpoint_names import found_first
-from benchmark.emulator.checkpoints import folders, recovery
-from benchmark.emulator.checkpoints.background import Background, Took, Written
-from benchmark.emulator.checkpoints.content import LARGEST_BYTES, Content
-from benchmark.emulator.checkpoints.job_times import JobTimes, Spent
-from benchmark.emulator.checkpoints.numbered import names_there, size_bytes
-from benchmark.emulator.checkpoints.one_file import FileWriter
-from benchmark.emulator.checkpoints.own_files import OwnFiles
-from benchmark.emulator.checkpoints.plan import checkpoint_name, checkpoint_number, ever_written, files_read, files_written
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from benchmark.emulator.checkpoints.retention import Number, Retention
-from benchmark.emulator.checkpoints.slots import make_slots
-from benchmark.emulator.checkpoints.snapshot import Snapshot
-from common.beneath import unlink_beneath
-from common.errors import IotwinError
-from common.files import fsync_directory
-from common.numbers.keyed import Purpose, generator
-from common.numbers.sleeper import Sleeper
+from iotwin.benchmark.emulator.checkpoints import folders, recovery
+from iotwin.benchmark.emulator.checkpoints.background import Background, Took, Written
+from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, FileWriter
+from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles, names_there
+from iotwin.benchmark.emulator.checkpoints.plan import (
+    checkpoint_name,
+    checkpoint_number,
+    ever_written,
+    files_read,
+    files_written,
+    rank_read,
+)
+from iotwin.benchmark.emulator.checkpoints.planned import JobTimes, PlannedFile, Spent
+from iotwin.benchmark.emulator.checkpoints.retention import CheckpointRetention, Number
+from iotwin.benchmark.emulator.checkpoints.slots import make_slots
+from iotwin.benchmark.emulator.checkpoints.snapshot import EmulatedSnapshot
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import fsync_directory
+from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.common.removal import unlink_beneath
+from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.checkpoint_names import found_first
 
 _ASKED_EVERY_S = 1e-3  # whether the other ranks are there
 
 
 class CheckpointWriter:
-    """Writes the files that the workload's checkpoints consist of, as rank `rank` of `ranks`.
+    """Writes the files of the workload's checkpoints, as rank `rank` of `ranks`.
 
-    Made before training: raises UsageError when a file it would write is there and no emulator wrote it, since a twin that was
-    derived on the machine of the job names the job's own checkpoints. `ranks_per_node` is how far `load` shifts ranks where
-    `checkpoint.recovery_rank_shift` asks for it, so that no node reads what it has written itself. `note` numbers the list of
-    its files (None: `rank`), where several processes each write as rank 0. A folder of all ranks needs that they wait for one
-    another: by `meet`, and beside training by `arrive` (see Rank).
+    The constructor raises UsageError if a file that the writer would replace exists and no emulator wrote it. A twin that was
+    derived on the job's machine names the job's own checkpoints.
+
+    ranks_per_node: the shift of `load` in ranks if `checkpoint.recovery_rank_shift` is set, so that no node reads its own files
+    note: the index in the name of the list of written files; None: `rank`. It differs if several processes write as rank 0
+    meet, arrive: how all ranks wait for one another before they commit a folder, in training and in background threads (see Rank)
     """
 
     def __init__(
@@ -60,30 +64,29 @@ class CheckpointWriter:
         self._folder = Path(config.checkpoint.checkpoint_folder)
         self._note = rank if note is None else note
         self._own = self._claim()
-        self._job_times = JobTimes(config, rank)
-        self._snapshot = Snapshot(config, rank)
-        self._content, self._sleeper = self._make_content(), Sleeper()
-        self._files = FileWriter(config, self._content, make_slots(config, self._ever(), self._own, self._content))
-        self._retention = Retention(config.twin.checkpoint, self._before())
+        section, seed = config.twin.checkpoint, config.train.seed
+        self._job_times = JobTimes(section, seed, rank)
+        self._snapshot = EmulatedSnapshot(section.snapshot_time, seed, rank) if section.asynchronous else None
+        self._sleeper = Sleeper()
+        ever = ever_written(config, rank, ranks)
+        largest = max((size for file in ever for size, _ in file.write_sizes), default=1)
+        self._content = CheckpointContent(largest, seed if config.checkpoint.randomize_tensor else None, rank)
+        slots = None
+        if section.format == "slots":
+            slots = make_slots(self._folder, section.in_flight, ever, self._own, self._content)
+        self._files = FileWriter(self._folder, config.checkpoint.fsync, section, self._content, slots.write if slots else None)
+        self._retention = CheckpointRetention(section, self._before())
         self._under_way: list[Background] = []
         self._gathered: list[Written] = []  # of files that are whole and that no call has returned yet
         self._took: list[Took] = []  # by asynchronous ones that ended since `progress` was asked
-        if config.twin.checkpoint.asynchronous:
+        if section.asynchronous:
             atexit.register(self._abandon)
-
-    def _make_content(self) -> Content:
-        largest = max((size for file in self._ever() for size, _ in file.write_sizes), default=1)
-        randomize, seed = self._config.checkpoint.randomize_tensor, self._config.train.seed
-        return Content(largest, generator(seed, Purpose.CHECKPOINT_CONTENT, self._rank) if randomize else None)
-
-    def _ever(self) -> list[PlannedFile]:
-        return ever_written(self._config, self._rank, self._ranks)
 
     def _planned(self, epoch: int, step: int) -> list[PlannedFile]:
         return files_written(self._config, epoch, step, self._rank, self._ranks)
 
     def _claim(self) -> OwnFiles:
-        """Return the list of what is the emulator's in the folder, if nothing else stands where it would write."""
+        """Return the list of emulators' files in the folder. Raises UsageError if another file has a name that they need."""
         own = OwnFiles(self._folder, self._note)
         own.refuse_others(self._names_there() if self._config.twin.checkpoint.files else self._strange(own))
         try:
@@ -99,15 +102,15 @@ class CheckpointWriter:
         return [file for rank in range(self._ranks) for file in ever_written(self._config, rank, self._ranks)]
 
     def _before(self) -> list[tuple[int, int]]:
-        """Return the checkpoints that are as the run's own though it did not write them: those before a run that goes on.
+        """Return the (epoch, step) of the checkpoints from before this run, which count as the run's own.
 
-        What stands in for those that the job found is made anew.
+        For checkpoints that the traced job found, this creates stand-in files.
         """
         twin = self._config.twin
         if not twin.checkpoint.files or not twin.checkpoint.before:
             return self._there() if twin.resume is not None and twin.checkpoint.files else []
         data = Path(self._config.dataset.data_folder)
-        sizes = {end: size_bytes(data / name) for name, end in found_first(self._config).items()}
+        sizes = {end: recovery.size_bytes(data / name) for name, end in found_first(self._config).items()}
         for number in twin.checkpoint.before:  # on every rank, as each reads of them before they meet
             for file in self._of_all(*number):
                 for name in {file.name, folders.leaving(file.name)} if self._in_folders else {file.name}:
@@ -121,13 +124,13 @@ class CheckpointWriter:
         return list(twin.checkpoint.before)
 
     def _names_there(self) -> Iterator[str]:
-        """Yield the names of what stands where recorded files would come to stand."""
+        """Yield the names of existing files that match the name of a recorded file."""
         names = [file.name for file in self._ever_of_all()]
         names += [folders.unfinished(name) for name in names if self._in_folders]
         return (name for name, _ in names_there(self._folder, names))
 
     def _strange(self, own: OwnFiles) -> Iterator[str]:
-        """Yield the folders of checkpoints that no file of ours is in, and what stands where slots would."""
+        """Yield the checkpoint folders without a file of an emulator, and the existing files with the name of a slots' file."""
         for number in self._on_disk():
             name = checkpoint_name(*number)
             if (self._folder / name).is_symlink() or not own.below(name):
@@ -136,14 +139,14 @@ class CheckpointWriter:
         yield from (name for name, _ in names_there(self._folder, slots))
 
     def save(self, epoch: int, step: int = 0) -> list[Written]:
-        """Write the checkpoint after `epoch` and `step`; when asynchronous, take its snapshot and write it in the background.
+        """Write the checkpoint after `epoch` and `step`. If asynchronous, take its snapshot and write it in the background.
 
-        Returns the files that are whole since the last call. IotwinError, naming the file, when one cannot be written (the disk
-        is full), this checkpoint's or one's that was under way.
+        Returns the files that became whole since the last call. Raises IotwinError, which names the file, if a file of this
+        checkpoint or of one in the background cannot be written, for example because the disk is full.
         """
         twin = self._config.twin.checkpoint
         spent = self._job_times.draw(self._planned(epoch, step), epoch, step)
-        if not twin.asynchronous:
+        if self._snapshot is None:
             written = self._persist(epoch, step, spent)
             self._took.append(Took(0.0, 0.0))
             return written
@@ -158,28 +161,29 @@ class CheckpointWriter:
         return written
 
     def keep_epoch_end(self, epoch: int, step: int) -> None:
-        """Have the checkpoint after `epoch` and `step` stay, however old it is."""
+        """Never remove the checkpoint after `epoch` and `step`."""
         self._retention.keep_epoch_end((epoch, step))
 
     def settle(self) -> None:
-        """Wait for the snapshot that goes on beside a step: before the weights change."""
-        self._snapshot.settle()
+        """Wait until the background thread has taken its snapshot. The weights must not change before."""
+        if self._snapshot is not None:
+            self._snapshot.settle()
 
     def progress(self) -> tuple[bool, list[Took]]:
-        """Return whether one is being written beside training, and what those took beside it that ended since."""
+        """Return whether a checkpoint is written in the background, and the costs of those that ended since the last call."""
         self._gathered = self._collect(len(self._under_way))
         took, self._took = self._took, []
         return bool(self._under_way), took
 
     def finish(self) -> list[Written]:
-        """Wait for the checkpoints under way and return their files; IotwinError when one cannot be written."""
+        """Wait for the checkpoints under way and return their files. Raises IotwinError if a file cannot be written."""
         try:
             return self._collect(0)
         finally:
             self._own.settle()
 
     def _collect(self, left: int) -> list[Written]:
-        """Return the files of the checkpoints that are done, after waiting until at most `left` are under way."""
+        """Wait until at most `left` checkpoints are under way, and return the files of the completed ones."""
         written, self._gathered = self._gathered, []
         while self._under_way and (len(self._under_way) > left or self._under_way[0].done()):
             checkpoint = self._under_way.pop(0)
@@ -188,26 +192,27 @@ class CheckpointWriter:
         return written
 
     def _abandon(self) -> None:
-        """End what is under way when the process ends early, so that nothing unfinished stays on disk."""
+        """Stop the checkpoints under way if the process ends early, so that no unfinished file remains on disk."""
         self._files.abandoned = True
         for checkpoint in self._under_way:
             checkpoint.wait()
 
     def _persist_beside(self, epoch: int, step: int, spent: Spent, last: Background | None) -> list[Written]:
-        """Take the snapshot, if that goes on beside training, and persist it; ranks commit in turn, `last` first."""
+        """Take a `host` snapshot if configured, then persist in the background. Checkpoints commit in order, after `last`."""
         if self._config.twin.checkpoint.snapshot == "host":
             self._take_snapshot(epoch, step)
         return self._persist(epoch, step, spent, last)
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        """Wait, beside training, until that is so."""
+        """Wait in the background until `until` returns True."""
         while not until():
             if self._files.abandoned:
                 raise IotwinError(f"{self._folder}: the checkpoint was given up, as the run ended")
             time.sleep(_ASKED_EVERY_S)
 
     def _take_snapshot(self, epoch: int, step: int) -> None:
-        self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._content.buffer)
+        if self._snapshot is not None:
+            self._snapshot.take(epoch, step, sum(file.size_bytes for file in self._planned(epoch, step)), self._content.buffer)
 
     def _persist(self, epoch: int, step: int, spent: Spent, last: Background | None = None) -> list[Written]:
         planned = self._planned(epoch, step)
@@ -240,14 +245,14 @@ class CheckpointWriter:
         return written
 
     def _await_turn(self, last: Background | None) -> None:
-        """Wait until `last` is done, so that ranks that meet mean the same checkpoint."""
+        """Wait until the checkpoint `last` is done, so that all ranks meet for the same checkpoint."""
         if last is not None:
             self._wait(last.done)
             if last.failed:
                 raise IotwinError(f"{self._folder}: the checkpoint was given up, as the one before failed")
 
     def _commit(self, epoch: int, step: int) -> None:
-        """Give the folders of a checkpoint their names, as rank 0, once every rank has written its files."""
+        """Wait until every rank has written its files; then rank 0 renames the checkpoint's folders to their final names."""
         self._meet()
         if self._rank == 0:
             self._look_at_all()
@@ -267,11 +272,11 @@ class CheckpointWriter:
         self._meet()
 
     def _of_all(self, epoch: int, step: int) -> list[PlannedFile]:
-        """The files of all ranks."""
+        """Return the files of all ranks for the checkpoint after `epoch` and `step`."""
         return [file for rank in range(self._ranks) for file in files_written(self._config, epoch, step, rank, self._ranks)]
 
     def _save_files(self, files: Sequence[tuple[PlannedFile, float]], epoch: int) -> list[Written]:
-        """Write files, each with its seconds of serialization, by as many threads as there are to be."""
+        """Write `files`, pairs of (file, serialization seconds), by `persist_threads` threads, and return their records."""
         threads = min(self._config.twin.checkpoint.persist_threads, len(files))
         if threads < 2:
             return [self._save_file(file, epoch, time_s, self._sleeper) for file, time_s in files]
@@ -287,7 +292,8 @@ class CheckpointWriter:
         start_ns = time.monotonic_ns()
         try:
             self._files.write(name, file, serialization_s, sleeper)
-            recovery.read_back(final, file.read_back)
+            if file.read_back:
+                recovery.read_back(final, file.read_back)
         except OSError as error:
             raise IotwinError(
                 f"{final}: the checkpoint cannot be written: {error.strerror}; free space or change its folder"
@@ -295,7 +301,7 @@ class CheckpointWriter:
         return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
 
     def _sync_folder(self, folder: Path) -> None:
-        """Make the new names in `folder` last through a loss of power (fsync(2) of a file does not)."""
+        """Sync `folder`, so that new names in it survive a loss of power. fsync(2) of a file does not sync its name."""
         try:
             fsync_directory(folder)
         except OSError as error:
@@ -304,7 +310,7 @@ class CheckpointWriter:
             ) from None
 
     def _remove_old(self, epoch: int, step: int) -> None:
-        """Remove all but the newest checkpoints that are kept, once the one after `epoch` and `step` is whole on every rank."""
+        """Remove old checkpoints by the retention rules, after the one after `epoch` and `step` is whole on every rank."""
         keep = self._config.twin.checkpoint.keep
         if (keep is None and not any(file.keep for file in self._planned(epoch, step))) or not self._whole(epoch, step):
             return
@@ -325,7 +331,7 @@ class CheckpointWriter:
                 (self._folder / checkpoint_name(*number)).rmdir()
 
     def _remove_own(self, names: Iterable[str]) -> None:
-        """Remove files of the emulator's; another rank may be at it too."""
+        """Remove those of the files `names` that an emulator wrote. Another rank may remove them at the same time."""
         for name in names:
             folder = folders.folder_name(name) if self._in_folders else None
             if folder is None:
@@ -335,47 +341,46 @@ class CheckpointWriter:
                 folders.remove(self._folder, folder, self._own.below(folder))
 
     def _on_disk(self) -> list[Number]:
-        """Return the (epoch, step) of the checkpoints whose folders are there, whole or not, oldest first."""
+        """Return the (epoch, step) of the checkpoints whose folders exist, whole or not, oldest first."""
         return sorted(number for path in self._folder.glob("global_epoch*") if (number := checkpoint_number(path.name)))
 
     def _whole(self, epoch: int, step: int) -> bool:
-        """Whether every file of every rank is there in full size."""
+        """True if every file of every rank exists with its full size."""
         files = self._of_all(epoch, step)
-        return bool(files) and all(size_bytes(self._folder / file.name) == file.size_bytes for file in files)
+        return bool(files) and all(recovery.size_bytes(self._folder / file.name) == file.size_bytes for file in files)
 
     def _look_at_all(self) -> None:
-        """Look at the checkpoints that are there, newest first, as a store does before it adds one or goes on from one."""
+        """Inspect the existing checkpoints, newest first, as a store does before it adds or loads a checkpoint."""
         for files, _ in self._retention.files(self._of_all):
             recovery.look_at(self._folder, files)
 
     def _there(self) -> list[Number]:
-        """The (epoch, step) of all that are in the folder, whole or not, oldest first."""
+        """Return the (epoch, step) of all checkpoints in the folder, whole or not, oldest first."""
         if self._config.twin.checkpoint.files:
             names = [file.name for file in self._ever_of_all()]
             return sorted({number for _, number in names_there(self._folder, names)})
         return self._on_disk()
 
     def newest(self) -> Number | None:
-        """Return (epoch, step) of the checkpoint to recover from; None when none is whole.
+        """Return the (epoch, step) of the checkpoint to recover from; None if no checkpoint is whole.
 
-        This is the last one that this writer has saved, or else the latest on disk that is whole.
+        It is the last checkpoint that this writer saved, or otherwise the latest whole one on disk.
         """
         candidates = [*self._there(), *self._retention.saved]
         return next((number for number in reversed(candidates) if self._whole(*number)), None)
 
     def load(self) -> list[Written]:
-        """Read what this rank needs of the newest whole checkpoint, as the files were written, or another rank's if shifted.
+        """Read the files of the newest whole checkpoint that this rank needs, and return their records.
 
-        Checkpoints that are folders are looked at, and the newest is verified before: all of it is read. Returns the files as
-        they were read; IotwinError, naming the folder or the file, when there is none or it cannot be read.
+        If `checkpoint.recovery_rank_shift` is set, the rank reads the files of a rank on the next node. All checkpoint folders
+        are inspected first. Raises IotwinError, which names the folder or the file, if no checkpoint is whole or a read fails.
         """
         number = self.newest()
         if number is None:
             raise IotwinError(
                 f"{self._folder}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct its folder"
             )
-        shift = (self._ranks_per_node % self._ranks or 1) if self._config.checkpoint.recovery_rank_shift else 0
-        rank = (self._rank + shift) % self._ranks
+        rank = rank_read(self._config, self._rank, self._ranks, self._ranks_per_node)
         own = files_read(self._config, *number, rank, self._ranks)
         if not self._in_folders:
             return [recovery.read_whole(self._folder, file, number[0], LARGEST_BYTES) for file in own]

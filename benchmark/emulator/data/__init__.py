@@ -1,1 +1,1 @@
-"""What a workload reads: its files, its samples and their order."""
+"""The data set of a workload: its files, its samples and their order."""

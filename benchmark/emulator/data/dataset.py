@@ -1,4 +1,4 @@
-"""The samples of a workload: which files each one is in, and reading one as the real job does."""
+"""The samples of a workload: the files that contain each sample, and how to read a sample as the real job does."""
 
 import math
 import re
@@ -10,23 +10,23 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from benchmark.config import Config, listed_reads
-from benchmark.config.checkpoint_names import found_first
-from benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFolder, open_folder
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.readers import file_format, make_reader
-from benchmark.emulator.readers.access import Buffered, KeptOpen, Opener
-from benchmark.emulator.readers.listed import ListedReads, ToItsEnd
-from benchmark.emulator.readers.numpy_files import NumpyLoad
-from benchmark.emulator.readers.records import Raw
-from benchmark.emulator.readers.sample import Reader
-from common.errors import IotwinError, nearest
-from common.progress import note
-from common.units import format_size
-from datagen.layouts import BertLayout, Case, DlrmLayout, FormatLayout, Unet3dLayout
+from iotwin.benchmark.emulator.data.folders import Folder, NamedFiles, Paths, RemoteFolder, open_folder
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.readers import file_format, make_reader
+from iotwin.benchmark.emulator.readers.access import Buffered, KeptOpen, Opener
+from iotwin.benchmark.emulator.readers.listed import ListedReads, ToItsEnd
+from iotwin.benchmark.emulator.readers.numpy_files import NumpyLoad
+from iotwin.benchmark.emulator.readers.records import Raw
+from iotwin.benchmark.emulator.readers.sample import SampleReader
+from iotwin.common.errors import IotwinError, nearest
+from iotwin.common.progress import note
+from iotwin.common.units import format_size
+from iotwin.datagen.layouts import BertLayout, Case, DlrmLayout, FormatLayout, Unet3dLayout
+from iotwin.workload_yaml import Config, listed_reads
+from iotwin.workload_yaml.checkpoint_names import found_first
 
 _NOTED_SIZE_DIFFERENCE = 0.1  # of the record length the twin was derived with
-_PROBED = 4096  # files looked at before the first epoch; of more, as many spread evenly over all
+_PROBED = 4096  # most files inspected before the first epoch, spread evenly over all
 _PROBED_REMOTE = 16  # each costs a request
 _BERT_SHARD = re.compile(r"part-\d+-of-\d+")
 _SUFFIXES = {"jpeg": "jpe?g", "csv": r"csv(\.(gz|bz2|xz))?", "hdf5": "(hdf5|h5)", "tfrecord": "tfrecords?"}
@@ -37,11 +37,11 @@ _NUMPY = NumpyLoad()
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Samples by index: `each` in every one of `files`, which are paths, several where a sample is in several files."""
+    """Samples by index. Each item of `files` holds `each` samples; it has several paths if a sample is in several files."""
 
     files: Sequence[Paths]
-    size_bytes: int = 0  # of all files; an estimate where they were too many to look at
-    reader: Reader = _NUMPY
+    size_bytes: int = 0  # of all files; an estimate if only some were inspected
+    reader: SampleReader = _NUMPY
     each: int = 1
     shapes: tuple[tuple[int, ...], ...] = ()  # that a sample may have, if it is an array; () for any
     shared: "SharedFiles | None" = None  # that are opened for each pass
@@ -51,18 +51,18 @@ class SampleSet:
         return len(self.files) * self.each
 
     def read(self, index: int) -> int:
-        """Read the sample and return the bytes that came from its files.
+        """Read the sample `index` and return the number of bytes read from its files.
 
-        Raises IotwinError, naming the file, when one cannot be read, is not whole or holds something else than expected.
+        Raises IotwinError, which names the file, if a file cannot be read, is incomplete or has unexpected content.
         """
         number, inner = divmod(index, self.each)
         read_bytes = 0
         for path in self.files[number]:
             sample = self.reader.read(path, inner, self.each)
             if self.shapes and isinstance(sample.content, np.ndarray) and sample.content.shape not in self.shapes:
-                found, said = sample.content.shape, list(self.shapes[0])
+                found, expected = sample.content.shape, list(self.shapes[0])
                 raise IotwinError(
-                    f"{path}: holds samples of shape {found}, but dataset.record_dims says {said}; "
+                    f"{path}: holds samples of shape {found}, but dataset.record_dims is {expected}; "
                     "correct it or generate the data set again"
                 )
             read_bytes += sample.read_bytes
@@ -70,11 +70,11 @@ class SampleSet:
 
     @property
     def in_runs(self) -> bool:
-        """Whether samples that follow one another can be read in one go."""
+        """True if one read can fetch several consecutive samples."""
         return isinstance(self.reader, Raw)
 
     def read_runs(self, batch: Batch) -> int:
-        """Read the samples of `batch`, each run of consecutive ones within a file by one read, and return their bytes."""
+        """Read the samples of `batch`, with one read for each run of consecutive samples in a file, and return their bytes."""
         reader = cast(Raw, self.reader)
         breaks = np.flatnonzero((np.diff(batch) != 1) | (batch[1:] % self.each == 0)) + 1
         read_bytes = 0
@@ -87,39 +87,39 @@ class SampleSet:
 
 
 class SharedFiles(NamedTuple):
-    """Files that the main process has open while its loaders, which it starts meanwhile, read them."""
+    """Files that the main process opens before it starts its loaders, which inherit and read them."""
 
     opener: KeptOpen
     paths: Sequence[str]
 
     def open(self) -> None:
-        """Open them; IotwinError names the one that cannot be opened."""
+        """Open the files. Raises IotwinError, which names the file, if one cannot be opened."""
         self.opener.share(self.paths)
 
     def close(self) -> None:
-        """Close them."""
+        """Close the files."""
         self.opener.close_shared()
 
 
-class DataSet(NamedTuple):
-    """The training and the evaluation samples; no evaluation samples when the workload does not evaluate."""
+class SampleSets(NamedTuple):
+    """The training and the evaluation samples. There are no evaluation samples if the workload does not evaluate."""
 
     train: SampleSet
     evaluation: SampleSet
 
 
-class _Found(NamedTuple):
-    """All files of one kind that are there, and how many samples each has."""
+class _FoundFiles(NamedTuple):
+    """All existing files of one part, training or evaluation, and the number of samples in each file."""
 
     files: Sequence[Paths]
     each: int
 
 
-def open_dataset(config: Config, ranks: int = 1) -> DataSet:
-    """Return the data set of the workload, its files (of more than 4096, so many of them) seen to exist and to hold something.
+def open_dataset(config: Config, ranks: int = 1) -> SampleSets:
+    """Return the data set of the workload, after a check that its files exist and are not empty. At most 4096 files are checked.
 
-    Raises IotwinError, naming file or folder, when a file is missing or empty, or there are fewer samples than asked for or
-    than `ranks` batches.
+    Raises IotwinError, which names the file or the folder, if a file is missing or empty. Also raises it if there are
+    fewer samples than the workload specifies or than `ranks` batches need.
     """
     dataset = config.dataset
     if file_format(config) == "synthetic":
@@ -129,12 +129,12 @@ def open_dataset(config: Config, ranks: int = 1) -> DataSet:
         raise IotwinError(f"{folder.path}: no such data folder; generate the data set, or correct dataset.data_folder")
     train, evaluation, reader = _find(folder, config, opener)
     chosen = _first(train, dataset.num_files_train, folder, "training", "dataset.num_files_train")
-    chosen_evaluation = _Found([], 1)
+    chosen_evaluation = _FoundFiles([], 1)
     if config.workflow.evaluation:
         chosen_evaluation = _first(evaluation, dataset.num_files_eval, folder, "evaluation", "dataset.num_files_eval")
     listed = config.twin.train_reads, config.twin.eval_reads
     parts = zip((chosen, chosen_evaluation), listed, strict=True)
-    opened = DataSet(*(_listed_samples(_samples(found, folder, reader, config), reads, opener) for found, reads in parts))
+    opened = SampleSets(*(_listed_samples(_samples(found, folder, reader, config), reads, opener) for found, reads in parts))
     _check_enough(config, opened, folder, ranks)
     _compare_sizes(config, opened)
     if not isinstance(opener, KeptOpen):
@@ -143,10 +143,10 @@ def open_dataset(config: Config, ranks: int = 1) -> DataSet:
     return _opened_first(config, opened, opener, files)
 
 
-def _opened_first(config: Config, dataset: DataSet, opener: KeptOpen, files: Sequence[Sequence[str]]) -> DataSet:
-    """Open the `files` of each part that the main process has open from the start, or have them opened for each pass."""
+def _opened_first(config: Config, dataset: SampleSets, opener: KeptOpen, files: Sequence[Sequence[str]]) -> SampleSets:
+    """Open the `files` of both parts in the main process now, or arrange that it opens them for each pass, by `reader.opened`."""
     if config.twin.reader.opened == "each_pass":
-        return DataSet(*(replace(part, shared=SharedFiles(opener, own)) for part, own in zip(dataset, files, strict=True)))
+        return SampleSets(*(replace(part, shared=SharedFiles(opener, own)) for part, own in zip(dataset, files, strict=True)))
     for path in (path for own in files for path in own):
         if config.twin.reader.opened == "once":
             opener.share([path])
@@ -155,12 +155,12 @@ def _opened_first(config: Config, dataset: DataSet, opener: KeptOpen, files: Seq
     return dataset
 
 
-def _synthetic(config: Config) -> DataSet:
-    """Return samples without files, as many as the files would have."""
+def _synthetic(config: Config) -> SampleSets:
+    """Return samples without files, as many as the configured files would contain."""
     dataset = config.dataset
     reader = make_reader(config, Buffered)
     evaluation_files = (dataset.num_files_eval or 0) if config.workflow.evaluation else 0
-    return DataSet(
+    return SampleSets(
         SampleSet([("synthetic",)] * (dataset.num_files_train or 0), 0, reader, dataset.num_samples_per_file),
         SampleSet([("synthetic",)] * evaluation_files, 0, reader, _evaluation_each(config)),
     )
@@ -170,7 +170,7 @@ def _evaluation_each(config: Config) -> int:
     return config.dataset.eval_num_samples_per_file or config.dataset.num_samples_per_file
 
 
-def _find(folder: Folder, config: Config, opener: Opener) -> tuple[_Found, _Found, Reader]:
+def _find(folder: Folder, config: Config, opener: Opener) -> tuple[_FoundFiles, _FoundFiles, SampleReader]:
     """Return all training files, all evaluation files and their reader."""
     each, evaluation_each = config.dataset.num_samples_per_file, _evaluation_each(config)
     layout = config.twin.layout or _recognised(folder, config)
@@ -178,17 +178,17 @@ def _find(folder: Folder, config: Config, opener: Opener) -> tuple[_Found, _Foun
         return *_dlrm(folder, config), Raw(opener, DlrmLayout.SAMPLE_BYTES)
     if layout == "unet3d":
         train, evaluation = _unet3d(folder, config)
-        return _Found(train, 1), _Found(evaluation, 1), make_reader(config, opener)
+        return _FoundFiles(train, 1), _FoundFiles(evaluation, 1), make_reader(config, opener)
     if layout == "bert":
         shards = [(f"{folder.path}/{name}",) for name in folder.names(_BERT_SHARD)]
         evaluation_file = [(f"{folder.path}/{BertLayout.EVALUATION_NAME}",)]
-        return _Found(shards, each), _Found(evaluation_file, evaluation_each), make_reader(config, opener)
+        return _FoundFiles(shards, each), _FoundFiles(evaluation_file, evaluation_each), make_reader(config, opener)
     files, evaluation_files = _given(folder, config) or _by_format(folder, config)
-    return _Found(files, each), _Found(evaluation_files, evaluation_each), make_reader(config, opener)
+    return _FoundFiles(files, each), _FoundFiles(evaluation_files, evaluation_each), make_reader(config, opener)
 
 
 def _recognised(folder: Folder, config: Config) -> str | None:
-    """Return the workload whose files these are, where the format and a name say so."""
+    """Return the layout of the files if their format and a name reveal it, else None."""
     if config.dataset.format == "bin" and folder.names(re.compile(re.escape(DlrmLayout.TRAIN_NAME))):
         return "dlrm"
     if config.dataset.format == "tfrecord" and folder.names(_BERT_SHARD, first_only=True):
@@ -196,10 +196,10 @@ def _recognised(folder: Folder, config: Config) -> str | None:
     return None
 
 
-def _dlrm(folder: Folder, config: Config) -> tuple[_Found, _Found]:
-    """The one big file of each kind; as many samples as it holds, or fewer where the workload says so.
+def _dlrm(folder: Folder, config: Config) -> tuple[_FoundFiles, _FoundFiles]:
+    """Return the one big training file and the one big evaluation file, with the samples that they hold.
 
-    A job that does not evaluate may have no file for it.
+    If the workload specifies fewer samples, that number counts. Without evaluation, the evaluation file may be missing.
     """
     parts = []
     for name, wanted in (
@@ -207,11 +207,11 @@ def _dlrm(folder: Folder, config: Config) -> tuple[_Found, _Found]:
         (DlrmLayout.TEST_NAME, _evaluation_each(config)),
     ):
         if name == DlrmLayout.TEST_NAME and not config.workflow.evaluation:
-            parts.append(_Found([], 1))
+            parts.append(_FoundFiles([], 1))
             continue
         path = f"{folder.path}/{name}"
         held = folder.size_bytes(path) // DlrmLayout.SAMPLE_BYTES
-        parts.append(_Found([(path,)], min(held, wanted) if wanted > 1 else held))
+        parts.append(_FoundFiles([(path,)], min(held, wanted) if wanted > 1 else held))
     return parts[0], parts[1]
 
 
@@ -240,7 +240,10 @@ def _named(names: list[str], pairs: dict[str, Paths], folder: Folder) -> list[Pa
 
 
 def _given(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Paths]] | None:
-    """The files that the twin names, if it does; those it does not name are found as always."""
+    """Return the training and evaluation files that the twin lists. A part without a list has the files of the format.
+
+    None if the twin lists no files.
+    """
     twin = config.twin
     if not twin.train_files and not twin.eval_files:
         return None
@@ -253,7 +256,7 @@ def _given(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Pa
 
 
 def _by_format(folder: Folder, config: Config) -> tuple[Sequence[Paths], Sequence[Paths]]:
-    """Files of the format, by DLIO's names where they have these; in its folders train/ and valid/ or all in one for training."""
+    """Return the files of the format in train/ and valid/. Without these folders, all files are for training."""
     inner = folder.below("train")
     parts: list[Sequence[Paths]] = []
     for part in (inner if inner.exists() else folder, folder.below("valid")):
@@ -269,12 +272,12 @@ def _by_number(folder: Folder, part: Folder, config: Config) -> NamedFiles | Non
         return None
     evaluation = part.path.endswith("/valid")
     folders = dataset.num_subfolders_eval if evaluation else dataset.num_subfolders_train
-    pattern = re.compile(re.escape(dataset.file_prefix) + r"_\d+_of_(\d+)\." + _suffix(name))
-    names = (part.below("0".zfill(len(str(folders)))) if folders > 1 else part).names(pattern, first_only=True)
-    match = pattern.fullmatch(names[0]) if names else None
-    if match is None:
+    first = part.below("0".zfill(len(str(folders)))) if folders > 1 else part
+    count = _named_count(
+        first, dataset.file_prefix, _suffix(name), dataset.num_files_eval if evaluation else dataset.num_files_train
+    )
+    if count is None:
         return None
-    count = int(match[1])
     layout = FormatLayout(
         format=name,
         prefix=dataset.file_prefix,
@@ -288,6 +291,19 @@ def _by_number(folder: Folder, part: Folder, config: Config) -> NamedFiles | Non
     return NamedFiles(folder.path, layout, count, 0, count)
 
 
+def _named_count(folder: Folder, prefix: str, suffix: str, wanted: int | None) -> int | None:
+    """Return the N of the files in `folder` that DLIO names PREFIX_I_of_N.SUFFIX: `wanted` if they exist, else a larger N.
+
+    None if no files match. Several data sets, each with another N, may share the folder.
+    """
+    for number in (r"\d+", *([] if wanted is None else [str(wanted)]))[::-1]:
+        pattern = re.compile(rf"{re.escape(prefix)}_\d+_of_({number})\.{suffix}")
+        names = folder.names(pattern, first_only=True)
+        if names and (match := pattern.fullmatch(names[0])) and int(match[1]) >= (wanted or 0):
+            return int(match[1])
+    return None
+
+
 def _suffix(format_name: str) -> str:
     return _SUFFIXES.get(format_name, re.escape(format_name))
 
@@ -297,15 +313,15 @@ def _listed(folder: Folder, format_name: str) -> list[Paths]:
     return [(f"{folder.path}/{name}",) for name in names]
 
 
-def _first(found: _Found, count: int | None, folder: Folder, kind: str, key: str) -> _Found:
+def _first(found: _FoundFiles, count: int | None, folder: Folder, kind: str, key: str) -> _FoundFiles:
     if count is not None and count > len(found.files):
         remedy = "; generate more or lower it" if len(found.files) else "; generate the data set, or correct dataset.format"
         raise IotwinError(f"{folder.path}: has {len(found.files)} {kind} samples, but {key} is {count}{remedy}")
     return found if count is None else found._replace(files=found.files[:count])
 
 
-def _samples(found: _Found, folder: Folder, reader: Reader, config: Config) -> SampleSet:
-    """Return the samples after a look at the files' sizes, at some of them where they are very many."""
+def _samples(found: _FoundFiles, folder: Folder, reader: SampleReader, config: Config) -> SampleSet:
+    """Return the samples of `found`, with the sum of the files' sizes. The sum is an estimate if there are very many files."""
     probed = _PROBED_REMOTE if isinstance(folder, RemoteFolder) else _PROBED
     count = len(found.files)
     numbers = sorted({index * (count - 1) // max(1, min(count, probed) - 1) for index in range(min(count, probed))})
@@ -315,11 +331,13 @@ def _samples(found: _Found, folder: Folder, reader: Reader, config: Config) -> S
 
 
 def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
-    """Read what the workload reads as `rank` before its first epoch; return the bytes.
+    """Read the files that `rank` reads before its first epoch, and return the bytes read.
 
-    Raises IotwinError, naming the file, when that is not there.
+    Raises IotwinError, which names the file, if a file does not exist.
     """
     twin, folder = config.twin, Path(config.dataset.data_folder)
+    if not twin.startup_reads:
+        return 0
     found, saved = found_first(config), Path(config.checkpoint.checkpoint_folder)
     paths = [str(saved / found[name] if name in found else folder / name) for name in twin.startup_files]
     reader = ListedReads(ToItsEnd, paths, twin.startup_reads)
@@ -329,7 +347,7 @@ def start_up(config: Config, rank: int = 0, ranks: int = 1) -> int:
 
 
 def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener) -> SampleSet:
-    """Return the samples that the twin lists the reads of, where it does; `samples` are of their files."""
+    """Return the samples whose reads the twin lists in `listed`, or `samples` unchanged if it lists none."""
     if listed is None or not len(samples):
         return samples
     paths = [path for paths in samples.files for path in paths]
@@ -338,7 +356,7 @@ def _listed_samples(samples: SampleSet, listed: list[str] | None, opener: Opener
 
 
 def _shapes(config: Config) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that a sample may have; of a file with one sample, npy and npz keep the axis of samples."""
+    """Return the shapes that a sample may have. In npy and npz files with one sample, the array may keep the axis of samples."""
     dims = tuple(config.dataset.record_dims)
     return (dims, (*dims, 1)) if dims else ()
 
@@ -350,7 +368,7 @@ def _size(folder: Folder, path: str) -> int:
     return size_bytes
 
 
-def _check_enough(config: Config, dataset: DataSet, folder: Folder, ranks: int) -> None:
+def _check_enough(config: Config, dataset: SampleSets, folder: Folder, ranks: int) -> None:
     samples, batch = len(dataset.train), config.reader.batch_size
     if config.workflow.train and samples < ranks * batch:
         wanted = f"a batch of {batch}" if ranks == 1 else f"a batch of {batch} on each of {ranks} ranks"
@@ -363,9 +381,9 @@ def _check_enough(config: Config, dataset: DataSet, folder: Folder, ranks: int) 
         raise IotwinError(f"{folder.path}: has no evaluation samples; generate more or set workflow.evaluation to false")
 
 
-def _compare_sizes(config: Config, dataset: DataSet) -> None:
-    """Say so when the data set is unlike the one that the twin was derived from: the run is then a what-if."""
+def _compare_sizes(config: Config, dataset: SampleSets) -> None:
+    """Print a note if the mean sample size differs from the twin's, because the run then emulates another data set."""
     expected = config.dataset.record_length_bytes
     found = dataset.train.size_bytes / max(1, len(dataset.train))
     if expected and abs(found - expected) > _NOTED_SIZE_DIFFERENCE * expected:
-        note(f"the training samples are {format_size(found)} on average, the workload says {format_size(expected)}")
+        note(f"the training samples are {format_size(found)} on average, in the workload {format_size(expected)}")

@@ -1,28 +1,28 @@
-"""Where a data set's files are: in a local file system or in an object store, with names that may be too many to list."""
+"""Folders of a data set, in a local file system or in an object store. Files named by number need not be listed."""
 
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from benchmark.config import Config
-from benchmark.emulator.readers import local_opener
-from benchmark.emulator.readers.access import Opener
-from benchmark.emulator.readers.remote import RemoteOpener, one_line
-from common.errors import IotwinError, UsageError, nearest
-from datagen.layouts import FormatLayout
+from iotwin.benchmark.emulator.readers import local_opener
+from iotwin.benchmark.emulator.readers.access import Opener
+from iotwin.benchmark.emulator.readers.remote import RemoteOpener, one_line
+from iotwin.common.errors import IotwinError, UsageError, nearest
+from iotwin.datagen.layouts import FormatLayout
+from iotwin.workload_yaml import Config
 
 Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
 
 _PROTOCOLS = {"s3": "s3", "s3dlio": "s3"}
 _S3_OPTIONS = {"access_key_id": "key", "secret_access_key": "secret", "endpoint_url": "endpoint_url"}  # DLIO's names and s3fs's
-_S3_MORE = ("region", "s3_force_path_style", "s3_max_attempts", "storage_library")  # the last of no effect, as in the section
+# Those from storage_library on have no effect.
+_S3_MORE = ("region", "s3_force_path_style", "s3_max_attempts", "storage_library", "uri_scheme", "prefetch_workers")
 
 
 class Folder(Protocol):
-    """A folder of a file system."""
+    """Interface of a folder with a data set's files."""
 
     path: str
     options: Mapping[str, object]  # of fsspec, by which it was opened
@@ -38,9 +38,6 @@ class Folder(Protocol):
 
     def size_bytes(self, path: str) -> int:
         """Return the bytes of the file at `path`; IotwinError, naming it, when it is not there."""
-
-    def remove(self) -> None:
-        """Remove it with all that is below."""
 
 
 class LocalFolder:
@@ -77,20 +74,16 @@ class LocalFolder:
         except OSError as error:
             raise IotwinError(f"{path}: {error.strerror}; generate the data set again") from None
 
-    def remove(self) -> None:
-        """Remove it with all that is below, as far as the system lets."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
 
 class RemoteFolder:
-    """A prefix in an object store, or a folder of whatever else fsspec reads."""
+    """A prefix in an object store, or a folder in another file system that fsspec supports."""
 
     def __init__(self, url: str, opener: RemoteOpener) -> None:
         self.path, self._opener = url, opener
         self.options: Mapping[str, object] = opener.options
 
     def exists(self) -> bool:
-        """Return whether anything is below it."""
+        """Return whether an object exists below the prefix."""
         with one_line(self.path):
             return bool(self._opener.file_system().exists(self.path))
 
@@ -99,7 +92,7 @@ class RemoteFolder:
         return RemoteFolder(f"{self.path}/{name}", self._opener)
 
     def names(self, pattern: re.Pattern[str], first_only: bool = False) -> list[str]:
-        """Return the sorted names of the objects right below it that match whole."""
+        """Return the sorted names of the objects directly below the prefix that match `pattern` as a whole."""
         files = self._opener.file_system()
         with one_line(self.path):
             if not files.exists(self.path):
@@ -109,22 +102,18 @@ class RemoteFolder:
         return sorted(name for name in names if pattern.fullmatch(name))
 
     def size_bytes(self, path: str) -> int:
-        """Return the bytes of the object at `path`; IotwinError, naming it, when it is not there."""
+        """Return the bytes of the object at `path`. Raises IotwinError, which names the object, if it does not exist."""
         return self._opener(path).size_bytes
-
-    def remove(self) -> None:
-        """Remove all that is below."""
-        with one_line(self.path):
-            self._opener.file_system().rm(self.path, recursive=True)
 
 
 def open_folder(config: Config) -> tuple[Folder, Opener]:
-    """Return the workload's data folder and how its files are opened; UsageError for a storage that nothing here reads."""
-    storage, folder = config.storage, config.dataset.data_folder.rstrip("/") or "/"
+    """Return the workload's data folder and the opener of its files. Raises UsageError if the storage is not supported."""
+    storage, folder = config.storage, config.dataset.data_folder
+    folder = folder.rstrip("/") or folder[:1]  # of DLIO's, '' for storage_root itself
     protocol, separator, _ = folder.partition("://")
     kind = storage.storage_type
     if not separator and kind in ("local_fs", "parallel_fs", "direct_fs"):
-        path = str(Path(storage.storage_root) / folder) if storage.storage_root not in ("", "./", ".") else folder
+        path = str(Path(storage.storage_root) / folder) if storage.storage_root not in ("", "./", ".") else folder or "."
         return LocalFolder(path), local_opener(config)
     if not separator:
         if kind not in _PROTOCOLS:
@@ -132,12 +121,17 @@ def open_folder(config: Config) -> tuple[Folder, Opener]:
         protocol = _PROTOCOLS[kind]
         root = storage.storage_root.removeprefix(f"{protocol}://").strip("/.")
         folder = f"{protocol}://{'/'.join(filter(None, (root, folder.strip('/'))))}"
-    opener = RemoteOpener(protocol, _options(protocol, storage.storage_options), config.reader.transfer_size)
+    opener = remote_opener(config, protocol)
     return RemoteFolder(folder, opener), opener
 
 
+def remote_opener(config: Config, protocol: str) -> RemoteOpener:
+    """Return the opener of objects of `protocol`, with the workload's storage options."""
+    return RemoteOpener(protocol, _options(protocol, config.storage.storage_options), config.reader.transfer_size)
+
+
 def _options(protocol: str, options: Mapping[str, object]) -> dict[str, object]:
-    """Return DLIO's storage options under s3fs's names; of another file system, as they stand."""
+    """Return the storage options, for S3 with DLIO's names replaced by s3fs's. Other file systems receive them unchanged."""
     if protocol != "s3":
         return dict(options)
     known = [*_S3_OPTIONS, *_S3_MORE]
@@ -162,7 +156,7 @@ def _whole(value: object, name: str) -> int:
 
 
 class NamedFiles(Sequence[Paths]):
-    """The files of a layout by their numbers: a million of them take no memory."""
+    """The files of a layout, whose names follow from their indices, so that a million files take no memory."""
 
     def __init__(self, folder: str, layout: FormatLayout, samples: int, first: int, count: int) -> None:
         self._folder, self._layout, self._samples, self._first, self._count = folder, layout, samples, first, count
@@ -178,7 +172,7 @@ class NamedFiles(Sequence[Paths]):
     def __getitem__(self, number: slice) -> "NamedFiles": ...
 
     def __getitem__(self, number: int | slice) -> "Paths | NamedFiles":
-        """Return the path of file `number`, from 0, or the files of a run of numbers."""
+        """Return the paths of the file at index `number`, or the files of a slice."""
         if isinstance(number, slice):
             start, stop, _ = number.indices(self._count)
             return NamedFiles(self._folder, self._layout, self._samples, self._first + start, max(0, stop - start))

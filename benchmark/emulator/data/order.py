@@ -1,8 +1,8 @@
-"""The order in which samples are read: computed where it is asked for, so that it takes no memory however many there are.
+"""The order in which samples are read. It is computed on demand, so that it takes no memory for any number of samples.
 
-An order is a bijection from positions to samples; a rank takes its share of the positions. Whole training data sets are permuted
-(`common.numbers.permutation`), afresh each epoch: no sample is repeated, and none is lost but those that do not fill a batch on
-every rank (drop_last).
+An order is a bijection from positions to samples, and each rank reads a share of the positions. Each epoch permutes the whole
+training data set anew (`common.numbers.permutation`). No sample is repeated. Only samples that do not fill a batch on every rank
+are dropped (drop_last).
 
 | shuffled | the sample at position p | the position of the j-th sample of rank r of R |
 |---|---|---|
@@ -19,8 +19,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.config import Config
-from common.numbers.permutation import Permutation
+from iotwin.common.numbers.permutation import Permutation
+from iotwin.workload_yaml import Config
 
 Batch = NDArray[np.int64]  # indices of samples, in the order they are read
 _Mapping = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -29,7 +29,7 @@ _BLOCK_SAMPLES = 8192  # computed at a time: the cost of numpy's calls is spread
 
 
 class Batches(Sequence[Batch]):
-    """The batches of one rank: of the `samples` that `at` yields for 0, 1, 2, ..., `size` to a batch, the last maybe short."""
+    """The batches of one rank, `size` samples each; the last may be shorter. `at` maps positions below `samples` to samples."""
 
     def __init__(self, samples: int, size: int, count: int, at: _Mapping) -> None:
         self._samples, self._size, self._count, self._at = samples, size, count, at
@@ -47,7 +47,7 @@ class Batches(Sequence[Batch]):
     def __getitem__(self, number: slice) -> Sequence[Batch]: ...
 
     def __getitem__(self, number: int | slice) -> Batch | Sequence[Batch]:
-        """Return batch `number`, from 0, or from -1 backwards; those from one on as lazily as all."""
+        """Return the batch at index `number`, or the batches of a slice, which are also computed on demand."""
         if isinstance(number, slice) and number.stop is number.step is None:
             first, _, _ = number.indices(self._count)
             skipped = first * self._size
@@ -68,9 +68,9 @@ class Batches(Sequence[Batch]):
 
 
 def training_batches(config: Config, samples: int, epoch: int, rank: int = 0, ranks: int = 1) -> Batches:
-    """Return the batches of `rank` in training epoch `epoch`; every rank has as many, all of them full.
+    """Return the batches of `rank` in training epoch `epoch`. Every rank has equally many, and all batches are full.
 
-    At most `train.total_training_steps`, where that is given; exactly so many of a twin's stream, which begins its files again.
+    `train.total_training_steps`, if given, is the most batches. A twin's stream restarts its files to reach that number exactly.
     """
     size, steps = config.reader.batch_size, config.train.total_training_steps
     if config.twin.reader.streamed and steps > 0:
@@ -100,16 +100,16 @@ def _order(config: Config, samples: int, epoch: int, rank: int, ranks: int) -> _
 
 
 def _within(order: Permutation, each: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the samples at `positions` when runs of `each` samples keep their inner order."""
+    """Return the samples at `positions` if `order` permutes runs of `each` samples, within which the order remains."""
     run, inner = np.divmod(positions, each)
     return order(run) * each + inner
 
 
 def evaluation_batches(config: Config, samples: int, rank: int = 0, ranks: int = 1) -> Batches:
-    """Return the batches of `rank` in one evaluation: every sample once over all ranks, in order, or the first
-    `evaluation.total_eval_steps` batches of it.
+    """Return the batches of `rank` in one evaluation, which reads every sample once over all ranks, in order.
 
-    Every rank has equally many batches, so that none waits for one that has ended; the last may be short or empty.
+    `evaluation.total_eval_steps`, if given, is the most batches. Every rank has equally many batches, so that no rank waits for
+    one that has ended. The last batch may be short or empty.
     """
     size = config.reader.batch_size_eval
     own, most = (math.ceil(max(0, samples - each) / ranks) for each in (rank, 0))

@@ -1,35 +1,34 @@
-"""Which loader a workload has, and in which order its training samples come."""
+"""Opens the loader that a workload names, and returns the order of its training samples."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 import numpy as np
 
-from benchmark.config import Config
-from benchmark.emulator.data.dataset import SampleSet
-from benchmark.emulator.data.order import Batch, training_batches
-from benchmark.emulator.loaders.base import Fetcher, Loader
-from benchmark.emulator.loaders.main import MainLoader
-from benchmark.emulator.loaders.pinned import PinnedCopies
-from benchmark.emulator.loaders.processes import StartTime, WorkerLoader, at_once
-from benchmark.emulator.loaders.shared import OpenedEachPass
-from benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
-from benchmark.emulator.loaders.threads import ThreadLoader
-from benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
-from benchmark.emulator.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
-from common.numbers.draws import DrawnTime, even_strata
-from common.numbers.keyed import Purpose
-from common.progress import note
+from iotwin.benchmark.emulator.data.dataset import SampleSet
+from iotwin.benchmark.emulator.data.order import Batch, training_batches
+from iotwin.benchmark.emulator.loaders.base import Fetcher, Loader, MainLoader
+from iotwin.benchmark.emulator.loaders.pinned import PinnedCopies
+from iotwin.benchmark.emulator.loaders.processes import StartTime, WorkerLoader, at_once
+from iotwin.benchmark.emulator.loaders.shared import OpenedEachPass
+from iotwin.benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
+from iotwin.benchmark.emulator.loaders.threads import ThreadLoader
+from iotwin.benchmark.emulator.plugins import LOADERS, SAMPLERS, load_plugin
+from iotwin.benchmark.emulator.readers import DEFAULT_RECORD_BYTES, file_format, past_page_cache
+from iotwin.common.numbers.draws import DrawnTime, even_strata
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.common.progress import note
+from iotwin.workload_yaml import Config
+from iotwin.workloads.policies.read_ahead import BATCHES_AHEAD
 
 _FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow"}  # loaders, and the package that each needs
 _NATIVE = ("native", "synthetic", "dali", "native_dali", "terabyte", "none")
-_PREFETCH_FACTOR = 2  # batches a worker, PyTorch's default; also DLIO's for tf.data
 _CYCLE = 8  # files that the BERT job takes turns among
-_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's own, which say nothing of the order
+_DLIO_SAMPLERS = ("iterative", "index")  # DLIO's own, which do not change the order
 
 
 def open_loader(config: Config, samples: SampleSet, rank: int = 0, ranks: int = 1, evaluation: bool = False) -> Loader:
-    """Return the loader of the training or the evaluation samples for `rank`; UsageError when its name is unknown."""
+    """Return the loader of the training or the evaluation samples for `rank`. Raises UsageError if its name is unknown."""
     loader = _named_loader(config, samples, rank, ranks, evaluation)
     return OpenedEachPass(loader, samples.shared) if samples.shared else loader
 
@@ -44,7 +43,7 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
     if evaluation and twin.evaluation.read_threads is not None:
         workers = twin.evaluation.read_threads
     total = reader.prefetch_size
-    prefetch = _PREFETCH_FACTOR if total is None else -(-total // max(workers, 1))
+    prefetch = BATCHES_AHEAD if total is None else -(-total // max(workers, 1))
     name = reader.data_loader_classname or reader.data_loader
     package = _FRAMEWORKS.get(name)
     if package is not None and not _installed(package):
@@ -53,15 +52,15 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
             note(f"{package} is not installed: the native loader reads, by the same system calls")
     framed = file_format(config) == "tfrecord" and not past_page_cache(config) and not twin.reader.mmap
     if name == "pytorch":
-        from benchmark.emulator.loaders.pytorch import TorchLoader
+        from iotwin.benchmark.emulator.loaders.pytorch import TorchLoader
 
-        return TorchLoader(fetcher, config, workers, prefetch, _handed(config))
+        return TorchLoader(fetcher, config, workers, prefetch, _tensor_type(config))
     if name == "tensorflow":
-        from benchmark.emulator.loaders.tf_data import TfMapLoader, TfRecordLoader
+        from iotwin.benchmark.emulator.loaders.tf_data import TfMapLoader, TfRecordLoader
 
         if framed:
             return TfRecordLoader(samples, preprocess, _stream_plan(config, workers, rank, ranks, evaluation))
-        return TfMapLoader(fetcher, workers, total or _PREFETCH_FACTOR)
+        return TfMapLoader(fetcher, workers, total or BATCHES_AHEAD)
     if name not in _NATIVE:
         key = "reader.data_loader_classname" if reader.data_loader_classname else "reader.data_loader"
         loader: Loader = load_plugin(LOADERS, name, key, [*_NATIVE, "pytorch", "tensorflow"])(config=config, fetcher=fetcher)
@@ -76,9 +75,9 @@ def _named_loader(config: Config, samples: SampleSet, rank: int, ranks: int, eva
 
 
 def make_loader(fetcher: Fetcher, workers: int, prefetch: int, persistent: bool, start_s: StartTime = at_once) -> Loader:
-    """Return a loader with `workers` processes, each with `prefetch` batches in flight; with none, the caller's process reads.
+    """Return a loader with `workers` processes, each with `prefetch` batches in flight. If `workers` is 0, this process reads.
 
-    Processes read `start_s` of the epoch after they began to be started.
+    The processes begin to read `start_s(epoch)` seconds after the start of the first one.
     """
     return WorkerLoader(fetcher, workers, prefetch, persistent, start_s) if workers else MainLoader(fetcher)
 
@@ -90,8 +89,8 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _handed(config: Config) -> np.dtype[np.void] | None:
-    """Return the type, with its shape, of the tensor that stands for a sample; None for none."""
+def _tensor_type(config: Config) -> np.dtype[np.void] | None:
+    """Return the type and shape of the tensor that the loader delivers for a sample; None if it delivers no tensor."""
     dims = config.reader.transformed_record_dims
     if dims:
         return np.dtype((config.reader.transformed_record_element_type, tuple(dims)))
@@ -108,7 +107,7 @@ def _stream_plan(config: Config, threads: int, rank: int, ranks: int, evaluation
         buffer_bytes=reader.transfer_size or TF_BUFFER_BYTES,
         threads=threads,
         openers=config.twin.reader.opening_threads if threads else None,
-        prefetch=reader.prefetch_size or _PREFETCH_FACTOR,
+        prefetch=reader.prefetch_size or BATCHES_AHEAD,
         shuffle_files=reader.file_shuffle != "off" and not evaluation,
         shuffle_records=reader.shuffle_size if shuffled else 0,
         seed=config.train.seed,

@@ -1,4 +1,4 @@
-"""What every loader has: a fetcher that reads batches, what is known of a batch that was read, and the protocol."""
+"""Loaders: their protocol, the fetcher that reads their batches, and the loader that reads in the calling process."""
 
 import copy
 import time
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, Self
 
-from benchmark.emulator.data.dataset import SampleSet
-from benchmark.emulator.data.order import Batch
-from common.numbers.draws import DrawnTime
-from common.numbers.sleeper import Sleeper
+from iotwin.benchmark.emulator.data.dataset import SampleSet
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.sleeper import Sleeper
 
 _RANK = 0  # of the job; the draws are keyed by it
 
@@ -21,26 +21,29 @@ class Fetched(NamedTuple):
     size_bytes: int
     read_ns: int
     preprocess_ns: int
-    sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if asked for
+    sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if instrumented
     copy_ns: int | None = None  # into page-locked memory, if it was copied there
-    start_ns: int = 0  # when reading it began (CLOCK_MONOTONIC); 0 where its reader cannot tell
+    start_ns: int = 0  # when reading it began (CLOCK_MONOTONIC); 0: unknown
 
 
 class Fetcher:
-    """Reads one batch, sample after sample, and spends the preprocessing time of each."""
+    """Reads a batch sample by sample, and sleeps for the preprocessing time of each sample."""
 
     def __init__(self, samples: SampleSet, preprocess: DrawnTime, instrument: bool = False) -> None:
         self._samples, self._preprocess, self._instrument = samples, preprocess, instrument
         self._sleeper = Sleeper()
-        self.stopped = False  # set by another thread: no further sample is wanted
+        self.stopped = False  # set by another thread: read no further sample
 
     def clone(self) -> Self:
-        """Return a fetcher of the same samples for another thread: what readers keep and what sleepers carry is not shared."""
+        """Return a fetcher of the same samples for another thread. It has a separate reader and sleeper, as these have state."""
         samples = replace(self._samples, reader=copy.deepcopy(self._samples.reader))
         return type(self)(samples, copy.copy(self._preprocess), self._instrument)
 
     def fetch(self, epoch: int, batch: Batch) -> Fetched:
-        """Read the samples of `batch`, consecutive ones of a file in one read; IotwinError names the file that cannot be read."""
+        """Read the samples of `batch`, by one read for consecutive records of a file if the reader can do so.
+
+        Raises IotwinError, which names the file, if a file cannot be read.
+        """
         if self._samples.in_runs:
             return self._fetch_runs(epoch, batch)
         size_bytes = read_ns = preprocess_ns = 0
@@ -60,7 +63,7 @@ class Fetcher:
         return Fetched(len(batch), size_bytes, read_ns, preprocess_ns, tuple(sample_ns), start_ns=start_ns)
 
     def _fetch_runs(self, epoch: int, batch: Batch) -> Fetched:
-        """Read a batch of records by runs; preprocessing time is drawn once for all of them: such jobs work on whole batches."""
+        """Read a batch by runs of consecutive records. One preprocessing time is drawn, as these jobs process whole batches."""
         begin_ns = time.monotonic_ns()
         size_bytes = self._samples.read_runs(batch)
         read_ns = time.monotonic_ns() - begin_ns
@@ -70,13 +73,43 @@ class Fetcher:
 
 
 class Loader(Protocol):
-    """Delivers the batches of an epoch in order; a context that leaves no process behind."""
+    """Delivers the batches of an epoch in order. As a context manager, it ends all its processes on exit."""
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch; IotwinError when reading fails or a worker dies."""
+        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies."""
 
     def __enter__(self) -> Self:
         """Return the loader."""
+        return self
 
     def __exit__(self, *exception: object) -> None:
-        """End its processes."""
+        """End the loader's processes and threads; by default there are none."""
+        return
+
+
+class WrappedLoader(Loader):
+    """Base class of loaders that extend the epochs of another loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __enter__(self) -> Self:
+        """Return the loader."""
+        self._loader.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the wrapped loader."""
+        self._loader.__exit__(*exception)
+
+
+class MainLoader(Loader):
+    """Reads each batch in the calling process, on demand (num_workers=0)."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
+        """Yield what was read for each batch; IotwinError when reading fails."""
+        for batch in batches:
+            yield self._fetcher.fetch(epoch, batch)

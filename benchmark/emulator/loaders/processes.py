@@ -1,9 +1,13 @@
-"""Loader processes that read as PyTorch's DataLoader does: the same processes, the same share of batches, the same prefetch.
+"""Loader processes that read as PyTorch's DataLoader does: with the same processes, assignment of batches and prefetch.
 
-What DataLoader does, and this does too: worker k of W gets the batches k, k + W, k + 2W, ...; each worker starts with
-`prefetch` batches; whenever the main process takes a batch, the next one goes out, before the main process computes; it waits
-anew for each batch, and takes them in order. The samples are not handed over: copying them is no I/O, and its time is part of
-the preprocessing time.
+Like DataLoader,
+
+* worker k of W reads the batches k, k + W, k + 2W, ...;
+* each worker starts with `prefetch` batches;
+* when the main process receives a batch, it requests the next one before it computes;
+* the main process waits for each batch separately, and delivers the batches in order.
+
+Unlike DataLoader, the workers send no samples. Copying them is not I/O, and its time is part of the preprocessing time.
 """
 
 import contextlib
@@ -15,12 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
-from typing import Self
 
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders.base import Fetched, Fetcher
-from common import children
-from common.errors import IotwinError
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
+from iotwin.common.errors import IotwinError
+from iotwin.common.processes import children
 
 _fork = multiprocessing.get_context("fork")
 _EXIT_PATIENCE_S = 5.0
@@ -28,7 +31,7 @@ StartTime = Callable[[int], float]  # seconds that starting the loaders of an ep
 
 
 def at_once(epoch: int) -> float:
-    """Return that loaders start as fast as they can."""
+    """Return 0 seconds: the loaders start without a delay."""
     return 0.0
 
 
@@ -46,21 +49,21 @@ class _Worker:
         outbox.close()
 
     def finish(self) -> None:
-        """Tell the worker to end and wait until it has."""
+        """Request the worker's end, and wait until the worker has ended."""
         with contextlib.suppress(BrokenPipeError):  # it has ended before, with nothing left to deliver
             self.tasks.send(None)
         self.process.join(_EXIT_PATIENCE_S)
         self.kill()
 
     def kill(self) -> None:
-        """End the worker at once, if it still runs, and close the pipes."""
+        """Kill the worker if it still runs, and close the pipes."""
         children.end(self.process, 0.0, _EXIT_PATIENCE_S)
         self.tasks.close()
         self.results.close()
 
 
 def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, outbox: Connection) -> None:
-    """Run a worker: fetch the batches that come in, until None comes or the parent is gone."""
+    """Run a worker: fetch each batch from `inbox`, until None arrives or the parent has ended."""
     children.become_loader(index, parent_pid)
     children.ready()
     try:
@@ -71,13 +74,13 @@ def _serve(index: int, parent_pid: int, fetcher: Fetcher, inbox: Connection, out
             except IotwinError as error:
                 outbox.send((batch_index, str(error)))
     except (EOFError, BrokenPipeError):
-        return  # the main process is gone or has given up, and says why itself
+        return  # the main process is gone or has given up, and reports why itself
 
 
-class WorkerLoader:
-    """Reads in forked processes: fresh ones for each epoch, or the same ones for all when `persistent`.
+class WorkerLoader(Loader):
+    """Reads in forked processes: new processes in each epoch, or the same ones in all epochs if `persistent`.
 
-    They are asked for nothing until `start_s` of the epoch after the first began to be started: a framework's take longer.
+    They receive no work until `start_s(epoch)` seconds after the start of the first, because a framework's workers start slower.
     """
 
     def __init__(self, fetcher: Fetcher, workers: int, prefetch: int, persistent: bool, start_s: StartTime) -> None:
@@ -85,22 +88,18 @@ class WorkerLoader:
         self._start_s = start_s
         self._workers: list[_Worker] = []
         self._by_descriptor: dict[int, _Worker] = {}
-        self._due = 0  # batches that were asked for and have not come
-
-    def __enter__(self) -> Self:
-        """Return the loader; workers start with the first epoch."""
-        return self
+        self._due = 0  # batches that were requested and have not arrived
 
     def __exit__(self, *exception: object) -> None:
-        """End the workers: at once, as nothing they could still read is wanted."""
+        """Kill the workers, since the batches that they still read are not needed."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.kill()
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies.
+        """Yield the result of each batch's reads, in order. Raises IotwinError if a read fails or a worker dies.
 
-        What is left of an epoch that was given up is waited for before the next one, by the same workers if they are kept.
+        If the previous epoch was abandoned, persistent workers first finish its pending batches.
         """
         while self._due:
             self._receive(epoch, 0, {})
@@ -121,7 +120,7 @@ class WorkerLoader:
             self._finish()
 
     def _start(self, epoch: int) -> None:
-        """Fork the workers that an epoch needs and that are not there."""
+        """Fork the workers that an epoch needs, unless they run already."""
         due = time.monotonic() + self._start_s(epoch) if len(self._workers) < self._count else 0.0
         while len(self._workers) < self._count:
             self._workers.append(_Worker(len(self._workers), self._fetcher))
@@ -141,9 +140,9 @@ class WorkerLoader:
             raise _died(worker, epoch) from None
 
     def _receive(self, epoch: int, wanted: int, arrived: dict[int, Fetched]) -> None:
-        """Wait for a batch and take it: the wanted one if it is there, else another.
+        """Wait for one batch and add it to `arrived`: the batch `wanted` if it has arrived, else another.
 
-        One batch a wait, even where several are there: torch's main process waits anew for each, and its steps show by that.
+        One call receives one batch, even if several have arrived, because torch's main process waits for each batch separately.
         """
         ready = [self._by_descriptor[descriptor] for descriptor, _ in self._poller.poll()]
         worker = self._workers[wanted % self._count]

@@ -1,19 +1,19 @@
 """Loading by PyTorch's own DataLoader (`reader.data_loader: pytorch`)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from benchmark.config import Config
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders.base import Fetched, Fetcher
-from common.errors import IotwinError
-from common.safe_path import safe_path
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
+from iotwin.common.errors import IotwinError
+from iotwin.common.processes.children import safe_path
+from iotwin.workload_yaml import Config
 
 
 class _Keys:
-    """The sampler: the epoch and the indices of every batch, as the data set below takes them."""
+    """The sampler, which yields (epoch, indices) of every batch as keys for `_Batches`."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -27,10 +27,10 @@ class _Keys:
 
 
 class _Batches:
-    """The data set: an item is a batch; it returns what was read and, if the workload asks for it, a tensor."""
+    """The data set, whose items are batches. An item has the result of the reads, and a tensor if the workload has its shape."""
 
-    def __init__(self, fetcher: Fetcher, handed: np.dtype[np.void] | None) -> None:
-        self._fetcher, self._handed = fetcher, handed
+    def __init__(self, fetcher: Fetcher, tensor_type: np.dtype[np.void] | None) -> None:
+        self._fetcher, self._tensor_type = fetcher, tensor_type
 
     def __getitem__(self, key: tuple[int, Batch]) -> tuple[str, tuple[int, ...], Any]:
         import torch
@@ -43,14 +43,16 @@ class _Batches:
         return (
             "",
             (*fetched[:4], fetched.start_ns),
-            0 if self._handed is None else torch.from_numpy(np.zeros(len(batch), self._handed)),
+            0 if self._tensor_type is None else torch.from_numpy(np.zeros(len(batch), self._tensor_type)),
         )
 
 
-class TorchLoader:
-    """A DataLoader over batches; samples are read by the same readers as natively."""
+class TorchLoader(Loader):
+    """Loads by PyTorch's DataLoader, which reads samples by the same readers as the native loader."""
 
-    def __init__(self, fetcher: Fetcher, config: Config, workers: int, prefetch: int, handed: np.dtype[np.void] | None) -> None:
+    def __init__(
+        self, fetcher: Fetcher, config: Config, workers: int, prefetch: int, tensor_type: np.dtype[np.void] | None
+    ) -> None:
         try:
             import torch
             from torch.utils.data import DataLoader
@@ -67,17 +69,13 @@ class TorchLoader:
                 "multiprocessing_context": config.reader.multiprocessing_context,
             }
         self._loader: Any = DataLoader(
-            _Batches(fetcher, handed),
+            _Batches(fetcher, tensor_type),
             batch_size=None,
             sampler=self._keys,
             num_workers=workers,
             pin_memory=config.reader.pin_memory and torch.cuda.is_available(),
             **parallel,
         )
-
-    def __enter__(self) -> Self:
-        """Return the loader; workers start with the first epoch."""
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """End the workers."""

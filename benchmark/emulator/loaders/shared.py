@@ -1,27 +1,18 @@
-"""Loaders that share files which the main process opened before it started them."""
+"""Loaders that share files. The main process opens the files before it starts the loaders."""
 
 from collections.abc import Iterator, Sequence
-from typing import Self
 
-from benchmark.emulator.data.dataset import SharedFiles
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders.base import Fetched, Loader
+from iotwin.benchmark.emulator.data.dataset import SharedFiles
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Loader, WrappedLoader
 
 
-class OpenedEachPass:
-    """Another loader, whose files are opened here before each pass and closed after it."""
+class OpenedEachPass(WrappedLoader):
+    """Wraps a loader; the main process opens the loader's files before each pass and closes them after it."""
 
     def __init__(self, loader: Loader, files: SharedFiles) -> None:
-        self._loader, self._files = loader, files
-
-    def __enter__(self) -> Self:
-        """Return the loader."""
-        self._loader.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """End the other loader."""
-        self._loader.__exit__(*exception)
+        super().__init__(loader)
+        self._files = files
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch, in order; IotwinError when reading fails or a worker dies."""

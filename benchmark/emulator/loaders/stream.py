@@ -1,10 +1,13 @@
-"""A stream of files of records as tf.data reads it: files in turn, a shuffle buffer, batches, read ahead by threads.
+"""Streams files of records as tf.data does: interleaved files, a shuffle buffer, batches, and threads that read ahead.
 
-What tf.data's interleave, TFRecordDataset and shuffle do, and this does too: `cycle` files give a record each in turn; a file
-that ends gives its place to the next one. Each file is read by pread(2) of one buffer after the other, and once more after a
-short read, to see its end. With threads, twice as many files again are opened before their turn comes, and each open file is
-read as far as two records need that have not been taken yet. A record is delivered from a shuffle buffer, which is filled before
-the first one. Records are not handed over and not kept: the buffer holds their sizes.
+Like tf.data's interleave, TFRecordDataset and shuffle,
+
+* `cycle` open files deliver one record each in turn, and the next file replaces a file that ends;
+* a file is read buffer by buffer with pread(2), and a short read is followed by one more read that detects the end;
+* with threads, twice `cycle` further files are opened in advance, and two records of each open file are read ahead;
+* records are delivered from a shuffle buffer, which is filled before the first record is delivered.
+
+The stream holds the sizes of records instead of their content.
 """
 
 import os
@@ -21,23 +24,23 @@ from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
-from benchmark.emulator.data.dataset import SampleSet
-from benchmark.emulator.data.folders import Paths
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders.base import Fetched
-from benchmark.emulator.readers.access import check_within, damaged, unreadable
-from common.errors import IotwinError
-from common.numbers.draws import DrawnTime
-from common.numbers.keyed import Purpose, generator
-from common.numbers.permutation import Permutation
-from common.numbers.sleeper import Sleeper
-from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
+from iotwin.benchmark.emulator.data.dataset import SampleSet
+from iotwin.benchmark.emulator.data.folders import Paths
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Loader
+from iotwin.benchmark.emulator.readers.access import check_within, damaged, unreadable
+from iotwin.common.errors import IotwinError
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.common.numbers.permutation import Permutation
+from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
+from iotwin.workloads.policies.read_ahead import OPENED_AHEAD
 
 TF_BUFFER_BYTES = 1 << 18  # TFRecordDataset's default
 _LENGTH_BYTES = 8
-_OPENED_AHEAD = 2  # times the cycle: files that threads open before their turn (tf.data's prefetch_input_elements)
 _RECORDS_AHEAD = 2  # that threads keep ready in each open file (its buffer_output_elements)
-_TURNS, _READERS = 1 << 32, 1 << 33  # tell draws of turns, and of threads, from those of the shuffle buffer
+_TURNS, _READERS = 1 << 32, 1 << 33  # keys for draws of turns and of threads, apart from those of the shuffle buffer
 _DRAWS = 4096  # drawn at a time
 _LOOK_AGAIN_S = 0.1
 _EXIT_PATIENCE_S = 5.0
@@ -65,8 +68,8 @@ class StreamPlan:
     ranks: int = 1
 
 
-class StreamLoader:
-    """Delivers batches of a stream; a thread makes them ahead."""
+class StreamLoader(Loader):
+    """Delivers the batches of a stream. A thread prepares batches in advance."""
 
     def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
         self._files, self._plan, self._preprocess = samples.files, plan, preprocess
@@ -74,19 +77,15 @@ class StreamLoader:
         # A job keeps its iterator, and with it the files that it has not read to the end.
         self._records = ExitStack()
 
-    def __enter__(self) -> Self:
-        """Return the loader; each epoch starts a thread."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
         """End the thread of an epoch that is under way, and close what is still open."""
         self._stop.set()
         self._records.close()
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
-        """Yield what was read for each batch; as many and as large as `batches` are, over and over the files if need be.
+        """Yield the result of each batch's reads, with the number and sizes of `batches`. The files are repeated if they end.
 
-        Raises IotwinError, naming the file, when one cannot be read or is not whole.
+        Raises IotwinError, which names the file, if a file cannot be read or is incomplete.
         """
         made: _Made = queue.Queue(self._plan.prefetch)
         sizes = (len(batch) for batch in batches)
@@ -105,7 +104,7 @@ class StreamLoader:
 
     def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: threading.Event) -> None:
         try:
-            records = self._records.enter_context(_Records(self._files, self._plan, epoch))
+            records = self._records.enter_context(_RecordStream(self._files, self._plan, epoch))
             for fetched in self._batches(epoch, sizes, records):
                 if not _put(made, fetched, stop):
                     return
@@ -115,7 +114,7 @@ class StreamLoader:
         except IotwinError as error:
             _put(made, error, stop)
 
-    def _batches(self, epoch: int, sizes: Iterator[int], records: "_Records") -> Iterator[Fetched]:
+    def _batches(self, epoch: int, sizes: Iterator[int], records: "_RecordStream") -> Iterator[Fetched]:
         sleeper, sample = Sleeper(), 0
         for size in sizes:
             begin_ns = time.monotonic_ns()
@@ -138,7 +137,7 @@ def _put(made: _Made, item: Fetched | IotwinError | None, stop: threading.Event)
     return False
 
 
-class _Records:
+class _RecordStream:
     """The framed sizes of a rank's records in the order in which they are delivered, pass after pass."""
 
     def __init__(self, files: Sequence[Paths], plan: StreamPlan, epoch: int) -> None:
@@ -206,7 +205,7 @@ class _Records:
         return self._epoch if self._plan.fresh_each_epoch else 0
 
     def _paths(self) -> Iterator[str]:
-        """Yield the rank's files in their order of this pass: every R-th, or all where there are fewer than ranks."""
+        """Yield the rank's files in the order of this pass: every R-th file for R ranks, or all if fewer than R files exist."""
         plan, count = self._plan, len(self._files)
         if plan.shuffle_files:
             # Passes of one epoch differ as epochs do.
@@ -223,8 +222,8 @@ class _Records:
                 yield size
 
     def _following(self, paths: Iterator[str]) -> "_File | None":
-        """Return the file whose turn comes, after opening those that are to be open before theirs."""
-        ahead = _OPENED_AHEAD * self._plan.cycle if self._turns else 0
+        """Return the next file of `paths`, after opening the files that are opened in advance."""
+        ahead = OPENED_AHEAD * self._plan.cycle if self._turns else 0
         for path in islice(paths, max(0, ahead + 1 - len(self._upcoming))):
             self._upcoming.append(_File(path, self._plan, self._turns))
         return self._upcoming.popleft() if self._upcoming else None
@@ -244,13 +243,13 @@ class _Records:
                 file.close()
                 self._open[slot] = None
             else:
-                # Nothing follows on this file; where nothing follows on any, all slots in turn say so.
+                # Nothing follows on this file; once nothing follows on any, all slots in turn are empty.
                 ended += 1
                 if ended >= self._plan.cycle and not any(self._open):
                     return
 
     def _slots(self) -> Iterator[int]:
-        """Yield the slots of the open files in the order in which they give records, without end."""
+        """Yield the slots of the open files in the order in which they deliver records, without end."""
         if self._plan.in_turn:
             yield from cycle(range(self._plan.cycle))
         draws = self._drawn(_TURNS + self._passes)
@@ -259,7 +258,7 @@ class _Records:
 
 
 class _Turns:
-    """Which thread opens or reads next: they take turns; where fewer read than open, those are drawn, as chance has one idle."""
+    """Selects the thread that opens or reads next, in turns. If fewer threads read than open, the reader is drawn at random."""
 
     def __init__(self, threads: Sequence[ThreadPoolExecutor], readers: int, draws: np.random.Generator) -> None:
         self._threads, self._readers, self._draws = cycle(threads), threads[:readers], draws
@@ -271,17 +270,17 @@ class _Turns:
 
 
 class _Cutter(Protocol):
-    """Tells where in a file its records end."""
+    """Interface of the objects that find the ends of records in a file."""
 
     def take(self, content: bytes, end: int) -> list[int]:
-        """Return the sizes of the records that are whole with `content`, which ends at `end` and follows what was taken."""
+        """Return the sizes of the records that `content` completes. `content` ends at offset `end`, after the last call's."""
 
     def check_end(self, end: int) -> None:
-        """Raise IotwinError when the file cannot end here."""
+        """Raise IotwinError if the file cannot end at offset `end`."""
 
 
 class _File:
-    """A file being read buffer by buffer; with threads, it is opened and read by the next of them, ahead of what is taken."""
+    """A file that is read buffer by buffer. With `threads`, they open the file and read ahead of the delivered records."""
 
     def __init__(self, path: str, plan: StreamPlan, threads: _Turns | None) -> None:
         self._path, self._plan, self._threads = path, plan, threads
@@ -309,7 +308,7 @@ class _File:
             self._ahead = self._threads.next_for(self._cutter is not None).submit(self._fill, _RECORDS_AHEAD)
 
     def _fill(self, records: int) -> None:
-        """Read until so many records are ready, or to the end."""
+        """Read until `records` records are ready or the file ends."""
         while len(self._ready) < records and not self._at_end:
             cutter = self._cutter or self._opened()
             content = self._read()
@@ -339,7 +338,7 @@ class _File:
             raise unreadable(self._path, error) from None
 
     def close(self) -> None:
-        """Close the file, after what is being read ahead."""
+        """Close the file after the pending reads."""
         if self._ahead is not None:
             self._ahead.exception()
         if self._descriptor >= 0:
@@ -374,13 +373,13 @@ class _Frames:
         return sizes
 
     def check_end(self, end: int) -> None:
-        """Raise IotwinError when the file ends here within a record."""
+        """Raise IotwinError if `end` is within a record."""
         if self._begun or self._carried:
             raise damaged(self._path, f"ends after {end} bytes, in the middle of a record")
 
 
 class _EqualParts:
-    """Records that nothing marks: the file in parts of equal size, each as near to `record_bytes` as that allows."""
+    """Divides a file without record marks into equal parts, whose size is as close to `record_bytes` as possible."""
 
     def __init__(self, file_bytes: int, record_bytes: float) -> None:
         self._count = max(1, round(file_bytes / record_bytes))

@@ -3,18 +3,18 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from benchmark.emulator.data.dataset import SampleSet
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders.base import Fetched, Fetcher
-from benchmark.emulator.loaders.stream import StreamPlan
-from common.errors import IotwinError
-from common.numbers.draws import DrawnTime
-from common.numbers.permutation import Permutation
-from datagen.formats.tfrecord import FRAME_BYTES
+from iotwin.benchmark.emulator.data.dataset import SampleSet
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
+from iotwin.benchmark.emulator.loaders.stream import StreamPlan
+from iotwin.common.errors import IotwinError
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.permutation import Permutation
+from iotwin.datagen.formats.tfrecord import FRAME_BYTES
 
 
 def _tensorflow() -> Any:
@@ -31,19 +31,12 @@ def _tensorflow() -> Any:
 _NUMBERS = 4  # of a batch, without those of its samples
 
 
-class TfRecordLoader:
+class TfRecordLoader(Loader):
     """TFRecordDataset, interleave, shuffle, batch and prefetch over the rank's files."""
 
     def __init__(self, samples: SampleSet, preprocess: DrawnTime, plan: StreamPlan) -> None:
         self._tensorflow = _tensorflow()
         self._files, self._preprocess, self._plan = samples.files, preprocess, plan
-
-    def __enter__(self) -> Self:
-        """Return the loader."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing: the iterator of an epoch ends its threads."""
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch; IotwinError, naming the file, when tf.data cannot read one."""
@@ -88,19 +81,12 @@ class TfRecordLoader:
         return records.map(self._tensorflow.strings.length).batch(size, drop_remainder=full).prefetch(plan.prefetch)
 
 
-class TfMapLoader:
-    """Any other format: tf.data calls our readers, `read_threads` batches at a time."""
+class TfMapLoader(Loader):
+    """Loads formats other than TFRecord by tf.data, which calls the emulator's readers for `threads` batches at a time."""
 
     def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
         self._tensorflow = _tensorflow()
         self._fetcher, self._threads, self._prefetch = fetcher, max(1, threads), prefetch
-
-    def __enter__(self) -> Self:
-        """Return the loader."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing: the iterator of an epoch ends its threads."""
 
     def epoch(self, epoch: int, batches: Sequence[Batch]) -> Iterator[Fetched]:
         """Yield what was read for each batch, in order; IotwinError when reading fails."""

@@ -3,14 +3,13 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
 
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders.base import Fetched, Fetcher
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
 
 
-class ThreadLoader:
-    """Reads in threads of the calling process, with the shares and the prefetch of worker processes."""
+class ThreadLoader(Loader):
+    """Reads in threads of the calling process, with the same assignment of batches and prefetch as worker processes."""
 
     def __init__(self, fetcher: Fetcher, threads: int, prefetch: int) -> None:
         self._fetchers = [fetcher.clone() for _ in range(threads)]
@@ -18,12 +17,8 @@ class ThreadLoader:
         # One executor a thread, so that thread k reads the batches k, k + W, k + 2W, ... in order.
         self._threads = [ThreadPoolExecutor(1, f"loader{index}") for index in range(threads)]
 
-    def __enter__(self) -> Self:
-        """Return the loader; threads start with the first epoch."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """End the threads, after the sample each is reading."""
+        """End the threads, each after the sample that it is reading."""
         for fetcher in self._fetchers:
             fetcher.stopped = True
         for thread in self._threads:

@@ -7,19 +7,19 @@ from typing import cast
 
 import numpy as np
 
-from benchmark.config import Config, Dataset
-from benchmark.emulator.plugins import READERS, load_plugin
-from benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
-from benchmark.emulator.readers.hdf5 import Hdf5
-from benchmark.emulator.readers.images import Image
-from benchmark.emulator.readers.numpy_files import Npy, Npz, NumpyLoad
-from benchmark.emulator.readers.recorded import RecordedReads
-from benchmark.emulator.readers.records import Indexed, Raw, TfRecord
-from benchmark.emulator.readers.sample import InMemory, Reader
-from benchmark.emulator.readers.synthetic import Synthetic
-from benchmark.emulator.readers.tables import Csv, Parquet
+from iotwin.benchmark.emulator.plugins import READERS, load_plugin
+from iotwin.benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, Opener
+from iotwin.benchmark.emulator.readers.hdf5 import Hdf5Reader
+from iotwin.benchmark.emulator.readers.images import Image
+from iotwin.benchmark.emulator.readers.numpy_files import Npy, Npz, NumpyLoad
+from iotwin.benchmark.emulator.readers.recorded import RecordedReads
+from iotwin.benchmark.emulator.readers.records import Indexed, Raw, TfRecord
+from iotwin.benchmark.emulator.readers.sample import InMemory, SampleReader
+from iotwin.benchmark.emulator.readers.synthetic import Synthetic
+from iotwin.benchmark.emulator.readers.tables import Csv, ParquetReader
+from iotwin.workload_yaml import Config, Dataset
 
-_FORMATS: dict[str, Callable[[Opener], Reader]] = {
+_FORMATS: dict[str, Callable[[Opener], SampleReader]] = {
     "npy": lambda opener: NumpyLoad() if opener is Buffered else Npy(opener),
     "npz": Npz,
     "tfrecord": TfRecord,
@@ -30,10 +30,10 @@ _FORMATS: dict[str, Callable[[Opener], Reader]] = {
     "mmap_indexed_binary": Indexed,
     "bin": Raw,
 }
-# Those that the data set's own section says more about.
-_CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], Reader]] = {
-    "hdf5": lambda opener, dataset: Hdf5(opener, dataset.hdf5.num_dset_per_record, dataset.record_dims),
-    "parquet": lambda opener, dataset: Parquet(
+# Formats with options in the section `dataset`.
+_CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], SampleReader]] = {
+    "hdf5": lambda opener, dataset: Hdf5Reader(opener, dataset.hdf5.num_dset_per_record, dataset.record_dims),
+    "parquet": lambda opener, dataset: ParquetReader(
         opener,
         [column.name for column in dataset.parquet.columns if column.read],
         whole_file=dataset.parquet.read_mode == "default",
@@ -42,7 +42,7 @@ _CONFIGURED_FORMATS: dict[str, Callable[[Opener, Dataset], Reader]] = {
 DEFAULT_RECORD_BYTES = 65536  # DLIO's
 
 
-# Workloads whose layout says the format.
+# Layouts that have one format.
 _LAYOUT_FORMATS = {"unet3d": "npy", "npy": "npy", "bert": "tfrecord", "dlrm": "bin"}
 
 
@@ -59,7 +59,7 @@ def past_page_cache(config: Config) -> bool:
 
 
 def local_opener(config: Config) -> Opener:
-    """Return how files of the workload are read: mapped, past the page cache or through it."""
+    """Return the opener of the workload's files, which maps them, or reads them past or through the page cache."""
     mapped = config.twin.reader.mmap or file_format(config) == "mmap_indexed_binary"
     way = Direct if past_page_cache(config) else Mapped if mapped else Buffered
     transfer_bytes = config.reader.transfer_size
@@ -67,8 +67,8 @@ def local_opener(config: Config) -> Opener:
     return KeptOpen(opener, config.twin.reader.most_open) if config.twin.reader.keep_open else opener
 
 
-def make_reader(config: Config, opener: Opener) -> Reader:
-    """Return the reader of the workload's format; UsageError names the key when there is none."""
+def make_reader(config: Config, opener: Opener) -> SampleReader:
+    """Return the reader of the workload's format. Raises UsageError, which names the key, if the format has no reader."""
     name = config.reader.reader_classname or file_format(config)
     key = "reader.reader_classname" if config.reader.reader_classname else "dataset.format"
     if name == "synthetic":

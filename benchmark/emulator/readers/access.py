@@ -1,7 +1,7 @@
 """Ways to read a file: through the page cache, through a mapping, or past the cache (O_DIRECT).
 
-Each reads into a buffer that is used again for the next read, as a job's loader settles on a few buffers: what a read returns is
-valid until the next one of the same thread. Nothing is read that was not asked for, but what O_DIRECT's alignment adds.
+Each thread reuses one buffer for all reads, as the loaders of jobs reuse a few buffers. The result of a read is valid until the
+thread's next read. A read fetches only the requested bytes, extended to whole blocks for O_DIRECT.
 """
 
 import io
@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Protocol, Self
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 _ALIGNMENT_BYTES = 4096  # of O_DIRECT: no disk in use has larger logical blocks; open(2)
 _LARGEST_READ_BYTES = 0x7FFFF000  # read(2) on Linux transfers at most this many bytes
@@ -69,23 +69,23 @@ def scratch(size_bytes: int) -> memoryview:
 
 
 def unreadable(path: str, error: OSError) -> IotwinError:
-    """Return the error of a file that the system would not read."""
+    """Return the error for a file that the system cannot read."""
     return IotwinError(f"{path}: cannot be read: {error.strerror or error}")
 
 
 def damaged(path: str, reason: object) -> IotwinError:
-    """Return the error of a file that is not what its format says."""
+    """Return the error for a file with damaged content."""
     return IotwinError(f"{path}: {' '.join(str(reason).split())}; generate the data set again")
 
 
 def check_within(path: str, size_bytes: int, offset: int, wanted_bytes: int) -> None:
-    """Raise IotwinError when the file of `size_bytes` ends before the bytes wanted."""
+    """Raise IotwinError if the file of `size_bytes` ends before `offset` + `wanted_bytes`."""
     if offset + wanted_bytes > size_bytes:
         raise damaged(path, f"ends after {size_bytes} bytes, before the {wanted_bytes} bytes wanted at {offset}")
 
 
 class _Descriptor:
-    """What the local ways have in common: a file descriptor and its size."""
+    """Base class of the local files: a file descriptor and the file's size."""
 
     def __init__(self, path: str, flags: int = 0) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class _Descriptor:
 
 
 class Buffered(_Descriptor):
-    """pread(2) through the page cache, `transfer_bytes` at a time when given, else as much as is wanted in one call."""
+    """pread(2) through the page cache, `transfer_bytes` at a time if given, else all in one call."""
 
     def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
         super().__init__(path)
@@ -120,7 +120,7 @@ class Buffered(_Descriptor):
 
 
 class Direct(_Descriptor):
-    """pread(2) with O_DIRECT, past the page cache: whole blocks around what is wanted, straight into aligned memory."""
+    """pread(2) with O_DIRECT, past the page cache: whole blocks around the requested bytes, into aligned memory."""
 
     def __init__(self, path: str, transfer_bytes: int | None = None) -> None:
         super().__init__(path, os.O_DIRECT)
@@ -162,10 +162,10 @@ class Mapped(_Descriptor):
 
 
 class KeptOpen:
-    """An opener that keeps files open for next time, in each process for itself.
+    """An opener that keeps files open for later reads, separately in each process.
 
-    With `most_open` the oldest is closed for another one, one that was read whole, to its end, at once, and the rest at last.
-    What is opened by `share` serves this process and all that it forks later.
+    With `most_open`, a new file replaces the one that was opened first, and a file that was read to its end is closed at once.
+    Files that `share` opens serve this process and all processes that it forks later.
     """
 
     def __init__(self, opener: Opener, most_open: int | None = None) -> None:
@@ -199,7 +199,7 @@ class KeptOpen:
         if key not in self._files:
             own = [other for other in self._files if other[:2] == key[:2]] if self._most_open else []
             if self._most_open and not own:
-                Finalize(None, self._close, key[:2], exitpriority=0)  # loaders end without a look at what Python keeps
+                Finalize(None, self._close, key[:2], exitpriority=0)  # loaders end without Python's cleanup
             if self._most_open and len(own) >= self._most_open:
                 self._files.pop(own[0]).close()
             self._files[key] = _Kept(self._opener(path), partial(self._end, key) if self._most_open else None)
@@ -250,7 +250,7 @@ def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes:
 
 
 class ReadStream(io.RawIOBase):
-    """An open file as the libraries that read for themselves (zip, HDF5, Parquet) take it; counts what they read."""
+    """A stream over an open file for libraries that read files themselves (zip, HDF5, Parquet). It counts the bytes read."""
 
     def __init__(self, file: OpenFile) -> None:
         self._file, self._position = file, 0

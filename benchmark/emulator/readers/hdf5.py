@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.emulator.readers.access import Buffered, Opener, ReadStream, damaged, scratch, unreadable
-from benchmark.emulator.readers.sample import Sample, check_member
-from common.errors import IotwinError
+from iotwin.benchmark.emulator.readers.access import Buffered, Opener, ReadStream, damaged, scratch, unreadable
+from iotwin.benchmark.emulator.readers.sample import Sample, check_member
+from iotwin.common.errors import IotwinError
 
 
-class Hdf5:
-    """Reads by the HDF5 library, which opens the file itself or, where another access is asked for, reads through `opener`."""
+class Hdf5Reader:
+    """Reads by the HDF5 library, which opens the file itself or, if the access is not buffered, reads through `opener`."""
 
     def __init__(self, opener: Opener, datasets: int = 1, dims: Sequence[int] = ()) -> None:
         try:

@@ -1,7 +1,7 @@
 """The reader of JPEG and PNG files: the encoded image. Decoding is computation, for which `reader.preprocess_time` stands."""
 
-from benchmark.emulator.readers.access import Opener, damaged
-from benchmark.emulator.readers.sample import Sample, check_member
+from iotwin.benchmark.emulator.readers.access import Opener, damaged
+from iotwin.benchmark.emulator.readers.sample import Sample, check_member
 
 # What each kind begins and ends with: ITU-T T.81 (SOI, EOI) and RFC 2083 (signature, the IEND chunk).
 _EDGES = {

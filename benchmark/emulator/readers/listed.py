@@ -1,4 +1,4 @@
-"""Samples that are listed reads: stretches of files, as a traced job read them for each (an index, a chunk, a label)."""
+"""Reads samples that a twin lists as reads of file ranges, as the traced job made them (an index, a chunk, a label)."""
 
 import os
 import threading
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby
 
-from benchmark.config.listed_reads import Read, visits
-from benchmark.emulator.readers.access import Buffered, Opener, OpenFile, scratch
-from benchmark.emulator.readers.sample import Sample
+from iotwin.benchmark.emulator.readers.access import Buffered, Opener, OpenFile, scratch
+from iotwin.benchmark.emulator.readers.sample import Sample
+from iotwin.workload_yaml.listed_reads import Read, visits
 
 _beside = threading.local()
 
@@ -24,7 +24,7 @@ class ToItsEnd(Buffered):
 
 
 class ListedReads:
-    """Sample i, whose path is its number, by the reads that `listed[i]` says, of the files at `paths`."""
+    """Reads sample i by the reads `listed[i]` of the files `paths`. The path of a sample is its index i as text."""
 
     def __init__(self, opener: Opener, paths: Sequence[str], listed: Sequence[str]) -> None:
         self._open, self._paths, self._listed = opener, paths, listed
@@ -53,7 +53,7 @@ def _read_beside(file: OpenFile, reads: Sequence[Read]) -> memoryview:
 
 
 def _thread(number: int) -> ThreadPoolExecutor:
-    """Return the thread of that number beside the calling one; a process that was forked has threads of its own."""
+    """Return the additional thread `number` of this process; a forked process has separate ones."""
     threads: dict[tuple[int, int], ThreadPoolExecutor] = _beside.__dict__.setdefault("threads", {})
     key = os.getpid(), number
     if key not in threads:

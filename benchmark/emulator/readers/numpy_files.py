@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.emulator.readers.access import Opener, OpenFile, ReadStream, check_within, damaged, scratch, unreadable
-from benchmark.emulator.readers.sample import Sample, check_member
-from common.errors import IotwinError
+from iotwin.benchmark.emulator.readers.access import Opener, OpenFile, ReadStream, check_within, damaged, scratch, unreadable
+from iotwin.benchmark.emulator.readers.sample import Sample, check_member
+from iotwin.common.errors import IotwinError
 
 _LOCAL_HEADER_BYTES = 30  # of a zip member, before its name; PKWARE APPNOTE 4.3.7
 _ARRAY_NAME = "x.npy"
@@ -35,7 +35,7 @@ class NumpyLoad:
                 size_bytes = os.fstat(file.fileno()).st_size
                 shape, fortran, dtype = _header(path, file)
                 content_bytes = math.prod(shape) * dtype.itemsize
-                check_within(path, size_bytes, 0, content_bytes)  # where exactly, file.tell() would ask the kernel
+                check_within(path, size_bytes, 0, content_bytes)  # from 0, as the position would cost a system call
                 content = scratch(content_bytes)
                 _fromfile(path, file, content)
         except OSError as error:

@@ -1,10 +1,10 @@
-"""Reading a file by the calls that a traced job made: these sizes, one after the other, to the file's end."""
+"""Reads a file to its end by reads of the sizes that a traced job used."""
 
 import os
 from itertools import chain, repeat
 
-from benchmark.emulator.readers.access import damaged, scratch, unreadable
-from benchmark.emulator.readers.sample import Sample
+from iotwin.benchmark.emulator.readers.access import damaged, scratch, unreadable
+from iotwin.benchmark.emulator.readers.sample import Sample
 
 
 class RecordedReads:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.emulator.readers.access import Opener, check_within, damaged
-from benchmark.emulator.readers.sample import Sample, check_member
-from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
+from iotwin.benchmark.emulator.readers.access import Opener, check_within, damaged
+from iotwin.benchmark.emulator.readers.sample import Sample, check_member
+from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
 
 _INDICES_KEPT = 64  # of files, by each reader; 8 bytes for every record of them
 _SCAN_BYTES = 1 << 18  # TensorFlow's record reader has as large a buffer
@@ -120,7 +120,7 @@ def frames(path: str, block: memoryview, start: int, file_bytes: int) -> tuple[l
     """Return (offset, size) in the file of the records whose frames begin in `block`, and where the next frame begins.
 
     `block` holds the bytes of the file at `path` from `start` on, which is the beginning of a frame. IotwinError when a record
-    would end beyond the file, as the lengths of a damaged file say.
+    would end beyond the file, by the lengths in a damaged file.
     """
     records = []
     offset = start

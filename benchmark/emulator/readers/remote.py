@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from benchmark.emulator.readers.access import check_within, damaged
-from common.errors import IotwinError, in_one_line
+from iotwin.benchmark.emulator.readers.access import check_within, damaged
+from iotwin.common.errors import IotwinError, in_one_line
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem

@@ -1,11 +1,11 @@
-"""What a reader returns, and what every reader is."""
+"""The interface of readers, and the samples that they return."""
 
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
 
 
 class Sample(NamedTuple):
@@ -15,7 +15,7 @@ class Sample(NamedTuple):
     read_bytes: int  # that came out of the file for it, the sample's own and what stands around them
 
 
-class Reader(Protocol):
+class SampleReader(Protocol):
     """Reads samples out of files of one format. It may keep what speeds up the next read, but never a descriptor."""
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
@@ -26,10 +26,10 @@ class Reader(Protocol):
 
 
 def check_member(path: str, sample: int, found: int) -> None:
-    """Raise IotwinError when the file at `path` holds only `found` samples and another is asked for."""
+    """Raise IotwinError: the file at `path` holds only `found` samples and not `sample`."""
     if sample >= found:
         raise IotwinError(
-            f"{path}: holds {found} samples, not the {sample + 1} or more that dataset.num_samples_per_file says; "
+            f"{path}: holds {found} samples, not the {sample + 1} or more of dataset.num_samples_per_file; "
             "correct it or generate the data set again"
         )
 
@@ -37,7 +37,7 @@ def check_member(path: str, sample: int, found: int) -> None:
 class InMemory:
     """Keeps every sample that another reader delivers (`reader.read_type: memory`), as long as its process lives."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: SampleReader) -> None:
         self._reader = reader
         self._kept: dict[tuple[str, int], NDArray[np.uint8]] = {}
 

@@ -1,7 +1,7 @@
-"""The reader that reads nothing: what the loop costs without storage."""
+"""A reader that reads no files, to measure the cost of the loop without storage."""
 
-from benchmark.emulator.readers.access import scratch
-from benchmark.emulator.readers.sample import Sample
+from iotwin.benchmark.emulator.readers.access import scratch
+from iotwin.benchmark.emulator.readers.sample import Sample
 
 
 class Synthetic:

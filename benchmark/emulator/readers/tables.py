@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.emulator.readers.access import Opener, ReadStream, damaged
-from benchmark.emulator.readers.sample import Sample, check_member
-from common.errors import IotwinError, nearest
+from iotwin.benchmark.emulator.readers.access import Opener, ReadStream, damaged
+from iotwin.benchmark.emulator.readers.sample import Sample, check_member
+from iotwin.common.errors import IotwinError, nearest
 
 _DECOMPRESSORS: dict[str, Callable[[memoryview], bytes]] = {
     ".gz": lambda content: zlib.decompress(content, 31),
@@ -47,7 +47,7 @@ def _text(path: str, content: memoryview) -> bytes | memoryview:
     return content
 
 
-class Parquet:
+class ParquetReader:
     """Reads the row group that holds the sample, or the whole file, and keeps it for the next sample of it.
 
     Of the columns named only those are read; without any, `record` alone, or all of a table that has none of this name.
@@ -55,7 +55,7 @@ class Parquet:
 
     def __init__(self, opener: Opener, columns: Sequence[str] = (), whole_file: bool = False) -> None:
         self._open, self._columns, self._whole_file = opener, list(columns), whole_file
-        self._kept_path, self._kept = "", [_Rows(0, [])]
+        self._kept_path, self._kept = "", [_RowGroup(0, [])]
         self._footer: Any = None  # of that file: it is read once while samples come out of the same one
 
     def read(self, path: str, sample: int, samples: int) -> Sample:
@@ -67,7 +67,7 @@ class Parquet:
         rows = self._kept[bisect_right(self._kept, sample, key=lambda rows: rows.first) - 1]
         return Sample(rows.values(sample), read_bytes)
 
-    def _load(self, path: str, sample: int) -> tuple[list["_Rows"], int]:
+    def _load(self, path: str, sample: int) -> tuple[list["_RowGroup"], int]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -81,7 +81,9 @@ class Parquet:
                 names = self._names(path, table.schema_arrow.names)
                 groups = range(len(counts)) if self._whole_file else [int(np.searchsorted(ends, sample, side="right"))]
                 kept = [
-                    _Rows(int(ends[group]) - counts[group], table.read_row_group(group, columns=names, use_threads=False).columns)
+                    _RowGroup(
+                        int(ends[group]) - counts[group], table.read_row_group(group, columns=names, use_threads=False).columns
+                    )
                     for group in groups
                     if counts[group]
                 ]
@@ -103,7 +105,7 @@ class Parquet:
         return self._columns or [_COLUMN] * (_COLUMN in found) or found
 
 
-class _Rows:
+class _RowGroup:
     """The rows of a row group from `first` on, in memory."""
 
     def __init__(self, first: int, columns: Sequence[Any]) -> None:

@@ -5,21 +5,21 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-from benchmark.config.recording import File
-from benchmark.emulator.checkpoints.own_files import OwnFiles
-from common.beneath import folder_of, open_beneath
-from common.errors import IotwinError
-from tracing_tools.trace.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, FLAG_WRITABLE
+from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
+from iotwin.common.beneath import folder_of, open_beneath
+from iotwin.common.errors import IotwinError
+from iotwin.common.units import format_size
+from iotwin.trace_store.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, FLAG_WRITABLE
+from iotwin.workload_yaml.recording import RecordedFile
 
 _MOST_FOLDERS = 256  # open at a time
 _LONGEST_WAIT_S = 60.0  # for a file that another thread is to make
-_BLOCK = b"\0" * (1 << 20)
 
 
 class JobFiles:
     """Opens, renames and removes the files of a recording, numbered as there."""
 
-    def __init__(self, files: list[File], data: Path, output: Path) -> None:
+    def __init__(self, files: list[RecordedFile], data: Path, output: Path) -> None:
         self._files, self._data, self._output = files, data, output
         self._folders: OrderedDict[tuple[Path, str], int] = OrderedDict()
 
@@ -45,18 +45,22 @@ class JobFiles:
             elif not (self._data / file.name).is_file():
                 raise IotwinError(f"{self._data / file.name}: is not there; give the data set by dataset.data_folder")
 
-    def _make_folders(self, file: File) -> None:
+    def _make_folders(self, file: RecordedFile) -> None:
         for name in {file.name, file.renamed_to or file.name}:
             with folder_of(self._output, name, make=True):
                 pass
-        if not file.made:
+        if not file.made:  # a hole: what it holds is never compared, and its sender chose its size
             descriptor = open_beneath(self._output, file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            with os.fdopen(descriptor, "wb", buffering=0) as whole:
-                for begin in range(0, file.size_bytes, len(_BLOCK)):
-                    whole.write(_BLOCK[: file.size_bytes - begin])
+            try:
+                os.ftruncate(descriptor, file.size_bytes)
+            except OSError as error:
+                size = format_size(file.size_bytes)
+                raise IotwinError(f"{self._output / file.name} cannot be made {size} long: {error.strerror}") from None
+            finally:
+                os.close(descriptor)
 
     def open(self, index: int, renamed: bool, flags: int) -> int:
-        """Return a descriptor of the file, opened as FLAG_* say; waits for one that is yet to be made."""
+        """Return a descriptor of the file, opened by its FLAG_* bits; wait until the file exists."""
         file = self._files[index]
         wanted = os.O_RDWR if flags & FLAG_WRITABLE and file.written else os.O_RDONLY
         if file.written:
@@ -90,7 +94,7 @@ class JobFiles:
         if file.written:
             os.unlink(last, dir_fd=folder)
 
-    def _locate(self, file: File, renamed: bool) -> tuple[int, str]:
+    def _locate(self, file: RecordedFile, renamed: bool) -> tuple[int, str]:
         name = file.renamed_to if renamed and file.renamed_to is not None else file.name
         above, _, last = name.rpartition("/")
         key = (self._output if file.written else self._data, above)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from benchmark.config.recording import CALLS, DUPLICATED, RENAMED, Op, Recording
-from benchmark.emulator.recorded.files import JobFiles
-from benchmark.emulator.recorded.memory import Descriptors, Maps
-from benchmark.emulator.recorded.shared import (
+from iotwin.benchmark.emulator.recorded.files import JobFiles
+from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
+from iotwin.benchmark.emulator.recorded.shared import (
     BUCKETS,
     DONE,
     ENDED_NS,
     FIRST_PIPE,
+    LET_GO,
     READ_BYTES,
     ROWS,
     RUNNING,
@@ -31,8 +31,9 @@ from benchmark.emulator.recorded.shared import (
     Board,
     Shared,
 )
-from common.direct_io import write_direct
-from tracing_tools.trace.schema import FLAG_DIRECT
+from iotwin.common.direct_io import write_direct
+from iotwin.trace_store.schema import FLAG_DIRECT
+from iotwin.workload_yaml.recording import CALLS, DUPLICATED, RENAMED, Op, TwinRecording
 
 _CHUNK = 4096  # rows that are Python objects at a time
 _BLOCK_BYTES = 1 << 22
@@ -88,7 +89,7 @@ class Player:
         self._does = [does[op] for op in Op]
 
     def play(self) -> None:
-        """Play the thread to its end, or until all are told to stop.
+        """Play the thread to its end, or until the board stops all threads.
 
         `due` is when the job would have come to a row; a call that begins late ends late by as much, which comes off the next
         pauses. Counts are kept here and written to the board when the thread may block for long, and at the end.
@@ -124,7 +125,7 @@ class Player:
                 moved_bytes[op] += moved
                 late[min((begun - due).bit_length(), BUCKETS - 1)] += 1
             logical = self._after(op, due, begun, now_ns(), moved)
-        Board.tell(board, counts[:CALLS], late)
+        Board.record(board, counts[:CALLS], late)
         board[READ_BYTES] = moved_bytes[Op.READ] + moved_bytes[Op.COPY_TO]
         board[WRITTEN_BYTES] = moved_bytes[Op.WRITE] + moved_bytes[Op.COPY_TO]
         board[ENDED_NS] = logical
@@ -143,7 +144,7 @@ class Player:
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
         """Yield the thread's rows, a chunk of them as Python's numbers at a time."""
-        recording: Recording = self._process.shared.recording
+        recording: TwinRecording = self._process.shared.recording
         first, end = self._process.shared.bounds[self._thread : self._thread + 2].tolist()
         names = ("think_ns", "op", "subject", "fd", "offset", "size", "flags")
         for begin in range(first, end, _CHUNK):
@@ -205,17 +206,19 @@ class Player:
         return os.copy_file_range(source, target, size, None if begin < 0 else begin, None if offset < 0 else offset)
 
     def _pipe_write(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
-        end = self._process.shared.pipes.ends[pipe][1]
+        end, word = self._process.shared.pipes.ends[pipe][1], self._process.shared.board.word
+        self._board[LET_GO] = 0
         self._board[STATE] = -1 - pipe
-        while size > 0:
+        while size > 0 and not word[0] and not self._board[LET_GO]:
             size -= os.write(end, self._noise[:size])
         self._board[STATE] = RUNNING
         return 0
 
     def _pipe_read(self, pipe: int, fd: int, offset: int, size: int, flags: int) -> int:
         end, word = self._process.shared.pipes.ends[pipe][0], self._process.shared.board.word
+        self._board[LET_GO] = 0
         self._board[STATE] = FIRST_PIPE + pipe
-        while size > 0 and not word[0]:
+        while size > 0 and not word[0] and not self._board[LET_GO]:
             size -= len(os.read(end, size))
         self._board[STATE] = RUNNING
         return 0

@@ -7,21 +7,23 @@ import signal
 import threading
 import time
 
-from benchmark.config.recording import RENAMED
-from benchmark.emulator.recorded.memory import Descriptors, Maps
-from benchmark.emulator.recorded.player import Player
-from benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, RUNNING, STOPPED, WAITING, Shared
-from common.children import become_loader
-from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE
+import numpy as np
+
+from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
+from iotwin.benchmark.emulator.recorded.player import Player
+from iotwin.benchmark.emulator.recorded.shared import DONE, ENDED_NS, FAILED, GO_ON, LET_GO, RUNNING, STOPPED, WAITING, Shared
+from iotwin.common.processes.children import become_loader
+from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE
+from iotwin.workload_yaml.recording import RENAMED
 
 _MAKES = FLAG_CREATE | FLAG_TRUNCATE
 _STUCK_TICKS = 10  # without anything done, from which those that wait are let go
 
 
-class Process:
+class ReplayedProcess:
     """Process `number` of the recording, which is this process."""
 
-    def __init__(self, shared: Shared, number: int, parent: "Process | None" = None) -> None:
+    def __init__(self, shared: Shared, number: int, parent: "ReplayedProcess | None" = None) -> None:
         self.shared, self.number, self.files = shared, number, shared.files
         # A forked process has its parent's descriptors and maps.
         self.fds: Descriptors = parent.fds if parent else Descriptors(self._open_again)
@@ -64,7 +66,7 @@ class Process:
         status = 1
         try:
             become_loader(number, parent)
-            Process(self.shared, number, self).run(begin_ns)
+            ReplayedProcess(self.shared, number, self).run(begin_ns)
             status = 0
         except BaseException as error:
             self.shared.fail(error)
@@ -97,8 +99,8 @@ class Process:
                 os.waitpid(pid, 0)
 
 
-class Watch(threading.Thread):
-    """Lets threads go that wait for a pipe for ever: when all wait for one another, and when all are to stop."""
+class ReplayWatch(threading.Thread):
+    """Releases threads that wait for a pipe, if all threads wait for each other or if the replay stops."""
 
     def __init__(self, shared: Shared, tick_s: float = 0.5) -> None:
         super().__init__(daemon=True)
@@ -106,21 +108,22 @@ class Watch(threading.Thread):
         self.freed = 0  # threads that waited for one another
 
     def run(self) -> None:
-        """Look at the board, tick by tick."""
+        """Inspect the board every `tick_s` seconds until `end` is called."""
         before, quiet = self._shared.board.states(), 0
         while not self._ended.wait(self._tick_s):
             if time.monotonic_ns() >= self._shared.deadline_ns and self._shared.board.word[0] == GO_ON:
                 self._shared.board.word[0] = STOPPED
             now = self._shared.board.states()
             state = now[:, 0]
-            on_pipes = state[(state < 0) | (state > WAITING)]
+            on_pipes = np.flatnonzero((state < 0) | (state > WAITING))
             quiet = quiet + 1 if (now == before).all() and not (state == RUNNING).any() and len(on_pipes) else 0
             before = now
             over = self._shared.board.word[0] != GO_ON
             if over or quiet >= _STUCK_TICKS:
                 self.freed += 0 if over else len(on_pipes)
-                for each in on_pipes.tolist():
-                    self._shared.pipes.free_one(each)
+                for thread in on_pipes.tolist():
+                    self._shared.board.of(thread)[LET_GO] = 1
+                    self._shared.pipes.free_one(int(state[thread]))
 
     def end(self) -> None:
         """Stop watching."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.config import Config
-from benchmark.emulator.recorded.run import Replayed, lateness
-from benchmark.emulator.results.dlio_log import local_time
-from benchmark.emulator.results.write import SUMMARY_NAME
-from common.files import struct_json, write_whole
+from iotwin.benchmark.emulator.recorded.run import Replayed, lateness
+from iotwin.benchmark.emulator.results.dlio_log import local_time
+from iotwin.benchmark.emulator.results.write import SUMMARY_NAME
+from iotwin.common.files import struct_json, write_whole
+from iotwin.workload_yaml import Config
 
 
 def write_replayed(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Replaying a recording as one rank, and what is measured of it."""
+"""Replays a recording as one rank, and measures the replay."""
 
 import gc
 import mmap
@@ -11,16 +11,26 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.config import Config
-from benchmark.config.recording import CALLS, Op, Recording, read_recording
-from benchmark.emulator.ranks import Rank
-from benchmark.emulator.recorded.files import JobFiles
-from benchmark.emulator.recorded.process import Process, Watch
-from benchmark.emulator.recorded.shared import BUCKETS, COUNTS, FAILED, READ_BYTES, STOPPED, WRITTEN_BYTES, Board, Pipes, Shared
-from benchmark.emulator.results.measured import Host, Usage
-from common.errors import IotwinError
-from common.mllog import FOR_TRACERS, MlLog
-from common.processes import age_s, sharpen_timers
+from iotwin.benchmark.emulator.journal import RankHost, Usage
+from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.recorded.files import JobFiles
+from iotwin.benchmark.emulator.recorded.process import ReplayedProcess, ReplayWatch
+from iotwin.benchmark.emulator.recorded.shared import (
+    BUCKETS,
+    COUNTS,
+    FAILED,
+    READ_BYTES,
+    STOPPED,
+    WRITTEN_BYTES,
+    Board,
+    Pipes,
+    Shared,
+)
+from iotwin.common.errors import IotwinError
+from iotwin.common.mllog import FOR_TRACERS, MlLog
+from iotwin.common.processes.starts import age_s, sharpen_timers
+from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.recording import CALLS, Op, TwinRecording, read_recording
 
 _NOISE_BYTES = 1 << 22
 _NEVER_NS = 1 << 62
@@ -42,7 +52,7 @@ class Replayed:
     storage_read_bytes: int = 0
     peak_memory_bytes: int = 0
     cpu_s: float = 0.0
-    host: Host = field(default_factory=Host.here)
+    host: RankHost = field(default_factory=RankHost.here)
 
 
 def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, limit_s: float | None = None) -> Replayed:
@@ -82,19 +92,19 @@ def replay(config: Config, log_stream: TextIO | None, rank: Rank | None = None, 
     return measured
 
 
-def cut(recording: Recording, cut_s: float | None) -> Recording:
+def cut(recording: TwinRecording, cut_s: float | None) -> TwinRecording:
     """Return the recording of the first `cut_s` seconds of the job; None: all of it."""
     return recording if cut_s is None else recording.where(recording.columns["at_ns"] <= cut_s * 1e9)
 
 
 def _once(
-    recording: Recording, files: JobFiles, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
+    recording: TwinRecording, files: JobFiles, log: MlLog, think_scale: float, deadline_ns: int, begin_ns: int, measured: Replayed
 ) -> None:
     """Replay the recording once and add what was measured."""
     board, pipes, failures = Board(len(recording.header.threads)), Pipes(recording.header), os.pipe()
     os.set_blocking(failures[0], False)
     shared = Shared(recording, recording.starts(), board, pipes, files, log, _noise(), think_scale, deadline_ns, failures)
-    root, watch = Process(shared, 0), Watch(shared)
+    root, watch = ReplayedProcess(shared, 0), ReplayWatch(shared)
     watch.start()
     try:
         root.run(begin_ns)

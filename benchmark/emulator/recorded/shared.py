@@ -1,23 +1,27 @@
-"""What the processes of a replay share: pipes, and a board on which each thread says where it is and what it did."""
+"""State that the processes of a replay share: pipes, and a board on which each thread records its position and its calls."""
 
 import mmap
 import os
+import select
+import time
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.config.recording import CALLS, Header, Recording
-from benchmark.emulator.recorded.files import JobFiles
-from common.mllog import MlLog
+from iotwin.benchmark.emulator.recorded.files import JobFiles
+from iotwin.common.mllog import MlLog
+from iotwin.workload_yaml.recording import CALLS, Header, TwinRecording
 
-BUCKETS = 64  # of lateness in ns: 0, then a bucket an octave; see tracing_tools.trace.figures.log_buckets
+BUCKETS = 64  # of lateness in ns: 0, then a bucket an octave; see iotwin.trace_store.figures.log_buckets
 RUNNING, DONE, WAITING = 1, 2, 3  # states; below 0: waits to write to pipe -1 - state, from FIRST_PIPE up: to read from one
 FIRST_PIPE = 16
-STATE, ROWS, READ_BYTES, WRITTEN_BYTES, ENDED_NS, COUNTS = 0, 1, 2, 3, 4, 5  # ENDED_NS: when the thread's end was due
+# ENDED_NS: when the thread's end was due; LET_GO: not 0 once it is not to wait any more for the pipe
+STATE, ROWS, READ_BYTES, WRITTEN_BYTES, ENDED_NS, LET_GO, COUNTS = 0, 1, 2, 3, 4, 5, 6
 _HISTOGRAM = COUNTS + CALLS
 _WIDTH = _HISTOGRAM + BUCKETS
 GO_ON, STOPPED, FAILED = 0, 1, 2
+_DRAINED_BYTES, _NEXT_WRITE_MS, _LONGEST_DRAIN_S = 1 << 16, 20, 0.5
 
 
 class Board:
@@ -29,13 +33,13 @@ class Board:
         self._rows = np.frombuffer(memory, np.int64)[1:].reshape(threads, _WIDTH)
 
     def of(self, thread: int) -> memoryview:
-        """Return the row of a thread, which it alone writes."""
+        """Return the row of a thread, which it alone writes, but for LET_GO."""
         begin = 1 + thread * _WIDTH
         return self._cells[begin : begin + _WIDTH]
 
     @property
     def word(self) -> memoryview:
-        """Return the one cell that says GO_ON, STOPPED or FAILED to all."""
+        """Return the cell with GO_ON, STOPPED or FAILED, which all processes read."""
         return self._cells[:1]
 
     def states(self) -> NDArray[np.int64]:
@@ -54,7 +58,7 @@ class Board:
         return part
 
     @staticmethod
-    def tell(row: memoryview, counts: list[int], late: list[int]) -> None:
+    def record(row: memoryview, counts: list[int], late: list[int]) -> None:
         """Write a thread's calls by operation and by bucket of lateness into its row."""
         for place, value in enumerate(counts + late, COUNTS):
             row[place] = value
@@ -68,18 +72,24 @@ class Pipes:
         self.in_messages = [pipe.messages for pipe in header.pipes]
 
     def free_one(self, state: int) -> None:
-        """Let a thread go on that waits for a pipe for ever, as `state` says."""
-        if state < 0:
-            read_end = self.ends[-1 - state][0]
+        """Release a thread that waits for the pipe in its `state`: write a byte for a reader, or drain the pipe for a writer.
+
+        The drain goes on while more bytes arrive, as one write may fill the pipe several times, for at most _LONGEST_DRAIN_S.
+        """
+        if state >= 0:
+            os.write(self.ends[state - FIRST_PIPE][1], b"\0")
+            return
+        read_end = self.ends[-1 - state][0]
+        poll, deadline = select.poll(), time.monotonic() + _LONGEST_DRAIN_S
+        poll.register(read_end, select.POLLIN)
+        while time.monotonic() < deadline and poll.poll(_NEXT_WRITE_MS):
             os.set_blocking(read_end, False)
             try:
-                os.read(read_end, 1 << 16)
-            except BlockingIOError:
+                os.read(read_end, _DRAINED_BYTES)
+            except BlockingIOError:  # a thread of the recording has read it
                 return
             finally:
                 os.set_blocking(read_end, True)
-        else:
-            os.write(self.ends[state - FIRST_PIPE][1], b"\0")
 
     def close(self) -> None:
         """Close both ends of all."""
@@ -90,9 +100,9 @@ class Pipes:
 
 @dataclass
 class Shared:
-    """What all processes of a replay were forked with."""
+    """State that all processes of a replay inherit when they are forked."""
 
-    recording: Recording
+    recording: TwinRecording
     bounds: NDArray[np.int64]  # of the threads' rows
     board: Board
     pipes: Pipes
@@ -114,7 +124,7 @@ class Shared:
         (self.log.start if mark.begins else self.log.end)(mark.key, **numbers)
 
     def fail(self, error: BaseException) -> None:
-        """Tell all that the replay has failed, and why."""
+        """Report `error` to all processes: the replay has failed."""
         self.board.word[0] = FAILED
         text = f"{getattr(error, 'filename', None) or ''} {getattr(error, 'strerror', None) or error}".strip()
         os.write(self.failures[1], (text[:2000] + "\n").encode("utf-8", "replace"))

@@ -1,1 +1,1 @@
-"""What a run measured, and the files that say so."""
+"""The figures and the output files of a run."""

@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmark.config import Config
-from benchmark.emulator.checkpoints.background import Written
-from benchmark.emulator.readers import file_format
-from benchmark.emulator.results.measured import Measured
-from benchmark.emulator.results.steplog import Ints, StepTable
+from iotwin.benchmark.emulator.checkpoints.background import Written
+from iotwin.benchmark.emulator.journal import Ints, Measured
+from iotwin.benchmark.emulator.readers import file_format
+from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.workload_yaml import Config
 
 _LOADERS = 1  # the thread that shows what loaders did
 # Written with another file, which stands for both.
 _BESIDE = (".index", "/checkpoint")
 
 
-class Events(NamedTuple):
+class DlioEvents(NamedTuple):
     """Events of one kind, each column of shape (events,); times are UNIX nanoseconds."""
 
     category: str
@@ -28,14 +28,14 @@ class Events(NamedTuple):
     thread: int = 0
 
 
-def rank_events(config: Config, measured: Measured) -> Iterator[Events]:
+def rank_events(config: Config, measured: Measured) -> Iterator[DlioEvents]:
     """Yield the events of one rank, kind by kind.
 
     Reading a sample has the mean duration of its batch's samples, which are read one after the other from the batch's begin.
     tfrecord's samples are read by the stream, not one by one, and synthetic ones are not preprocessed: DLIO logs neither.
     """
     run_ns = np.array([[measured.start_s * 1e9, (measured.end_s - measured.start_s) * 1e9]]).astype(np.int64)
-    yield Events("ai_root", "ai_root", run_ns[:, 0], run_ns[:, 1], np.zeros(1, np.int64))
+    yield DlioEvents("ai_root", "ai_root", run_ns[:, 0], run_ns[:, 1], np.zeros(1, np.int64))
     for kind, name in (("epoch", "train"), ("eval", "evaluate")):
         rows = [(span.start_s, span.end_s, span.epoch) for span in measured.spans if span.kind == kind]
         yield _from_seconds("pipeline", name, rows)
@@ -44,11 +44,13 @@ def rank_events(config: Config, measured: Measured) -> Iterator[Events]:
     begin_ns = columns["start_ns"] + measured.wall_ahead_ns
     arrived_ns = begin_ns + columns["data_wait_ns"]
     steps = columns["epoch"], columns["step"]
-    yield Events("dataloader", "fetch.iter", begin_ns, columns["data_wait_ns"], *steps)
-    yield Events("compute", "compute", arrived_ns, columns["compute_ns"], *steps)
+    yield DlioEvents("dataloader", "fetch.iter", begin_ns, columns["data_wait_ns"], *steps)
+    yield DlioEvents("compute", "compute", arrived_ns, columns["compute_ns"], *steps)
     if measured.pauses:
         pauses = np.array(measured.pauses, np.int64).reshape(-1, 2)
-        yield Events("compute", "compute", pauses[:, 0] + measured.wall_ahead_ns, pauses[:, 1], np.ones(len(pauses), np.int64))
+        yield DlioEvents(
+            "compute", "compute", pauses[:, 0] + measured.wall_ahead_ns, pauses[:, 1], np.ones(len(pauses), np.int64)
+        )
     if file_format(config) != "tfrecord":
         yield from _samples(columns, arrived_ns, measured.wall_ahead_ns, file_format(config) != "synthetic")
     yield _files("capture", measured.saved, measured.wall_ahead_ns)
@@ -62,13 +64,13 @@ def _whole_epochs(measured: Measured) -> Iterator[tuple[float, float, int]]:
             yield span.start_s, max(other.end_s for other in measured.spans if other.epoch == span.epoch), span.epoch
 
 
-def _from_seconds(category: str, name: str, rows: Sequence[tuple[float, float, int]]) -> Events:
+def _from_seconds(category: str, name: str, rows: Sequence[tuple[float, float, int]]) -> DlioEvents:
     table = np.array(rows, np.float64).reshape(-1, 3)
     start_ns = (table[:, 0] * 1e9).astype(np.int64)
-    return Events(category, name, start_ns, (table[:, 1] * 1e9).astype(np.int64) - start_ns, table[:, 2].astype(np.int64))
+    return DlioEvents(category, name, start_ns, (table[:, 1] * 1e9).astype(np.int64) - start_ns, table[:, 2].astype(np.int64))
 
 
-def _samples(columns: dict[str, Ints], arrived_ns: Ints, wall_ahead_ns: int, preprocessed: bool) -> Iterator[Events]:
+def _samples(columns: dict[str, Ints], arrived_ns: Ints, wall_ahead_ns: int, preprocessed: bool) -> Iterator[DlioEvents]:
     counts = columns["samples"]
     each_read = columns["read_ns"] // np.maximum(counts, 1)
     each_preprocess = columns["preprocess_ns"] // np.maximum(counts, 1)
@@ -79,12 +81,12 @@ def _samples(columns: dict[str, Ints], arrived_ns: Ints, wall_ahead_ns: int, pre
     number = np.arange(len(of_batch)) - np.repeat(np.cumsum(counts) - counts, counts)
     start_ns = begin[of_batch] + number * whole[of_batch]
     steps = columns["epoch"][of_batch], columns["step"][of_batch]
-    yield Events("data", "item", start_ns, whole[of_batch], *steps, _LOADERS)
+    yield DlioEvents("data", "item", start_ns, whole[of_batch], *steps, _LOADERS)
     if preprocessed:
-        yield Events("data", "preprocess", start_ns + each_read[of_batch], each_preprocess[of_batch], *steps, _LOADERS)
+        yield DlioEvents("data", "preprocess", start_ns + each_read[of_batch], each_preprocess[of_batch], *steps, _LOADERS)
 
 
-def _files(name: str, files: Sequence[Written], wall_ahead_ns: int) -> Events:
+def _files(name: str, files: Sequence[Written], wall_ahead_ns: int) -> DlioEvents:
     rows = [(file.start_ns, file.duration_ns, file.epoch) for file in files if not file.name.endswith(_BESIDE)]
     table = np.array(rows, np.int64).reshape(-1, 3)
-    return Events("checkpoint", name, table[:, 0] + wall_ahead_ns, table[:, 1], table[:, 2])
+    return DlioEvents("checkpoint", name, table[:, 0] + wall_ahead_ns, table[:, 1], table[:, 2])

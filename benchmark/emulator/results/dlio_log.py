@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.config import Config
-from benchmark.emulator.results.measured import Measured, Span
-from benchmark.emulator.results.steplog import StepTable
-from benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+from iotwin.benchmark.emulator.journal import Measured, Span
+from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+from iotwin.workload_yaml import Config
 
 
 def local_time(seconds: float) -> str:
@@ -45,6 +45,13 @@ def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summa
         yield from _parts_of_steps(first)
 
 
+def generation_lines(processes: int, start_s: float, end_s: float) -> Iterator[str]:
+    """Yield the lines of the log of a run that only generates; times in seconds since 1970."""
+    yield _line(start_s, f"Running DLIO [Generating data] with {processes} process(es)")
+    yield _line(start_s, "Starting data generation")
+    yield _line(end_s, "Generation done")
+
+
 def _line(time_s: float, text: str) -> str:
     return f"[OUTPUT] {local_time(time_s)} {text}\n"
 
@@ -62,7 +69,7 @@ def _start(span: Span) -> str:
 def _end(span: Span) -> str:
     rate = f"Throughput: {span.amount / (1 << 30) / max(span.duration_s, 1e-9):.4f} GB/s"
     if span.kind == "save_ckpt" and not span.amount:
-        rate = "to be written beside training"  # an asynchronous one: this was its snapshot
+        rate = "to be written during training"  # an asynchronous one: this was its snapshot
     return {
         "epoch": f"Ending epoch {span.epoch} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",
         "block": f"Ending block {span.number} - {int(span.amount)} steps completed in {span.duration_s:.2f} s",

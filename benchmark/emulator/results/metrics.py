@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.config import OutputMetric
-from benchmark.emulator.checkpoints.background import Written
-from benchmark.emulator.results.steplog import Ints, StepTable
-from benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
-from common.numbers.confidence import Estimate, mean, quantile, ratio
+from iotwin.benchmark.emulator.checkpoints.background import Written
+from iotwin.benchmark.emulator.journal import Ints
+from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.benchmark.emulator.results.utilisation import accelerator_utilisation, counted_steps
+from iotwin.common.numbers.confidence import Estimate, mean, quantile, ratio
+from iotwin.workload_yaml import OutputMetric
 
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _PREFIXES = {"train": "train", "evaluation": "eval"}
@@ -51,7 +52,7 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
     """Return the figures of one phase over all its epochs, each with its confidence interval.
 
     Utilisation leaves out what phase_metrics leaves out; without the harness's overhead it is computation time over the step's
-    time less what the emulator itself took beside waiting for data, computing and waiting for other ranks.
+    time less what the emulator itself took besides waiting for data, computing and waiting for other ranks.
     """
     columns = table.of(phase)
     kept, every = _over_ranks(counted_steps(columns, excluded)), _over_ranks(columns)
@@ -94,7 +95,7 @@ def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[st
     """Return DLIO's metrics of saving (or loading) checkpoints from the files of every rank; `kind` is save or load.
 
     A checkpoint is all files written together. It lasts as long as on its slowest rank; per rank, the rate of all its files. The
-    smallest and the mean rate over ranks are ours: MLPerf Storage's rules ask for the slowest.
+    smallest and the mean rate over ranks are ours: MLPerf Storage's rules require the slowest.
     """
     by_checkpoint: dict[tuple[int, str, int], dict[int, tuple[int, int]]] = {}
     for rank, written in enumerate(files):

@@ -7,7 +7,6 @@ samples per second of each step, all ranks together.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.config.text import read
-from common.errors import IotwinError
-from common.files import write_whole
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import write_whole
+from iotwin.common.foreign_files import read_foreign_json
+from iotwin.workload_yaml.text import read
 
 _STATISTICS = ("mean", "std", "min", "median", "p90", "p99", "max")
+_MOST_JSON_BYTES = 1 << 28  # of a run's file: a number per step
 _MEBIBYTE = 1 << 20
 _SECTIONS = ("model", "dataset", "reader", "train")  # that the report reads
 _DISK = {"rMB/s": "R MB/s", "wMB/s": "W MB/s", "r/s": "R IOPS", "w/s": "W IOPS", "r_await": "Avg R Time (ms)",
@@ -61,11 +62,9 @@ def _rank_times(folder: Path, rank: int, epochs: int) -> dict[str, Any]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return read_foreign_json(path, _MOST_JSON_BYTES)
+    except OSError:
         raise IotwinError(f"{path}: no such file; give the output folder of a run as --output-folder") from None
-    except (OSError, ValueError) as error:
-        raise IotwinError(f"{path}: cannot be read: {error}") from None
 
 
 def report(folder: Path, workload: dict[str, Any]) -> str:
@@ -170,7 +169,7 @@ def main() -> int:
     unused = {"-np": "--num-proc", "-e": "--epochs", "-bs": "--batch-size", "-de": "--do-eval", "-bse": "--batch-size-eval",
               "-c": "--do-checkpoint", "-d": "--debug", "-n": "--name"}  # fmt: skip
     for short, name in unused.items():
-        parser.add_argument(short, name, help="as DLIO: taken and of no effect, as the run's own files say it")
+        parser.add_argument(short, name, help="accepted as by DLIO, without effect: the run's own files have it")
     args = parser.parse_args()
     try:
         workload = _composed(args.output_folder, args.hydra_folder)

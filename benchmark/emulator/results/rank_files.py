@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from benchmark.config import Config
-from benchmark.emulator.results.dlio_log import local_time
-from benchmark.emulator.results.measured import Measured, Span
-from benchmark.emulator.results.steplog import Ints, StepTable
-from benchmark.emulator.results.utilisation import accelerator_utilisation
+from iotwin.benchmark.emulator.journal import Ints, Measured, Span
+from iotwin.benchmark.emulator.results.dlio_log import local_time
+from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.benchmark.emulator.results.utilisation import accelerator_utilisation
+from iotwin.workload_yaml import Config
 
 
 def rank_output(config: Config, measured: Measured, host_facts: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Return N_output.json: by epoch and block, the seconds that each step waited for data, lasted and computed.
 
-    `load` is the wait for the batch, `proc` the whole step, `compute` the computation time asked for; `au` and `throughput` are
+    `load` is the wait for the batch, `proc` the whole step, `compute` the configured computation time; `au` and `throughput` are
     the epoch's, by block as far as DLIO's readers look for them there.
     """
     document: dict[str, Any] = {

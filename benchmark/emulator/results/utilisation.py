@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmark.config import OutputMetric
-from benchmark.emulator.results.steplog import Ints
+from iotwin.benchmark.emulator.journal import Ints
+from iotwin.workload_yaml import OutputMetric
 
 
 def counted_steps(columns: Mapping[str, Ints], excluded: OutputMetric) -> dict[str, Ints]:
     """Return the columns of the steps that figures count: of each rank's every block neither the first ones nor the last.
 
-    A block is what lies between two checkpoints of an epoch; `excluded` says how many steps of its ends do not count. Steps of a
-    block stand in their order.
+    A block is what lies between two checkpoints of an epoch; `excluded` has the numbers of steps at its ends that
+    do not count. Steps of a block are in order.
     """
     order = np.lexsort((columns["step"], columns["block"], columns["epoch"], columns["rank"]))
     keys = np.stack([columns[name][order] for name in ("rank", "epoch", "block")])

@@ -1,4 +1,4 @@
-"""The files a run leaves in its output folder: DLIO's summary, output of each rank and log, and metrics.parquet, a row a step."""
+"""Writes a run's output files: DLIO's summary, log and output of each rank, and metrics.parquet with one row per step."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,16 +7,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmark.config import Config
-from benchmark.config.rematerialized import facts
-from benchmark.emulator.checkpoints.frequency import Decided
-from benchmark.emulator.results.dlio_log import local_time, log_lines
-from benchmark.emulator.results.measured import Measured, Resumed
-from benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
-from benchmark.emulator.results.rank_files import epoch_stats, rank_output
-from benchmark.emulator.results.steplog import StepTable
-from common.errors import IotwinError
-from common.files import struct_json, write_whole
+from iotwin.benchmark.emulator.checkpoints.frequency import Decided
+from iotwin.benchmark.emulator.journal import Measured, ResumedRun
+from iotwin.benchmark.emulator.results.dlio_log import local_time, log_lines
+from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
+from iotwin.benchmark.emulator.results.rank_files import epoch_stats, rank_output
+from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import make_folder, struct_json, write_whole
+from iotwin.common.removal import remove_file
+from iotwin.workload_yaml import Config
+from iotwin.workload_yaml.rematerialized import facts
 
 SUMMARY_NAME = "summary.json"
 METRICS_NAME = "metrics.parquet"
@@ -25,14 +26,13 @@ METRICS_NAME = "metrics.parquet"
 def prepare_output(folder: Path, notes: Mapping[str, str] = MappingProxyType({})) -> None:
     """Make the output folder with the files `notes` in it, before a long run needs it; IotwinError when it cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise IotwinError(f"{folder}: cannot be made: {error.strerror}; change output.folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise IotwinError(f"{folder}: cannot be written to; change output.folder or its permissions")
     for name, text in notes.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / name, text.encode())
+        write_whole(folder / name, text.encode(), below=folder)
 
 
 def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
     except BaseException:
         for path in written:
             with suppress(OSError):
-                path.unlink()
+                remove_file(path)
         raise
     return summary
 
@@ -96,7 +96,7 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
 
 
 def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
-    """What DLIO does not report: bytes really read, quantiles and intervals, every checkpoint file, and the machine."""
+    """Return the results that DLIO does not report: bytes read, quantiles, intervals, checkpoint files, and the machine."""
     first = ranks[0]
     train, evaluation = table.of("train"), table.of("evaluation")
     bytes_read = int(table.columns["bytes_read"].sum())
@@ -157,16 +157,16 @@ def _policy(config: Config, decided: Decided | None) -> dict[str, Any] | None:
     }
 
 
-def _resumed(ranks: Sequence[Resumed]) -> dict[str, Any] | None:
-    """Where the run went on, and what all ranks skipped and read to get there; None where it began at the first step."""
+def _resumed(ranks: Sequence[ResumedRun]) -> dict[str, Any] | None:
+    """Where the run went on, and what all ranks skipped and read to get there; None if it began at the first step."""
     if not ranks:
         return None
-    amounts = {name: sum(getattr(one, name) for one in ranks) for name in Resumed._fields[3:]}
+    amounts = {name: sum(getattr(one, name) for one in ranks) for name in ResumedRun._fields[3:]}
     return {"mode": ranks[0].mode, "epoch": ranks[0].epoch, "step": ranks[0].step, **amounts}
 
 
 def _hit_ratio(storage_bytes: int, read_bytes: int) -> float | None:
-    """Share of the bytes read that storage was not asked for; read-ahead can fetch more than is read."""
+    """Return the share of the bytes read that came from the page cache, at least 0: read-ahead may fetch more than is read."""
     return None if not read_bytes else max(0.0, 1.0 - storage_bytes / read_bytes)
 
 

@@ -8,10 +8,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
-from benchmark.config.recording import Op
-from common.errors import IotwinError
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml.recording import Op
 
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result", "flags")
 _KINDS = ("dataset", "checkpoint", "other", "log")

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.config.recording import File, Op
-from benchmark.fit.samples.samples import common_folder
-from common.beneath import normal, stays_within
-from datagen.layouts.recorded import is_reserved
-from tracing_tools.trace.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
+from iotwin.benchmark.fit.samples.samples import common_folder
+from iotwin.common.beneath import normal, stays_within
+from iotwin.datagen.layouts.recorded import is_reserved
+from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
+from iotwin.workload_yaml.recording import Op, RecordedFile
 
 _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
 
@@ -19,7 +19,7 @@ _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
 class Named:
     """The files, the index of each file_id among them (-1: none), the data set's folder, and its (name, bytes)."""
 
-    files: list[File]
+    files: list[RecordedFile]
     index: NDArray[np.int64]
     folder: str
     data: list[tuple[str, int]]
@@ -56,9 +56,9 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
         if is_written:
             target = targets[i]
             renamed = _below(str(target), written_folder, i) if isinstance(target, str) else None
-            files.append(File(_below(paths[i], written_folder, i), renamed, sizes[i], True, i in made))
+            files.append(RecordedFile(_below(paths[i], written_folder, i), renamed, sizes[i], True, i in made))
         else:
-            files.append(File(_below(paths[i], read_folder, i), None, max(sizes[i], int(reached.get(i, 0)))))
+            files.append(RecordedFile(_below(paths[i], read_folder, i), None, max(sizes[i], int(reached.get(i, 0)))))
     data: dict[str, int] = {}
     for file in files:
         if not file.written:

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.config.recording import Op
-from benchmark.fit.recorded.tree import Tree
+from iotwin.benchmark.fit.recorded.tree import Tree
+from iotwin.workload_yaml.recording import Op
 
 _BY_DESCRIPTOR = (Op.OPEN, Op.READ, Op.WRITE, Op.SYNC, Op.DATASYNC, Op.CLOSE, Op.MAP, Op.COPY, Op.COPY_TO, Op.TRUNCATE)
 _SILENCE_NS = 1_000_000  # without a call of any thread of a process: longer than a hand-over itself takes

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.config.recording import Op, Pipe
-from benchmark.fit.recorded.calls import POLL
+from iotwin.benchmark.fit.recorded.calls import POLL
+from iotwin.workload_yaml.recording import Op, Pipe
 
 _LONGEST_TURN_NS = 10_000_000  # between a wait and the read that it was for
 

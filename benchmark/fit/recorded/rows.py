@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.config.recording import COLUMNS, Mark, Op
-from benchmark.fit.recorded.calls import Seen
-from benchmark.fit.recorded.hand_overs import hand_overs
-from benchmark.fit.recorded.tree import Tree
+from iotwin.benchmark.fit.recorded.calls import Seen
+from iotwin.benchmark.fit.recorded.hand_overs import hand_overs
+from iotwin.benchmark.fit.recorded.tree import Tree
+from iotwin.workload_yaml.recording import COLUMNS, Mark, Op
 
 _LONGEST_WAKE_NS = 50_000_000  # from a child's end to what its parent does next, if it waited for it
 _KEYS = {"init": "init", "epoch": "epoch", "block": "block", "evaluation": "eval", "checkpoint": "checkpoint", "step": "step"}

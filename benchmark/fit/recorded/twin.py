@@ -5,16 +5,16 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
-from benchmark import config as c
-from benchmark.config.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, Recording
-from benchmark.fit.coverage import KINDS, Coverage, flows_of
-from benchmark.fit.recorded.calls import Seen, see
-from benchmark.fit.recorded.files import name_files
-from benchmark.fit.recorded.pipes import match_pipes
-from benchmark.fit.recorded.rows import assemble, grow, marks_of
-from benchmark.fit.twin_parts import Fitted
-from common.units import format_size
-from tracing_tools.trace.reader import Trace
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.coverage import KINDS, Coverage, flows_of
+from iotwin.benchmark.fit.recorded.calls import Seen, see
+from iotwin.benchmark.fit.recorded.files import name_files
+from iotwin.benchmark.fit.recorded.pipes import match_pipes
+from iotwin.benchmark.fit.recorded.rows import assemble, grow, marks_of
+from iotwin.benchmark.fit.twin_parts import Fitted
+from iotwin.common.units import format_size
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, TwinRecording
 
 RECORDING = f"twin{SUFFIX}"
 _DIRECTIONS: dict[str, list[int]] = {
@@ -44,7 +44,7 @@ def fit_recorded(trace: Trace) -> Fitted:
     rank = next((index for index, pid in enumerate(tree.pids) if pid in ranks), 0)
     columns, channels = assemble(tree, calls, marks_ns, rank)
     header = Header(1, named.files, pipes, channels, tree.parents, tree.process, marks)
-    recording = Recording(header, columns)
+    recording = TwinRecording(header, columns)
     config = c.Config(
         workflow=c.Workflow(train=True),
         dataset=c.Dataset(data_folder=named.folder),
@@ -91,7 +91,7 @@ def _duplicated(calls: pd.DataFrame, on_file: pd.Series) -> NDArray[np.int64]:
     return np.where(opens & calls["file"].isin(elsewhere).to_numpy(np.bool_), DUPLICATED, 0)
 
 
-def _evidence(recording: Recording, calls: pd.DataFrame) -> dict[str, str]:
+def _evidence(recording: TwinRecording, calls: pd.DataFrame) -> dict[str, str]:
     ops, header = recording.columns["op"], recording.header
 
     def bytes_of(*chosen: Op) -> str:
@@ -107,7 +107,7 @@ def _evidence(recording: Recording, calls: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _assumptions(trace: Trace, recording: Recording) -> list[str]:
+def _assumptions(trace: Trace, recording: TwinRecording) -> list[str]:
     notes = [
         "what threads of a process tell one another without a system call is a wait only where their times show it; that, "
         "what goes over sockets, and calls of other kinds are kept as time"

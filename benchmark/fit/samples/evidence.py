@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.fit.checkpoints import SeenCheckpoints
-from benchmark.fit.confidence import agreement, interval
-from benchmark.fit.passes import Pass
-from benchmark.fit.samples.samples import Samples
-from benchmark.fit.times import Times
-from benchmark.fit.twin_parts import in_words, most_common
-from common.units import format_size
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoints
+from iotwin.benchmark.fit.confidence import agreement, interval
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.samples.samples import Samples
+from iotwin.benchmark.fit.times import Times
+from iotwin.benchmark.fit.twin_parts import in_words, most_common
+from iotwin.common.units import format_size
 
 
 def confidence_of(

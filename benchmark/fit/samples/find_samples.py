@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from benchmark.fit.look import Job
-from benchmark.fit.samples.partners import find_partners
-from benchmark.fit.samples.record_samples import data_reads, find_other_samples
-from benchmark.fit.samples.samples import Samples, accesses_of_files, common_folder
-from benchmark.fit.samples.step_samples import by_steps
-from common.errors import IotwinError
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.partners import find_partners
+from iotwin.benchmark.fit.samples.record_samples import data_reads, find_other_samples
+from iotwin.benchmark.fit.samples.samples import Samples, accesses_of_files, common_folder
+from iotwin.benchmark.fit.samples.step_samples import by_steps
+from iotwin.common.errors import IotwinError
 
 _PAIR = re.compile(r"(?P<case>.*)_(?P<part>[xy])\.npy")
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from benchmark.fit.look import Job
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.trace_store import schema
 
 Opened = Literal["by_loaders", "once", "each_pass"]
 Shuffled = Literal["", "samples", "files", "batches"]

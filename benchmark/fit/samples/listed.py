@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.passes import Pass
-from benchmark.fit.samples.samples import MOST_READS_LISTED, Samples
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.samples.samples import MOST_READS_LISTED, Samples
 
 _FEW = 0.1  # so many of the accesses may jump in a file that is read in sequence, or come again: the tracer's or the file's doing
 

@@ -1,8 +1,8 @@
 """Whether a job reads .npy files by numpy.load, as its twin does, and what that reads twice."""
 
-from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import Samples
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.samples import Samples
+from iotwin.trace_store import schema
 
 # All that Python's first buffer brought is read again, and so is the header, by the C library.
 _BUFFER_BYTES, _HEADER_BYTES = 4096, 128

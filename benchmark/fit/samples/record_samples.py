@@ -8,12 +8,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.look import Job
-from benchmark.fit.samples.partners import by_first_file, find_partners
-from benchmark.fit.samples.samples import MOST_READS_LISTED, Samples, accesses_of_files, common_folder, reads_of, reads_within
-from common.errors import IotwinError
-from datagen.layouts import DlrmLayout
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.partners import by_first_file, find_partners
+from iotwin.benchmark.fit.samples.samples import (
+    MOST_READS_LISTED,
+    Samples,
+    accesses_of_files,
+    common_folder,
+    reads_of,
+    reads_within,
+)
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.trace_store import schema
 
 _WHOLE = 0.9  # an access that reads this share of its file reads it whole
 _TWICE = 1.9  # a file of which this many times its size is read was read twice; an index at its end may be read again
@@ -236,9 +243,10 @@ def _tasks(job: Job, reads: pd.DataFrame) -> pd.Series:
     """How often the process of each read had read from a pipe before it."""
     asked = job.calls_on(job.file_ids("pipe"), schema.READ_OPS)
     asked = asked[asked["result"] > 0]
+    asked_at = {pid: own.to_numpy() for pid, own in asked.groupby("pid")["start_ns"]}
     tasks = pd.Series(0, reads.index)
-    for pid, own in reads.groupby("pid")["start_ns"]:
-        tasks[own.index] = np.searchsorted(asked.loc[asked["pid"] == pid, "start_ns"].to_numpy(), own.to_numpy())
+    for pid, own in reads[reads["pid"].isin(list(asked_at))].groupby("pid")["start_ns"]:
+        tasks[own.index] = np.searchsorted(asked_at[pid], own.to_numpy())
     return tasks
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.look import Job
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.trace_store import schema
 
 MOST_READS_LISTED = 40_000  # the YAML of more would take long to read, and be too large for an archive
 _MAPPED = 0.5  # share of the bytes
@@ -37,7 +37,9 @@ class Samples:
     read_past_end: bool = False
     keep_open: bool = False
     most_open: int | None = None  # of files that are kept open, by each process; None: all that it meets
-    buffer_bytes: int | None = None  # of one read, where a sample is what a step used up: see benchmark.fit.samples.step_samples
+    buffer_bytes: int | None = (
+        None  # of one read, where a sample is what a step used up: see iotwin.benchmark.fit.samples.step_samples
+    )
     # What each access read (of files of .npy not told), in order: read (as in accesses), file (index), offset, size, thread (0 is
     # the process's main one; others are numbered by process from 1, as they came).
     reads: pd.DataFrame | None = None

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import Samples, is_mapped, reads_of
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.samples import Samples, is_mapped, reads_of
+from iotwin.trace_store import schema
 
 LENGTH_BYTES = 4  # of the length that multiprocessing.connection sends before a message
 _ALIKE = 0.5  # batches are of one size if this share of them is

@@ -13,25 +13,25 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmark.fit.checkpoint_files import find_files, folder_of
-from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and_tails_s
-from benchmark.fit.look import Job
-from benchmark.fit.samples.samples import common_folder
-from benchmark.fit.streams.file_ends import records_of_file_and_buffer
-from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns, without_saving
-from benchmark.fit.windows import Window, logged_windows
-from tracing_tools.trace import schema
+from iotwin.benchmark.fit.checkpoint_files import find_files, folder_of
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, leads_and_tails_s
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.samples.samples import common_folder
+from iotwin.benchmark.fit.streams.file_ends import records_of_file_and_buffer
+from iotwin.benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns, without_saving
+from iotwin.benchmark.fit.windows import Window, logged_windows
+from iotwin.trace_store import schema
+from iotwin.workloads.policies.read_ahead import BATCHES_AHEAD, OPENED_AHEAD
 
 _FEWEST_FILES = 3
 _IN_SEQUENCE = 0.9  # files are streamed if this share of their reads begins where the file's last read ended
 # Files are taken in turn if this share of them is opened by a thread that has another one open, or closed by another thread:
 # a loader thread closes what it has opened before it opens the next.
 _SHARED = 0.1
-_FILES_OF_A_TURN = 3  # open files for each one that gives records in turn: tf.data's threads open two more of them ahead
+_FILES_OF_A_TURN = 1 + OPENED_AHEAD  # open files for each one that gives records in turn
 _WHOLE = 0.99  # share of its files that an epoch reads, from which it reads them to the end
 _WARM_UP = 3.0  # times the longest later pause, from which the pause after the first reads is a first step of its own
 _APART = 0.5  # steps after a checkpoint was whole, from which what is written belongs to another one
-_BATCHES_AHEAD = 2  # that the emulator's stream makes ahead
 
 
 @dataclass
@@ -202,7 +202,7 @@ def stream_steps(job: Job, stream: Stream, assumptions: list[str]) -> StreamStep
         )
     turns = in_turn(reads, group, cycle), threads, reading_threads(reads) or threads
     return StreamSteps(
-        steps, batch_size, record_bytes, max(round(buffered) - _BATCHES_AHEAD * batch_size, 0), cycle,
+        steps, batch_size, record_bytes, max(round(buffered) - BATCHES_AHEAD * batch_size, 0), cycle,
         *turns, int(reads["requested"].mode().iloc[0]), whole, first_s, compute_s,
     )  # fmt: skip
 

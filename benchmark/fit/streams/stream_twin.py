@@ -1,18 +1,18 @@
-"""The twin of a job that streams its files, as tf.data does; what it did is found by benchmark.fit.streams.stream."""
+"""The twin of a job that streams its files, as tf.data does; what it did is found by iotwin.benchmark.fit.streams.stream."""
 
 from pathlib import PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark import config as c
-from benchmark.fit.cadences import find_cadence
-from benchmark.fit.checkpoints import SeenCheckpoints, unnumbered
-from benchmark.fit.look import Job
-from benchmark.fit.startup import StartUp
-from benchmark.fit.streams.stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
-from benchmark.fit.times import quantiles
-from benchmark.fit.twin_parts import (
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.cadences import find_cadence
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoints, unnumbered
+from iotwin.benchmark.fit.look import Job
+from iotwin.benchmark.fit.startup import StartUp
+from iotwin.benchmark.fit.streams.stream import Stream, StreamSteps, stream_checkpoints, stream_steps, within
+from iotwin.benchmark.fit.times import quantiles
+from iotwin.benchmark.fit.twin_parts import (
     SAME_ORDER,
     Fitted,
     evaluated_after_saving,
@@ -23,11 +23,11 @@ from benchmark.fit.twin_parts import (
     start_times,
     twin_checkpoint,
 )
-from common.units import format_size
+from iotwin.common.units import format_size
 
 
 def fit_stream(job: Job, stream: Stream) -> Fitted:
-    """The twin of a job that streams its files: see benchmark.fit.streams.stream."""
+    """The twin of a job that streams its files: see iotwin.benchmark.fit.streams.stream."""
     assumptions = loss_notes(job)
     steps = stream_steps(job, stream, assumptions)
     checkpoints = stream_checkpoints(job, stream, steps.steps)

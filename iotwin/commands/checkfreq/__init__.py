@@ -3,7 +3,7 @@
 from iotwin.command import Group
 
 
-class CheckFreq(Group):
+class CheckFreqGroup(Group):
     """Intervals between checkpoints: planned, corrected, and held against failures."""
 
     name = "checkfreq"
@@ -12,10 +12,10 @@ class CheckFreq(Group):
   iotwin checkfreq plan --iteration-time 0.2 --host-copy 0.6 --write-time 2 --size 1GiB --overhead 0.05
   iotwin checkfreq probe out"""
     leaf_classes = (
-        ("plan", "PlanInterval"),
-        ("tune", "Tune"),
-        ("goodput", "Goodput"),
-        ("probe", "Probe"),
-        ("crash", "Crash"),
-        ("results", "Results"),
+        ("plan", "CheckFreqPlanCommand"),
+        ("tune", "CheckFreqTuneCommand"),
+        ("goodput", "CheckFreqGoodputCommand"),
+        ("probe", "CheckFreqProbeCommand"),
+        ("crash", "CheckFreqCrashCommand"),
+        ("results", "CheckFreqResultsCommand"),
     )

@@ -4,22 +4,22 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import IotwinError, UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import IotwinError, UsageError
 
 
-class Crash(Command):
+class CheckFreqCrashCommand(Command):
     """Kill jobs in the middle of writing."""
 
     name = "crash"
-    help = "kill jobs at calls of their checkpoints' writer and see what is left; needs PyTorch"
+    help = "kill jobs while they write checkpoints and check what remains; needs PyTorch"
     epilog = "example: iotwin checkfreq crash -o crashed --kills 100 --unsafe overwrite,no-fsync"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the directory and the kills."""
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory for the jobs' store")
         parser.add_argument("--kills", type=int, default=1000, metavar="N", help="jobs to kill (default 1000)")
-        parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the kills (default 1)")
+        parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the kills (default 1)")
         parser.add_argument("--unsafe", default="", metavar="WAYS", help="also judge overwrite, no-fsync or both, by commas")
 
     def run(self, args: Namespace) -> Outcome:
@@ -27,7 +27,7 @@ class Crash(Command):
         if args.kills < 1:
             raise UsageError(f"--kills {args.kills} kills nothing; give at least 1")
         try:
-            from workloads.checkfreq.crash import crash
+            from iotwin.workloads.checkfreq.crash import crash
         except ModuleNotFoundError as error:
             raise IotwinError(
                 f"the jobs to kill need the Python package {error.name}; install it with: pip install iotwin[torch]"

@@ -7,11 +7,11 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Goodput(Command):
+class CheckFreqGoodputCommand(Command):
     """Works out the steps a second that count."""
 
     name = "goodput"
-    help = "say how many steps a second remain when failures send a job back to its last checkpoint"
+    help = "compute the steps per second that remain if failures send a job back to its last checkpoint"
     epilog = (
         "example: iotwin checkfreq goodput --iteration-time 0.2 --checkpoint-time 2.6 --load-time 5 --interval 13 --mtbf 1h"
         " --system checkfreq"
@@ -19,11 +19,11 @@ class Goodput(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the job, the failures and the system."""
-        parser.add_argument("--iteration-time", required=True, metavar="TIME", help="a step without checkpoints")
-        parser.add_argument("--checkpoint-time", required=True, metavar="TIME", help="a checkpoint from beginning to end")
-        parser.add_argument("--load-time", required=True, metavar="TIME", help="starting again and loading a checkpoint")
+        parser.add_argument("--iteration-time", required=True, metavar="TIME", help="time of a step without checkpoints")
+        parser.add_argument("--checkpoint-time", required=True, metavar="TIME", help="time of a checkpoint from beginning to end")
+        parser.add_argument("--load-time", required=True, metavar="TIME", help="time to start again and load a checkpoint")
         parser.add_argument("--interval", type=int, required=True, metavar="K", help="steps between checkpoints")
-        parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="checkpoints on the way at once (pccheck)")
+        parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="checkpoints being written at once (pccheck)")
         failures = parser.add_mutually_exclusive_group(required=True)
         failures.add_argument("--mtbf", metavar="TIME", help="mean time between failures")
         failures.add_argument("--failures", type=Path, metavar="CSV", help="trace of GPUs in use: columns Time, GPUs")
@@ -33,15 +33,15 @@ class Goodput(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Apply the formulas."""
-        from common.errors import UsageError
         from iotwin.commands.checkfreq.tables import read_failures, seconds
-        from workloads.policies.goodput import Job, goodput
+        from iotwin.common.errors import UsageError
+        from iotwin.workloads.policies.goodput import FailingJob, goodput
 
         failures, span_s = (None, seconds(args.mtbf, "--mtbf")) if args.mtbf else read_failures(args.failures)
         if span_s <= 0:
             raise UsageError("--mtbf: it must be above 0")
         try:
-            job = Job(
+            job = FailingJob(
                 seconds(args.iteration_time, "--iteration-time"),
                 seconds(args.checkpoint_time, "--checkpoint-time"),
                 seconds(args.load_time, "--load-time"),
@@ -62,7 +62,7 @@ class Goodput(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print what remains."""
-        from common.units import format_duration
+        from iotwin.common.units import format_duration
 
         counted = "" if document["failures"] is None else f" of {document['failures']}"
         print(

@@ -1,4 +1,4 @@
-"""``iotwin checkfreq plan``: the interval that a profile asks for."""
+"""``iotwin checkfreq plan``: the checkpoint interval for a profile of a job."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -6,15 +6,19 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 _TIMES = (
-    ("--iteration-time", None, "a whole step without checkpoints"),
-    ("--update-time", "0", "the weight update at the end of it, beside which the state must not be copied (default 0)"),
-    ("--host-copy", None, "a copy of the state into host memory"),
-    ("--device-copy", "", "a copy of the state beside itself on the device (default: there is no device)"),
-    ("--write-time", None, "the way from host memory to durable storage"),
+    ("--iteration-time", None, "time of a whole step without checkpoints"),
+    (
+        "--update-time",
+        "0",
+        "time of the weight update at the end of a step, during which the state must not be copied (default 0)",
+    ),
+    ("--host-copy", None, "time to copy the state into host memory"),
+    ("--device-copy", "", "time to copy the state within the device's memory (default: there is no device)"),
+    ("--write-time", None, "time to write the state durably from host memory"),
 )
 
 
-class PlanInterval(Command):
+class CheckFreqPlanCommand(Command):
     """Runs Algorithm 1 of CheckFreq."""
 
     name = "plan"
@@ -25,40 +29,42 @@ class PlanInterval(Command):
         """Add the profile and the bound."""
         for option, default, text in _TIMES:
             parser.add_argument(option, required=default is None, default=default, metavar="TIME", help=text)
-        parser.add_argument("--size", required=True, metavar="SIZE", help="the state: weights, optimizer and what else is kept")
+        parser.add_argument(
+            "--size", required=True, metavar="SIZE", help="size of the state: weights, optimizer and all else in a checkpoint"
+        )
         parser.add_argument("--memory-used", default="0", metavar="SIZE", help="device memory in use at its peak (default 0)")
-        parser.add_argument("--memory-total", default="0", metavar="SIZE", help="device memory there is (default 0)")
+        parser.add_argument("--memory-total", default="0", metavar="SIZE", help="device memory in all (default 0)")
         parser.add_argument(
             "--overhead", type=float, required=True, metavar="SHARE", help="bound of the stalls, as 0.05 for 5 %%"
         )
         parser.add_argument("--mtbf", metavar="TIME", help="mean time between failures; adds Young's interval")
-        parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="checkpoints on the way at once (default 1)")
+        parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="checkpoints being written at once (default 1)")
 
     def run(self, args: Namespace) -> Outcome:
-        """Plan, and say what each rule asks for."""
+        """Compute the interval of each rule."""
         from dataclasses import asdict
 
-        from common.errors import UsageError
-        from common.units import parse_size
         from iotwin.commands.checkfreq.tables import seconds
-        from workloads.policies.frequency import Profile, plan
+        from iotwin.common.errors import UsageError
+        from iotwin.common.units import parse_size
+        from iotwin.workloads.policies.frequency import CheckpointProfile, plan
 
         times = [
             seconds(text, option) if text else None
             for option, _, _ in _TIMES
             for text in [getattr(args, option[2:].replace("-", "_"))]
         ]
-        sizes = [0 if text == "0" else parse_size(text) for text in (args.size, args.memory_used, args.memory_total)]
+        sizes = [parse_size(text, zero=True) for text in (args.size, args.memory_used, args.memory_total)]
         mtbf_s = None if args.mtbf is None else seconds(args.mtbf, "--mtbf")
         try:
-            found = plan(Profile(*times, *sizes), args.overhead, mtbf_s, args.in_flight)  # type: ignore[arg-type]
+            found = plan(CheckpointProfile(*times, *sizes), args.overhead, mtbf_s, args.in_flight)  # type: ignore[arg-type]
         except ValueError as error:
             raise UsageError(f"--iteration-time, --overhead, --mtbf or --in-flight: {error}") from None
         return Outcome(asdict(found))
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the interval and what it comes from."""
-        from common.units import format_duration
+        from iotwin.common.units import format_duration
 
         print(
             f"a checkpoint every {document['interval']} steps, snapshot on the {document['snapshot']}: each stalls training for "

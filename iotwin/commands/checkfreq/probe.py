@@ -7,31 +7,31 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Probe(Command):
+class CheckFreqProbeCommand(Command):
     """Writes and syncs a file without a name."""
 
     name = "probe"
-    help = "measure how fast a directory writes what must last"
+    help = "measure how fast a directory writes durably (with fsync)"
     epilog = "example: iotwin checkfreq probe out --size 256MiB"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the directory."""
         parser.add_argument("directory", type=Path, metavar="DIR", help="directory that checkpoints go to")
         parser.add_argument("--size", default="256MiB", metavar="SIZE", help="bytes to write (default 256MiB)")
-        parser.add_argument("--fresh", action="store_true", help="measure again what was measured before on that device")
+        parser.add_argument("--fresh", action="store_true", help="ignore the stored result of that device and measure again")
 
     def run(self, args: Namespace) -> Outcome:
         """Probe the directory."""
         from dataclasses import asdict
 
-        from common.units import parse_size
-        from workloads.checkfreq.write_probe import probe
+        from iotwin.common.units import parse_size
+        from iotwin.workloads.checkfreq.write_probe import probe
 
         return Outcome(asdict(probe(args.directory, parse_size(args.size), args.fresh)))
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the speed."""
-        from common.units import format_duration, format_size
+        from iotwin.common.units import format_duration, format_size
 
         when = "measured before" if document["cached"] else "now"
         print(

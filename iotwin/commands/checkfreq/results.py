@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Results(Command):
+class CheckFreqResultsCommand(Command):
     """Read the cells of `iotwin run checkfreq`."""
 
     name = "results"

@@ -1,20 +1,22 @@
 """The tables that the commands of ``iotwin checkfreq`` read, and their times."""
 
 import csv
+import io
 import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.foreign_files import read_foreign_text
 
 if TYPE_CHECKING:
-    from workloads.policies.frequency import Step
+    from iotwin.workloads.policies.frequency import MeasuredStep
 
 
 def seconds(text: str, option: str) -> float:
     """Return the seconds of an option: 0.2, 200ms, 1h; UsageError names the option."""
-    from common.units import parse_duration
+    from iotwin.common.units import parse_duration
 
     try:
         return parse_duration(text) / 1e9
@@ -22,9 +24,9 @@ def seconds(text: str, option: str) -> float:
         raise UsageError(f"{option}: {error}") from None
 
 
-def read_steps(path: Path) -> "list[Step]":
+def read_steps(path: Path) -> "list[MeasuredStep]":
     """Return the steps of a series: columns seconds, checkpoint, stall_s and, if there is one, writing."""
-    from workloads.policies.frequency import Step
+    from iotwin.workloads.policies.frequency import MeasuredStep
 
     rows = _read(path, ("seconds", "checkpoint", "stall_s"), ("writing",))
     for line, (duration_s, checkpoint, stall_s, writing) in enumerate(rows, 2):
@@ -32,11 +34,13 @@ def read_steps(path: Path) -> "list[Step]":
             raise IotwinError(f"{path}:{line}: seconds must be above 0 and hold stall_s, which is 0 or more")
         if {checkpoint, writing} - {0.0, 1.0}:
             raise IotwinError(f"{path}:{line}: checkpoint and writing are 0 or 1")
-    return [Step(duration_s, bool(checkpoint), stall_s, bool(writing)) for duration_s, checkpoint, stall_s, writing in rows]
+    return [
+        MeasuredStep(duration_s, bool(checkpoint), stall_s, bool(writing)) for duration_s, checkpoint, stall_s, writing in rows
+    ]
 
 
 def read_failures(path: Path) -> tuple[int, float]:
-    """Return the failures that a trace of GPUs in use tells, and its seconds: columns Time (seconds) and GPUs.
+    """Return the failures in a trace of GPUs in use (columns Time, in seconds, and GPUs) and the trace's seconds.
 
     A change of four GPUs is a failure, as PCcheck's evaluation counts them: its machines have four.
     """
@@ -52,9 +56,9 @@ def _read(path: Path, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> 
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
+        lines = io.StringIO(read_foreign_text(path).removeprefix("\ufeff"), newline="")
+        header, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    except csv.Error as error:
         raise IotwinError(f"{path} is no table of comma-separated values: {error}") from None
     names = [name.strip().lower() for name in header]
     missing = [name for name in needed if name not in names]

@@ -7,11 +7,11 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Tune(Command):
+class CheckFreqTuneCommand(Command):
     """Runs the controller over a series."""
 
     name = "tune"
-    help = "say how the controller moves the interval over a series of steps"
+    help = "simulate how the controller changes the interval over a series of steps"
     epilog = "example: iotwin checkfreq tune steps.csv --overhead 0.05 --interval 14"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -24,9 +24,9 @@ class Tune(Command):
         """Feed the series to a controller."""
         from dataclasses import asdict
 
-        from common.errors import UsageError
         from iotwin.commands.checkfreq.tables import read_steps
-        from workloads.policies.frequency import tune
+        from iotwin.common.errors import UsageError
+        from iotwin.workloads.policies.frequency import tune
 
         steps = read_steps(args.steps)
         try:
@@ -38,8 +38,8 @@ class Tune(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a window."""
-        from common.terminal import print_table
-        from common.units import format_duration
+        from iotwin.common.terminal import print_table
+        from iotwin.common.units import format_duration
 
         rows = [
             [

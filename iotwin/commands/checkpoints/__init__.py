@@ -3,7 +3,7 @@
 from iotwin.command import Group
 
 
-class Checkpoints(Group):
+class CheckpointsGroup(Group):
     """The store that jobs of ours write with --checkpoint-steps and its like; `audit` is of any job's checkpoints."""
 
     name = "checkpoints"
@@ -13,4 +13,9 @@ class Checkpoints(Group):
   iotwin checkpoints verify out/checkpoints
   iotwin checkpoints prune out/checkpoints --keep 2 --every 1000
   iotwin checkpoints audit run.trace"""
-    leaf_classes = (("list", "List"), ("verify", "Verify"), ("prune", "Prune"), ("audit", "Audit"))
+    leaf_classes = (
+        ("list", "CheckpointsListCommand"),
+        ("verify", "CheckpointsVerifyCommand"),
+        ("prune", "CheckpointsPruneCommand"),
+        ("audit", "CheckpointsAuditCommand"),
+    )

@@ -11,29 +11,29 @@ _MOST_ROWS = 20
 _NUMBERS = re.compile(r"\d+")
 
 
-class Audit(Command):
+class CheckpointsAuditCommand(Command):
     """Follow write, fsync, rename, fsync of the folder and removal of every checkpoint file in a trace."""
 
     name = "audit"
-    help = "say of a traced job's checkpoints whether a loss of power at any instant leaves one, and which calls are missing"
+    help = "check that a power loss at any instant leaves one of a traced job's checkpoints; name the missing calls"
     epilog = "example: iotwin checkpoints audit run.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the trace."""
-        parser.add_argument("trace", type=Path, metavar="TRACE", help="of any job, whatever writes its checkpoints")
+        parser.add_argument("trace", type=Path, metavar="TRACE", help="trace of any job")
 
     def run(self, args: Namespace) -> Outcome:
         """Audit; exit status 1 when a loss of power could leave no checkpoint."""
-        from tracing_tools.trace.figures.durability import audit
-        from tracing_tools.trace.reader import Trace
+        from iotwin.trace_store.figures.durability import audit
+        from iotwin.trace_store.reader import Trace
 
         document = {"trace": str(args.trace), **audit(Trace(args.trace))}
         return Outcome(document, 0 if document["safe"] else 1)
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a line a checkpoint, and the calls that are missing."""
-        from common.units import format_duration, format_size
-        from trace_visuals.labels import plain
+        from iotwin.common.units import format_duration, format_size
+        from iotwin.trace_visuals.labels import plain
 
         each = document["checkpoints"]
         print(f"{'begun':>10}{'size':>11}{'durable':>10}{'at risk':>10}  checkpoint")

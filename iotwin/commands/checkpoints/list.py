@@ -7,11 +7,11 @@ from iotwin.command import Command, Outcome
 from iotwin.commands.checkpoints.store import add_directory, outcome, show
 
 
-class List(Command):
+class CheckpointsListCommand(Command):
     """List the checkpoints without reading their tensors."""
 
     name = "list"
-    help = "what a store holds, by manifests and file sizes"
+    help = "list the checkpoints of a store, by manifests and file sizes"
     epilog = "example: iotwin checkpoints list out/checkpoints"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -19,7 +19,7 @@ class List(Command):
         add_directory(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        """Look at each checkpoint."""
+        """List each checkpoint."""
         return outcome(args.directory, lambda found: found)
 
     def show(self, document: dict[str, Any]) -> None:

@@ -3,28 +3,28 @@
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
 from iotwin.commands.checkpoints.store import add_directory, outcome, show
+from iotwin.common.errors import UsageError
 
 
-class Prune(Command):
+class CheckpointsPruneCommand(Command):
     """Keep the newest, and each of every so many steps."""
 
     name = "prune"
-    help = "remove the older checkpoints of a store, and what killed jobs have left in it"
+    help = "remove the older checkpoints of a store, and leftovers of killed jobs"
     epilog = "example: iotwin checkpoints prune out/checkpoints --keep 2 --every 1000"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the store and what stays."""
         add_directory(parser)
-        parser.add_argument("--keep", type=int, required=True, metavar="N", help="newest checkpoints that stay")
-        parser.add_argument("--every", type=int, default=0, metavar="M", help="those of every Mth step stay, too")
+        parser.add_argument("--keep", type=int, required=True, metavar="N", help="keep the N newest checkpoints")
+        parser.add_argument("--every", type=int, default=0, metavar="M", help="also keep the checkpoints of every Mth step")
 
     def run(self, args: Namespace) -> Outcome:
         """Verify, so that none that loads goes for the sake of one that does not, then remove."""
-        from common.checkpoints import checkpoints, verify
-        from common.commit import Retention, Store
+        from iotwin.common.checkpoints import checkpoints, verify, verify_once
+        from iotwin.common.commit import Retention, Store, leftovers
 
         if args.keep < 1 or args.every < 0:
             raise UsageError(f"--keep {args.keep} --every {args.every}: keep at least 1, of every 0 (none) or more steps")
@@ -32,8 +32,10 @@ class Prune(Command):
             return outcome(args.directory, verify)
         with Store(args.directory, Retention(args.keep, args.every)) as store:
             removed = store.prune()
-        return outcome(args.directory, verify, removed)
+        return outcome(args.directory, verify_once, removed, leftovers(args.directory))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the table of what is left."""
+        """Print the table of the checkpoints that stay, and where others' files are."""
         show(document)
+        for name in document["left"]:
+            print(f"{name} holds files that are no part of the removed checkpoint; move them elsewhere")

@@ -1,14 +1,14 @@
 """What the commands on a store share: its document, and how a person sees it."""
 
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iotwin.command import Outcome
 
 if TYPE_CHECKING:
-    from common.checkpoints import Found
+    from iotwin.common.checkpoints import Found
 
 
 def add_directory(parser: ArgumentParser) -> None:
@@ -16,9 +16,14 @@ def add_directory(parser: ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="the store: the folder checkpoints in a job's --output")
 
 
-def outcome(directory: Path, check: "Callable[[Found], Found]", removed: "list[Found] | None" = None) -> Outcome:
-    """Return what the store holds, newest first, each after `check`; exit status 1 when nothing can be loaded."""
-    from common.checkpoints import checkpoints, named_latest
+def outcome(
+    directory: Path, check: "Callable[[Found], Found]", removed: "Sequence[Found]" = (), left: Sequence[Path] = ()
+) -> Outcome:
+    """Return what the store holds, newest first, each after `check`; exit status 1 when nothing can be loaded.
+
+    `removed` are the checkpoints that the command removed, `left` the folders of such that hold others' files.
+    """
+    from iotwin.common.checkpoints import checkpoints, named_latest
 
     found = [check(each) for each in checkpoints(directory)]
     loadable = next((each.name for each in found if each.reason is None), None)
@@ -27,7 +32,8 @@ def outcome(directory: Path, check: "Callable[[Found], Found]", removed: "list[F
         "latest": named_latest(directory),
         "loadable": loadable,
         "checkpoints": [_entry(each) for each in found],
-        "removed": [each.name for each in removed or []],
+        "removed": [each.name for each in removed],
+        "left": [path.name for path in left],
     }
     return Outcome(document, 0 if loadable else 1)
 
@@ -49,7 +55,7 @@ def _entry(found: "Found") -> dict[str, Any]:
 
 def show(document: dict[str, Any]) -> None:
     """Print a line a checkpoint, and which one a job would resume from."""
-    from common.units import format_size
+    from iotwin.common.units import format_size
 
     print(f"{'checkpoint':<16}{'step':>10}{'epoch':>7}{'position':>10}{'ranks':>7}{'size':>11}")
     for entry in document["checkpoints"]:

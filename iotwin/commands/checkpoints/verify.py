@@ -7,11 +7,11 @@ from iotwin.command import Command, Outcome
 from iotwin.commands.checkpoints.store import add_directory, outcome, show
 
 
-class Verify(Command):
+class CheckpointsVerifyCommand(Command):
     """Hold every file against its checksum."""
 
     name = "verify"
-    help = "read every file of a store and hold it against its checksum"
+    help = "read every file of a store and compare it with its checksum"
     epilog = "example: iotwin checkpoints verify out/checkpoints"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -20,7 +20,7 @@ class Verify(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Verify each checkpoint."""
-        from common.checkpoints import verify
+        from iotwin.common.checkpoints import verify
 
         return outcome(args.directory, verify)
 

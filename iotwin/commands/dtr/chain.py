@@ -6,11 +6,11 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Chain(Command):
+class DtrChainCommand(Command):
     """Counts what a chain under a budget recomputes."""
 
     name = "chain"
-    help = "count what chains of unit operations recompute under a budget, beside the theory's bounds"
+    help = "count what chains of unit operations recompute under a budget, with the theory's bounds"
     epilog = "example: iotwin dtr chain --layers 64,128,256 --budget 2ceil_sqrt,log2 --heuristic DTR,DTRLocal"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -22,22 +22,24 @@ class Chain(Command):
             metavar="B,..",
             help="tensors that fit: numbers, or 2sqrt, sqrt, 4sqrt, 6sqrt, 8sqrt, log2, 3log2, n, n/2, 2ceil_sqrt (default)",
         )
-        parser.add_argument("--heuristic", default="DTR", metavar="NAME,..", help="how victims are chosen (default DTR)")
+        parser.add_argument(
+            "--heuristic", default="DTR", metavar="NAME,..", help="heuristics that choose the tensor to evict (default DTR)"
+        )
         parser.add_argument(
             "--limit",
             type=float,
             metavar="X",
-            help="end as thrashed when recomputing costs X - 1 times the step (default: never)",
+            help="stop as thrashed if recomputing costs X - 1 times the step (default: never)",
         )
 
     def run(self, args: Namespace) -> Outcome:
         """Run every length, budget and heuristic."""
         import math
 
-        from common.errors import UsageError
         from iotwin.commands.dtr.options import listed, note_missing_numba
-        from workloads.dtr.chain import run_chain, theory_lines
-        from workloads.dtr.heuristics import heuristic_named
+        from iotwin.common.errors import UsageError
+        from iotwin.workloads.dtr.simulator.chain import run_chain, theory_lines
+        from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
         layers = listed(args.layers, "--layers", int)
         if min(layers) < 1 or (args.limit is not None and args.limit < 1):
@@ -54,7 +56,7 @@ class Chain(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a run."""
-        from common.terminal import print_table
+        from iotwin.common.terminal import print_table
 
         rows = [
             [

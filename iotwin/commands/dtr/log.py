@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Log(Command):
+class DtrLogCommand(Command):
     """Records the operations of a PyTorch model."""
 
     name = "log"
@@ -19,16 +19,16 @@ class Log(Command):
         parser.add_argument("model", metavar="MODEL", help="model to run; 'list' names them all")
         parser.add_argument("-o", "--output", type=Path, metavar="LOG", help="log to write")
         parser.add_argument("--batch", type=int, metavar="N", help="samples in the batch (default: the model's own)")
-        parser.add_argument("--preset", choices=["tiny"], default="tiny", help="size of the model (default tiny)")
-        parser.add_argument("--fake", action="store_true", help="compute nothing: shapes only, times from a model of costs")
+        parser.add_argument("--preset", choices=["tiny", "paper"], default="tiny", help="size of the model (default tiny)")
+        parser.add_argument("--fake", action="store_true", help="compute shapes only; take times from a cost model")
         parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="steps before the one that is logged (default 1)")
         parser.add_argument("--device", default="cpu", metavar="NAME", help="device to run on (default cpu)")
-        parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default 0)")
+        parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default 0)")
 
     def run(self, args: Namespace) -> Outcome:
         """Train one step under the logger."""
-        from common.errors import UsageError
-        from workloads.models import MODELS
+        from iotwin.common.errors import UsageError
+        from iotwin.workloads.models import MODELS
 
         if args.model == "list":
             return Outcome({"models": list(MODELS)})
@@ -37,7 +37,7 @@ class Log(Command):
         if (args.batch is not None and args.batch < 1) or args.warm_up < 0 or args.seed < 0:
             raise UsageError("--batch is at least 1, --warm-up and --seed at least 0")
         try:
-            from workloads.dtr.record import record_model
+            from iotwin.workloads.dtr.record import record_model
         except ImportError:
             raise UsageError("logging a model needs torch; install iotwin[torch]") from None
         return Outcome(record_model(
@@ -46,7 +46,7 @@ class Log(Command):
         ))  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what was logged."""
+        """Print the size of the log, or the names of the models."""
         if "models" in document:
             print(" ".join(document["models"]))
             return

@@ -8,7 +8,7 @@ _Value = TypeVar("_Value")
 
 def listed(text: str, option: str, convert: Callable[[str], _Value]) -> list[_Value]:
     """Return the values of an option that takes several, separated by commas; UsageError for one that is none."""
-    from common.errors import UsageError
+    from iotwin.common.errors import UsageError
 
     values = []
     for word in text.split(","):
@@ -21,7 +21,7 @@ def listed(text: str, option: str, convert: Callable[[str], _Value]) -> list[_Va
 
 def ratio(text: str) -> float:
     """Return a share of the baseline's peak; UsageError unless above 0 and at most 100."""
-    from common.errors import UsageError
+    from iotwin.common.errors import UsageError
 
     value = float(text)
     if not 0 < value <= 100:
@@ -30,9 +30,9 @@ def ratio(text: str) -> float:
 
 
 def note_missing_numba() -> None:
-    """Say once that the simulator is slower than it could be."""
-    from common.progress import note
-    from workloads.dtr.compiler import has_numba
+    """Note once that the simulator runs slowly without numba."""
+    from iotwin.common.progress import note
+    from iotwin.workloads.dtr.simulator.compiler import has_numba
 
     if not has_numba():
         note("numba is not installed (iotwin[dtr]): the same answers, about fifty times more slowly")

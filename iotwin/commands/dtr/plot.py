@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class PlotDtr(Command):
+class DtrPlotCommand(Command):
     """Draws what has been run, without running anything."""
 
     name = "plot"
@@ -29,17 +29,15 @@ class PlotDtr(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Draw a panel for each model and study."""
-        import json
-        from tempfile import TemporaryDirectory
+        from iotwin.common.files import scratch_folder, write_json
+        from iotwin.trace_visuals.curves import plot_curves
+        from iotwin.workloads.dtr.simulator.measured import panels_of
 
-        from trace_visuals.curves import plot_curves
-        from workloads.dtr.measured import panels_of
-
-        with TemporaryDirectory() as scratch:
+        with scratch_folder() as scratch:
             paths = []
             for number, panel in enumerate(panels_of(args.sources)):
-                paths.append(Path(scratch) / f"{number:03}.json")
-                paths[-1].write_text(json.dumps(panel))
+                paths.append(scratch / f"{number:03}.json")
+                write_json(paths[-1], panel)
             drawn = plot_curves(paths, args.output)
         return Outcome({"pictures": [str(args.output)], "panels": drawn["panels"]})
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from iotwin.command import Command, Outcome
 
 if TYPE_CHECKING:
-    from workloads.dtr.graph import Graph
-    from workloads.dtr.simulator import Baseline, Run, Settings
+    from iotwin.workloads.dtr.simulator.graph import Graph
+    from iotwin.workloads.dtr.simulator.simulate import Baseline, SimulatedRun, SimulationSettings
 
 
-class Simulate(Command):
+class DtrSimulateCommand(Command):
     """Replays logs under memory budgets."""
 
     name = "simulate"
@@ -23,23 +23,37 @@ class Simulate(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the logs, budgets, heuristics and what to write."""
         parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="log or manifest (.json) of logs")
-        parser.add_argument("--heuristic", default="DTR", metavar="NAME,..", help="how victims are chosen; or module.function")
+        parser.add_argument(
+            "--heuristic",
+            default="DTR",
+            metavar="NAME,..",
+            help="heuristics that choose the tensor to evict, or module.function (default DTR)",
+        )
         budgets = parser.add_mutually_exclusive_group()
         budgets.add_argument(
             "--ratio", default="1.0", metavar="R,..", help="budgets as shares of the baseline's peak (default 1.0)"
         )
         budgets.add_argument("--budget", metavar="SIZE,..", help="budgets in bytes, or as 4GiB")
         parser.add_argument(
-            "--dealloc", choices=["eager", "ignore", "banish"], default="eager", help="what the last reference's end does"
+            "--dealloc",
+            choices=["eager", "ignore", "banish"],
+            default="eager",
+            help="what happens at the end of a tensor's last reference: evict at once, nothing, or banish (default eager)",
         )
-        parser.add_argument("--overhead-limit", type=float, default=2.0, metavar="X", help="thrashing begins here (default 2.0)")
+        parser.add_argument(
+            "--overhead-limit",
+            type=float,
+            default=2.0,
+            metavar="X",
+            help="stop as thrashed if a step costs X times the step without a budget (default 2.0)",
+        )
         parser.add_argument(
             "--output",
             choices=["rematerialize", "preallocate"],
             default="rematerialize",
             help="what holds for what is alive at the end",
         )
-        parser.add_argument("--seed", type=int, default=0, metavar="N", help="of random choices (default 0)")
+        parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default 0)")
         parser.add_argument("--trials", type=int, default=10, metavar="N", help="runs of a random heuristic (default 10)")
         parser.add_argument(
             "--mode",
@@ -48,19 +62,21 @@ class Simulate(Command):
             help="parity: as the original, slips included; better: without them, with lower bounds and the least feasible budget",
         )
         parser.add_argument(
-            "--sampling", action="store_true", help="look at the root of the number of candidates, drawn at random"
+            "--sampling",
+            action="store_true",
+            help="consider only a random sample of the candidates: the square root of their number",
         )
-        parser.add_argument("--ignore-small", action="store_true", help="pass over candidates below 1 %% of the mean size")
+        parser.add_argument("--ignore-small", action="store_true", help="never evict tensors below 1 %% of the mean size")
         parser.add_argument("--events", type=Path, metavar="FILE", help="write the last run as a Chrome trace (.json)")
         parser.add_argument("--telemetry", type=Path, metavar="DIR", help="write tables of the last run as CSV files")
 
     def run(self, args: Namespace) -> Outcome:
         """Run every log, heuristic and budget."""
-        from common.errors import UsageError
         from iotwin.commands.dtr.options import listed, note_missing_numba
-        from workloads.dtr.heuristics import heuristic_named
-        from workloads.dtr.logs import load_graph, models_of
-        from workloads.dtr.simulator import baseline
+        from iotwin.common.errors import UsageError
+        from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
+        from iotwin.workloads.dtr.simulator.logs import load_graph, models_of
+        from iotwin.workloads.dtr.simulator.simulate import baseline
 
         if args.overhead_limit < 1 or args.trials < 1 or args.seed < 0:
             raise UsageError("--overhead-limit and --trials are at least 1, --seed at least 0")
@@ -82,8 +98,8 @@ class Simulate(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a run."""
-        from common.terminal import print_table
-        from common.units import format_size
+        from iotwin.common.terminal import print_table
+        from iotwin.common.units import format_size
 
         rows = [
             [
@@ -103,8 +119,8 @@ class Simulate(Command):
 
 
 def _budgets(args: Namespace, base: "Baseline") -> list[tuple[float | None, int]]:
-    from common.units import parse_size
     from iotwin.commands.dtr.options import listed, ratio
+    from iotwin.common.units import parse_size
 
     if args.budget is not None:
         return [(None, budget) for budget in listed(args.budget, "--budget", parse_size)]
@@ -112,30 +128,30 @@ def _budgets(args: Namespace, base: "Baseline") -> list[tuple[float | None, int]
 
 
 def _note_hopeless(args: Namespace, log: Path, base: "Baseline") -> None:
-    """Say which budgets cannot hold the constants, which nothing evicts."""
-    from common.progress import note
-    from common.units import format_size
+    """Note each budget that is smaller than the constants, which are never evicted."""
+    from iotwin.common.progress import note
+    from iotwin.common.units import format_size
 
     least = min(budget for _, budget in _budgets(args, base))
     if least < base.constant and args.dealloc != "banish":
         note(f"{log}: a budget of {format_size(least)} is below the {format_size(base.constant)} of its constants, which stay")
 
 
-def _settings(args: Namespace, heuristic: Any, budget: int) -> "Settings":
-    from workloads.dtr.simulator import Settings
+def _settings(args: Namespace, heuristic: Any, budget: int) -> "SimulationSettings":
+    from iotwin.workloads.dtr.simulator.simulate import SimulationSettings
 
-    return Settings(
+    return SimulationSettings(
         heuristic, budget, args.dealloc, args.overhead_limit, args.seed, args.sampling, args.ignore_small, args.mode == "better",
         events=args.events is not None or args.telemetry is not None,
     )  # fmt: skip
 
 
 def _one(
-    args: Namespace, log: str, graph: "Graph", base: "Baseline", settings: "Settings", share: float | None, trial: int
+    args: Namespace, log: str, graph: "Graph", base: "Baseline", settings: "SimulationSettings", share: float | None, trial: int
 ) -> dict[str, Any]:
     from dataclasses import replace
 
-    from workloads.dtr.simulator import least_budget, lower_bound, simulate
+    from iotwin.workloads.dtr.simulator.simulate import least_budget, lower_bound, simulate
 
     settings = replace(settings, seed=settings.seed + trial)
     run = simulate(graph, settings, base.compute)
@@ -146,13 +162,16 @@ def _one(
     return document
 
 
-def _run_document(log: str, settings: "Settings", run: "Run", base: "Baseline", share: float | None) -> dict[str, Any]:
+def _run_document(
+    log: str, settings: "SimulationSettings", run: "SimulatedRun", base: "Baseline", share: float | None
+) -> dict[str, Any]:
     so_far = run.clock / max(base.compute, 1)
     return {
         "log": log, "heuristic": settings.heuristic.name, "dealloc": settings.dealloc,
         "mode": "better" if settings.better else "parity", "ratio": share, "budget_bytes": settings.budget, "seed": settings.seed,
         "result": run.result, "clock_ns": run.clock, "overhead": so_far if run.result == "pass" else None,
         "overhead_so_far": so_far, "evictions": run.evictions, "deallocations": run.deallocations,
+        "evictions_total": run.evictions + run.deallocations,
         "rematerializations": run.rematerializations, "remat_compute_ns": run.remat_compute, "accesses": run.accesses,
         "evaluations": run.evaluations, "peak_bytes": run.peak, "cpu_s": run.cpu_s,
     }  # fmt: skip
@@ -170,9 +189,9 @@ def _baseline_document(log: str, base: "Baseline", graph: "Graph") -> dict[str, 
     }
 
 
-def _write(args: Namespace, graph: "Graph", run: "Run") -> None:
-    from common.files import write_whole
-    from workloads.dtr.telemetry import chrome_events, write_telemetry
+def _write(args: Namespace, graph: "Graph", run: "SimulatedRun") -> None:
+    from iotwin.common.files import write_whole
+    from iotwin.workloads.dtr.simulator.telemetry import chrome_events, write_telemetry
 
     if args.events is not None:
         write_whole(args.events, chrome_events(graph, run))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from iotwin.command import Command, Outcome
 
 if TYPE_CHECKING:
-    from workloads.dtr.static.graph import Dag
+    from iotwin.workloads.dtr.static.graph import Dag
 
 
-class Static(Command):
+class DtrStaticCommand(Command):
     """Plans recomputation with the whole graph in view."""
 
     name = "static"
-    help = "plan rematerialisation statically: integer program, rounding, checkpointing rules, and DTR beside them"
+    help = "plan rematerialisation statically: integer program, rounding, checkpointing rules, and DTR to compare with"
     epilog = """examples:
   iotwin dtr static chain:8 --budget 5,8 --solver all
   iotwin dtr static mlp.log --budget 4MB --solver chen-sqrt,dtr:DTR
@@ -33,18 +33,18 @@ class Static(Command):
             help="ilp, lp-bound, lp-round, chen-sqrt, chen-greedy (and -linear), griewank, checkpoint-all, -last, dtr:NAME, all",
         )
         parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for a program (default 60)")
-        parser.add_argument("--seed", type=int, default=0, metavar="N", help="of random rounding (default 0)")
-        parser.add_argument("--write-graph", type=Path, metavar="FILE", help="write the graph that is planned for as JSON")
+        parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random rounding (default 0)")
+        parser.add_argument("--write-graph", type=Path, metavar="FILE", help="write the planned graph as JSON")
         parser.add_argument("--schedule", type=Path, metavar="FILE", help="write the last plan's instructions as JSON")
 
     def run(self, args: Namespace) -> Outcome:
         """Run every solver at every budget."""
-        from common.errors import UsageError
-        from common.files import write_whole
-        from common.units import parse_size
         from iotwin.commands.dtr.options import listed
-        from workloads.dtr.static import solve
-        from workloads.dtr.static.graph import write_dag
+        from iotwin.common.errors import UsageError
+        from iotwin.common.files import write_whole
+        from iotwin.common.units import parse_size
+        from iotwin.workloads.dtr.static import solve
+        from iotwin.workloads.dtr.static.graph import write_dag
 
         if args.time_limit <= 0 or args.seed < 0:
             raise UsageError("--time-limit is above 0, --seed at least 0")
@@ -63,7 +63,7 @@ class Static(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row a plan."""
-        from common.terminal import print_table
+        from iotwin.common.terminal import print_table
 
         if "batches" in document:
             print_table(("solver", "largest batch"), [[row["solver"], row["batch"]] for row in document["batches"]])
@@ -87,10 +87,10 @@ class Static(Command):
 
 
 def _graph(text: str) -> "Dag":
-    from common.errors import UsageError
-    from workloads.dtr.logs import load_graph
-    from workloads.dtr.rewrite import rewrite_for_planners
-    from workloads.dtr.static.graph import from_graph, read_dag, training_chain
+    from iotwin.common.errors import UsageError
+    from iotwin.workloads.dtr.simulator.logs import load_graph
+    from iotwin.workloads.dtr.simulator.rewrite import rewrite_for_planners
+    from iotwin.workloads.dtr.static.graph import from_graph, read_dag, training_chain
 
     if text.startswith("chain:"):
         if not text[6:].isdigit() or int(text[6:]) < 1:
@@ -108,8 +108,8 @@ def _graph(text: str) -> "Dag":
 def _solve_all(dag: "Dag", solvers: Any, budgets: list[int], args: Namespace) -> list[dict[str, Any]]:
     import json
 
-    from common.files import write_whole
-    from workloads.dtr.static.solve import plan
+    from iotwin.common.files import write_whole
+    from iotwin.workloads.dtr.static.solve import plan
 
     results = []
     made = None

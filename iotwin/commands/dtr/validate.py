@@ -7,11 +7,11 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Validate(Command):
+class DtrValidateCommand(Command):
     """Checks a log line by line."""
 
     name = "validate"
-    help = "check a log of operations and say what a step without a budget costs and needs"
+    help = "check a log of operations, and report the cost and peak memory of a step without a budget"
     epilog = "example: iotwin dtr validate mlp.log"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -20,11 +20,11 @@ class Validate(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Read the whole log, gathering problems."""
-        from common.errors import UsageError
         from iotwin.commands.dtr.options import note_missing_numba
-        from workloads.dtr.log_format import read_log
-        from workloads.dtr.logs import sha256_of
-        from workloads.dtr.simulator import baseline
+        from iotwin.common.errors import UsageError
+        from iotwin.workloads.dtr.simulator.log_format import read_log
+        from iotwin.workloads.dtr.simulator.logs import sha256_of
+        from iotwin.workloads.dtr.simulator.simulate import baseline
 
         if not args.log.is_file():
             raise UsageError(f"{args.log} is not a file")
@@ -47,7 +47,7 @@ class Validate(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the counts, the baseline and the problems."""
-        from common.units import format_duration, format_size
+        from iotwin.common.units import format_duration, format_size
 
         for problem in document["problems"]:
             print(f"{document['log']}:{problem['line']}: {problem['text']}")

@@ -3,7 +3,7 @@
 from iotwin.command import Group
 
 
-class PipeDream(Group):
+class PipeDreamGroup(Group):
     """From a profile of layers to a plan, its timeline and its twin."""
 
     name = "pipedream"
@@ -12,14 +12,14 @@ class PipeDream(Group):
   iotwin pipedream optimize vgg16.graph.txt -n 4 -b 1e9 --activation-compression-ratio 1 -o plan
   iotwin pipedream simulate plan/plan.json --trace plan.trace"""
     leaf_classes = (
-        ("graph", "ShowGraph"),
-        ("compress", "Compress"),
-        ("optimize", "Optimize"),
-        ("evaluate", "Evaluate"),
-        ("speedups", "SpeedUps"),
-        ("convert", "Convert"),
-        ("simulate", "Simulate"),
-        ("twin", "MakeTwin"),
-        ("validate", "Validate"),
-        ("drive", "Drive"),
+        ("graph", "PipeDreamGraphCommand"),
+        ("compress", "PipeDreamCompressCommand"),
+        ("optimize", "PipeDreamOptimizeCommand"),
+        ("evaluate", "PipeDreamEvaluateCommand"),
+        ("speedups", "PipeDreamSpeedUpsCommand"),
+        ("convert", "PipeDreamConvertCommand"),
+        ("simulate", "PipeDreamSimulateCommand"),
+        ("twin", "PipeDreamTwinCommand"),
+        ("validate", "PipeDreamValidateCommand"),
+        ("drive", "PipeDreamDriveCommand"),
     )

@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Compress(Command):
+class PipeDreamCompressCommand(Command):
     """Merges the layers of every branch into one node."""
 
     name = "compress"
@@ -21,9 +21,9 @@ class Compress(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Compress the graph."""
-        from common.files import check_output
-        from workloads.pipedream.compress import compress
-        from workloads.pipedream.graph_file import read_graph, write_graph
+        from iotwin.common.files import check_output
+        from iotwin.workloads.pipedream.plan.compress import compress
+        from iotwin.workloads.pipedream.plan.graph_file import read_graph, write_graph
 
         graph = read_graph(args.graph)
         check_output(args.output)

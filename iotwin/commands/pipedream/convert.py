@@ -8,7 +8,7 @@ from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import make_directory
 
 
-class Convert(Command):
+class PipeDreamConvertCommand(Command):
     """Writes what a run of the partitioned model starts from."""
 
     name = "convert"
@@ -27,10 +27,10 @@ class Convert(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Convert the graph."""
-        from common.files import write_json
-        from workloads.pipedream.convert import convert
-        from workloads.pipedream.graph_file import read_graph, write_graph
-        from workloads.pipedream.plan_file import plan_document
+        from iotwin.common.files import write_json
+        from iotwin.workloads.pipedream.plan.convert import convert
+        from iotwin.workloads.pipedream.plan.graph_file import read_graph, write_graph
+        from iotwin.workloads.pipedream.plan.plan_file import plan_document
 
         found = convert(read_graph(args.graph), args.ranks)
         make_directory(args.output)

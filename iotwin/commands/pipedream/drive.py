@@ -4,11 +4,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 
-class Drive(Command):
+class PipeDreamDriveCommand(Command):
     """Prints what would be launched."""
 
     name = "drive"
@@ -18,16 +18,22 @@ class Drive(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the driver file and how to launch."""
         parser.add_argument("config", type=Path, metavar="CONFIG.yml", help="driver file")
-        parser.add_argument("--dry-run", action="store_true", help="print the commands and launch nothing; required so far")
-        parser.add_argument("--resume", metavar="PREFIX", help="prefix of the checkpoints to go on from")
-        parser.add_argument("--local", action="store_true", help="without ssh and containers")
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="print the commands and launch nothing (required: launching is not implemented)",
+        )
+        parser.add_argument("--resume", metavar="PREFIX", help="prefix of the checkpoints to resume from")
+        parser.add_argument("--local", action="store_true", help="run on this machine, without ssh and containers")
         parser.add_argument("--launch-single-container", action="store_true", help="one container a host instead of one a GPU")
-        parser.add_argument("--mount-directories", nargs="+", default=[], metavar="DIR", help="directories that containers see")
+        parser.add_argument(
+            "--mount-directories", nargs="+", default=[], metavar="DIR", help="directories to mount in the containers"
+        )
         parser.add_argument("--models", type=Path, metavar="DIR", help="directory that config_file is relative to")
 
     def run(self, args: Namespace) -> Outcome:
         """Work out the commands."""
-        from workloads.pipedream.driver_file import Launch, commands, read_driver
+        from iotwin.workloads.pipedream.plan.driver_file import Launch, commands, read_driver
 
         if not args.dry_run:
             raise UsageError("there is no runtime to launch yet; --dry-run prints the commands")

@@ -8,11 +8,11 @@ from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import add_machine_options, options_of
 
 
-class Evaluate(Command):
+class PipeDreamEvaluateCommand(Command):
     """Holds a partition against the formulas that the optimizer minimises."""
 
     name = "evaluate"
-    help = "say what time the formulas give a partition, whoever made it"
+    help = "predict the time of any partition by the formulas"
     epilog = "example: iotwin pipedream evaluate vgg16.graph.txt plan/plan.json -n 4 -b 1e9 --activation-compression-ratio 1"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -23,9 +23,9 @@ class Evaluate(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Evaluate the partition."""
-        from workloads.pipedream.graph_file import read_graph
-        from workloads.pipedream.plan_file import read_plan
-        from workloads.pipedream.report import evaluate, with_stages_of
+        from iotwin.workloads.pipedream.plan.graph_file import read_graph
+        from iotwin.workloads.pipedream.plan.plan_file import read_plan
+        from iotwin.workloads.pipedream.plan.report import evaluate, with_stages_of
 
         options, graph = options_of(args), read_graph(args.graph)
         fold = args.fold is not False

@@ -7,11 +7,11 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class ShowGraph(Command):
+class PipeDreamGraphCommand(Command):
     """Counts, totals, order and states of a layer graph."""
 
     name = "graph"
-    help = "say what a layer graph holds: nodes, totals, order, states"
+    help = "summarise a layer graph: nodes, totals, order, states"
     epilog = "example: iotwin pipedream graph vgg16.graph.txt --antichains"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -21,14 +21,14 @@ class ShowGraph(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Describe the graph."""
-        from workloads.pipedream.describe import describe
-        from workloads.pipedream.graph_file import read_graph
+        from iotwin.workloads.pipedream.plan.describe import describe
+        from iotwin.workloads.pipedream.plan.graph_file import read_graph
 
         return Outcome(describe(read_graph(args.graph), args.antichains))
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the counts and totals."""
-        from common.units import format_size
+        from iotwin.common.units import format_size
 
         totals = document["totals"]
         shape = "series-parallel" if document["series_parallel"] else "not series-parallel"

@@ -4,12 +4,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import add_machine_options, make_directory, options_of
+from iotwin.common.errors import UsageError
 
 
-class Optimize(Command):
+class PipeDreamOptimizeCommand(Command):
     """Finds the plan with the fastest slowest stage."""
 
     name = "optimize"
@@ -24,13 +24,13 @@ class Optimize(Command):
         parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
         add_machine_options(parser)
         parser.add_argument(
-            "--inputs-in-flight", type=int, metavar="N", help="at most so many minibatches of a worker of stage 0 at once"
+            "--inputs-in-flight", type=int, metavar="N", help="most minibatches in flight for each worker of stage 0"
         )
         parser.add_argument(
             "--objective",
             choices=["throughput", "latency"],
             default="throughput",
-            help="the fastest slowest stage, or the shortest way of one forward pass under --interval",
+            help="throughput: minimise the slowest stage; latency: minimise one forward pass under --interval",
         )
         parser.add_argument("--interval", type=float, metavar="S", help="seconds between two inputs; for --objective latency")
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for plan.json, gpus=N.txt and gpus=N.svg")
@@ -39,8 +39,8 @@ class Optimize(Command):
         """Optimise, and write what was found."""
         import time
 
-        from workloads.pipedream.graph_file import file_sha256, read_graph
-        from workloads.pipedream.report import optimize
+        from iotwin.workloads.pipedream.plan.graph_file import file_sha256, read_graph
+        from iotwin.workloads.pipedream.plan.report import optimize
 
         options = options_of(args)
         if args.objective == "latency":
@@ -59,7 +59,7 @@ class Optimize(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the stages and what they gain."""
-        from common.units import format_size
+        from iotwin.common.units import format_size
 
         if document.get("objective") == "latency":
             print(f"latency {document['latency_s']:.6g} s, stage time {document['stage_time_s']:.6g} s")
@@ -106,10 +106,10 @@ def _show_times(document: dict[str, Any]) -> None:
 
 
 def _write(found: Any, directory: Path) -> dict[str, str]:
-    from common.files import write_json
-    from workloads.pipedream.draw import draw
-    from workloads.pipedream.graph_file import write_graph
-    from workloads.pipedream.plan_file import plan_document
+    from iotwin.common.files import write_json
+    from iotwin.workloads.pipedream.plan.draw import draw
+    from iotwin.workloads.pipedream.plan.graph_file import write_graph
+    from iotwin.workloads.pipedream.plan.plan_file import plan_document
 
     name = directory / f"gpus={found.document['workers'] + found.document['workers_unused']}"
     write_graph(found.partition, name.with_name(name.name + ".txt"))
@@ -119,8 +119,8 @@ def _write(found: Any, directory: Path) -> dict[str, str]:
 
 
 def _run_latency(args: Namespace) -> Outcome:
-    from workloads.pipedream.graph_file import read_graph
-    from workloads.pipedream.latency import optimize_latency
+    from iotwin.workloads.pipedream.plan.graph_file import read_graph
+    from iotwin.workloads.pipedream.plan.latency import optimize_latency
 
     if args.interval is None or not 0 < args.interval < float("inf"):
         raise UsageError("--objective latency needs --interval S, the seconds between two inputs, above 0")

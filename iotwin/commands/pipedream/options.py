@@ -1,13 +1,17 @@
-"""The options that say what machines a plan is for, shared by the commands that need them."""
+"""The options that describe the machines of a plan, shared by several commands."""
 
+import math
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from workloads.pipedream.costs import Options
+    from iotwin.workloads.pipedream.plan.costs import CostOptions
+
+
+_MOST_WORKERS = 4096  # the search's tables grow with the states squared and the workers: 50 MB with 40 states
 
 
 def add_machine_options(parser: ArgumentParser) -> None:
@@ -41,21 +45,21 @@ def add_machine_options(parser: ArgumentParser) -> None:
         help="memory of a worker in bytes (default: 16e9); only with --use-memory-constraint",
     )
     parser.add_argument("--use-memory-constraint", action="store_true", help="only plans that fit the memory")
-    parser.add_argument("--straight-pipeline", action="store_true", help="no replicas: one worker a stage")
+    parser.add_argument("--straight-pipeline", action="store_true", help="one worker a stage, without replicas")
     parser.add_argument(
         "--use-fewer-machines",
         action="store_true",
-        help="use as few workers as give the same time, not only where that is faster",
+        help="use the fewest workers that give the same time",
     )
     parser.add_argument(
-        "--exact-workers", action="store_true", help="use all workers even where fewer are faster, as the original"
+        "--exact-workers", action="store_true", help="use all workers, even if fewer are faster, as the original does"
     )
     parser.add_argument(
         "--activation-compression-ratio",
         dest="compression",
         type=float,
         metavar="X",
-        help="count what travels between stages, divided by X (1: as it is); the original's costs leave it out otherwise",
+        help="count the bytes sent between stages, divided by X; without it, the original's costs ignore them",
     )
     parser.add_argument(
         "--cost-model", choices=["code", "paper"], default="code", help="the formulas of the original's code (default) or paper"
@@ -66,13 +70,13 @@ def add_machine_options(parser: ArgumentParser) -> None:
         default="versions",
         help="what a stage holds: weight versions, activations in flight and optimizer state (default), or the original's rule",
     )
-    parser.add_argument("--fold", action="store_true", default=None, help="drop layers that cost and carry nothing (default)")
-    parser.add_argument("--no-fold", dest="fold", action="store_false", help="keep them, as the original")
+    parser.add_argument("--fold", action="store_true", default=None, help="drop layers without time and data (default)")
+    parser.add_argument("--no-fold", dest="fold", action="store_false", help="keep those layers, as the original does")
 
 
-def options_of(args: Namespace) -> "Options":
-    """Return what was asked; UsageError says which option is wrong."""
-    from workloads.pipedream.costs import Level, Options
+def options_of(args: Namespace) -> "CostOptions":
+    """Return the machines that the options describe. Raises UsageError that names a wrong option."""
+    from iotwin.workloads.pipedream.plan.costs import CostOptions, Level
 
     if not args.machines:
         raise UsageError("-n is missing: give the workers, such as -n 4, or -n 4 4 for four machines of four")
@@ -83,11 +87,13 @@ def options_of(args: Namespace) -> "Options":
     for machines in args.machines:
         if machines < 1:
             raise UsageError(f"-n {machines}: a level has at least one worker")
+    if math.prod(args.machines) > _MOST_WORKERS:
+        raise UsageError(f"-n {' '.join(map(str, args.machines))}: a plan has at most {_MOST_WORKERS} workers")
     for option, value in (("-b", args.bandwidths), ("-s", [args.memory]), ("--activation-compression-ratio", [args.compression])):
         for number in value:
             if number is not None and not 0 < number < float("inf"):
                 raise UsageError(f"{option} {number:g}: it must be above 0 and finite")
-    return Options(
+    return CostOptions(
         tuple(Level(*level) for level in zip(args.machines, args.bandwidths, strict=True)),
         args.straight_pipeline,
         args.exact_workers,
@@ -101,6 +107,8 @@ def options_of(args: Namespace) -> "Options":
 
 def make_directory(directory: Path) -> None:
     """Make the directory for results unless it is there."""
+    from iotwin.common.files import make_folder
+
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; name a directory for the results")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)

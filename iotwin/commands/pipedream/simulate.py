@@ -4,13 +4,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 _SCHEDULES = ("1f1b", "gpipe", "flush", "none", "2bw")
 
 
-class Simulate(Command):
+class PipeDreamSimulateCommand(Command):
     """Predicts when each rank does what."""
 
     name = "simulate"
@@ -33,8 +33,8 @@ class Simulate(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Simulate the plan."""
-        from workloads.pipedream.plan_file import read_plan
-        from workloads.policies.pipeline_simulator import Stalled, details, simulate, summary
+        from iotwin.workloads.pipedream.plan.plan_file import read_plan
+        from iotwin.workloads.policies.pipeline_simulator import Stalled, details, simulate, summary
 
         if args.minibatches < 1:
             raise UsageError(f"--minibatches {args.minibatches}: a run has at least one")
@@ -47,7 +47,7 @@ class Simulate(Command):
                 f"{args.plan}: with these depths the stages wait for one another for ever; leave depth out"
             ) from None
         if args.trace:
-            from workloads.pipedream.timeline_file import write_timeline
+            from iotwin.workloads.pipedream.plan.timeline_file import write_timeline
 
             write_timeline(plan, timeline, args.minibatches, schedule, args.trace)
         document = {"schedule": schedule, "minibatches": args.minibatches, **summary(plan, timeline, args.minibatches, schedule)}
@@ -57,7 +57,7 @@ class Simulate(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print the run and its stages."""
-        from common.units import format_size
+        from iotwin.common.units import format_size
 
         print(
             f"{document['minibatches']} minibatches in {document['seconds']:.6g} s ({document['schedule']}): fill "

@@ -4,12 +4,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
 from iotwin.commands.pipedream.options import add_machine_options, options_of
+from iotwin.common.errors import UsageError
 
 
-class SpeedUps(Command):
+class PipeDreamSpeedUpsCommand(Command):
     """Writes speed-ups over workers, a curve a bandwidth, for iotwin plot curves."""
 
     name = "speedups"
@@ -26,9 +26,9 @@ class SpeedUps(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Solve for every bandwidth."""
-        from common.files import write_json
-        from workloads.pipedream.graph_file import read_graph
-        from workloads.pipedream.speedups import speedups
+        from iotwin.common.files import write_json
+        from iotwin.workloads.pipedream.plan.graph_file import read_graph
+        from iotwin.workloads.pipedream.plan.speedups import speedups
 
         if args.machines and len(args.machines) != 1:
             raise UsageError("speedups takes one number of workers (-n), and as many bandwidths (-b) as there shall be curves")

@@ -4,11 +4,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 
-class MakeTwin(Command):
+class PipeDreamTwinCommand(Command):
     """Writes the workload YAML of a plan on a data set."""
 
     name = "twin"
@@ -18,20 +18,20 @@ class MakeTwin(Command):
     def prepare_parser(self, parser: ArgumentParser) -> None:
         """Add the plan, the data set and the run."""
         parser.add_argument("plan", type=Path, metavar="PLAN.json", help="plan.json")
-        parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="data set that stage 0 reads")
+        parser.add_argument(
+            "--data", type=Path, required=True, metavar="DIR", help="directory of the data set that stage 0 reads"
+        )
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TWIN.yaml", help="workload to write")
         parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a minibatch (default: the plan's, else 1)")
-        parser.add_argument(
-            "--minibatches", type=int, metavar="N", help="minibatches of an epoch (default: all that the data has)"
-        )
+        parser.add_argument("--minibatches", type=int, metavar="N", help="minibatches of an epoch (default: the whole data set)")
         parser.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs, each with a checkpoint (default: 1)")
 
     def run(self, args: Namespace) -> Outcome:
         """Write the workload."""
-        from benchmark.config import dump
-        from common.files import check_output
+        from iotwin.common.files import check_output
         from iotwin.loops.pipeline_twin import pipeline_twin
-        from workloads.pipedream.plan_file import read_plan
+        from iotwin.workload_yaml import dump
+        from iotwin.workloads.pipedream.plan.plan_file import read_plan
 
         for option, value in (("--batch-size", args.batch_size), ("--minibatches", args.minibatches), ("--epochs", args.epochs)):
             if value is not None and value < 1:
@@ -51,7 +51,7 @@ class MakeTwin(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what the twin does."""
+        """Print the twin's ranks, readers and batch size."""
         print(
             f"{document['twin']}: {document['ranks']} ranks, of which {document['readers']} read, "
             f"{document['batch_size']} samples a minibatch; iotwin emulate runs it"

@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Validate(Command):
+class PipeDreamValidateCommand(Command):
     """Names what is wrong with driver files."""
 
     name = "validate"
@@ -21,7 +21,7 @@ class Validate(Command):
 
     def run(self, args: Namespace) -> Outcome:
         """Check every file."""
-        from workloads.pipedream.driver_file import conf_document, read_driver
+        from iotwin.workloads.pipedream.plan.driver_file import conf_document, read_driver
 
         found = [
             conf_document(path) if path.suffix == ".json" else read_driver(path, args.models).document() for path in args.files

@@ -3,7 +3,7 @@
 from iotwin.command import Group
 
 
-class Twin(Group):
+class TwinGroup(Group):
     """Fit, generate, run, compare and correct; or send the result on."""
 
     name = "twin"
@@ -13,5 +13,10 @@ class Twin(Group):
   iotwin twin pack twin -o unet3d.twin
   iotwin twin run unet3d.twin -o here
   iotwin twin respond twin -o response --job python train.py"""
-    leaf_classes = (("make", "Make"), ("pack", "Pack"), ("run", "Run"), ("respond", "Respond"))
+    leaf_classes = (
+        ("make", "TwinMakeCommand"),
+        ("pack", "TwinPackCommand"),
+        ("run", "TwinRunCommand"),
+        ("respond", "TwinRespondCommand"),
+    )
     default = "make"

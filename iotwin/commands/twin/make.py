@@ -4,11 +4,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 
-class Make(Command):
+class TwinMakeCommand(Command):
     """Fit, generate, run, compare and correct."""
 
     name = "make"
@@ -21,7 +21,7 @@ class Make(Command):
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
         parser.add_argument("--rounds", type=int, default=4, metavar="N", help="correct at most N - 1 times (default 4)")
         parser.add_argument(
-            "--kind", choices=("auto", "structured", "recorded"), default="auto", help="what kind of twin, as of iotwin fit"
+            "--kind", choices=("auto", "structured", "recorded"), default="auto", help="kind of twin, as in iotwin fit"
         )
         parser.add_argument("--force", action="store_true", help="replace an earlier twin in DIR")
 
@@ -34,14 +34,14 @@ class Make(Command):
         return Outcome({"action": "make", **make_twin(args.traces, args.output, args.rounds, args.force, args.kind)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what each round scored and how the twin fares against runs that it has not seen."""
-        from tracesim.verdict.words import sentences_of_test
+        """Print the score of each round, and the twin's score against reruns that fit has not read."""
+        from iotwin.tracesim.verdict.words import lines_of_caveats, sentences_of_test
 
         kept = {document["best_round"]: " <- kept"}
         rounds = [f"round {record['round']}  {_score(record)}{kept.get(record['round'], '')}" for record in document["rounds"]]
         print(", ".join(rounds))
         _show_dimensions(document)
-        print(document["verdict"])
+        print("\n".join([document["verdict"], *lines_of_caveats(document["caveats"])]))
         if document["equivalence"] is not None:
             print("\n".join(sentences_of_test(document["equivalence"], "the job", "its twin")))
         if document["noise_floor"] is not None:
@@ -56,7 +56,7 @@ def _score(scored: dict[str, Any]) -> str:
 
 
 def _show_dimensions(document: dict[str, Any]) -> None:
-    """Print the kept round's score of each dimension, beside the reruns' lowest."""
+    """Print the best round's score of each dimension, and the lowest of the reruns."""
     floors = document["noise_floor_dimensions"]
     kept = next(record for record in document["rounds"] if record["round"] == document["best_round"])
     print(f"\n{'the twin and the job':<22}score{'  reruns' if floors else ''}")

@@ -7,11 +7,11 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Pack(Command):
+class TwinPackCommand(Command):
     """Pack a twin's directory, without data and without names."""
 
     name = "pack"
-    help = "write a twin as one file to send, without data and without names"
+    help = "write a twin as one file to send, without data and names"
     epilog = "example: iotwin twin pack twin -o unet3d.twin"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
@@ -27,6 +27,6 @@ class Pack(Command):
         return Outcome({"action": "pack", **pack(args.directory, args.output, args.keep_names)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say what the archive holds."""
+        """Print what the archive holds."""
         names = "with names" if document["names_kept"] else "without names"
         print(f"{document['archive']}: the twin of {document['files']} files, {names}")

@@ -1,18 +1,18 @@
-"""``iotwin twin respond``: the twin, and its job beside it, under changed storage."""
+"""``iotwin twin respond``: run the twin, and the job, under changed storage."""
 
 from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from iotwin.command import Command, Outcome
+from iotwin.common.errors import UsageError
 
 
-class Respond(Command):
+class TwinRespondCommand(Command):
     """Run both with reads capped, or little page cache, and put their epochs side by side."""
 
     name = "respond"
-    help = "run the twin, and its job beside it, under changed storage: reads capped, page cache cold or small; needs root"
+    help = "run the twin, and the job, under changed storage: reads capped, page cache cold or small; needs root"
     epilog = """examples:
   iotwin twin respond twin -o response --change cold --change read=25MB --job python train.py
   iotwin twin respond twin -o response --change cache=64MiB --change requests=200"""
@@ -25,9 +25,11 @@ class Respond(Command):
             "--change",
             action="append",
             metavar="CHANGE",
-            help="cold, read=BYTES a second, requests=N a second, cache=SIZE, or several with commas; may be repeated",
+            help="cold, read=BYTES a second, requests=N a second, cache=SIZE, or several joined by commas; repeatable",
         )
-        parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each N times and take medians (default 1)")
+        parser.add_argument(
+            "--runs", type=int, default=1, metavar="N", help="runs under each change, of which medians are reported (default 1)"
+        )
         parser.add_argument("--force", action="store_true", help="replace an earlier response in OUT")
         parser.add_argument(
             "--job",
@@ -49,10 +51,11 @@ class Respond(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         """Print a row for each change."""
-        from common.terminal import print_table
-        from common.units import format_duration
+        from iotwin.common.terminal import print_table
+        from iotwin.common.units import format_duration
+        from iotwin.tracesim.verdict.words import lines_of_caveats
 
-        def told(side: dict[str, Any] | None) -> str:
+        def seconds(side: dict[str, Any] | None) -> str:
             return "" if side is None else format_duration(side["seconds"] * 1e9)
 
         def share(ratio: float | None) -> str:
@@ -60,7 +63,21 @@ class Respond(Command):
 
         what = "an epoch" if document["changes"][0]["of"] == "epoch" else "from the first read to the last"
         rows = [
-            (row["change"], told(row.get("job")), told(row["twin"]), share(row["ratio"]), share(row["first_epoch_ratio"]))
+            (row["change"], seconds(row.get("job")), seconds(row["twin"]), share(row["ratio"]), share(row["first_epoch_ratio"]))
             for row in document["changes"]
         ]
         print_table((what, "job", "twin", "twin / job", "first epoch"), rows)
+        for row in document["changes"]:
+            for text in row["not_in_force"]:
+                print(f"{row['change']} was not in force: {text}")
+        for line in lines_of_caveats(_caveats(document)):
+            print(line)
+
+
+def _caveats(document: dict[str, Any]) -> list[str]:
+    """Return the caveats of the document and of its rows, each once and with the rows that it is of."""
+    rows: dict[str, list[str]] = {}
+    for row in document["changes"]:
+        for caveat in row["caveats"]:
+            rows.setdefault(caveat, []).append(row["change"])
+    return [*document["caveats"], *(f"{', '.join(names)}: {caveat}" for caveat, names in rows.items())]

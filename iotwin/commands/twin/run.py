@@ -7,7 +7,7 @@ from typing import Any
 from iotwin.command import Command, Outcome
 
 
-class Run(Command):
+class TwinRunCommand(Command):
     """Unpack a twin, make its data set and run it."""
 
     name = "run"
@@ -18,30 +18,24 @@ class Run(Command):
         """Add the archive and where to unpack it."""
         parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="the file that iotwin twin pack wrote")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="empty directory to unpack into")
-        parser.add_argument("--most-data", metavar="SIZE", help="refuse to write a larger data set (default 100GiB)")
+        parser.add_argument("--most-data", metavar="SIZE", help="refuse to write more, data set and output (default 100GiB)")
         parser.add_argument("--allow-plugins", action="store_true", help="let the twin import the code that it names")
 
     def run(self, args: Namespace) -> Outcome:
-        """Unpack, make the data set and run the twin in a process of its own."""
-        import subprocess
-        import sys
-
-        from common.errors import IotwinError
-        from common.units import parse_size
+        """Unpack, make the data set and run the twin in a new process."""
+        from iotwin.common.errors import IotwinError
+        from iotwin.common.units import parse_size
         from iotwin.loops.twin import TWIN
-        from iotwin.loops.twin_archive import MOST_DATA_BYTES, unpack
-        from iotwin.own_command import own_command
+        from iotwin.loops.twin_archive import MOST_DATA_BYTES, run_unpacked, unpack
 
         directory = args.output
         most_bytes = MOST_DATA_BYTES if args.most_data is None else parse_size(args.most_data)
-        unpack(args.archive, directory, args.allow_plugins, most_bytes)
-        command = own_command("emulate", directory / TWIN)
-        status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
-        if status:
+        left_bytes = unpack(args.archive, directory, args.allow_plugins, most_bytes)
+        if status := run_unpacked(directory, left_bytes):
             raise IotwinError(f"the twin in {directory} ended with exit status {status}; its message is above")
         output = str(directory / "output")
         return Outcome({"action": "run", "directory": str(directory), "output": output, "twin": str(directory / TWIN)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Say where the results are."""
+        """Print where the results are."""
         print(f"{document['directory']}: ran; results in {document['output']}")

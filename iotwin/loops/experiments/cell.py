@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.errors import IotwinError
-from common.files import write_whole
-from common.workloads import EMULATED, workload_named
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import new_folder, write_whole
+from iotwin.common.foreign_files import MOST_JSON_BYTES, read_foreign
+from iotwin.common.workloads import EMULATED, workload_named
 from iotwin.loops.experiments.experiment import EMULATOR_IMAGE, Cell, Experiment
 from iotwin.own_command import own_command, own_job
+from iotwin.workload_yaml.yaml12 import LARGEST_BYTES
 
 _FIRST_ORDINARY_USER = 1000
 _LABEL = "iotwin.cell"  # of a container: the cell's directory
@@ -26,7 +28,7 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
     Raises IotwinError when the machine has fewer GPUs than the cell has ranks, and for a step-time model that has no such cell.
     """
     output = directory / "output"
-    output.mkdir()
+    new_folder(output)
     emulated = cell.variant == EMULATED
     if experiment.gpus and not emulated and count_gpus() < cell.ranks:
         raise IotwinError(f"it needs {cell.ranks} GPUs and this machine has {count_gpus()}")
@@ -58,10 +60,8 @@ class _Folders(NamedTuple):
 
 def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> list[str]:
     """Return the options of `iotwin trace` for the cell's container: without a network, not root, with the cell's GPUs."""
-    images = {EMULATED: EMULATOR_IMAGE, cell.jobs.workload: cell.jobs.workload + ":{variant}"} | experiment.images
-    image = images[EMULATED if cell.variant == EMULATED else cell.jobs.workload].replace("{variant}", cell.variant)
-    options = ["--image", image, "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
-    # Loader processes hand batches over in shared memory, of which a container has 64 MB unless told otherwise.
+    options = ["--image", image_of(experiment, cell), "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
+    # Loader processes deliver batches in shared memory, of which a container has 64 MB by default.
     user, label = _owner(output), json.dumps({_LABEL: str(output.parent)})
     for option in ("ipc_mode=host", "network_mode=none", f'user="{user}"', "environment={HOME: /tmp}", f"labels={label}"):
         options += ["--container-option", option]
@@ -70,9 +70,15 @@ def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> 
     return options
 
 
+def image_of(experiment: Experiment, cell: Cell) -> str:
+    """Return the image of the cell's container."""
+    images = {EMULATED: EMULATOR_IMAGE, cell.jobs.workload: cell.jobs.workload + ":{variant}"} | experiment.images
+    return images[EMULATED if cell.variant == EMULATED else cell.jobs.workload].replace("{variant}", cell.variant)
+
+
 def remove_container(directory: Path) -> None:
     """Remove the container of the cell in `directory` that a killed tracer has left, if there is one."""
-    from tracing_tools.targets.container import connect
+    from iotwin.tracing_tools.targets.container import connect
 
     with suppress(IotwinError):  # where no engine answers, none is left
         for container in connect().containers.list(all=True, filters={"label": f"{_LABEL}={directory}"}):
@@ -98,7 +104,7 @@ def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
     if cell.variant == "sleep":
         options["sleep"] = _sleep_model(cell, seen)
     words = [word for name, value in (options | cell.options).items() for word in _option(name, value)]
-    return [*workload.launch_words(cell.ranks), f"workloads.{workload.name}", *words]
+    return [*workload.launch_words(cell.ranks), f"iotwin.workloads.{workload.name}", *words]
 
 
 def _isolated(program: list[str]) -> list[str]:
@@ -138,22 +144,22 @@ def _emulator(cell: Cell, seen: _Folders) -> list[str]:
 
 def _read(twin: Path) -> bytes:
     try:
-        return twin.read_bytes()
+        return read_foreign(twin, LARGEST_BYTES)
     except OSError as error:
         raise IotwinError(f"the twin {twin}: {error.strerror}; give a YAML of iotwin fit, or workload=NAME") from None
 
 
 def _sleep_model(cell: Cell, seen: _Folders) -> str:
     """Return the value of --sleep: the YAML's own text, or a file: the YAML's, or the paper's step time of this (GPUs, batch)."""
-    from benchmark.config import MeasuredStepTime, StepTimeRegression
-    from benchmark.config.step_time_models import step_time
+    from iotwin.workload_yaml import MeasuredStepTime, StepTimeRegression
+    from iotwin.workload_yaml.step_time_models import step_time
 
     workload: Any = cell.jobs.workload  # the paper's models check the name
     text = str(cell.jobs.sleep)
     if text in ("measured", "regression"):
         model = MeasuredStepTime(workload=workload) if text == "measured" else StepTimeRegression(workload=workload)
         return seen.give("computation_time.json", msgspec.json.encode(step_time(model, cell.ranks, cell.batch)))
-    return seen.give("computation_time.json", Path(text).read_bytes()) if Path(text).is_file() else text
+    return seen.give("computation_time.json", read_foreign(Path(text), MOST_JSON_BYTES)) if Path(text).is_file() else text
 
 
 def count_gpus() -> int:

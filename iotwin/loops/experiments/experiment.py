@@ -1,7 +1,10 @@
-"""An experiment: one YAML that says which training jobs run how, as a grid of cells."""
+"""An experiment: a YAML that describes training jobs as a grid of cells."""
 
 import itertools
+import math
 import re
+from collections import Counter
+from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,23 +12,27 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from common.errors import UsageError, nearest
-from common.units import parse_duration
-from common.workloads import EMULATED, workload_named
-from datagen.dlio.yaml12 import parse, read_text
+from iotwin.common.errors import UsageError, nearest
+from iotwin.common.units import parse_duration
+from iotwin.common.workloads import EMULATED, workload_named
+from iotwin.workload_yaml.yaml12 import parse, read_text
 
 EMULATOR_IMAGE = "dlio:latest"  # as the benchmark scripts call it
 SHIPPED = Path(__file__).parents[2] / "experiments"
 _WITHOUT = "without"  # in a cell's name, for an option that it lacks
-_ORDER = 0xE59E  # what the draw of the order is keyed by, beside the seed
+_ORDER = 0xE59E  # key of the draw of the order, with the seed
+_MOST_CELLS = 10_000  # a cell takes seconds at least
+# Options that the cell itself sets: another value would move its results, or contradict its name.
+_OPTIONS_OF_CELLS = ("data", "output", "batch-size", "variant", "seed", "workers")
+_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")  # options that write elsewhere, or nothing
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+Name = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[A-Za-z0-9_.-]+\Z", max_length=64)]
 
 
-class DataSet(msgspec.Struct, forbid_unknown_fields=True):
-    """A data set: a folder that is there, or what `iotwin generate` is told to make one."""
+class ExperimentDataSet(msgspec.Struct, forbid_unknown_fields=True):
+    """A data set: an existing folder, or options of `iotwin generate`."""
 
     workload: str
     folder: str | None = None
@@ -43,17 +50,17 @@ class Jobs(msgspec.Struct, forbid_unknown_fields=True):
     # Loader processes of a rank.
     workers: Annotated[list[Count], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
     options: dict[str, str | int | float | bool] = {}  # of the workload's program; a boolean true is a bare --name
-    # Options whose values are cells of their own; null is the cell without the option, what the others are held against.
+    # Options of which each value is a cell; null is the cell without the option, the reference of the others.
     sweep: dict[str, Annotated[list[str | int | float | None], msgspec.Meta(min_length=1)]] = {}
     sleep: str | None = None  # of the variant sleep: measured or regression (the paper's V100s), or what --sleep takes
     emulate: list[str] = []  # of the variant emulated: a YAML or workload=NAME, then overrides
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
-    """What an experiment's YAML says."""
+    """The content of an experiment's YAML."""
 
     name: Name
-    data: dict[Name, DataSet]
+    data: dict[Name, ExperimentDataSet]
     jobs: Annotated[list[Jobs], msgspec.Meta(min_length=1)]
     seed: Count = 1  # of the order of the cells and of the jobs
     repeats: Positive = 1
@@ -91,7 +98,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What tells it from all others; also its directory."""
+        """Unique name of the cell, and of its directory."""
         swept = [_WITHOUT if value is None else value for value in self.swept]
         sizes = "".join(f"-{value}" for value in (f"r{self.ranks}", f"b{self.batch}", f"w{self.workers}", *swept))
         return f"{self.jobs.workload}-{self.variant}-{self.data}{sizes}-{self.repeat}"
@@ -113,12 +120,8 @@ def read_experiment(source: Path) -> Experiment:
             raise UsageError(f"{source}: no such experiment{nearest(source.name, known)}; give a YAML, or {', '.join(known)}")
     try:
         experiment = msgspec.convert(parse(read_text(path), str(source)), Experiment)
-    except OSError as error:
-        raise UsageError(f"{source}: {error.strerror}") from None
     except msgspec.ValidationError as error:
         raise UsageError(f"{source}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not YAML: {error}") from None
     _check(experiment, source)
     return experiment
 
@@ -133,32 +136,63 @@ def _check(experiment: Experiment, source: Path) -> None:
         if name != EMULATED:
             workload_named(name)
     for name, data in experiment.data.items():
-        if (data.folder is None) == (data.generate is None):
-            raise UsageError(f"{source}: data.{name} needs either folder or generate")
+        _check_data(data, f"{source}: data.{name}")
     for index, jobs in enumerate(experiment.jobs):
-        where = f"{source}: jobs[{index}]"
-        for name in jobs.data:
-            if name not in experiment.data:
-                raise UsageError(f"{where}: no data set '{name}'{nearest(name, list(experiment.data))}")
-            if experiment.data[name].workload != jobs.workload:
-                raise UsageError(f"{where}: data set '{name}' is for {experiment.data[name].workload}, not {jobs.workload}")
-        for variant in jobs.variant:
-            known = list(workload_named(jobs.workload).variants)
-            if variant not in known:
-                raise UsageError(f"{where}: no variant '{variant}'{nearest(variant, known)}; known: {', '.join(known)}")
-        for value in itertools.chain(*jobs.sweep.values()):
-            if value is not None and not re.fullmatch(r"[A-Za-z0-9_.+-]{1,40}", str(value)):
-                raise UsageError(
-                    f"{where}: sweep value '{value}' cannot be part of a directory's name; use letters, digits, . _ + -"
-                )
-        if "sleep" in jobs.variant and jobs.sleep is None:
-            raise UsageError(f"{where}: the variant sleep needs sleep: measured, regression, SECONDS or MEAN,STDEV")
-        if EMULATED in jobs.variant and not jobs.emulate:
-            raise UsageError(f"{where}: the variant emulated needs emulate: [TWIN.yaml or workload=NAME, ...]")
-    names = [cell.name for cell in cells(experiment)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{source}: the cell {twice} is there twice; merge the jobs that make it")
+        _check_jobs(jobs, experiment.data, f"{source}: jobs[{index}]")
+    if experiment.repeats * sum(map(_cells_of, experiment.jobs)) > _MOST_CELLS:
+        raise UsageError(f"{source}: it has more than {_MOST_CELLS} cells; shorten its lists, its sweeps or repeats")
+    for name, times in Counter(cell.name for cell in cells(experiment)).most_common(1):
+        if times > 1:
+            raise UsageError(f"{source}: the cell {name} is there twice; merge the jobs that make it")
+
+
+def _check_data(data: ExperimentDataSet, where: str) -> None:
+    """Raise UsageError unless a data set has a folder or options of `iotwin generate`, but not where the data go."""
+    if (data.folder is None) == (data.generate is None):
+        raise UsageError(f"{where} needs either folder or generate")
+    for word in data.generate or ():
+        if word.startswith(("-o", "-h")) or _shortens(word, _NOT_TO_GENERATE):
+            raise UsageError(f"{where}: generate cannot take '{word}': iotwin run chooses the data's directory")
+
+
+def _check_jobs(jobs: Jobs, data: dict[str, ExperimentDataSet], where: str) -> None:
+    """Raise UsageError if jobs name an unknown data set or variant, or lack the key of a variant."""
+    for name in jobs.data:
+        if name not in data:
+            raise UsageError(f"{where}: no data set '{name}'{nearest(name, list(data))}")
+        if data[name].workload != jobs.workload:
+            raise UsageError(f"{where}: data set '{name}' is for {data[name].workload}, not {jobs.workload}")
+    for variant in jobs.variant:
+        known = list(workload_named(jobs.workload).variants)
+        if variant not in known:
+            raise UsageError(f"{where}: no variant '{variant}'{nearest(variant, known)}; known: {', '.join(known)}")
+    if "sleep" in jobs.variant and jobs.sleep is None:
+        raise UsageError(f"{where}: the variant sleep needs sleep: measured, regression, SECONDS or MEAN,STDEV")
+    if EMULATED in jobs.variant and not jobs.emulate:
+        raise UsageError(f"{where}: the variant emulated needs emulate: [TWIN.yaml or workload=NAME, ...]")
+    _check_options(jobs, where)
+
+
+def _check_options(jobs: Jobs, where: str) -> None:
+    """Raise UsageError if a swept value cannot name a directory, or if the cell itself sets an option."""
+    for value in itertools.chain(*jobs.sweep.values()):
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_.+-]{1,40}", str(value)):
+            raise UsageError(f"{where}: sweep value '{value}' cannot be part of a directory's name; use letters, digits, . _ + -")
+    for name in (*jobs.options, *jobs.sweep):
+        if _shortens(f"--{name}", tuple(f"--{own}" for own in _OPTIONS_OF_CELLS)):
+            raise UsageError(f"{where}: the option '{name}' is the cell's own; use the keys data, batch, workers, seed")
+
+
+def _shortens(word: str, options: tuple[str, ...]) -> bool:
+    """Return whether a parser takes `word` for one of `options`: it may be shortened, and its value may follow a "="."""
+    name = word.partition("=")[0]
+    return name.startswith("--") and any(option.startswith(name) for option in options)
+
+
+def _cells_of(jobs: Jobs) -> int:
+    """Return how many cells one repeat of the jobs has."""
+    lists: tuple[Sized, ...] = (jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers, *jobs.sweep.values())
+    return math.prod(len(each) for each in lists)
 
 
 def cells(experiment: Experiment) -> list[Cell]:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from common.progress import note
-from common.workloads import workload_named
+from iotwin.common.files import make_folder
+from iotwin.common.progress import note
+from iotwin.common.workloads import workload_named
 
 
 def draw_plots(kind: str, finished: list[dict[str, Any]], cells: Path, output: Path) -> None:
@@ -14,14 +15,14 @@ def draw_plots(kind: str, finished: list[dict[str, Any]], cells: Path, output: P
     breakdown, throughputs, latencies and compute times of all. Raises IotwinError for cells that cannot be drawn.
     """
     if kind == "steps":
-        from trace_visuals.steps import plot_steps
+        from iotwin.trace_visuals.steps import plot_steps
 
         plot_steps([cells / record["cell"] for record in finished], output / "steps")
         note(f"drew {output / 'steps'}")
         return
-    from trace_visuals.timeline import plot_timeline
+    from iotwin.trace_visuals.timeline import plot_timeline
 
-    output.mkdir(exist_ok=True)
+    make_folder(output, below=output.parent)
     for name, records in _by_parameters(finished).items():
         picture = output / f"{name}.png"
         plot_timeline([cells / record["cell"] / "trace" for record in records], picture)

@@ -2,30 +2,34 @@
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common.children import dying_with_us, end_programs
-from common.errors import IotwinError
-from common.files import write_json
-from common.foreign_files import read_foreign_json
-from common.progress import note
-from common.units import format_duration
+from iotwin.common.beneath import open_beneath
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import make_folder, new_folder, open_rewritten, rename, write_json
+from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
+from iotwin.common.processes.children import dying_with_us, end_programs
+from iotwin.common.progress import note
+from iotwin.common.removal import remove_entry, remove_own
+from iotwin.common.units import format_duration
 from iotwin.loops.experiments.cell import remove_container, trace_command
-from iotwin.loops.experiments.experiment import Cell, DataSet, Experiment, cells
+from iotwin.loops.experiments.cell_inputs import Inputs, difference, inputs_of, inputs_of_data
+from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet, cells
 from iotwin.loops.experiments.plots import draw_plots
 from iotwin.own_command import own_command
 
 # Written last, whole or not at all: a cell has finished exactly if it has one.
 FINISHED, FAILED, SUMMARY = "cell.json", "failure.json", "summary.json"
+_CELLS, _DATA, _PLOTS = "cells", "data", "plots"
+_GENERATED = "data.json"  # what each generated data set was asked to be
 _GRACE_S = 60.0  # for the tracer to end the job and finish the trace
 _PACKAGES = ("iotwin", "torch", "tensorflow", "tensorflow_cpu", "numpy", "pyarrow")
 Record = dict[str, Any]
@@ -35,12 +39,15 @@ def run_experiment(experiment: Experiment, directory: Path) -> Record:
     """Run what is left of `experiment` in `directory` and return its summary, also written there as summary.json.
 
     Every cell has a directory under cells/ with trace/, output/ and, once it has finished, cell.json; a cell without is run again
-    from the start. Raises IotwinError when another run has the directory and when it holds another experiment.
+    from the start. Raises IotwinError when another run has the directory, and UsageError when a cell in it was run with other
+    options or data.
     """
     if experiment.container:
         _check_engine()
     directory = directory.absolute()
-    (directory / "cells").mkdir(parents=True, exist_ok=True)
+    _refuse_links(directory, cells(experiment))
+    make_folder(directory)
+    make_folder(directory / _CELLS, below=directory)
     with _lock(directory) as lock:
         runner = _Runner(experiment, directory, lock)
         return runner.run()
@@ -48,7 +55,7 @@ def run_experiment(experiment: Experiment, directory: Path) -> Record:
 
 def _check_engine() -> None:
     """Raise IotwinError, before any data set is made, unless a Docker Engine can run the cells."""
-    from tracing_tools.targets.container import connect
+    from iotwin.tracing_tools.targets.container import connect
 
     try:
         connect()
@@ -56,10 +63,31 @@ def _check_engine() -> None:
         raise IotwinError(f"{error}; or run the jobs as processes of this machine: add --no-container") from None
 
 
+def _refuse_links(directory: Path, todo: Sequence[Cell]) -> None:
+    """Raise IotwinError if a folder that we write into is a link: whoever may write to `directory` chose where it leads."""
+    folders = [_CELLS, _DATA, _PLOTS, f"{_PLOTS}/steps", *(f"{_DATA}/{_partial_name(name)}" for name in {c.data for c in todo})]
+    for name in (*folders, *(f"{_CELLS}/{cell.name}" for cell in todo)):
+        if (directory / name).is_symlink():
+            raise IotwinError(f"{directory / name} is a symbolic link, which could lead anywhere; remove it or choose another -o")
+
+
+def _refuse_other(folder: Path, before: Any, now: Inputs) -> None:
+    """Raise UsageError unless the cell or data set in `folder` was made with the inputs `now`."""
+    remedy = "choose another -o, or remove this folder to make it again"
+    if before is None:
+        raise UsageError(f"{folder} holds no record of the options that made it; {remedy}")
+    if changed := difference(before, now):
+        raise UsageError(f"{folder} was made by another experiment: {changed}; {remedy}")
+
+
+def _partial_name(data: str) -> str:
+    return f".{data}.partial"
+
+
 @contextmanager
 def _lock(directory: Path) -> Iterator[int]:
     """Hold the directory. The jobs inherit the lock, so that one left by a killed run ends before its directory is used again."""
-    with (directory / "lock").open("w") as file:
+    with os.fdopen(open_beneath(directory, "lock", os.O_RDWR | os.O_CREAT)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,20 +116,30 @@ class _Runner:
     def run(self) -> Record:
         """Make the data, run the cells, write the summary and draw the plots."""
         todo = cells(self._experiment)
-        left = [cell for cell in todo if not (self._cell_directory(cell) / FINISHED).exists()]
+        left = [cell for cell in todo if not self._has_finished(cell)]
+        for name in sorted({cell.data for cell in left}):
+            self._check_generated(name, self._experiment.data[name])
         note(f"{self._experiment.name}: {len(todo)} cells, {len(todo) - len(left)} of them finished earlier")
         for name in sorted({cell.data for cell in left}):
             self._provide(name, self._experiment.data[name])
         for index, cell in enumerate(left):
             note(f"[{index + 1}/{len(left)}] {cell.name}{self._time_left(len(left) - index)}")
             self._run_cell(cell)
-        summary, plots = self._summary(todo), self._directory / "plots"
+        summary, plots = self._summary(todo), self._directory / _PLOTS
         if self._experiment.plot and summary["finished"] and (left or not plots.exists()):
-            draw_plots(self._experiment.plot, summary["finished"], self._directory / "cells", plots)
+            draw_plots(self._experiment.plot, summary["finished"], self._directory / _CELLS, plots)
         return summary
 
     def _cell_directory(self, cell: Cell) -> Path:
-        return self._directory / "cells" / cell.name
+        return self._directory / _CELLS / cell.name
+
+    def _has_finished(self, cell: Cell) -> bool:
+        """Return whether `cell` has a result; UsageError if that is of other options or data than it has now."""
+        directory = self._cell_directory(cell)
+        record = _read_json(directory / FINISHED)
+        if record is not None:
+            _refuse_other(directory, record.get("asked"), inputs_of(self._experiment, cell))
+        return record is not None
 
     def _time_left(self, cells_left: int) -> str:
         if not self._took_s:
@@ -113,9 +151,18 @@ class _Runner:
 
     def _data_folder(self, name: str) -> Path:
         data = self._experiment.data[name]
-        return Path(data.folder).absolute() if data.folder is not None else self._directory / "data" / name
+        return Path(data.folder).absolute() if data.folder is not None else self._directory / _DATA / name
 
-    def _provide(self, name: str, data: DataSet) -> None:
+    def _generated(self) -> Record:
+        return _read_json(self._directory / _GENERATED) or {}
+
+    def _check_generated(self, name: str, data: ExperimentDataSet) -> None:
+        """Raise UsageError if the data set that is there was generated with other options."""
+        folder = self._data_folder(name)
+        if data.generate is not None and folder.is_dir():
+            _refuse_other(folder, self._generated().get(name), inputs_of_data(data))
+
+    def _provide(self, name: str, data: ExperimentDataSet) -> None:
         """Generate a data set that is not there; what fails is the failure of its cells."""
         folder = self._data_folder(name)
         if folder.is_dir():
@@ -123,16 +170,17 @@ class _Runner:
         if data.generate is None:
             self._data_failures[name] = f"its data {folder} is missing"
             return
-        folder.parent.mkdir(exist_ok=True)
-        partial = folder.with_name(f".{name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+        make_folder(folder.parent)
+        partial = folder.with_name(_partial_name(name))
+        remove_own(partial)
         note(f"generating {folder}")
         command = own_command("generate", data.workload, "-o", partial, *data.generate, "--quiet")
         done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=(self._lock,))
-        if done.returncode:
+        if done.returncode or not partial.is_dir():
             self._data_failures[name] = f"its data could not be generated: {_last_line(done.stderr)}"
         else:
-            partial.rename(folder)
+            write_json(self._directory / _GENERATED, {**self._generated(), name: inputs_of_data(data)})
+            rename(partial, folder)
 
     # Cells
 
@@ -140,12 +188,13 @@ class _Runner:
         directory = self._cell_directory(cell)
         if directory.exists():  # what an unfinished attempt left
             self._remove_container(directory)
-            shutil.rmtree(directory)
-        directory.mkdir()
+            remove_entry(directory)
+        new_folder(directory)
         begin, started = time.monotonic(), time.time()
         try:
             if cell.data in self._data_failures:
                 raise IotwinError(self._data_failures[cell.data])
+            inputs = inputs_of(self._experiment, cell)
             self._execute(trace_command(self._experiment, cell, self._data_folder(cell.data), directory), directory)
         except IotwinError as error:
             self._remove_container(directory)
@@ -156,8 +205,8 @@ class _Runner:
         self._took_s.append(seconds)
         result = _read_json(directory / "output" / "result.json")
         write_json(directory / FINISHED, {
-            "cell": cell.name, **cell.parameters(), "started": started, "seconds": seconds,
-            "machine": machine(), "result": result,
+            "cell": cell.name, **cell.parameters(), "asked": inputs,
+            "started": started, "seconds": seconds, "machine": machine(), "result": result,
         })  # fmt: skip
 
     def _remove_container(self, directory: Path) -> None:
@@ -166,7 +215,7 @@ class _Runner:
 
     def _execute(self, command: list[str], directory: Path) -> None:
         """Run the tracer with its job; IotwinError with the last line of what went wrong, or when the time limit passes."""
-        with (directory / "iotwin.log").open("wb") as log:
+        with open_rewritten(directory / "iotwin.log") as log:
             # A killed run takes the tracer along, which ends its job and finishes the trace.
             process = subprocess.Popen(
                 command,
@@ -210,16 +259,16 @@ class _Runner:
 
 def _explain(status: int, directory: Path) -> str:
     """Return why a cell failed: the tracer's own last line, or the job's, and how it ended."""
-    own = _last_line((directory / "iotwin.log").read_text(errors="replace"))
+    own = _last_line(read_foreign_end(directory / "iotwin.log"))
     job = directory / "trace" / "logs" / "stderr"
-    said = own or (_job_said(job.read_text(errors="replace")) if job.exists() else "")
+    last = own or (_job_end(read_foreign_end(job)) if job.exists() else "")
     if status in (137, -signal.SIGKILL):
-        return f"it was killed, as the kernel does when memory runs out{': ' if said else ''}{said}"
-    return said or f"it ended with exit status {status} and said nothing"
+        return f"it was killed, as the kernel does when memory runs out{': ' if last else ''}{last}"
+    return last or f"it ended with exit status {status} and printed nothing"
 
 
-def _job_said(text: str) -> str:
-    """Return the job's last line; what the launcher of its ranks says of the same failure counts only where they said nothing."""
+def _job_end(text: str) -> str:
+    """Return the job's last line, or the last line of its ranks' launcher if the ranks printed nothing."""
     lines = text.strip().splitlines(keepends=True)
     return _last_line("".join(line for line in lines if not line.startswith("launch: "))) or _last_line(text)
 

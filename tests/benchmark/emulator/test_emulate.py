@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.config import Config, dump, load
+from iotwin.workload_yaml import Config, dump, load
 from tests.conftest import PATIENCE_S
 from tests.processes import children, name_of, wait_for
 
-COMMAND = [sys.executable, "-m", "iotwin.main", "emulate"]
+COMMAND = [sys.executable, "-m", "iotwin", "emulate"]
 
 
 def emulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ def test_a_run_prints_its_phases_and_leaves_its_results(twin_path: Path, tmp_pat
 
 
 def test_a_trace_finds_the_phases_in_the_log(twin_path: Path, tmp_path: Path) -> None:
-    from tracing_tools.trace.logs.mllog import read_log
+    from iotwin.trace_store.logs.mllog import read_log
 
     log = tmp_path / "stdout"
     log.write_text(emulate(twin_path).stdout)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.emulator.mpi import started_as, under_mpi
-from common.ranks import MPI_VARIABLES
+from iotwin.benchmark.emulator.mpi import started_as, under_mpi
+from iotwin.common.ranks import MPI_VARIABLES
 from tests.conftest import PATIENCE_S, ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun (Open MPI) is not installed")
@@ -31,9 +31,12 @@ SMALL = [
 ]
 
 
+def launcher(ranks: int, *options: str) -> list[str]:
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", "--allow-run-as-root", *options]
+
+
 def command(ranks: int, *words: str, launch: Sequence[str] = ()) -> list[str]:
-    launcher = ["mpirun", "-np", str(ranks), "--oversubscribe", "--allow-run-as-root", *launch]
-    return [*launcher, sys.executable, "-m", "iotwin.main", "emulate", *SMALL, *words]
+    return [*launcher(ranks, *launch), sys.executable, "-m", "iotwin", "emulate", *SMALL, *words]
 
 
 def environment() -> dict[str, str]:
@@ -104,7 +107,7 @@ def test_launchers_are_known_by_their_variables(
 
 def test_processes_that_mpi_does_not_know_of_one_another_are_refused(tmp_path: Path) -> None:
     """As srun starts them for an MPI that does not speak its PMI: all would be rank 0 and write the same files."""
-    words = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL]
+    words = [sys.executable, "-m", "iotwin", "emulate", *SMALL]
     known = {**environment(), "PMI_SIZE": "2"}
     done = subprocess.run(words, cwd=tmp_path, env=known, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (1, "iotwin emulate")
@@ -116,7 +119,7 @@ def test_a_run_of_ranks_here_reads_and_computes_as_one_under_mpi(tmp_path: Path)
 
     varied = "++workload.train.computation_time={type: uniform, min: 0, max: 0.002}"
     assert run(2, "--quiet", varied, "++workload.output.folder=mpi", folder=tmp_path).returncode == 0
-    here = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL, varied, "--quiet", "--ranks", "2"]
+    here = [sys.executable, "-m", "iotwin", "emulate", *SMALL, varied, "--quiet", "--ranks", "2"]
     assert subprocess.run(here, cwd=tmp_path, env=environment(), check=False).returncode == 0
     columns = ["phase", "rank", "epoch", "step", "compute_ns", "samples", "bytes_read"]
     frames = [pd.read_parquet(tmp_path / folder / "metrics.parquet")[columns] for folder in ("mpi", "output")]
@@ -136,6 +139,48 @@ def test_what_is_wrong_on_all_ranks_is_told_once(word: str, status: int, expecte
     assert done.returncode == status
     assert len(told) == 1 and expected in told[0]
     assert not (tmp_path / "output" / "summary.json").exists()
+
+
+CHECKPOINTS = [
+    "++workload.workflow.checkpoint=true",
+    "++workload.checkpoint.num_checkpoints_read=1",
+    "++workload.checkpoint.type=all_ranks",
+]
+
+
+@pytest.mark.parametrize("error", ["IotwinError", "KeyError"])
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    [
+        ("iotwin.workload_yaml:compose_job", 0),
+        ("iotwin.benchmark.emulator.results.write:prepare_output", 0),
+        ("iotwin.datagen.nodes:plan", 1),
+        ("iotwin.datagen.nodes:prepare", 0),
+        ("iotwin.datagen.nodes:start_journal", 1),
+        ("iotwin.datagen.nodes:write_units", 0),
+        ("iotwin.datagen.nodes:write_manifest", 0),
+        ("iotwin.benchmark.emulator.run:open_dataset", 1),
+        ("iotwin.benchmark.emulator.accelerator:Accelerator.step", 0),
+        ("iotwin.benchmark.emulator.checkpoints.one_file:FileWriter.write", 1),
+        ("iotwin.benchmark.emulator.checkpoints.recovery:read_whole", 0),
+        ("iotwin.benchmark.emulator.results.write:write_results", 0),
+    ],
+)
+def test_a_rank_that_fails_anywhere_ends_all(point: str, rank: int, error: str, tmp_path: Path) -> None:
+    failing = [sys.executable, str(Path(__file__).with_name("failing_rank.py")), point, str(rank), error]
+    words = ["emulate", "--dlio", *SMALL, *CHECKPOINTS, "--quiet"]
+    done = subprocess.run(
+        [*launcher(2), *failing, *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    reports = [line for line in done.stderr.splitlines() if line.startswith(("iotwin emulate: ", "KeyError: "))]
+    assert len(reports) == 1 and "made to fail" in reports[0]
 
 
 def test_a_killed_rank_ends_the_run_everywhere(tmp_path: Path) -> None:
@@ -169,6 +214,6 @@ def _wait_for_ranks(launcher: int, count: int) -> list[int]:
 
 def _runs_python(pid: int) -> bool:
     try:
-        return b"iotwin.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"\0iotwin\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

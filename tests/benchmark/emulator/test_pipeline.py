@@ -7,19 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.config import Config, load
-from benchmark.config.schema import Pipeline, PipelineStage
-from benchmark.emulator.loaders.base import Fetched
-from benchmark.emulator.pipeline import pipeline_summary, plan_of, run_pipeline
-from benchmark.emulator.results.measured import Measured
-from benchmark.emulator.results.steplog import StepParts
-from common.errors import IotwinError, UsageError
-from datagen.generate import generate
-from datagen.layouts import Unet3dLayout
+from iotwin.benchmark.emulator.journal import Measured, StepParts
+from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.benchmark.emulator.pipeline import pipeline_summary, plan_of, run_pipeline
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.loops.pipeline_twin import pipeline_twin
 from iotwin.main import main
+from iotwin.workload_yaml import Config, load
+from iotwin.workload_yaml.schema import Pipeline, PipelineStage
+from iotwin.workloads.policies.pipeline import PipelinePlan, Stage, order
 from tests.conftest import run_iotwin
-from workloads.policies.pipeline import Plan, Stage, order
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def stages(*replicas, forward_s=0.002, parameter_bytes=1000.0):
         ranks = tuple(range(first, first + count))
         found.append(Stage(number, ranks, forward_s, 2 * forward_s, parameter_bytes=parameter_bytes * (number + 1)))
         first += count
-    return Plan(tuple(found))
+    return PipelinePlan(tuple(found))
 
 
 def config_of(plan, data, folder, minibatches=12, epochs=1):
@@ -102,7 +101,7 @@ def test_a_slow_read_of_stage_0_holds_up_the_last_stage(data, tmp_path):
 
 def test_a_link_delays_what_crosses_it(data, tmp_path):
     plan = stages(1, 1)
-    plan = Plan((plan.stages[0], replace(plan.stages[1], receive_s=0.06)))
+    plan = PipelinePlan((plan.stages[0], replace(plan.stages[1], receive_s=0.06)))
     found = pipeline_summary(config := config_of(plan, data, tmp_path), run(config))
     assert found["seconds_per_minibatch"] >= 0.05  # at least what the link takes for a minibatch
 

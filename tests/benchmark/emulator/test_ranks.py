@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.emulator import ranks
-from benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
-from common.errors import IotwinError, UsageError
+from iotwin.benchmark.emulator import ranks
+from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
+from iotwin.common.errors import IotwinError, UsageError
 from tests.conftest import PATIENCE_S
 from tests.processes import children
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import dump, load
+from iotwin.workload_yaml import dump, load
 from tests.benchmark.strace import Call, needs_strace, strace
 
 # pread64 and mmap are watched so that reading in another way would show.
@@ -14,8 +14,8 @@ READ_CALLS = "openat,read,pread64,readv,mmap,lseek,dup,fcntl,close"
 
 TWIN = """
 import sys
-from benchmark.config import load
-from benchmark.emulator.run import emulate
+from iotwin.workload_yaml import load
+from iotwin.benchmark.emulator.run import emulate
 emulate(load(sys.argv[1]), None)
 """
 

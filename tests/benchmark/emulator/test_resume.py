@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from benchmark import config as c
-from benchmark.emulator.data.order import training_batches
-from benchmark.emulator.ranks import run_local
-from benchmark.emulator.results.measured import Measured
-from benchmark.emulator.run import emulate
-from benchmark.fit.plan import plan
-from benchmark.fit.twin_parts import Fitted
-from common.errors import UsageError
+from iotwin import workload_yaml as c
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.journal import Measured
+from iotwin.benchmark.emulator.ranks import run_local
+from iotwin.benchmark.emulator.run import emulate
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.twin_parts import Fitted
+from iotwin.common.errors import UsageError
 
 FILES, BATCH, EPOCHS = 24, 2, 3
 STEPS = FILES // BATCH
@@ -70,7 +70,7 @@ def test_a_resumed_run_reads_and_writes_what_the_whole_one_does_after_that_step(
     [("restore", 6, 0, 1000, 9), ("skip_reads", 6, 0, 0, 9), ("replay_data", 0, 6, 1000, 9), ("full", 0, 6, 1000, 12)],
 )
 def test_modes(tmp_path, monkeypatch, mode, skipped, replayed, state, trained):
-    from benchmark.emulator.readers.access import Buffered
+    from iotwin.benchmark.emulator.readers.access import Buffered
 
     read: list[int] = []
     take = Buffered.read
@@ -105,7 +105,7 @@ def test_without_recorded_reads_the_newest_checkpoint_is_read(tmp_path):
 @pytest.mark.parametrize(("looked_at", "here"), [("read", True), ("opened", False), (None, False)])
 def test_what_later_checkpoints_read_too_is_one_file_for_both(tmp_path, monkeypatch, looked_at, here):
     """Else the twin would use more files of checkpoints than its job."""
-    from benchmark.emulator.readers.listed import ToItsEnd
+    from iotwin.benchmark.emulator.readers.listed import ToItsEnd
 
     config = workload(tmp_path, ranks=2, epoch=2, step=3)
     config.twin.startup_files = [f"found/{number}/{name}" for number in (3, 6) for name in ("manifest", "state")]

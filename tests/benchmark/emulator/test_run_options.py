@@ -169,11 +169,11 @@ def test_disks_are_sampled_beside_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_trace_tells_the_sampler_of_disks_from_a_loader(tmp_path: Path) -> None:
-    from tracing_tools.trace.reader import Trace
+    from iotwin.trace_store.reader import Trace
 
     words = ["++workload.workflow.profiling=true", "++workload.reader.read_threads=1", "--quiet"]
     assert emulate(tmp_path, "++workload.workflow.train=false", "--quiet").returncode == 0  # generates alone
-    command = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL, *words]
+    command = [sys.executable, "-m", "iotwin", "emulate", *SMALL, *words]
     done = run_iotwin("trace", "-o", tmp_path / "trace", "--", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     processes = Trace(tmp_path / "trace").processes()
@@ -186,7 +186,7 @@ def test_a_trace_tells_the_sampler_of_disks_from_a_loader(tmp_path: Path) -> Non
 
 @pytest.mark.root
 def test_a_run_can_trace_itself(tmp_path: Path) -> None:
-    from tracing_tools.trace.reader import Trace
+    from iotwin.trace_store.reader import Trace
 
     words = ["++workload.workflow.profiling=true", "++workload.profiling.profiler=trace", "--ranks", "2", "--json"]
     done = emulate(tmp_path, *words)
@@ -198,6 +198,15 @@ def test_a_run_can_trace_itself(tmp_path: Path) -> None:
 def test_what_was_generated_goes_where_that_is_asked_for(tmp_path: Path) -> None:
     assert emulate(tmp_path, "++workload.dataset.keep_files=false", "--quiet").returncode == 0
     assert not (tmp_path / "data" / "default").exists()
+
+
+def test_what_others_put_into_a_generated_data_set_stays(tmp_path: Path) -> None:
+    precious = tmp_path / "data" / "default" / "notes" / "precious.txt"
+    assert emulate(tmp_path, "++workload.workflow.train=false", "--quiet").returncode == 0
+    precious.parent.mkdir()
+    precious.write_text("mine")
+    assert emulate(tmp_path, "++workload.dataset.keep_files=false", "--quiet").returncode == 0
+    assert [path for path in (tmp_path / "data" / "default").rglob("*") if path.is_file()] == [precious]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +231,7 @@ def test_a_wrong_request_is_one_line(words: list[str], expected: str, tmp_path: 
 def running(tmp_path: Path):
     """Three ranks with a loader each, in a step that does not end, and the pids of all."""
     slow = ["++workload.train.computation_time=60", "--quiet", "--ranks", "3"]
-    command = [sys.executable, "-m", "iotwin.main", "emulate", *SMALL, *slow]
+    command = [sys.executable, "-m", "iotwin", "emulate", *SMALL, *slow]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     ranks: list[int] = []
@@ -268,16 +277,16 @@ def test_nobody_outlives_the_launcher(running, number: signal.Signals) -> None:
 
 
 def test_a_clock_that_is_set_back_changes_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from benchmark.config import load
-    from common.progress import set_quiet
-    from iotwin.loops.emulation import Options, run_workload
+    from iotwin.common.progress import set_quiet
+    from iotwin.loops.emulation import EmulationOptions, run_workload
+    from iotwin.workload_yaml import load
 
     real, begin = time.time, time.monotonic()
     monkeypatch.setattr(time, "time", lambda: real() - (3600 if time.monotonic() - begin > 0.1 else 0))
     monkeypatch.chdir(tmp_path)
     set_quiet(True)
     (tmp_path / "w.yaml").write_text("dataset: {format: synthetic, num_files_train: 30}\ntrain: {computation_time: 0.01}\n")
-    document = run_workload(load("w.yaml"), Options())
+    document = run_workload(load("w.yaml"), EmulationOptions())
     assert document is not None and document["metric"]["train_au_mean_percentage"] > 0
     stats = json.loads((tmp_path / "output" / "0_per_epoch_stats.json").read_text())
     assert float(stats["1"]["duration"]) >= 0.29

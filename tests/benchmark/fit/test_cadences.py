@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmark import config as c
-from benchmark.emulator.run import emulate
-from benchmark.fit.cadences import explains, find_cadence, find_intervals, find_seconds, steady
-from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
-from benchmark.fit.plan import plan
-from benchmark.fit.twin_parts import Fitted, set_checkpoints
-from workloads.policies.cadence import Cadence
+from iotwin import workload_yaml as c
+from iotwin.benchmark.emulator.run import emulate
+from iotwin.benchmark.fit.cadences import explains, find_cadence, find_intervals, find_seconds, steady
+from iotwin.benchmark.fit.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.twin_parts import Fitted, set_checkpoints
+from iotwin.workloads.policies.cadence import Cadence
 
 FILES = 6
 few = st.integers(1, 9)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark import config as c
-from benchmark.fit.calibrate import corrected
-from common.numbers.draws import inverse_cdf
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.calibrate import corrected
+from iotwin.common.numbers.draws import inverse_cdf
 
 
 def _config(computation: c.Duration, first: c.Duration | None = None) -> c.Config:

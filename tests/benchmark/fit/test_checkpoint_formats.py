@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmark.config import dump, load
-from benchmark.fit import fit
-from benchmark.fit.checkpoint_files import format_of
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.checkpoint_files import format_of
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml import dump, load
 from tests.benchmark.strace import needs_strace, strace
 from tests.synthetic import Job, write_job
-from tracing_tools.trace.reader import Trace
 
 REAL = """
 import sys, torch

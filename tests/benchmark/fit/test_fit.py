@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from benchmark.config import Config, Quantiles, load
-from benchmark.fit import fit
-from common.errors import IotwinError
-from datagen.generate import generate
-from datagen.layouts import Unet3dLayout
+from iotwin.benchmark.fit import fit
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import Unet3dLayout
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.writer import write_table
+from iotwin.workload_yaml import Config, Quantiles, load
 from tests.conftest import run_iotwin
 from tests.processes import call
 from tests.synthetic import MILLISECOND, Job, write_job
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.writer import write_table
 
 CASES = 20  # 16 to train, 4 to evaluate
 BASE = {"epochs": 2, "batch-size": 2, "workers": 2, "eval-every": 1, "checkpoint-every": 1}
@@ -47,7 +47,7 @@ def trained(data, tmp_path_factory):
             folder = tmp_path_factory.mktemp("job")
             words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             network = ["--base-channels", "2", "--depth", "2", "--crop", "16", "--overlap", "0", "--threads", "1", "--seed", "1"]
-            job = [sys.executable, "-m", "workloads.unet3d", "--data", data, "--output", folder / "out", *words, *network]
+            job = [sys.executable, "-m", "iotwin.workloads.unet3d", "--data", data, "--output", folder / "out", *words, *network]
             result = call("trace", "-o", folder / "t.trace", "--quiet", "--", *job)
             assert result.returncode == 0, (folder / "t.trace" / "logs" / "stderr").read_text()
             known[key] = Trace(folder / "t.trace")
@@ -121,7 +121,7 @@ def test_without_the_jobs_log_the_events_alone_tell(trained, tmp_path):
     trace = trained(eval_every=0, checkpoint_every=0)
     silent = tmp_path / "silent.trace"
     shutil.copytree(trace.path, silent)
-    write_table(silent / "phases.parquet", schema.PHASES, schema.PHASES.empty_table())
+    write_table(silent, "phases.parquet", schema.PHASES, schema.PHASES.empty_table())
     config = fit(Trace(silent)).config
     assert (config.train.epochs, config.reader.batch_size, config.reader.read_threads) == (2, 2, 2)
     assert config.dataset.num_files_train == 16
@@ -143,7 +143,7 @@ twin: {{layout: unet3d}}
 @pytest.mark.root
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_emulated_job_is_found_again(data, tmp_path, workers):
-    emulate = [sys.executable, "-m", "iotwin.main", "emulate", twin_yaml(tmp_path, data, workers)]
+    emulate = [sys.executable, "-m", "iotwin", "emulate", twin_yaml(tmp_path, data, workers)]
     result = call("trace", "-o", tmp_path / "t.trace", "--quiet", "--", *emulate)
     assert result.returncode == 0, (tmp_path / "t.trace" / "logs" / "stderr").read_text()
     config = fit(Trace(tmp_path / "t.trace")).config
@@ -202,7 +202,7 @@ def test_a_log_on_another_clock_is_said(tmp_path):
     for name in ("start_ns", "end_ns"):
         later = pc.cast(pc.add(phases[name], 3_600_000_000_000), phases.schema.field(name).type)
         phases = phases.set_column(phases.schema.get_field_index(name), phases.schema.field(name), later)
-    write_table(path / "phases.parquet", schema.PHASES, phases)
+    write_table(path, "phases.parquet", schema.PHASES, phases)
     with pytest.raises(IotwinError, match="different clocks"):
         fit(Trace(path), "structured")
 

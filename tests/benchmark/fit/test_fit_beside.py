@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmark.fit import fit
-from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _in_order, _point_of, unnumbered
-from benchmark.fit.snapshots import apart_from_snapshots
-from benchmark.fit.times import Times
-from benchmark.fit.twin_parts import twin_checkpoint
-from common.numbers.draws import inverse_cdf
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.checkpoints import SeenCheckpoint, SeenCheckpoints, _in_order, _point_of, unnumbered
+from iotwin.benchmark.fit.snapshots import apart_from_snapshots
+from iotwin.benchmark.fit.times import Times
+from iotwin.benchmark.fit.twin_parts import twin_checkpoint
+from iotwin.common.numbers.draws import inverse_cdf
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.synthetic import MILLISECOND
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 RANK = 100
 
@@ -221,8 +221,8 @@ twin:
       - {{name: "step-{{step}}/rank-0.pt", write_sizes: [[80, 1]]}}
 {checkpoint}
 """)
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(tmp_path / "job.yaml"), *options]
-    assert trace_command(command, tmp_path / "t", Options(forward_output=False)).exit_status == 0
+    command = [sys.executable, "-m", "iotwin", "emulate", str(tmp_path / "job.yaml"), *options]
+    assert trace_command(command, tmp_path / "t", TraceOptions(forward_output=False)).exit_status == 0
     return fit(Trace(tmp_path / "t")).config
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from benchmark.fit import fit
-from benchmark.fit.coverage import _trains, account, check_coverage, describe_coverage
-from benchmark.fit.look import look
-from common.errors import IotwinError
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.coverage import _trains, account, check_coverage, describe_coverage
+from iotwin.benchmark.fit.look import look
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
 from tests.synthetic import Job, write_job
-from tracing_tools.trace.reader import Trace
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["by numpy", "once"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmark.fit.streams.file_ends import records_of_file_and_buffer
+from iotwin.benchmark.fit.streams.file_ends import records_of_file_and_buffer
 
 
 def ends(rng, size, buffer, taken, cycle):

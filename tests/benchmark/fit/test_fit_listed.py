@@ -6,19 +6,19 @@ import threading
 import numpy as np
 import pytest
 
-from benchmark import config as c
-from benchmark.config import listed_reads
-from benchmark.emulator.checkpoints.plan import files_written
-from benchmark.emulator.data.dataset import open_dataset, start_up
-from benchmark.emulator.readers.access import Buffered
-from benchmark.emulator.readers.listed import ListedReads
-from benchmark.fit import fit, foretell
-from benchmark.fit.coverage import Coverage, Flow
-from benchmark.fit.look import look
-from benchmark.fit.samples.samples import is_mapped
-from common.errors import IotwinError, UsageError
+from iotwin import workload_yaml as c
+from iotwin.benchmark.emulator.checkpoints.plan import files_written
+from iotwin.benchmark.emulator.data.dataset import open_dataset, start_up
+from iotwin.benchmark.emulator.readers.access import Buffered
+from iotwin.benchmark.emulator.readers.listed import ListedReads
+from iotwin.benchmark.fit import fit, foretell
+from iotwin.benchmark.fit.coverage import Coverage, Flow
+from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.samples.samples import is_mapped
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml import listed_reads
 from tests.benchmark.made_trace import Made
-from tracing_tools.trace.reader import Trace
 
 _SAMPLES, _CHUNK, _BATCH = 48, 50_000, 4
 

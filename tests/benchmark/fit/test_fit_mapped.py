@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from benchmark.config import listed_reads
-from benchmark.fit import fit
-from benchmark.fit.plan import plan
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.plan import plan
+from iotwin.workload_yaml import listed_reads
 from tests.benchmark.fit.test_fit_windows import BATCH, Training
 from tests.perf.edited import scale_batch
 

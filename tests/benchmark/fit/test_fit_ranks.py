@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.config import dump
-from benchmark.fit import fit
-from benchmark.fit.bursts import regular_batches
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.bursts import regular_batches
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import dump
 from tests.conftest import run_iotwin
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is missing")
 
@@ -22,7 +22,7 @@ needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is missi
 def traced(folder: Path, *words: str) -> Trace:
     command = ["fio", "--output=/dev/null", "--ioengine=psync", f"--directory={folder}", *words]
     subprocess.run([*command, "--create_only=1"], check=True)
-    assert trace_command(command, folder / "job.trace", Options(forward_output=False)).exit_status == 0
+    assert trace_command(command, folder / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
     return Trace(folder / "job.trace")
 
 
@@ -113,7 +113,7 @@ def test_ranks_that_commit_folders_together_beside_training_do_so_in_the_twin(tm
     for number in range(40):
         (tmp_path / "data" / f"{number:02}.bin").write_bytes(bytes(16384))
     command = [sys.executable, "-c", TOGETHER, str(tmp_path / "data"), str(tmp_path / "saved")]
-    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    assert trace_command(command, tmp_path / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
     config = fit(Trace(tmp_path / "job.trace"), "structured").config
     section = config.twin.checkpoint
     assert (config.twin.ranks, section.asynchronous, section.commit) == (2, True, "folder")

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.fit import fit
+from iotwin.benchmark.fit import fit
 from iotwin.loops.twin import make_twin
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.conftest import ROOT
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 HERE = Path(__file__).parent
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 def traced(folder: Path, script: str, *arguments: object) -> Trace:
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    assert trace_command(command, folder / "job.trace", Options(forward_output=False)).exit_status == 0
+    assert trace_command(command, folder / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
     return Trace(folder / "job.trace")
 
 

@@ -4,19 +4,19 @@ import sys
 
 import pytest
 
-from benchmark.config import TwinResume
-from benchmark.fit import fit
-from benchmark.fit.look import look
-from benchmark.fit.passes import find_passes
-from benchmark.fit.plan import plan
-from benchmark.fit.resume import find_resume
-from benchmark.fit.samples.find_samples import find_samples
-from benchmark.fit.startup import find_start_up
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.passes import find_passes
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.resume import find_resume
+from iotwin.benchmark.fit.samples.find_samples import find_samples
+from iotwin.benchmark.fit.startup import find_start_up
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import TwinResume
 from tests.common.stores import fill
 from tests.conftest import ROOT
 from tests.synthetic import Job, write_job
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 STEPS = 12  # of an epoch of the synthetic job
 PLAIN = {"loaders": 1, "prefetch": 1, "evaluation_files": 0, "by_numpy": True}
@@ -72,7 +72,7 @@ RECOVERY = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from common.checkpoints import newest, read_rank
+from iotwin.common.checkpoints import newest, read_rank
 read_rank(newest(Path(sys.argv[2]), print), 0)
 source = os.open(sys.argv[1], os.O_RDONLY)
 for step in range(40):
@@ -85,7 +85,7 @@ def test_of_a_store_the_state_that_is_read_tells_the_step_and_the_others_are_loo
     folders = fill(tmp_path / "saved", 7, 9, 8)  # the last one is of a run that went back
     sizes = {name: (folders[-1] / name).stat().st_size for name in ("rank-0.json", "rank-0.raw")}
     command = [sys.executable, "-c", RECOVERY, str(tmp_path / "data.bin"), str(tmp_path / "saved"), str(ROOT)]
-    assert trace_command(command, tmp_path / "job.trace", Options(forward_output=False)).exit_status == 0
+    assert trace_command(command, tmp_path / "job.trace", TraceOptions(forward_output=False)).exit_status == 0
     job = look(Trace(tmp_path / "job.trace"))
     passes = find_passes(job, find_samples(job))
     start_up = find_start_up(job, str(tmp_path), passes)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import Config, Dataset, Evaluation, Reader, Train, Twin, TwinEvaluation, TwinReader, Workflow, dump
-from benchmark.fit import fit
-from datagen.generate import generate
-from datagen.layouts import FormatLayout
+from iotwin.benchmark.fit import fit
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import FormatLayout
 from iotwin.loops.twin import make_twin
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.workload_yaml import Config, Dataset, Evaluation, Reader, Train, Twin, TwinEvaluation, TwinReader, Workflow, dump
 from tests.conftest import ROOT
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 FILES, RECORDS, RECORD_BYTES = 60, 100, 3000
@@ -29,7 +29,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def traced(folder: Path, *command: object) -> Trace:
-    manifest = trace_command([sys.executable, *map(str, command)], folder / "job.trace", Options(forward_output=False))
+    manifest = trace_command([sys.executable, *map(str, command)], folder / "job.trace", TraceOptions(forward_output=False))
     assert manifest.exit_status == 0, (folder / "job.trace" / "logs" / "stderr").read_text()
     return Trace(folder / "job.trace")
 
@@ -54,7 +54,7 @@ def test_the_emulators_own_stream_is_found_again(records, tmp_path, monkeypatch,
     config.twin.train_files, config.twin.eval_files = names[:-1], names[-1:]
     config.output.folder = str(tmp_path / "output")
     dump(config, tmp_path / "job.yaml")
-    trace = traced(tmp_path, "-m", "iotwin.main", "emulate", tmp_path / "job.yaml")
+    trace = traced(tmp_path, "-m", "iotwin", "emulate", tmp_path / "job.yaml")
     found = fit(trace).config
     assert (found.reader.batch_size, found.train.total_training_steps, found.train.epochs) == (6, 300, 1)
     assert (found.twin.reader.streamed, found.twin.reader.interleave_files, found.reader.transfer_size) == (True, 4, 262144)

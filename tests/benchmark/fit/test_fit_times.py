@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.config import InOrder, Quantiles
-from benchmark.fit import sample_twin
-from benchmark.fit.checkpoint_files import SeenFile
-from benchmark.fit.passes import Pass
-from benchmark.fit.times import (
+from iotwin.benchmark.fit import sample_twin
+from iotwin.benchmark.fit.checkpoint_files import SeenFile
+from iotwin.benchmark.fit.passes import Pass
+from iotwin.benchmark.fit.times import (
     Times,
     _calls,
     _in_turn,
@@ -24,7 +23,8 @@ from benchmark.fit.times import (
     taken_ns,
     warm_up,
 )
-from common.numbers.draws import inverse_cdf
+from iotwin.common.numbers.draws import inverse_cdf
+from iotwin.workload_yaml import InOrder, Quantiles
 
 SECOND = 10**9
 RANK, FIRST, SECOND_LOADER = 1, 2, 3

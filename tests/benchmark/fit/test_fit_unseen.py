@@ -5,13 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from benchmark.fit import fit, foretell
-from benchmark.fit.look import look
-from benchmark.fit.samples.record_samples import find_other_samples
-from benchmark.fit.samples.samples import accesses_of_files
-from common.errors import IotwinError
+from iotwin.benchmark.fit import fit, foretell
+from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.samples.record_samples import find_other_samples
+from iotwin.benchmark.fit.samples.samples import accesses_of_files
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
-from tracing_tools.trace.reader import Trace
 
 
 def sampled_with_replacement(folder, checkpoint_bytes: int = 40_000_000, exit_status: int = 0) -> Trace:

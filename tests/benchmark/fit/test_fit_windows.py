@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmark.fit import fit
-from benchmark.fit.look import look
-from benchmark.fit.samples.find_samples import find_samples
-from benchmark.fit.windows import find_windows
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.look import look
+from iotwin.benchmark.fit.samples.find_samples import find_samples
+from iotwin.benchmark.fit.windows import find_windows
+from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
-from tracing_tools.trace.reader import Trace
 
 COMPUTE_MS, EVALUATION_MS, BATCH = 50.0, 20.0, 4
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from benchmark.fit.inferred_phases import inferred_phases
-from common.errors import IotwinError
+from iotwin.benchmark.fit.inferred_phases import inferred_phases
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
 from tests.processes import call
 from tests.synthetic import Job, write_job
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
 
 LONGEST_STEP_NS = 130_000_000  # a pass whose loaders have read its last batch may still compute
 
@@ -39,9 +39,9 @@ def test_zoom_and_legend_know_passes_that_nobody_logged(tmp_path):
     done = call("plot", "timeline", trace, "-o", tmp_path / "t.svg", "--zoom", "epoch:2")
     assert done.returncode == 0, done.stderr
     picture = (tmp_path / "t.svg").read_text()
-    assert "epoch 2" in picture and "told from reads" in picture and "epoch 3" not in picture
+    assert "epoch 2" in picture and "inferred from reads" in picture and "epoch 3" not in picture
     beyond = call("plot", "timeline", trace, "-o", tmp_path / "u.svg", "--zoom", "epoch:4")
-    assert beyond.returncode == 2 and "3 epoch phases" in beyond.stderr and "told from its reads" in beyond.stderr
+    assert beyond.returncode == 2 and "3 epoch phases" in beyond.stderr and "inferred from its reads" in beyond.stderr
     logged = write_job(tmp_path / "logged.trace")
     assert call("plot", "timeline", logged, "-o", tmp_path / "l.svg").returncode == 0
-    assert "told from reads" not in (tmp_path / "l.svg").read_text()
+    assert "inferred from reads" not in (tmp_path / "l.svg").read_text()

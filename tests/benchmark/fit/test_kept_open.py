@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark import config as c
-from benchmark.emulator.data.order import evaluation_batches, training_batches
-from benchmark.emulator.ranks import run_local
-from benchmark.emulator.readers import access
-from benchmark.emulator.run import emulate
-from benchmark.fit.plan import plan
-from benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
-from benchmark.fit.twin_parts import Fitted
+from iotwin import workload_yaml as c
+from iotwin.benchmark.emulator.data.order import evaluation_batches, training_batches
+from iotwin.benchmark.emulator.ranks import run_local
+from iotwin.benchmark.emulator.readers import access
+from iotwin.benchmark.emulator.run import emulate
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.samples.kept_open import Dealt, Shuffled, openings
+from iotwin.benchmark.fit.twin_parts import Fitted
 
 SHUFFLES: dict[Shuffled, dict[str, str]] = {
     "": {},

@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.config import listed_reads
-from benchmark.fit import fit
-from benchmark.fit.plan import plan
-from benchmark.fit.samples.partners import find_partners
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.samples.partners import find_partners
+from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml import listed_reads
 from tests.benchmark.made_trace import Made
 from tests.perf.edited import scale_batch
-from tracing_tools.trace.reader import Trace
 
 _SAMPLES, _EVALUATED, _BATCH = 24, 6, 4
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmark import config as c
-from benchmark.fit.plan import plan
-from benchmark.fit.twin_parts import Fitted
+from iotwin import workload_yaml as c
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.twin_parts import Fitted
 from tests.benchmark.strace import calls_of, needs_strace, strace
 
 TRAINING, EVALUATION = [f"train_{i}" for i in range(8)], [f"eval_{i}" for i in range(4)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from benchmark.fit.refusal import _are_programs, _copies, _made_by_loaders
+from iotwin.benchmark.fit.refusal import _are_programs, _copies, _made_by_loaders
 
 
 def copying(written: int, stretches: int = 10) -> bool:

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.fit import fit
-from benchmark.fit.plan import plan
-from benchmark.fit.samples.rounds import begin_anew_ns
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.plan import plan
+from iotwin.benchmark.fit.samples.rounds import begin_anew_ns
 from tests.benchmark.fit.test_fit_windows import BATCH, Training
 from tests.perf.edited import scale_batch
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmark.fit import fit
-from benchmark.fit.inferred_phases import inferred_phases
-from benchmark.fit.samples.sets import evaluation_samples
+from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.inferred_phases import inferred_phases
+from iotwin.benchmark.fit.samples.sets import evaluation_samples
+from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
-from tracing_tools.trace.reader import Trace
 
 TRAIN, TEST = list(range(100, 140)), list(range(200, 212))
 EARLY = TEST[:4]  # of a look at the test set before training

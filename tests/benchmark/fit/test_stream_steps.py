@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.fit.streams.stream import (
+from iotwin.benchmark.fit.streams.stream import (
     Stream,
     _bursts,
     _done_by,
@@ -21,7 +21,7 @@ from benchmark.fit.streams.stream import (
     logged_steps,
     within,
 )
-from benchmark.fit.windows import Window
+from iotwin.benchmark.fit.windows import Window
 
 SECOND = 10**9
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns, without_saving
+from iotwin.benchmark.fit.streams.turns import in_turn, reading_threads, step_period_ns, without_saving
 
 MS = 1_000_000
 BUFFER = 262_144

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.fit.windows import _Generation, _windows_of, _windows_of_turns, logged_windows
+from iotwin.benchmark.fit.windows import _Generation, _windows_of, _windows_of_turns, logged_windows
 
 
 def accesses(*rows: tuple[int, int, int]) -> pd.DataFrame:

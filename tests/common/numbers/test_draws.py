@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.config import Duration, Normal, Quantiles
-from common.numbers.draws import DrawnTime, even_strata, inverse_cdf
-from common.numbers.keyed import Purpose
+from iotwin.common.numbers.draws import DrawnTime, even_strata, inverse_cdf
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.workload_yaml import Duration, Normal, Quantiles
 
 DRAWS = 4000
 # The Kolmogorov-Smirnov distance that DRAWS true draws exceed once in a million: sqrt(ln(2 / 1e-6) / 2 / DRAWS).

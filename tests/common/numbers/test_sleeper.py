@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from common.numbers.sleeper import Sleeper
+from iotwin.common.numbers.sleeper import Sleeper
 
 MILLISECOND = 1_000_000
 

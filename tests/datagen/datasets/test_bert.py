@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
-from datagen.generate import generate
-from datagen.layouts import BertLayout
+from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout
 
 LAYOUT = BertLayout()
 
@@ -133,8 +133,8 @@ def test_records_are_masked_sequences(shards):
 
 
 def test_mean_record_is_the_published_2497_bytes():
-    from datagen.datasets.bert import records_stream
-    from datagen.randomness import bulk_stream
+    from iotwin.datagen.datasets.bert import records_stream
+    from iotwin.datagen.randomness import bulk_stream
 
     records = 512 * 40
     size_bytes = sum(len(records_stream(bulk_stream(1, index, 1), 512)) for index in range(40))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datagen.datasets.dlrm import lines
-from datagen.generate import generate, plan
-from datagen.layouts import DlrmDaysLayout, DlrmLayout
-from datagen.verify import verify
+from iotwin.datagen.datasets.dlrm import lines
+from iotwin.datagen.generate import generate, plan
+from iotwin.datagen.layouts import DlrmDaysLayout, DlrmLayout
+from iotwin.datagen.verify import verify
 
 LAYOUT = DlrmLayout()
 SAMPLES = 3 * LAYOUT.UNIT_SAMPLES // 2  # two units of training samples

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.errors import IotwinError, UsageError
-from datagen.datasets.imagenet import fields
-from datagen.generate import generate
-from datagen.layouts import ImagenetLayout
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.datasets.imagenet import fields
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import ImagenetLayout
 
 
 @pytest.fixture(scope="module")

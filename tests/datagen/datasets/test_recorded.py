@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import UsageError
-from datagen.datasets.recorded import read_recipe, write_file, write_recipe
-from datagen.generate import generate
-from datagen.layouts import RecordedLayout
-from datagen.verify import verify
+from iotwin.common.errors import UsageError
+from iotwin.datagen.datasets.recorded import read_recipe, write_file, write_recipe
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import RecordedLayout
+from iotwin.datagen.verify import verify
 from tests.conftest import run_iotwin
 
 FILES = (
@@ -46,7 +46,7 @@ def test_npy_stand_ins_are_whole_npy_files(tmp_path):
 
 @given(st.integers(129, 2_000_000))
 def test_every_npy_size_is_met(size_bytes):
-    from datagen.datasets.recorded import _npy_header_within
+    from iotwin.datagen.datasets.recorded import _npy_header_within
 
     header = _npy_header_within(size_bytes)
     shape = np.lib.format.read_array_header_1_0(io.BytesIO(header[8:]))[0]

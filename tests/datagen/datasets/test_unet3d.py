@@ -5,10 +5,10 @@ import zlib
 import numpy as np
 import pytest
 
-from common.errors import IotwinError
-from datagen.datasets.unet3d import blocks
-from datagen.generate import generate
-from datagen.layouts import Unet3dLayout, npy_header
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.datasets.unet3d import blocks
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import Unet3dLayout, npy_header
 
 SMALL = Unet3dLayout(scale=0.1)
 

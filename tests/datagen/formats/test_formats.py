@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UsageError
-from datagen.config import read_config
-from datagen.content import Content, as_numbers
-from datagen.generate import generate, plan
-from datagen.layouts import FormatLayout
-from datagen.verify import verify
-from iotwin.commands.generate import Generate
+from iotwin.commands.generate import GenerateCommand
+from iotwin.common.errors import UsageError
+from iotwin.datagen.config import read_config
+from iotwin.datagen.content import Content, as_numbers
+from iotwin.datagen.generate import generate, plan
+from iotwin.datagen.layouts import FormatLayout
+from iotwin.datagen.verify import verify
 from iotwin.main import _Parser
 from tests.datagen.datasets.test_bert import fields, tfrecords, varint
 
@@ -339,8 +339,8 @@ dataset:
 
 def run(*arguments):
     parser = _Parser()
-    Generate().prepare_parser(parser)
-    return Generate().run(parser.parse_args([str(argument) for argument in arguments])).document
+    GenerateCommand().prepare_parser(parser)
+    return GenerateCommand().run(parser.parse_args([str(argument) for argument in arguments])).document
 
 
 def test_dlio_configuration_generates_as_it_is(tmp_path):

@@ -43,6 +43,14 @@ def test_plan_on_the_device_and_on_the_host():
     assert "every 42 steps, snapshot on the host" in shown and "420 ms, 5.00%" in shown
 
 
+def test_plan_takes_ties_as_decimals_and_no_memory_with_any_unit():
+    tie = (*PLAN, "--device-copy", "0.42")
+    assert document(*tie, "--memory-used", "4GiB")["snapshot"] == "device"
+    for none in ("0B", "0MiB"):
+        assert document(*tie, "--memory-used", none) == document(*tie, "--memory-used", "0")
+        assert document(*tie, "--memory-total", none) == document(*tie, "--memory-total", "0")
+
+
 def test_plan_without_a_device_and_with_two_in_flight():
     line = (
         "plan",

@@ -1,6 +1,9 @@
 """iotwin checkpoints: what a store holds, as the document says it and as a person sees it."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +50,34 @@ def test_prune_keeps_what_it_is_told_and_what_it_cannot_read(tmp_path):
     pruned = document("prune", tmp_path, "--keep", "1", "--every", "2")
     assert pruned["removed"] == ["step-3", "step-1"] and pruned["loadable"] == "step-4"
     assert names(tmp_path) == ["LATEST", "step-2", "step-4", "step-5", "store.lock"]
+
+
+def test_prune_leaves_files_of_a_user_and_says_where_they_are(tmp_path):
+    for step in (1, 2, 3):
+        fill(tmp_path, step)
+    (tmp_path / "step-2" / "notes.txt").write_text("mine")
+    pruned = document("prune", tmp_path, "--keep", "1")
+    assert pruned["removed"] == ["step-2", "step-1"] and pruned["left"] == ["step-2.gone"]
+    assert names(tmp_path) == ["LATEST", "step-2.gone", "step-3", "store.lock"]
+    assert [path.name for path in (tmp_path / "step-2.gone").iterdir()] == ["notes.txt"]
+    assert [entry["name"] for entry in document("verify", tmp_path)["checkpoints"]] == ["step-3"]
+    shown = call("checkpoints", "prune", tmp_path, "--keep", "1").stdout
+    assert "step-2.gone holds files that are no part of the removed checkpoint; move them elsewhere" in shown
+
+
+def test_verify_names_the_file_that_cannot_be_read(tmp_path, monkeypatch):
+    fill(tmp_path, 1, 2)
+    of_file = os.fstat
+
+    def fails(descriptor):
+        if "step-2/rank-0.json" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.EIO, "Input/output error")
+        return of_file(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fails)
+    verified = document("verify", tmp_path)
+    assert verified["loadable"] == "step-1"
+    assert verified["checkpoints"][0]["reason"] == "rank-0.json: input/output error"
 
 
 @pytest.mark.parametrize("action", [["list"], ["verify"], ["prune", "--keep", "1"]])

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotwin.loops.statistics_table import storage_first
+from iotwin.trace_store.reader import Trace
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.hostile import MARK, NAMES, write_hostile
-from tracing_tools.trace.reader import Trace
 
 
 def test_a_table_csv_and_json_of_the_same_numbers(trace, monkeypatch):

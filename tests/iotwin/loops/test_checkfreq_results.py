@@ -5,11 +5,11 @@ import json
 import pytest
 import yaml
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 from iotwin.loops.experiments.cell import trace_command
 from iotwin.loops.experiments.experiment import cells, read_experiment
+from iotwin.trace_visuals.curves import read_sheet
 from tests.processes import call, one_line
-from trace_visuals.curves import read_sheet
 
 
 def cell(directory, model, policy, run_s, stalls=(), interval=None, steps=100, repeat=1):

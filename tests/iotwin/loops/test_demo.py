@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 
+from iotwin.common.made_folder import LIST
 from iotwin.loops import demo
 from iotwin.main import main
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, nothing_can_trace
 from tests.processes import one_line, press_ctrl_c, start, wait_for
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.torch
 
@@ -35,7 +36,7 @@ def test_the_loop_on_a_real_network(tmp_path, monkeypatch, capsys):
     document = json.loads(capsys.readouterr().out)
     directory = tmp_path / "demo"
     assert document == json.loads((directory / "summary.json").read_text())
-    assert {path.name for path in directory.iterdir()} == {*demo._MADE, "README.txt"}
+    assert {path.name for path in directory.iterdir()} == {*demo._MADE, "README.txt", LIST}
     for name in ("real", "rerun", "twin"):
         trace = Trace(directory / f"{name}.trace")
         assert trace.manifest.exit_status == 0 and trace.manifest.lost_events == 0
@@ -59,7 +60,7 @@ def test_only_what_a_demo_made_is_replaced(tmp_path, monkeypatch, capsys):
     assert main(["demo", "-o", str(directory)]) == 2
     assert "--force" in capsys.readouterr().err
     demo._prepare(directory, force=True)
-    assert sorted(path.name for path in directory.iterdir()) == ["README.txt", "notes.txt"]
+    assert sorted(path.name for path in directory.iterdir()) == [LIST, "README.txt", "notes.txt"]
     shutil.rmtree(directory)
 
 
@@ -71,7 +72,7 @@ def test_ctrl_c_in_training_ends_the_demo(tmp_path):
     assert result.returncode == 130, result.stderr
     assert one_line(result) == "iotwin demo: interrupted"
     left = {path.name for path in directory.iterdir()}
-    assert left <= {"README.txt", "data", "real.trace", "real_output"}
+    assert left <= {LIST, "README.txt", "data", "real.trace", "real_output"}
     if (directory / "real.trace" / "manifest.json").exists():
         assert not (directory / "real.trace" / "raw").exists(), "a trace under its name is whole"
         assert Trace(directory / "real.trace").manifest.status == "complete"

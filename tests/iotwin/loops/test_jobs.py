@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.processes import start, wait_for
-from tracing_tools.trace.reader import Trace
 
 
 @pytest.mark.root

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmark import config as c
-from benchmark.config.recording import File, Op, write_recording
-from datagen.datasets.recorded import write_recipe
+from iotwin import workload_yaml as c
+from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.loops import twin
 from iotwin.loops.page_cache import FOLIO_BYTES, cache_in_pages, found_in_pages
+from iotwin.workload_yaml.recording import Op, RecordedFile, write_recording
 from tests.benchmark.recordings import recording, row
 
 _AROUND_BYTES = 1 << 16  # what the kernel maps at a fault, by default
@@ -71,7 +71,7 @@ def _write(folder: Path, faults: list[tuple[int, int]], size_bytes: int, recorde
     """Write a twin whose job had these faults, or reads, (offset, bytes), of a.bin."""
     if recorded:
         rows = [row(0, Op.TOUCH if maps else Op.READ, offset=offset, size=size) for offset, size in faults]
-        write_recording(recording(rows, [File("a.bin", size_bytes=size_bytes)]), folder / "twin.recording")
+        write_recording(recording(rows, [RecordedFile("a.bin", size_bytes=size_bytes)]), folder / "twin.recording")
     else:
         reads = [f"0:{offset}+{size}" for offset, size in faults]
         config = c.Config(twin=c.Twin(train_files=["a.bin"], train_reads=reads, reader=c.TwinReader(mmap=maps)))

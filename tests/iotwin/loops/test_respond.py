@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import IotwinError, UsageError
-from datagen.datasets.recorded import write_recipe
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.made_folder import LIST
+from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.loops import respond as module
-from iotwin.loops.respond import UNCHANGED, Change, parse_change, respond
+from iotwin.loops.respond import UNCHANGED, StorageChange, parse_change, respond
+from iotwin.loops.respond.in_force import reading_of
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.targets.storage_limits import DeviceReads, Limits
+from tests.benchmark.made_trace import Made
 from tests.processes import call
-from tests.synthetic import MILLISECOND, Job, write_job
-from tracing_tools.targets.limits import Limits
-from tracing_tools.trace.reader import Trace
+from tests.synthetic import MILLISECOND, Job, crowd, write_job
+
+SUMMARY = {
+    "overall": 0.99, "verdict": "alike", "noise_floor": None, "best_round": 1, "rounds": [], "assumptions": [],
+    "source": {"counts": {"read": 1}},
+}  # fmt: skip
 
 
 class Machine:
@@ -22,6 +30,9 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs: dict[str, Job] = {"job": Job(epochs=2), "twin": Job(epochs=2)}
         self.asked: list[tuple[str, object]] = []
+        self.disks: DeviceReads | None = DeviceReads(1 << 30, 10)  # what a run reads from them
+        self.memory_bytes = 100 << 20
+        self.crowded: set[str] = set()  # sides whose runs are on a crowded machine
         monkeypatch.setattr(module, "evict", lambda path: self.asked.append(("evict", path)))
         monkeypatch.setattr(module, "_fetch", lambda path: self.asked.append(("fetch", path)))
         monkeypatch.setattr(module, "reason_against", lambda what: None)
@@ -34,7 +45,10 @@ class Machine:
         machine = self
 
         class Cgroups:
-            most_memory_bytes = 100 << 20
+            most_memory_bytes = self.memory_bytes
+
+            def device_reads(self):
+                return machine.disks
 
             def __enter__(self):
                 machine.asked.append(("limit", (limits, set(devices))))
@@ -55,6 +69,8 @@ class Machine:
         side = workload.partition("-")[0]
         self.asked.append(("run", side))
         write_job(path, self.runs[side])
+        if side in self.crowded:
+            crowd(path)
 
 
 @pytest.fixture
@@ -73,7 +89,7 @@ def twin(tmp_path) -> Path:
         if "checkpoint" not in path:
             Path(path).parent.mkdir(exist_ok=True)
             Path(path).write_bytes(b"x")
-    (directory / "summary.json").write_text(json.dumps({"source": {"counts": {"read": 1}}}))
+    (directory / "summary.json").write_text(json.dumps(SUMMARY))
     (directory / "round-1" / "similarity.json").write_text(json.dumps({"a": str(trace)}))
     write_recipe(directory / "dataset.csv", [("a.npy", 1000), ("b.npy", 2000)])
     return directory
@@ -107,7 +123,7 @@ def test_limits_hold_for_their_run_alone_and_leave_the_cache_beside_the_runs_own
         ("limit", (Limits(4_000_000, 60), device)),
         ("run", "twin"),
         ("end", None),
-        ("limit", (Limits(memory_bytes=(100 << 20) + (8 << 20)), set())),
+        ("limit", (Limits(memory_bytes=(100 << 20) + (8 << 20)), device)),
         ("run", "twin"),
         ("end", None),
     ]
@@ -168,10 +184,17 @@ def test_an_earlier_response_is_replaced_only_by_force_and_other_files_never(twi
     with pytest.raises(UsageError, match="--force"):
         respond(twin, tmp_path / "out", [], 1, [], force=False)
     respond(twin, tmp_path / "out", [], 1, [], force=True)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["response.json", "twin-cached-1.trace"]
-    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [LIST, "response.json", "twin-cached-1.trace"]
+    (tmp_path / "out" / "mine.trace").mkdir()
+    respond(twin, tmp_path / "out", [], 1, [], force=True)
+    assert (tmp_path / "out" / "mine.trace").is_dir()
+
+
+def test_a_folder_of_traces_is_no_response_that_force_replaces(twin, machine, tmp_path):
+    (tmp_path / "traces" / "job.trace").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds other files"):
-        respond(twin, tmp_path / "out", [], 1, [], force=True)
+        respond(twin, tmp_path / "traces", [], 1, [], force=True)
+    assert (tmp_path / "traces" / "job.trace").is_dir()
 
 
 def test_a_job_whose_data_or_trace_is_gone_is_told_in_one_line(twin, machine, tmp_path):
@@ -180,6 +203,10 @@ def test_a_job_whose_data_or_trace_is_gone_is_told_in_one_line(twin, machine, tm
             path.unlink()
     with pytest.raises(IotwinError, match="none of the files that the job read"):
         respond(twin, tmp_path / "out", [], 1, ["true"], force=False)
+    for unusable in ("{}", "[]", '{"a": 1}'):
+        (twin / "round-1" / "similarity.json").write_text(unusable)
+        with pytest.raises(IotwinError, match="does not name the trace"):
+            respond(twin, tmp_path / "out", [], 1, ["true"], force=False)
     (twin / "round-1" / "similarity.json").write_text(json.dumps({"a": str(tmp_path / "gone.trace")}))
     with pytest.raises(IotwinError, match=r"names the job's data set: .*gone.trace: no such trace"):
         respond(twin, tmp_path / "out", [], 1, ["true"], force=False)
@@ -193,8 +220,8 @@ def test_a_change_that_is_none_is_refused_in_one_line(twin, tmp_path, change):
 
 def test_changes_are_read_as_they_are_written():
     asked = parse_change("read=25MB/s, requests=200,cache=64MiB")
-    assert asked == Change("read=25MB/s, requests=200,cache=64MiB", True, 25_000_000, 200, 64 << 20)
-    assert parse_change("cold") == Change("cold", True) and not UNCHANGED.is_cold
+    assert asked == StorageChange("read=25MB/s, requests=200,cache=64MiB", True, 25_000_000, 200, 64 << 20)
+    assert parse_change("cold") == StorageChange("cold", True) and not UNCHANGED.is_cold
 
 
 def test_the_real_eviction_and_its_opposite_leave_the_file_as_it_is(tmp_path):
@@ -203,3 +230,63 @@ def test_the_real_eviction_and_its_opposite_leave_the_file_as_it_is(tmp_path):
     module.evict(path)
     module._fetch(path)
     assert path.read_bytes() == b"content" * 1000
+
+
+READ = 28 * (4 << 20)  # bytes of its data set that a run of Job reads, in less than 5 s
+
+
+@pytest.mark.parametrize(
+    ("change", "disks", "says"),
+    [
+        ("cold", DeviceReads(READ // 2, 10), "not cold: the disks gave it 56 MiB of the 112 MiB"),
+        ("read=1GB", DeviceReads(0, 0), "not cold: the disks gave it 0 B"),
+        ("read=2MB", DeviceReads(READ, 10), "not capped: it read 112 MiB in"),
+        ("read=20MB", DeviceReads(10 * READ, 10), "not capped"),
+        ("requests=60", DeviceReads(READ, 5000), "not capped: the disks served 5000 requests in"),
+    ],
+)
+def test_a_row_whose_change_was_not_in_force_says_so_and_has_no_ratio(twin, machine, tmp_path, change, disks, says):
+    machine.disks = disks
+    arguments = ("twin", "respond", twin, "-o", tmp_path / "out", "--change", change)
+    done = call(*arguments, "--job", "true")
+    row = json.loads((tmp_path / "out" / "response.json").read_text())["changes"][1]
+    assert [text.partition(":")[0] for text in row["not_in_force"]] == ["job", "twin"] and says in row["not_in_force"][0]
+    assert row["ratio"] is None and row["first_epoch_ratio"] is None and row["twin"]["seconds"] > 0
+    assert f"{change} was not in force: {row['not_in_force'][1]}" in done.stdout.splitlines()
+
+
+def test_a_run_outside_of_the_limit_on_memory_had_all_the_cache(twin, machine, tmp_path):
+    machine.memory_bytes = 0
+    (row,) = respond(twin, tmp_path / "out", [parse_change("cache=8MiB")], 1, [], force=False)["changes"][1:]
+    assert row["not_in_force"] == [
+        "twin: its page cache was not limited: no task of it was found in the control group that limits memory"
+    ]
+
+
+def test_a_change_that_was_in_force_is_not_doubted(twin, machine, tmp_path):
+    machine.disks = DeviceReads(READ, 200)
+    changes = [parse_change(text) for text in ("cold", "read=100MB", "requests=1000", "cache=8MiB")]
+    document = respond(twin, tmp_path / "out", changes, 1, ["true"], force=False)
+    assert [(row["not_in_force"], row["caveats"]) for row in document["changes"]] == [([], [])] * 5
+    assert all(row["ratio"] == pytest.approx(1) for row in document["changes"])
+
+
+def test_what_makes_the_ratios_weak_is_said_of_the_row_and_below_the_table(twin, machine, tmp_path):
+    machine.crowded, machine.disks = {"job"}, None
+    (twin / "summary.json").write_text(json.dumps(SUMMARY | {"noise_floor": 0.82}))
+    done = call("twin", "respond", twin, "-o", tmp_path / "out", "--change", "cold", "--job", "true")
+    document = json.loads((tmp_path / "out" / "response.json").read_text())
+    assert "0.82" in document["caveats"][0] and "proves little" in document["caveats"][0]
+    crowded, unknown, *_ = document["changes"][1]["caveats"]
+    assert crowded.startswith("the job's machine was crowded") and unknown.startswith("whether the reads of the job were cold")
+    assert f"caveat: cached, cold: {crowded}" in done.stdout and f"caveat: {document['caveats'][0]}" in done.stdout
+
+
+def test_bytes_that_are_read_again_are_cold_once(tmp_path):
+    made = Made()
+    made.process(1, 0, "rank")
+    files = [made.file(f"/d/{name}", size=1 << 20) for name in "ab"]
+    ms = 1.0
+    for file, offset, size in ((0, 0, 100), (0, 50, 100), (0, 20, 10), (0, 500, 50), (1, 0, 70), (0, 0, 100)):
+        ms = made.call(ms, 1, "pread64", files[file], offset, size)
+    assert reading_of(made.trace(tmp_path / "t")).size_bytes == 150 + 50 + 70

@@ -12,13 +12,14 @@ import pytest
 import yaml
 from msgspec import structs
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops.experiments.cell import trace_command
+from iotwin.loops.experiments.cell_inputs import difference, inputs_of
 from iotwin.loops.experiments.experiment import SHIPPED, cells, read_experiment
 from iotwin.loops.experiments.run import _explain, _Runner
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
 from tests.processes import call, one_line, wait_for
-from tracing_tools.trace.reader import Trace
 
 needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(nothing_can_trace()))
 
@@ -117,23 +118,36 @@ def _processes_of(folder):
     return found
 
 
+KILLED_WHEN = {
+    # what is there then, how often, and how many cells have finished by then
+    "the data are being generated": ("data/.clicks.partial", 1, 0),
+    "the data are there": ("data/clicks", 1, 0),
+    "the first cell begins": ("cells/*", 1, 0),
+    "the second cell's job runs": ("cells/*/trace/logs/stdout", 2, 1),
+    "the second cell has ended": ("cells/*/cell.json", 2, 2),
+}
+
+
 @needs_a_tracer
-def test_a_run_killed_in_a_cell_goes_on_where_it_was(tmp_path):
-    source, output = write(tmp_path / "e.yaml", jobs={"batch": [100, 200, 300], "sleep": "0.5"}), tmp_path / "out"
-    command = [sys.executable, "-m", "iotwin.main", "run", str(source), "-o", str(output), "--quiet"]
+@pytest.mark.parametrize("point", KILLED_WHEN)
+def test_a_run_killed_at_any_point_goes_on_where_it_was(tmp_path, point):
+    source, output = write(tmp_path / "e.yaml", jobs={"batch": [100, 200, 300], "sleep": "0.1"}), tmp_path / "out"
+    command = [sys.executable, "-m", "iotwin", "run", str(source), "-o", str(output), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment) as process:
-        while len(list(output.glob("cells/*/cell.json"))) < 1 or len(list(output.glob("cells/*/trace/logs/stdout"))) < 2:
-            time.sleep(0.01)
+        pattern, number, least_finished = KILLED_WHEN[point]
+        while len(list(output.glob(pattern))) < number:
+            time.sleep(0.001)
             assert process.poll() is None
         process.send_signal(signal.SIGKILL)
     finished = {path: path.read_bytes() for path in output.glob("cells/*/cell.json")}
-    assert 0 < len(finished) < 3
+    assert least_finished <= len(finished) < 3
     status, summary = run(source, output)
     assert status == 0 and len(summary["finished"]) == 3
     assert all(path.read_bytes() == content for path, content in finished.items())
     for record in summary["finished"]:
-        assert Trace(output / "cells" / record["cell"] / "trace").manifest.status == "complete"
+        trace = Trace(output / "cells" / record["cell"] / "trace")
+        assert trace.manifest.status == "complete" and str(record["batch"]) in trace.manifest.target.command
     wait_for(lambda: not _processes_of(tmp_path), "the end of all that ran")
 
 
@@ -196,6 +210,22 @@ def test_shipped_experiments_read(name):
         ({"data": {"clicks": {"workload": "bert", "folder": "x"}}}, "is for bert, not dlrm"),
         ({"time_limit": "soon"}, "soon"),
         ({"name": "../up"}, "matching regex"),
+        ({"name": ".."}, "matching regex"),
+        ({"name": "."}, "matching regex"),
+        ({"name": "x\n"}, "matching regex"),
+        ({"data": {"..": {"workload": "dlrm", "folder": "x"}}}, "matching regex"),
+        ({"time_limit": "1e999s"}, "larger than any"),
+        ({"repeats": 10**9}, "more than 10000 cells"),
+        ({"jobs": {"sweep": {name: list(range(40)) for name in ("k", "l", "m", "n")}}}, "more than 10000 cells"),
+        ({"data": {"clicks": {"workload": "dlrm", "generate": ["-o", "/elsewhere"]}}}, "generate cannot take '-o'"),
+        ({"data": {"clicks": {"workload": "dlrm", "generate": ["-o/elsewhere"]}}}, "generate cannot take '-o/elsewhere'"),
+        (
+            {"data": {"clicks": {"workload": "dlrm", "generate": ["--outp=/elsewhere"]}}},
+            "generate cannot take '--outp=/elsewhere'",
+        ),
+        ({"data": {"clicks": {"workload": "dlrm", "generate": ["--dry-run"]}}}, "generate cannot take '--dry-run'"),
+        ({"jobs": {"options": {"output": "/elsewhere"}}}, "'output' is the cell's own"),
+        ({"jobs": {"sweep": {"outp=/elsewhere": [1]}}}, "is the cell's own"),
     ],
 )
 def test_experiments_that_make_no_sense(tmp_path, changes, message):
@@ -215,7 +245,7 @@ def test_experiments_that_are_not_there(tmp_path):
 @pytest.mark.parametrize("name", ["timeline", "instrumentation"])
 @pytest.mark.parametrize("smoke", [False, True])
 def test_the_artifact_s_scripts_run_the_shipped_experiments(tmp_path, name, smoke):
-    (tmp_path / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    (tmp_path / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin "$@"\n')
     (tmp_path / "iotwin").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     script = ROOT / "tracing_tools" / f"run_{name}_experiments.sh"
@@ -233,7 +263,7 @@ def test_the_artifact_s_scripts_run_the_shipped_experiments(tmp_path, name, smok
         (1, "", "warning\nunet3d: out of memory", "unet3d: out of memory"),
         (1, "", "bert: a shard is damaged\nlaunch: rank 1 ended", "bert: a shard is damaged"),
         (137, "", "launch: rank 1 ended", "it was killed, as the kernel does when memory runs out: launch: rank 1 ended"),
-        (3, "", "", "it ended with exit status 3 and said nothing"),
+        (3, "", "", "it ended with exit status 3 and printed nothing"),
     ],
 )
 def test_why_a_cell_failed(tmp_path, status, own, job, reason):
@@ -257,7 +287,7 @@ def test_what_runs_in_a_container_and_what_it_sees(tmp_path):
     by_variant = {cell.variant: cell for cell in cells(grid)}
     for variant, image, job in [
         ("emulated", "dlio:latest", ["emulate", "/output/twin.yaml", "--instrument"]),
-        ("sleep", "dlrm:sleep", ["workloads.dlrm"]),
+        ("sleep", "dlrm:sleep", ["iotwin.workloads.dlrm"]),
     ]:
         directory = tmp_path / variant
         directory.mkdir()
@@ -283,3 +313,79 @@ def test_no_docker(tmp_path, monkeypatch):
     done = call("run", write(tmp_path / "e.yaml", container=True), "-o", tmp_path / "out")
     assert done.returncode == 1 and not (tmp_path / "out").exists()
     assert "no Docker Engine answers" in one_line(done) and "--no-container" in one_line(done)
+
+
+def finish(output, experiment, **changes):
+    """Leave in `output` what a run of the experiment leaves of its cells, but for their traces."""
+    for cell in cells(experiment):
+        directory = output / "cells" / cell.name
+        directory.mkdir(parents=True)
+        record = {"cell": cell.name, **cell.parameters(), "asked": inputs_of(experiment, cell), **changes}
+        (directory / "cell.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"jobs": {"options": {"steps": 7}}}, "options.eval-every was 0 and is null"),
+        ({"jobs": {"options": {"steps": 7, "eval-every": 0}}}, "options.steps was 5 and is 7"),
+        ({"data": {"clicks": {"workload": "dlrm", "generate": ["--samples", "9"]}}}, 'data.generate was ["--samples", "5000"]'),
+        ({"seed": 2}, "seed was 1 and is 2"),
+        ({"jobs": {"sleep": "0.002"}}, 'sleep was "0.001" and is "0.002"'),
+    ],
+)
+def test_a_result_of_other_options_is_never_taken_for_the_cells_own(tmp_path, changes, differs):
+    finish(tmp_path / "out", read_experiment(write(tmp_path / "e.yaml")))
+    assert call("run", tmp_path / "e.yaml", "-o", tmp_path / "out").returncode == 0
+    done = call("run", write(tmp_path / "e.yaml", **changes), "-o", tmp_path / "out")
+    assert done.returncode == 2 and differs in one_line(done) and "dlrm-sleep-clicks-r1-b" in one_line(done)
+    assert "choose another -o" in one_line(done)
+
+
+def test_a_result_that_does_not_say_what_it_was_made_with_is_refused(tmp_path):
+    finish(tmp_path / "out", read_experiment(write(tmp_path / "e.yaml")), asked=None)
+    done = call("run", tmp_path / "e.yaml", "-o", tmp_path / "out")
+    assert done.returncode == 2 and "holds no record of the options" in one_line(done)
+
+
+def test_a_twin_that_has_changed_is_another_experiment(tmp_path):
+    (tmp_path / "twin.yaml").write_text("a: 1")
+    grid = read_experiment(
+        write(tmp_path / "e.yaml", jobs={"variant": ["emulated"], "emulate": [str(tmp_path / "twin.yaml"), "++workload.x=1"]})
+    )
+    (cell, *_) = cells(grid)
+    before = inputs_of(grid, cell)
+    assert difference(json.loads(json.dumps(before)), inputs_of(grid, cell)) is None
+    (tmp_path / "twin.yaml").write_text("a: 2")
+    assert str(difference(before, inputs_of(grid, cell))).startswith('emulate was ["sha256:')
+
+
+def test_data_generated_with_other_options_is_never_taken_for_the_cells_own(tmp_path):
+    output = tmp_path / "out"
+    (output / "data" / "clicks").mkdir(parents=True)
+    done = call("run", write(tmp_path / "e.yaml"), "-o", output)
+    assert done.returncode == 2 and "data/clicks holds no record of the options" in one_line(done)
+    (output / "data.json").write_text(
+        json.dumps({"clicks": {"workload": "dlrm", "folder": None, "generate": ["--samples", "9"]}})
+    )
+    done = call("run", tmp_path / "e.yaml", "-o", output)
+    assert done.returncode == 2 and 'generate was ["--samples", "9"]' in one_line(done)
+
+
+def test_no_link_in_the_results_is_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    source = write(tmp_path / "e.yaml")
+    name = cells(read_experiment(source))[0].name
+    for link, target in (
+        ("lock", victim), ("cells", elsewhere), ("data", elsewhere), (f"cells/{name}", elsewhere), ("plots/steps", elsewhere),
+        ("data/.clicks.partial", elsewhere),
+    ):  # fmt: skip
+        output = tmp_path / link.replace("/", "-")
+        (output / link).parent.mkdir(parents=True)
+        (output / link).symlink_to(target)
+        done = call("run", source, "-o", output)
+        assert done.returncode == 1 and "link" in one_line(done)
+    assert victim.read_text() == "mine" and not list(elsewhere.iterdir())

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark import config as workload
-from datagen.datasets.recorded import read_recipe, write_recipe
+from iotwin import workload_yaml as workload
+from iotwin.datagen.datasets.recorded import read_recipe, write_recipe
 from iotwin.loops import twin
 from iotwin.loops.twin import make_twin
 from iotwin.main import main
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount, v1_cgroup_of
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
-from tests.processes import call, press_ctrl_c, start, wait_for
-from tests.synthetic import Job, write_job
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.targets.mounts import cgroup2_mount, v1_cgroup_of
+from tests.processes import call, one_line, press_ctrl_c, start, wait_for
+from tests.synthetic import Job, crowd, write_job
 
 SECRETS = ("acme", "hush", "confidential")
 
@@ -52,12 +52,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         ),
     )
     workload.dump(config, folder / "job.yaml")
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(folder / "job.yaml")]
+    command = [sys.executable, "-m", "iotwin", "emulate", str(folder / "job.yaml")]
     traces = [folder / f"{name}.trace" for name in ("first", "second")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         for trace in traces:
-            assert trace_command(command, trace, Options(workload="acme net", forward_output=False)).exit_status == 0
+            assert trace_command(command, trace, TraceOptions(workload="acme net", forward_output=False)).exit_status == 0
     return traces
 
 
@@ -88,6 +88,30 @@ def test_a_twin_with_other_calls_is_not_corrected_further(job, tmp_path, monkeyp
     document = make_twin(job, tmp_path / "twin", rounds=3, force=False, kind="structured")
     assert len(document["rounds"]) == 1 and "the fit is wrong" in document["stopped"]
     assert not re.search(r"\b[AB]\b", document["verdict"])
+
+
+def test_what_makes_the_verdict_weak_is_in_the_summary_and_below_the_verdict(job, tmp_path, monkeypatch, capsys):
+    def run(command, path, *_, **__):
+        crowd(write_job(path, Job(files=3, epochs=1)))
+
+    monkeypatch.setattr("iotwin.loops.twin.run_traced", run)
+    assert main(["twin", *map(str, job), "-o", str(tmp_path / "twin"), "--rounds", "1", "--kind", "structured"]) == 0
+    summary = json.loads((tmp_path / "twin" / "summary.json").read_text())
+    (caveat,) = (each for each in summary["caveats"] if each.startswith("its twin's machine was crowded"))
+    assert any(each.startswith("the twin's machine was crowded") for each in summary["held_out"][0]["caveats"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"caveat: {caveat}" in lines[lines.index(summary["verdict"]) :]
+    assert main(["twin", "pack", str(tmp_path / "twin"), "-o", str(tmp_path / "sent.twin"), "--quiet"]) == 0
+    with zipfile.ZipFile(tmp_path / "sent.twin") as archive:
+        assert json.loads(archive.read("summary.json"))["caveats"] == summary["caveats"]
+
+
+@pytest.mark.parametrize("summary", ["{}", "[]", "[1", '{"source": 3}', '{"source": {"counts": []}}'])
+def test_a_summary_that_is_no_finished_twins_is_refused_in_one_line(made, tmp_path, summary):
+    directory = shutil.copytree(made, tmp_path / "twin", ignore=shutil.ignore_patterns("round-*", "data"))
+    (directory / "summary.json").write_text(summary)
+    for arguments in (("respond", directory, "-o", tmp_path / "out"), ("pack", directory, "-o", tmp_path / "sent.twin")):
+        assert re.search(r"summary\.json(: no JSON| is not that of a finished twin)", one_line(call("twin", *arguments)))
 
 
 @pytest.mark.parametrize("nearer", ["recorded", "structured"])
@@ -127,7 +151,7 @@ def test_a_job_that_only_writes_has_a_twin_that_packs_and_runs(tmp_path, monkeyp
         pytest.skip(reason)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     program = f"import time\nfor i in range(3):\n open('{tmp_path}/w%d.ckpt' % i, 'wb').write(bytes(500_000))\n time.sleep(0.05)"
-    options = Options(forward_output=False)
+    options = TraceOptions(forward_output=False)
     assert trace_command([sys.executable, "-S", "-c", program], tmp_path / "w.trace", options).exit_status == 0
     document = make_twin([tmp_path / "w.trace"], tmp_path / "twin", rounds=1, force=False)
     assert document["kind"].startswith("recorded") and document["rounds"][0]["dimensions"]["volume"] > 0.95
@@ -156,7 +180,7 @@ def test_mapped_data_stay_in_the_page_cache_while_the_twin_runs(tmp_path, monkey
     )
     command = [sys.executable, "-S", "-c", program]
     for detail, expected in (("data", []), ("data,mmap", [("tokens.bin", 8 << 20)])):
-        options = Options(forward_output=False, detail=tuple(detail.split(",")))
+        options = TraceOptions(forward_output=False, detail=tuple(detail.split(",")))
         kept.clear()
         assert trace_command(command, tmp_path / f"{detail}.trace", options).exit_status == 0
         shutil.rmtree(tmp_path / "twin", ignore_errors=True)
@@ -233,7 +257,7 @@ def test_mistakes_end_in_one_line(made, tmp_path):
 
 @pytest.fixture
 def command(job: list[Path]) -> list[str]:
-    return [sys.executable, "-m", "iotwin.main", "emulate", str(job[0].parent / "job.yaml")]
+    return [sys.executable, "-m", "iotwin", "emulate", str(job[0].parent / "job.yaml")]
 
 
 def _limited_cgroups(pid: int | str = "*") -> list[Path]:
@@ -252,6 +276,7 @@ def test_a_twin_and_its_job_run_under_the_same_changes_of_storage(made, command,
     assert document["job"] == command and json.loads((tmp_path / "resp" / "response.json").read_text())["runs"] == 1
     assert [row["change"] for row in document["changes"]] == ["cached", "cold", "read=200MB,requests=5000,cache=64MiB"]
     for row in document["changes"]:
+        assert row["not_in_force"] == []
         assert row["of"] == "epoch" and row["ratio"] == pytest.approx(row["twin"]["seconds"] / row["job"]["seconds"])
         for side in ("job", "twin"):
             epochs = row[side]["epochs_s"][0]
@@ -265,9 +290,26 @@ def test_a_twin_and_its_job_run_under_the_same_changes_of_storage(made, command,
     assert page.returncode == 0 and "requests=5000" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.root
+def test_a_job_that_leaves_its_limits_is_found_out(made, command, tmp_path):
+    _skip_where_nothing_can_be_limited(made)
+    blkio = v1_cgroup_of("blkio")
+    if blkio is None:
+        pytest.skip("reads are capped by io.max here, in the cgroup by which the job is traced")
+    job = ["sh", "-c", f'echo $$ > {blkio}/cgroup.procs; exec "$@"', "sh", *command]
+    done = run_iotwin("twin", "respond", made, "-o", tmp_path / "resp", "--change", "cold", "--json", "--job", *job)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["changes"][1:]
+    (text,) = row["not_in_force"]
+    start, _, rest = text.partition(" of the ")
+    assert start.startswith("job: its reads were not cold: the disks gave it ") and rest.startswith("1.0") and "MiB" in rest
+    assert start.endswith((" B", " KiB"))  # a page of the shell, at most, from before it left
+    assert row["ratio"] is None
+
+
 def _skip_where_nothing_can_be_limited(made: Path) -> None:
-    from common.errors import IotwinError
-    from tracing_tools.targets.limits import MEMORY, READS, device_below, reason_against
+    from iotwin.common.errors import IotwinError
+    from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, device_below, reason_against
 
     try:
         device_below(made)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report.block_requests import PhaseBytes
 from tests.synthetic import Job, write_job
-from trace_visuals.report import write_report
-from trace_visuals.report.block_requests import PhaseBytes
-from tracing_tools.trace.reader import Trace
 
 
 @given(

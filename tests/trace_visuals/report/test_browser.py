@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from iotwin.trace_visuals import report as report_module
+from iotwin.trace_visuals.report import write_report
 from tests.conftest import PATIENCE_S
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.common import jagged, stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
-from trace_visuals import report as report_module
-from trace_visuals.report import write_report
 
 _PROGRAMS = ("chromium", "chromedriver")
 _MISSING = [name for name in _PROGRAMS if shutil.which(name) is None]

@@ -6,19 +6,19 @@ import socket
 import pyarrow.parquet as pq
 import pytest
 
+from iotwin.trace_store import schema
+from iotwin.trace_store.writer import write_table
+from iotwin.trace_visuals.report import view
+from iotwin.trace_visuals.report.view import ReportServer
 from tests.conftest import PATIENCE_S
 from tests.processes import call
 from tests.synthetic import Job, write_job
-from trace_visuals.report import view
-from trace_visuals.report.view import ReportServer
-from tracing_tools.trace import schema
-from tracing_tools.trace.writer import write_table
 
 
 def test_block_tracing_without_a_request_is_reported(tmp_path):
     """The normal case of a job that is served from the page cache."""
     path = write_job(tmp_path / "t", Job(files=4, epochs=1, file_bytes=1 << 20))
-    write_table(path / "block.parquet", schema.BLOCK, schema.BLOCK.empty_table())
+    write_table(path, "block.parquet", schema.BLOCK, schema.BLOCK.empty_table())
     for arguments in (
         ["report", path, "-o", tmp_path / "r.html"],
         ["info", path],
@@ -67,6 +67,49 @@ def test_clients_that_say_nothing_take_few_threads_and_are_left(server, monkeypa
     assert threading.active_count() <= before + view._MOST_CONNECTIONS
     for client in clients:
         client.close()
+
+
+def _clients(server, count: int) -> list[socket.socket]:
+    port = int(re.search(r":(\d+)/", server.url)[1])
+    return [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) for _ in range(count)]
+
+
+def test_clients_that_never_complete_a_request_do_not_lock_the_owner_out(server):
+    clients = _clients(server, view._MOST_CONNECTIONS)
+    for client in clients:
+        client.sendall(b"G")
+    target = server.url.split("/", 3)[3].encode()
+    host = server.url.split("/")[2].encode()
+    for _ in range(3):
+        assert _ask(server, b"GET /%b HTTP/1.0\r\nHost: %b\r\n\r\n" % (target, host)).startswith(b"HTTP/1.0 200")
+    for client in clients:
+        client.close()
+
+
+def test_a_request_that_arrives_byte_by_byte_has_one_deadline(server, monkeypatch):
+    """Each byte comes long before the connection counts as idle."""
+    monkeypatch.setattr(view, "_REQUEST_S", 0.3)
+    [client] = _clients(server, 1)
+    client.settimeout(0.05)
+    closed = False
+    for _ in range(int(PATIENCE_S / 0.05)):
+        try:
+            client.sendall(b"G")
+            closed = client.recv(1) == b""
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            closed = True
+        if closed:
+            break
+    assert closed
+    client.close()
+
+
+def test_answers_do_not_name_the_version_of_python(server):
+    for request in (b"GET / HTTP/1.0\r\n\r\n", b"POST / HTTP/1.0\r\n\r\n", b"GET http://[::1 HTTP/1.0\r\n\r\n"):
+        answer = _ask(server, request)
+        assert b"Server: iotwin\r\n" in answer and b"Python" not in answer
 
 
 def test_an_idle_client_is_left_after_a_while(tmp_path, monkeypatch):

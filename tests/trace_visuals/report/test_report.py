@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import IotwinError, UsageError
-from iotwin.commands.report import Report
+from iotwin.commands.report import ReportCommand
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_visuals import report as report_module
+from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from iotwin.trace_visuals.report.texts import describe, headline
 from tests.synthetic import MILLISECOND, Job, write_job
 from tests.trace_visuals.common import stall
 from tests.trace_visuals.hostile import COMMAND, MARK, NAMES, write_hostile
-from trace_visuals import report as report_module
-from trace_visuals.report import write_report
-from trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
-from trace_visuals.report.texts import describe, headline
 
 
 class _Page(HTMLParser):
@@ -193,7 +193,7 @@ def test_too_many_traces_are_refused(traces, tmp_path):
 
 
 def test_the_command_says_what_it_found(traces, tmp_path, capsys):
-    command, parser = Report(), ArgumentParser()
+    command, parser = ReportCommand(), ArgumentParser()
     command.prepare_parser(parser)
     outcome = command.run(parser.parse_args([str(traces[1]), "-o", str(tmp_path / "r.html")]))
     command.show(outcome.document)
@@ -221,7 +221,7 @@ def test_a_stalled_sampler_is_told_and_marked(tmp_path):
         (Job(compute_ns=900 * MILLISECOND, files=4), "What dominates", "it is not what limits this job"),
         (Job(checkpoint_every=0), "Checkpoints", None),
         (Job(), "Gaps", None),
-        (Job(), "What to look at", "To keep this pace storage must give"),
+        (Job(), "What to improve", "To keep this pace storage must give"),
         (Job(), "Checkpoints", "3 checkpoint files, 6.01 MiB in 12 writes that took 600 us and 3 syncs that took 15 ms"),
         (Job(read_bytes=4096, file_bytes=65536), "Request sizes", "0% of the bytes and 0% of the time in reads: request rate"),
         (Job(), "Request sizes", "100% of the calls, 100% of the bytes and 100% of the time in reads: bandwidth"),

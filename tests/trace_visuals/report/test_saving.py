@@ -7,18 +7,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.call_columns import CallReader
+from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report.page_data import trace_document
+from iotwin.trace_visuals.report.saving import APART, DURING, ReadsDuringCheckpoints
+from iotwin.trace_visuals.report.texts import describe
+from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
+from iotwin.trace_visuals.style import CHECKPOINT_COLOURS
+from iotwin.trace_visuals.timeline.data import load_timeline
+from iotwin.trace_visuals.windows import TimeWindow
 from tests.synthetic import MILLISECOND, Job, write_job
-from trace_visuals.call_columns import CallReader
-from trace_visuals.report import write_report
-from trace_visuals.report.page_data import trace_document
-from trace_visuals.report.saving import APART, BESIDE, ReadsBeside
-from trace_visuals.report.texts import describe
-from trace_visuals.requests import CHECKPOINT_PARTS
-from trace_visuals.style import CHECKPOINT_COLOURS
-from trace_visuals.timeline.data import load_timeline
-from trace_visuals.windows import TimeWindow
-from tracing_tools.trace import schema
-from tracing_tools.trace.reader import Trace
 
 # (part, start, length), ms from the job's start: two checkpoints, 1.5 s apart
 SAVED = (("snapshot", 1000, 20), ("stall", 1000, 30), ("persist", 1020, 400), ("stall", 2490, 10), ("persist", 2520, 800))
@@ -45,26 +45,26 @@ def path(tmp_path):
 
 def test_a_report_says_what_checkpoints_beside_training_cost(path, tmp_path):
     analysis = write_report([path], tmp_path / "r.html")[0]
-    text = {finding.topic: finding.text for finding in describe(analysis)}["Beside training"]
+    text = {finding.topic: finding.text for finding in describe(analysis)}["Concurrent checkpoints"]
     run_ms = (analysis.survey.end_ns - analysis.survey.begin_ns) / MILLISECOND
-    assert text.startswith("2 checkpoints written beside training, every 1.5 s in the median (1.5 s to 1.5 s). "), text
+    assert text.startswith("2 checkpoints written concurrently with training, every 1.5 s in the median (1.5 s to 1.5 s). "), text
     assert f"Writing them took {1200 / run_ms:.1%} of the run; training waited for them {40 / run_ms:.1%} of it" in text
     assert f"{20 / run_ms:.1%} went into copying the state" in text
-    latency = analysis.reads_beside.latency_ns
-    assert latency.count(BESIDE) + latency.count(APART) == sum(analysis.operations.reads_ns.count(row) for row in (0, 1))
+    latency = analysis.reads_during_checkpoints.latency_ns
+    assert latency.count(DURING) + latency.count(APART) == sum(analysis.operations.reads_ns.count(row) for row in (0, 1))
     assert "at the 99th percentile while one was written, and " in text
 
 
 def test_reads_are_told_apart_by_whether_a_checkpoint_was_being_written(path):
     trace = Trace(path)
     spans = np.array([[6_000, 6_400], [6_100, 6_150], [7_000, 7_100]], np.int64) * MILLISECOND  # the second within the first
-    found, expected = ReadsBeside(spans), {BESIDE: [], APART: []}
+    found, expected = ReadsDuringCheckpoints(spans), {DURING: [], APART: []}
     for calls in CallReader(trace).until(1 << 62):
         found.add(calls)
         for start, duration, group, storage in zip(calls.start_ns, calls.duration_ns, calls.group, calls.storage, strict=True):
             if group == 0 and storage:
                 beside = any(begin <= start < end for begin, end in spans)
-                expected[BESIDE if beside else APART].append(int(duration))
+                expected[DURING if beside else APART].append(int(duration))
     for row, durations in expected.items():
         assert durations and (found.latency_ns.count(row), found.latency_ns.total([row])) == (len(durations), sum(durations))
 
@@ -79,8 +79,8 @@ def test_a_timeline_always_has_the_parts_of_checkpoints(path):
 
 def test_without_such_parts_nothing_is_said(tmp_path):
     analysis = write_report([write_job(tmp_path / "t.trace", Job())], tmp_path / "r.html")[0]
-    assert "Beside training" not in {finding.topic for finding in describe(analysis)}
-    assert not analysis.reads_beside.latency_ns.count(BESIDE)  # all reads lie outside of the phases
+    assert "Concurrent checkpoints" not in {finding.topic for finding in describe(analysis)}
+    assert not analysis.reads_during_checkpoints.latency_ns.count(DURING)  # all reads lie outside of the phases
 
 
 def test_a_report_shows_how_far_checkpoints_are_apart_and_reads_while_one_is_written(path, tmp_path):
@@ -89,8 +89,8 @@ def test_a_report_shows_how_far_checkpoints_are_apart_and_reads_while_one_is_wri
     assert bursts["interval_ns"] == [1500 * MILLISECOND]
     assert bursts["time_s"] == pytest.approx([(analysis.survey.begin_ns - analysis.zero_ns) / 1e9 + 2.52])
     assert {one["group"]: sum(one["counts"]) for one in bursts["reads"]} == {
-        name: analysis.reads_beside.latency_ns.count(row)
-        for row, name in ((BESIDE, "while a checkpoint is written"), (APART, "otherwise"))
+        name: analysis.reads_during_checkpoints.latency_ns.count(row)
+        for row, name in ((DURING, "while a checkpoint is written"), (APART, "otherwise"))
     }
     assert [name.title for name in analysis.lane_names if name.group.startswith("checkpoint")] == [
         "checkpoint persist", "checkpoint snapshot", "checkpoint stall"

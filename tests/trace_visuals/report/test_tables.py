@@ -4,15 +4,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import here
+from iotwin.trace_visuals.call_columns import READ, WRITE, CallReader
+from iotwin.trace_visuals.report.analysis import Detail, analyse
+from iotwin.trace_visuals.report.heatmap import HeatMap
+from iotwin.trace_visuals.report.slowest_calls import SlowestCalls
+from iotwin.trace_visuals.report.tables import ReportedFiles
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.common import make_calls
-from trace_visuals.call_columns import READ, WRITE, CallReader
-from trace_visuals.report.analysis import Detail, analyse
-from trace_visuals.report.heatmap import HeatMap
-from trace_visuals.report.slowest_calls import SlowestCalls
-from trace_visuals.report.tables import FileTable
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.workers import here
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +103,10 @@ def test_heat_map_holds_every_byte_at_its_address(analysis, frame):
 def test_read_order_across_batches(apart):
     """In one table batch after batch, or in a table each that are put together."""
     files = pd.DataFrame({"file_id": [0, 1], "path": ["/a", "/b"], "kind": ["dataset"] * 2})
-    table = FileTable(2)
+    table = ReportedFiles(2)
     # File 0 goes forward over two batches, jumps once and starts again; file 1 jumps at once.
     table.add(make_calls([0, 1, 2], [0] * 3, size=10, file_id=[0, 1, 0], offset=[0, 50, 10]))
-    later = FileTable(2) if apart else table
+    later = ReportedFiles(2) if apart else table
     later.add(make_calls([3, 4, 5], [0] * 3, size=10, file_id=[0, 0, 0], offset=[20, 70, 0]))
     if apart:
         table.extend(later)

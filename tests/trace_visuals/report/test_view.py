@@ -9,14 +9,14 @@ import socket
 import numpy as np
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_visuals.report import view
+from iotwin.trace_visuals.report.view import ReportServer
 from tests.conftest import PATIENCE_S
 from tests.processes import call, one_line, start
 from tests.synthetic import Job, write_job
 from tests.trace_visuals.report.test_browser import _change, _ink, _point, _until
 from tests.trace_visuals.report.test_browser import pytestmark as browser_marks
-from trace_visuals.report import view
-from trace_visuals.report.view import ReportServer
-from tracing_tools.trace.reader import Trace
 
 
 def _with_browser(test):

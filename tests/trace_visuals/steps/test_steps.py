@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark.config import load
-from common.errors import IotwinError, UsageError
-from common.numbers.draws import DrawnTime
-from common.numbers.keyed import Purpose
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.trace_visuals.steps import plot_steps
+from iotwin.trace_visuals.steps.distributions import fit_compute_time
+from iotwin.trace_visuals.steps.read import read_steps
+from iotwin.trace_visuals.steps.tables import predicted, regressions, settled, statistics, throughputs
+from iotwin.workload_yaml import load
+from iotwin.workloads.common.variant import parse_sleep
 from tests.conftest import ROOT
 from tests.processes import call
-from trace_visuals.steps import plot_steps
-from trace_visuals.steps.distributions import fit_compute_time
-from trace_visuals.steps.read import read_steps
-from trace_visuals.steps.tables import predicted, regressions, settled, statistics, throughputs
-from workloads.common.variant import parse_sleep
 
 MILLISECOND = 1_000_000
 
@@ -206,6 +206,13 @@ def test_everything_is_written_and_models_are_taken_by_emulator_and_sleep(tmp_pa
     for found in [fit["computation_time"] for fit in fits[0]["fits"]] + [json.loads(model.read_text())]:
         config = load(tmp_path / "twin.yaml", [f"++workload.train.computation_time={json.dumps(found)}"])
         assert config.train.computation_time is not None
+
+
+def test_a_picture_that_is_not_drawn_is_named_with_the_reason(tmp_path, capsys):
+    cell(tmp_path / "a", epoch(1, [10] * 9))
+    plot_steps([tmp_path / "a"], tmp_path / "out")
+    told = capsys.readouterr().err
+    assert "dlrm_compute_times.png is not drawn: no configuration of dlrm has 10 steps with a compute time" in told
 
 
 def test_refusals(tmp_path):

@@ -1,6 +1,7 @@
 """The timeline's files: valid, complete, honest about losses, and refused early when they cannot be."""
 
 import itertools
+import os
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -17,20 +18,20 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from common.errors import IotwinError, UsageError
-from iotwin.commands.plot import Plot
+from iotwin.commands.plot import PlotCommand
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import read_manifest, write_manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.writer import write_table
+from iotwin.trace_visuals.gaps import sample_gaps
+from iotwin.trace_visuals.style import FIGURE_RC, PHASE_COLOURS
+from iotwin.trace_visuals.timeline import Form, draw, plot_timeline
+from iotwin.trace_visuals.timeline.data import coarser, load_timeline
+from iotwin.trace_visuals.timeline.rows import disk_rates, sample_edges
+from iotwin.trace_visuals.windows import choose_view
 from tests.synthetic import SECOND, Job, write_job
 from tests.trace_visuals.common import jagged, stall
-from trace_visuals.gaps import sample_gaps
-from trace_visuals.style import FIGURE_RC, PHASE_COLOURS
-from trace_visuals.timeline import Form, draw, plot_timeline
-from trace_visuals.timeline.data import coarser, load_timeline
-from trace_visuals.timeline.rows import disk_rates, sample_edges
-from trace_visuals.windows import choose_view
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import read_manifest, write_manifest
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.writer import write_table
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_gpu_samples_get_a_row_of_their_own(tmp_path):
         "memory_percent": percent / 2,
         "memory_used_bytes": np.full(len(times), 1 << 30),
     }
-    write_table(path / "samples" / "gpu.parquet", schema.GPU_SAMPLES, columns)
+    write_table(path, "samples/gpu.parquet", schema.GPU_SAMPLES, columns)
     plot_timeline([path, write_job(tmp_path / "cpu.trace", Job())], tmp_path / "t.svg")
     text = _svg_text(tmp_path / "t.svg")
     assert "1 GPU" in text and "% SM" in text and "GPU not sampled" in text and "GPU memory" in text
@@ -173,7 +174,7 @@ def test_kernels_of_several_accelerators_have_a_row_each(rich, tmp_path):
     kernels = gpu.to_pandas()["kind"] == "kernel"
     device = np.where(np.cumsum(kernels) % 3 == 0, 5, 2)
     place = gpu.schema.get_field_index("device")
-    write_table(path / "gpu.parquet", schema.GPU, gpu.set_column(place, "device", pa.array(device, pa.int32())))
+    write_table(path, "gpu.parquet", schema.GPU, gpu.set_column(place, "device", pa.array(device, pa.int32())))
     (block,) = plot_timeline([path], tmp_path / "t.svg")
     assert block.device_names == ("kernel 2", "kernel 5", "copy")
     assert block.device.calls.sum(axis=1).tolist() == [
@@ -190,7 +191,7 @@ def test_a_request_without_an_end_counts_once(rich, tmp_path):
     shutil.copytree(rich, path)
     table = pq.read_table(path / "block.parquet")
     durations = pa.array([None, *table["duration_ns"].to_pylist()[1:]], pa.int64())
-    write_table(path / "block.parquet", schema.BLOCK, table.set_column(2, "duration_ns", durations))
+    write_table(path, "block.parquet", schema.BLOCK, table.set_column(2, "duration_ns", durations))
     block = plot_timeline([path], tmp_path / "t.svg")[0]
     assert block.block.calls.sum() == table.num_rows
     assert block.block.size_bytes.sum() == pc.sum(table["size_bytes"]).as_py()
@@ -323,14 +324,14 @@ def test_a_failing_write_leaves_the_old_picture(traces, tmp_path, monkeypatch):
     def full(self, *arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(IotwinError, match="No space left"):
         plot_timeline(traces[:1], output)
     assert output.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["t.svg"]
 
 
 def test_the_command(traces, tmp_path, capsys):
-    command, parser = Plot(), ArgumentParser()
+    command, parser = PlotCommand(), ArgumentParser()
     command.prepare_parser(parser)
     args = parser.parse_args(["timeline", str(traces[1]), "-o", str(tmp_path / "t.png"), "--zoom", "eval:1"])
     outcome = command.run(args)
@@ -346,7 +347,7 @@ def test_epochs_are_numbered_where_some_are_too_short_for_more(tmp_path):
     begin, end = pc.min(phases["start_ns"]).as_py(), pc.max(phases["end_ns"]).as_py()
     edges = begin + ((end - begin) * np.array([0, 2, 5, 8, 11, 14, 14.6, 15.2]) / 15.2).astype(np.int64)  # init, epochs
     columns = {name: phases[name] for name in phases.column_names} | {"start_ns": edges[:-1], "end_ns": edges[1:]}
-    write_table(path / "phases.parquet", schema.PHASES, columns)
+    write_table(path, "phases.parquet", schema.PHASES, columns)
     plot_timeline([path], tmp_path / "t.svg", zoom=f"0..{(end - edges[1]) / SECOND}")
     text = (tmp_path / "t.svg").read_text()
     assert "epoch 1" not in text and all(re.search(f">{epoch}</text>", text) for epoch in range(1, 7))

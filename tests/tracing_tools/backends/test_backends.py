@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import FLAG_DIRECT
+from iotwin.trace_store.syscalls import Kind, calls_of
+from iotwin.tracing_tools.backend_base import Scope
+from iotwin.tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
+from iotwin.tracing_tools.backends.kernel_types import KernelTypes
+from iotwin.tracing_tools.backends.tracefs import with_tracefs
+from iotwin.tracing_tools.probes import BPFTRACE_EVENTS
 from tests.conftest import PATIENCE_S, ROOT, compile_c, run_iotwin, small_disk
 from tests.processes import call, children, left_behind, name_of, start, wait_for
-from tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
-from tracing_tools.backends.kernel_types import KernelTypes
-from tracing_tools.backends.tracefs import with_tracefs
-from tracing_tools.probes import BPFTRACE_EVENTS
-from tracing_tools.protocols import Scope
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.raw.recording import Recording
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.schema import FLAG_DIRECT
-from tracing_tools.trace.syscalls import Kind, calls_of
 
 pytestmark = pytest.mark.root
 ROUNDS = 3
@@ -190,7 +190,7 @@ def test_bcc_compiles_in_a_process_that_holds_tensorflow():
     """TensorFlow gives its LLVM to all who look for one, and bcc's compiler crashed in it."""
     if reason := bcc.unavailable_reason():
         pytest.skip(f"no bcc here: {reason}")
-    code = "import tensorflow\nfrom tracing_tools.backends import unavailable_reason\nprint(unavailable_reason('bcc'))"
+    code = "import tensorflow\nfrom iotwin.tracing_tools.backends import unavailable_reason\nprint(unavailable_reason('bcc'))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["None"]), result.stderr
 
@@ -351,7 +351,7 @@ def test_bpftrace_traces_with_and_without_tracefs(tmp_path, mounts, seen):
     """What is missing is mounted for bpftrace alone: the job sees the machine's mounts as they are."""
     if reason := bpftrace.unavailable_reason():
         pytest.skip(f"no bpftrace here: {reason}")
-    trace = [sys.executable, "-m", "iotwin.main", "trace", "--backend", "bpftrace", "--quiet", "-o", tmp_path / "t", "--"]
+    trace = [sys.executable, "-m", "iotwin", "trace", "--backend", "bpftrace", "--quiet", "-o", tmp_path / "t", "--"]
     done = with_mounts(mounts, *trace, "sh", "-c", "grep -c ' /sys/kernel/tracing tracefs ' /proc/mounts; true")
     assert done.returncode == 0, done.stderr
     recorded = Trace(tmp_path / "t")
@@ -363,7 +363,7 @@ def test_bpftrace_traces_with_and_without_tracefs(tmp_path, mounts, seen):
 def test_bpftrace_is_not_promised_where_tracefs_cannot_be_mounted():
     if reason := bpftrace.unavailable_reason():
         pytest.skip(f"no bpftrace here: {reason}")
-    code = "from tracing_tools.backends import bpftrace; print(bpftrace.unavailable_reason())"
+    code = "from iotwin.tracing_tools.backends import bpftrace; print(bpftrace.unavailable_reason())"
     unprivileged = ["setpriv", "--inh-caps=-sys_admin", "--bounding-set=-sys_admin", sys.executable, "-c", code]
     done = with_mounts(_NOT_MOUNTED, *unprivileged)
     assert "tracefs is not mounted" in done.stdout and "mount -t tracefs tracefs /sys/kernel/tracing" in done.stdout, done.stderr

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from tracing_tools.backends.bpftrace import BpftraceBackend, _Lines
-from tracing_tools.trace.raw.records import NAME_GIVEN, NAME_OPENED, read_names
-from tracing_tools.trace.syscalls import Kind
+from iotwin.trace_store.raw.records import NAME_GIVEN, NAME_OPENED, read_names
+from iotwin.trace_store.syscalls import Kind
+from iotwin.tracing_tools.backends.bpftrace import BpftraceBackend, _Lines
 
 _MARK = 77
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.raw.converted import ConvertedRecords
+from iotwin.trace_store.raw.finish import finish_trace
+from iotwin.trace_store.raw.recording import RAW, Recording
+from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.backends import preload, strace
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin, small_disk
 from tests.processes import root_pid, start, wait_for
-from tracing_tools.backends import preload, strace
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.raw.converted import ConvertedRecords
-from tracing_tools.trace.raw.finish import finish_trace
-from tracing_tools.trace.raw.recording import RAW, Recording
-from tracing_tools.trace.raw.records import EVENT, RING_HEADER_BYTES
-from tracing_tools.trace.reader import Trace
 
 _NEEDS = {"strace": strace.unavailable_reason, "preload": preload.unavailable_reason}
 
@@ -145,7 +145,7 @@ def test_stracess_end_at_a_limit_on_file_sizes_is_not_the_jobs(tmp_path):
     script = "dd if=/dev/zero of=/dev/null bs=1 count=4000; echo later; exit 7"
     # Root may go beyond a limit.
     capless = [setpriv, "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"] if os.geteuid() == 0 else []
-    tracer = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--backend", "strace"]
+    tracer = [sys.executable, "-m", "iotwin", "trace", "-o", tmp_path / "t", "--backend", "strace"]
     done = subprocess.run(
         [*capless, *tracer, "--", "sh", "-c", script],
         cwd=ROOT,

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.raw.cuda_calls import CUDA_CALLS
+from iotwin.trace_store.raw.recording import GPU_FILE, RAW, Recording
+from iotwin.trace_store.raw.records import GPU_CALL
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.backends.elf_symbols import function_offsets
+from iotwin.tracing_tools.backends.gpu_calls import WithGpuCalls
+from iotwin.tracing_tools.backends.libbpf import LibbpfBackend
+from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from tests.conftest import PATIENCE_S, ROOT, compile_c
 from tests.processes import call
-from tracing_tools.backends.elf_symbols import function_offsets
-from tracing_tools.backends.gpu_calls import WithGpuCalls
-from tracing_tools.backends.libbpf import LibbpfBackend
-from tracing_tools.targets.cgroup import JobCgroup
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.raw.cuda_calls import CUDA_CALLS
-from tracing_tools.trace.raw.recording import GPU_FILE, RAW, Recording
-from tracing_tools.trace.raw.records import GPU_CALL
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 HERE = ROOT / "tests" / "tracing_tools" / "backends"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import FLAG_DIRECT, GROUP_OF_OP
+from iotwin.trace_store.syscalls import CALLS, DETAIL_GROUPS, NUMBER_OF_OP, calls_of, parse_detail
 from tests.conftest import compile_c
 from tests.processes import call
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.schema import FLAG_DIRECT, GROUP_OF_OP
-from tracing_tools.trace.syscalls import CALLS, DETAIL_GROUPS, NUMBER_OF_OP, calls_of, parse_detail
 
 MIB = 1 << 20
 

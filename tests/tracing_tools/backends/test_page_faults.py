@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import run_iotwin
 from tests.processes import call
-from tracing_tools.trace.reader import Trace
 
 _TOUCHES = 608
 _PAGE = 4096

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracing_tools.backends.ring_buffer import RingBuffer
-from tracing_tools.trace.raw.records import EVENT, NAME_FORK, NAME_OPENED, NameRecord, pack_name, read_names
+from iotwin.trace_store.raw.records import EVENT, NAME_FORK, NAME_OPENED, NameRecord, pack_name, read_names
+from iotwin.tracing_tools.backends.ring_buffer import RingBuffer
 
 SIZE = 1 << 12
 BUSY, DISCARD = 1 << 31, 1 << 30

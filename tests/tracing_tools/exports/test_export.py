@@ -13,15 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iotwin.benchmark.emulator.results.ai_events import DlioEvents
+from iotwin.common.errors import IotwinError
 from iotwin.main import main
+from iotwin.trace_store import schema
+from iotwin.trace_store.importers import import_trace
+from iotwin.trace_store.manifest import read_manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.writer import write_events, write_table
+from iotwin.tracing_tools.exports import protobuf as pb
+from iotwin.tracing_tools.exports.dftracer import write_pfw
+from iotwin.tracing_tools.exports.tracks import slices
 from tests.synthetic import Job, event_table, write_job
 from tests.trace_visuals.hostile import write_hostile
-from tracing_tools.exports import protobuf as pb
-from tracing_tools.exports.tracks import slices
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import read_manifest
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.writer import write_events, write_table
 
 
 def export(trace, output, *options):
@@ -32,7 +36,7 @@ def test_parts_of_several_loaders_lie_beside_one_another(tmp_path):
     trace = write_job(tmp_path / "t", Job(epochs=1))
     times = {"start_ns": [10, 12, 14, 21], "duration_ns": [10, 10, 2, 5]}
     labels = {"name": ["sample_load"] * 4, "rank": [0] * 4, "step": [None, None, None, 9]}
-    write_table(trace / "parts.parquet", schema.PARTS, times | labels)
+    write_table(trace, "parts.parquet", schema.PARTS, times | labels)
     tracks = {track.track: track for track in slices(Trace(trace)) if "sample_load" in track.track}
     starts = {name: track.start_ns.tolist() for name, track in tracks.items()}
     assert starts == {"rank 0: sample_load": [10, 21], "rank 0: sample_load (2)": [12], "rank 0: sample_load (3)": [14]}
@@ -49,7 +53,7 @@ def job(tmp_path_factory):
     }  # fmt: skip
     types = {f.name: pa.string() if pa.types.is_dictionary(f.type) else f.type for f in schema.GPU}
     table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
-    write_table(path / "gpu.parquet", schema.GPU, table.cast(schema.GPU))
+    write_table(path, "gpu.parquet", schema.GPU, table.cast(schema.GPU))
     return path
 
 
@@ -210,7 +214,7 @@ def test_fio_replays_the_same_bytes(tmp_path):
     names = Trace(trace).files()["path"].tolist()
     names[0], names[1] = "/data/white space\nand %41 ünïcode: *?", "/data/" + "x" * 250
     files = pa.table({**Trace(trace).files().to_dict("list"), "path": names}).select(schema.FILES.names)
-    write_table(trace / "files.parquet", schema.FILES, files)
+    write_table(trace, "files.parquet", schema.FILES, files)
     log = tmp_path / "replay.iolog"
     assert export(trace, log) == 0
     made = sorted((tmp_path / "replay.iolog.files").rglob("*"))
@@ -232,7 +236,7 @@ def test_fio_log_keeps_to_its_directory(tmp_path):
     columns = Trace(trace).files().to_dict("list")
     columns["path"] = ["/data/../../etc/shadow", "/dev/sda", "/data/c"]
     columns["kind"] = ["dataset", "device", "dataset"]
-    write_table(trace / "files.parquet", schema.FILES, pa.table(columns).select(schema.FILES.names))
+    write_table(trace, "files.parquet", schema.FILES, pa.table(columns).select(schema.FILES.names))
     assert export(trace, tmp_path / "t.iolog", "--files", tmp_path / "replayed") == 0
     lines = (tmp_path / "t.iolog").read_text().splitlines()[1:]
     assert {line.split()[1] for line in lines} == {f"{tmp_path}/replayed/data/etc/shadow", f"{tmp_path}/replayed/data/c"}
@@ -245,7 +249,7 @@ def test_fio_log_keeps_to_its_directory(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "status", "says"),
     [
-        ("t.xyz", [], 2, "tells no format"),
+        ("t.xyz", [], 2, "has no known ending"),
         ("t.csv", ["--format", "perfeto"], 2, "did you mean 'perfetto'"),
         ("t.csv", ["--files", "x"], 2, "--files is for the format fio"),
         ("t.iolog.gz", [], 2, "compressed"),
@@ -276,8 +280,29 @@ def test_an_empty_trace_exports(tmp_path):
     write_events(trace / "events.parquet", [event_table([])])
     manifest = read_manifest(trace)
     manifest.events = 0
-    from tracing_tools.trace.manifest import write_manifest
+    from iotwin.trace_store.manifest import write_manifest
 
     write_manifest(trace, manifest)
     for name in ("t.pftrace", "t.json", "t.csv", "t.iolog"):
         assert export(trace, tmp_path / name) == 0
+
+
+def test_our_own_chrome_json_is_imported_again(tmp_path):
+    trace = write_job(tmp_path / "t", Job(epochs=1))
+    assert export(trace, tmp_path / "t.json", "--format", "chrome") == 0
+    manifest, _ = import_trace(tmp_path / "t.json", tmp_path / "again")
+    assert manifest.backend == "import chrome"
+    columns = ["op", "pid", "tid", "result", "offset"]
+    moved = [Trace(path).events_frame() for path in (trace, tmp_path / "again")]
+    moved = [frame[frame["op"].isin(["read", "pread64", "write", "pwrite64"])] for frame in moved]
+    was, again = (frame.sort_values(["start_ns", "tid"])[columns].astype(str).reset_index(drop=True) for frame in moved)
+    pd.testing.assert_frame_equal(was, again)
+    paths = [set(Trace(path).files()["path"]) for path in (trace, tmp_path / "again")]
+    assert paths[1] and paths[1] <= paths[0]
+
+
+def test_our_own_pfw_says_that_it_holds_no_calls(tmp_path):
+    numbers = np.arange(3)
+    write_pfw(tmp_path / "trace-0-of-1.pfw", [DlioEvents("compute", "compute", numbers, numbers, numbers)], 0, "host")
+    with pytest.raises(IotwinError, match="no calls on files, as iotwin emulate logs them with DFTRACER_ENABLE=1; trace the run"):
+        import_trace(tmp_path / "trace-0-of-1.pfw", tmp_path / "t")

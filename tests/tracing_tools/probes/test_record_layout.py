@@ -6,13 +6,13 @@ import subprocess
 import numpy as np
 import pytest
 
+from iotwin.trace_store import syscalls
+from iotwin.trace_store.raw import records
+from iotwin.tracing_tools.backend_base import Scope
+from iotwin.tracing_tools.backends import task_filter
+from iotwin.tracing_tools.backends.lanes import LANE
+from iotwin.tracing_tools.probes import BCC_SOURCE, text_with_headers
 from tests.conftest import compile_c
-from tracing_tools.backends import task_filter
-from tracing_tools.backends.lanes import LANE
-from tracing_tools.probes import BCC_SOURCE, text_with_headers
-from tracing_tools.protocols import Scope
-from tracing_tools.trace import syscalls
-from tracing_tools.trace.raw import records
 
 PROBES = BCC_SOURCE.parent
 MIRRORS = {

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, run_iotwin, until_sampled
 from tests.processes import call
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 ROUNDS = 20
@@ -307,7 +307,7 @@ def test_samples_last_until_the_end_of_the_job(tmp_path):
 def test_parts_of_steps_are_kept(tmp_path):
     code = """
 import time
-from workloads.common.parts import Parts
+from iotwin.workloads.common.parts import Parts
 parts = Parts(True, rank=1)
 for step in (1, 2):
     with parts.measure("all_compute", step_num=step, epoch_num=3):
@@ -359,8 +359,8 @@ line("Starting saving checkpoint 1 after epoch 1"); line("Finished saving checkp
 
 
 def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_program, monkeypatch):
-    from tracing_tools.recorder import session as capture
-    from tracing_tools.targets.cgroup import JobCgroup
+    from iotwin.tracing_tools.recorder import session as capture
+    from iotwin.tracing_tools.targets.cgroup import JobCgroup
 
     monkeypatch.setattr(JobCgroup, "create", classmethod(lambda cls, parent: "this test has none"))
     target = tmp_path / "target"
@@ -369,7 +369,7 @@ def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_progr
     neighbour = subprocess.Popen([sys.executable, "-c", loop])
     try:
         command = [str(calls_program), str(target), str(ROUNDS), str(tmp_path / "counts")]
-        capture.trace_command(command, tmp_path / "t", capture.Options(forward_output=False))
+        capture.trace_command(command, tmp_path / "t", capture.TraceOptions(forward_output=False))
     finally:
         neighbour.kill()
         neighbour.wait()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.manifest import Manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import call, left_behind, one_line, root_pid, start, wait_for
 from tests.tracing_tools.targets.test_targets import calls_recorded
-from tracing_tools.targets.cgroup import JobCgroup, remove_stale_cgroups
-from tracing_tools.trace.manifest import Manifest
-from tracing_tools.trace.reader import Trace
 
 root = pytest.mark.root
 
@@ -213,12 +213,12 @@ def test_full_disk_ends_the_recording_and_not_the_job(tmp_path):
 @root
 def test_lost_events_are_counted(tmp_path):
     """Buffers of one page and a reader that sleeps: what does not fit is counted, and seen = recorded + lost."""
-    from tracing_tools.backends.bpf_object import possible_cpus
-    from tracing_tools.backends.libbpf import LibbpfBackend
-    from tracing_tools.targets.cgroup import JobCgroup
-    from tracing_tools.trace.manifest import Host, Target
-    from tracing_tools.trace.raw.finish import finish_trace
-    from tracing_tools.trace.raw.recording import Recording
+    from iotwin.trace_store.manifest import Host, Target
+    from iotwin.trace_store.raw.finish import finish_trace
+    from iotwin.trace_store.raw.recording import Recording
+    from iotwin.tracing_tools.backends.bpf_object import possible_cpus
+    from iotwin.tracing_tools.backends.libbpf import LibbpfBackend
+    from iotwin.tracing_tools.targets.cgroup import JobCgroup
 
     cgroup = JobCgroup.create()
     if isinstance(cgroup, str):
@@ -251,7 +251,8 @@ def test_without_root_it_says_so_and_uses_strace(open_path):
     # As root the test gives root up, after a first trace has imported all: the Python at hand may lie where only root can read.
     code = """
 import os, sys
-import iotwin.main, tracing_tools.backends.bcc, tracing_tools.backends.bpftrace, tracing_tools.backends.libbpf
+import iotwin.main
+from iotwin.tracing_tools.backends import bcc, bpftrace, libbpf
 def trace(name, *words):
     return iotwin.main.main(["trace", "-o", f"{sys.argv[1]}/{name}", *words, "--", "cat", "/etc/hostname"])
 trace("before", "--backend", "strace", "--quiet")
@@ -288,7 +289,7 @@ def test_the_job_runs_as_the_invoking_user(tmp_path):
 @root
 def test_a_reader_that_goes_away_does_not_end_the_trace(tmp_path):
     script = "for i in 1 2 3 4; do seq 20000; sleep 0.1; done; cat /etc/hostname; exit 5"
-    command = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--", "sh", "-c", script]
+    command = [sys.executable, "-m", "iotwin", "trace", "-o", tmp_path / "t", "--", "sh", "-c", script]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as tracer:
         assert tracer.stdout is not None and tracer.stderr is not None

@@ -14,15 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from common import signals
-from common.errors import UnfinishedTraceError
+from iotwin.common import signals
+from iotwin.common.errors import UnfinishedTraceError
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.recorder import interruption
+from iotwin.tracing_tools.recorder import session as capture
+from iotwin.tracing_tools.targets.job_output import JobOutput
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin, small_disk
 from tests.processes import call, start, wait_for
-from tracing_tools.backends import unavailable_reason
-from tracing_tools.recorder import interruption
-from tracing_tools.recorder import session as capture
-from tracing_tools.targets.job_output import JobOutput
-from tracing_tools.trace.reader import Trace
 
 root = pytest.mark.root
 
@@ -46,7 +46,7 @@ def test_a_full_disk_takes_neither_the_jobs_output_nor_its_exit_status(tmp_path)
         assert result.returncode == 7, result.stderr
         assert result.stdout == "".join(f"{step} {'x' * 5000}\n" for step in range(200))
         # Our own note may come in the middle of a line, as the job writes its lines in pieces.
-        note = re.compile(r"the trace cannot be written: [^\n]*; the job goes on untraced\n")
+        note = re.compile(r"the trace cannot be written: [^\n]*; the job continues untraced\n")
         errors = note.sub("", result.stderr).splitlines()
         assert [line for line in errors if line.endswith("y")] == [f"{step} {'y' * 50}" for step in range(200)]
         assert "No space left" in errors[-1] and f"iotwin recover {small / 't'}" in errors[-1] and "is 7)" in errors[-1]
@@ -64,7 +64,7 @@ def test_a_failure_of_the_trace_itself_comes_after_the_jobs_status(tmp_path, mon
 
     monkeypatch.setattr(capture, "finish_trace", fail)
     with pytest.raises(UnfinishedTraceError, match=r"hashes collided.*iotwin recover .*status is 3\)") as error:
-        capture.trace_command(["sh", "-c", "exit 3"], tmp_path / "t", capture.Options(forward_output=False))
+        capture.trace_command(["sh", "-c", "exit 3"], tmp_path / "t", capture.TraceOptions(forward_output=False))
     assert error.value.job_status == 3
     monkeypatch.undo()
     assert call("recover", tmp_path / "t").returncode == 0
@@ -74,7 +74,7 @@ def test_a_failure_of_the_trace_itself_comes_after_the_jobs_status(tmp_path, mon
 def test_an_error_while_recording_leaves_the_job_running(tmp_path, monkeypatch):
     monkeypatch.setattr(capture._Session, "_journal", lambda self: 1 // 0)
     with pytest.raises(UnfinishedTraceError, match="ZeroDivisionError") as error:
-        capture.trace_command(["sh", "-c", "sleep 0.3; exit 4"], tmp_path / "t", capture.Options(forward_output=False))
+        capture.trace_command(["sh", "-c", "sleep 0.3; exit 4"], tmp_path / "t", capture.TraceOptions(forward_output=False))
     assert error.value.job_status == 4
 
 
@@ -131,7 +131,7 @@ def test_a_reader_that_takes_nothing_holds_no_log_back(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from tracing_tools.targets.job_output import JobOutput
+from iotwin.tracing_tools.targets.job_output import JobOutput
 output = JobOutput(Path(sys.argv[1]))
 output.show()
 for number in range(1000):
@@ -185,7 +185,7 @@ sys.exit(9)
 _PATIENT = """
 import sys
 from iotwin import main
-from tracing_tools.recorder import interruption
+from iotwin.tracing_tools.recorder import interruption
 interruption._INSISTED_NS = 600 * 10**9
 sys.exit(main.main(sys.argv[1:]))
 """
@@ -339,16 +339,41 @@ def test_records_of_preload_never_reach_the_jobs_limit_on_file_sizes(tmp_path):
     assert manifest.lost_events > 10_000 and manifest.events > 1000 and manifest.events + manifest.lost_events >= 40_000
 
 
-def test_a_hard_limit_on_file_sizes_is_told_before_the_job_runs(tmp_path):
-    """Without CAP_SYS_RESOURCE nobody can raise it."""
+def under_hard_limit(limit: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run iotwin trace without CAP_SYS_RESOURCE, so that nobody can raise the limit."""
     capless = "setpriv --inh-caps=-sys_resource --bounding-set=-sys_resource" if os.geteuid() == 0 else ""
-    python = [sys.executable, "-B", "-P", "-m", "iotwin.main"]
-    words = ["trace", "-o", tmp_path / "t", "--backend", "strace", "--", "touch", tmp_path / "ran"]
-    script = f'ulimit -f 8; exec {capless} "$@"'
-    done = subprocess.run(["bash", "-c", script, "bash", *python, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "") and done.stderr.count("\n") == 1
-    assert "File too large" in done.stderr and "ulimit -f" in done.stderr
+    command = ["bash", "-c", f'{limit}; exec {capless} "$@"', "bash", sys.executable, "-B", "-P", "-m", "iotwin", "trace"]
+    return subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@pytest.mark.parametrize("backend", ["auto", "strace"])
+def test_a_job_under_a_hard_limit_on_file_sizes_runs_and_ends_as_untraced(tmp_path, backend):
+    """The trace has no more room than the job's files: it may be cut off, and says so."""
+    if backend == "strace" and (reason := unavailable_reason("strace")):
+        pytest.skip(f"no strace here: {reason}")
+    script = f"echo begun; exec head -c 100000 /dev/zero >{tmp_path}/file"
+    done = under_hard_limit("ulimit -f 8", "-o", tmp_path / "t", "--backend", backend, "--", "bash", "-c", script)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGXFSZ, "begun\n"), done.stderr
+    assert (tmp_path / "file").stat().st_size == 8192
+    assert "ulimit -f" in done.stderr or Trace(tmp_path / "t").manifest.lost_events == 0
+
+
+@pytest.mark.parametrize(("limit", "told"), [("ulimit -f 0", "File too large"), ("ulimit -n 10", "Too many open files")])
+def test_a_limit_that_leaves_no_room_for_a_trace_is_told_before_the_job_runs(tmp_path, limit, told):
+    words = ("-o", tmp_path / "t", "--backend", "strace", "--", "touch", tmp_path / "ran")
+    done = under_hard_limit(limit, *words)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.count("\n") == 1, done.stderr
+    assert f"{told}; raise" in done.stderr and limit[:9] in done.stderr
     assert not (tmp_path / "ran").exists() and not (tmp_path / "t").exists()
+
+
+@root
+def test_a_job_may_have_few_files_open_and_the_recorder_more(tmp_path):
+    command = ["bash", "-c", 'ulimit -Sn 16; exec "$@"', "bash", sys.executable, "-m", "iotwin", "trace"]
+    words = ["-o", tmp_path / "t", "--quiet", "--", "bash", "-c", "ulimit -Sn"]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr
+    assert Trace(tmp_path / "t").manifest.backend == "libbpf"
 
 
 # Words and directories.
@@ -359,7 +384,7 @@ def test_a_hard_limit_on_file_sizes_is_told_before_the_job_runs(tmp_path):
 def test_words_and_directories_that_are_no_text(tmp_path, backend):
     folder = os.fsencode(tmp_path) + b"/cwd\xff"
     Path(os.fsdecode(folder)).mkdir()
-    command = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--backend", backend, "--workload", b"w\xfe"]
+    command = [sys.executable, "-m", "iotwin", "trace", "-o", tmp_path / "t", "--backend", backend, "--workload", b"w\xfe"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         [*command, "--quiet", "--", "printf", "%s", b"a\xffb"], cwd=folder, env=environment, capture_output=True, check=False
@@ -375,7 +400,7 @@ def test_a_removed_working_directory(tmp_path):
     """A job runs in one as it does untraced; a name that is relative to it has no place."""
     (tmp_path / "gone").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    iotwin = f'"{sys.executable}" -P -m iotwin.main trace --quiet -o'
+    iotwin = f'"{sys.executable}" -P -m iotwin trace --quiet -o'
     script = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone; {iotwin} {tmp_path}/t -- sh -c 'exit 6'; echo $?; {iotwin} u -- true"
     result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "6\n" and result.returncode == 2

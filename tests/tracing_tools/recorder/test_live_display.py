@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iotwin.trace_store.raw.records import whole_names
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.recorder.live_display import _Growth
 from tests.conftest import PATIENCE_S
 from tests.processes import children, name_of, root_pid, start, wait_for
-from tests.tracing_tools.recorder.test_live import mllog
-from tests.tracing_tools.recorder.test_live import name_of as name_record
+from tests.tracing_tools.recorder.test_live_view import mllog
+from tests.tracing_tools.recorder.test_live_view import name_of as name_record
 from tests.tracing_tools.recorder.test_privileges import NOBODY, SUDO, UNREADABLE
-from tracing_tools.recorder.live_display import _Growth
-from tracing_tools.trace.raw.records import whole_names
-from tracing_tools.trace.reader import Trace
 
 # Reads a file of two-column characters, says its phase, and ends when it is told to.
 JOB = """
@@ -140,7 +140,7 @@ def test_a_display_that_is_killed_or_held_costs_the_trace_nothing(open_path, num
     pid = live.display()
     os.kill(pid, number)
     shown = live.end()
-    assert "the live display did not go on to the end" in shown and shown.count("\x1b[?25h") == 1  # its cursor is back
+    assert "the live display ended early" in shown and shown.count("\x1b[?25h") == 1  # its cursor is back
     assert live.is_whole()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the display's end")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools import backends
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import one_line
-from tracing_tools import backends
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
-IOTWIN = [sys.executable, "-P", "-m", "iotwin.main"]
+IOTWIN = [sys.executable, "-P", "-m", "iotwin"]
 # The job's own directory stays as it is, being a mount of its own by then.
 WITHOUT_TEMPORARY = """
 mount --bind "$1" "$1"
@@ -95,8 +95,10 @@ def test_a_disk_without_inodes_costs_the_trace_and_not_the_job(tmp_path, inodes)
 
 
 def test_another_file_system_takes_traces_and_data_sets(tmp_path):
-    if shutil.which("mkfs.xfs") is None or "xfs" not in Path("/proc/filesystems").read_text().split():
-        pytest.skip("mkfs.xfs (xfsprogs) is not installed, or the kernel has no xfs")
+    if "xfs" not in Path("/proc/filesystems").read_text().split():
+        pytest.skip("this kernel has no xfs")
+    if shutil.which("mkfs.xfs") is None:
+        pytest.skip("mkfs.xfs (xfsprogs) is not installed")
     with (tmp_path / "image").open("wb") as image:
         image.truncate(400 << 20)
     subprocess.run(["mkfs.xfs", "-q", tmp_path / "image"], check=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools import backends
+from iotwin.tracing_tools.recorder.finishing import finish_as, give, hold
+from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.targets.user import User
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import one_line, root_pid, start, wait_for
-from tracing_tools import backends
-from tracing_tools.recorder.finishing import finish_as, give, hold
-from tracing_tools.recorder.session import Options, trace_command
-from tracing_tools.targets.user import User
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 NOBODY = 65534
@@ -130,7 +130,7 @@ def test_nothing_of_the_job_is_read_by_root(open_path):
     log = open_path / "calls"
     command = [
         "strace", "-f", "-o", str(log), "-e", "trace=openat,setresuid", "-e", "signal=none", "--", sys.executable, "-m",
-        "iotwin.main", "trace", "-o", str(open_path / "t"), "--backend", "libbpf", "--quiet", "--", "sh", "-c", "echo line",
+        "iotwin", "trace", "-o", str(open_path / "t"), "--backend", "libbpf", "--quiet", "--", "sh", "-c", "echo line",
     ]  # fmt: skip
     import shutil
 
@@ -197,7 +197,7 @@ def test_what_a_backend_left_in_a_form_of_its_own_is_read_by_the_user(open_path,
 
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     monkeypatch.setitem(backends._CONVERTERS, backend, told)
-    options = Options(backend=backend, forward_output=False)
+    options = TraceOptions(backend=backend, forward_output=False)
     manifest = trace_command(["cat", "/etc/hostname"], open_path / "t", options)
     assert f"0 events before, converted by {(NOBODY,) * 3}" in manifest.notes
     assert manifest.counts["read"] >= 2 and not manifest.lost_events
@@ -210,7 +210,7 @@ def test_a_job_inside_which_records_are_written_is_unhurt_by_the_umask(open_path
         pytest.skip(f"no {backend} here: {reason}")
     words = ["trace", "-o", str(open_path / "t"), "--backend", backend, "--", "cat", "/etc/hostname"]
     done = subprocess.run(
-        ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-m", "iotwin.main", *words],
+        ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-m", "iotwin", *words],
         env=SUDO,
         capture_output=True,
         text=True,

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import PATIENCE_S, ROOT
 from tests.docker_engine import containers
 from tests.processes import wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 from tests.tracing_tools.targets.test_launched_container import has_events
-from tracing_tools.trace.reader import Trace
 
 SCRIPT = ROOT / "tracing_tools" / "trace.sh"
 
@@ -22,7 +22,7 @@ def environment(tmp_path):
     """An environment in which `iotwin` is the one under test."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin.main "$@"\n')
+    (programs / "iotwin").write_text(f'#!/bin/sh\nexec {sys.executable} -m iotwin "$@"\n')
     (programs / "iotwin").chmod(0o755)
     return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 

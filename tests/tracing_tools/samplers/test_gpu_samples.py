@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, compile_c, run_iotwin, until_sampled
-from tracing_tools.trace.reader import Trace
 
 
 @pytest.fixture(scope="module")

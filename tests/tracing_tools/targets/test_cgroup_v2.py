@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.targets import block_cgroup, cgroup, cgroup_mounts
+from iotwin.tracing_tools.targets.block_cgroup import BlockCgroup
 from tests.conftest import ROOT
 from tests.tracing_tools.recorder.test_capture import ROUNDS, on_path, own_counts
-from tracing_tools.targets import block_cgroup, cgroup, mounts
-from tracing_tools.targets.block_cgroup import BlockCgroup
-from tracing_tools.trace.reader import Trace
 
 V2_MOUNTS = "proc /proc proc rw 0 0\ncgroup2 {mount} cgroup2 rw,nsdelegate 0 0\n"
 HYBRID_MOUNTS = V2_MOUNTS + "cgroup {legacy} cgroup rw,blkio 0 0\ncgroup {other} cgroup rw,cpu,cpuacct 0 0\n"
@@ -22,7 +22,7 @@ def test_a_job_where_there_is_nothing_but_v2(tmp_path, calls_program):
     target = tmp_path / "target"
     target.write_bytes(bytes(16384))
     inside = 'umount --lazy --recursive /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && exec "$@"'
-    trace = [sys.executable, "-m", "iotwin.main", "trace", "-o", tmp_path / "t", "--detail", "data,block", "--"]
+    trace = [sys.executable, "-m", "iotwin", "trace", "-o", tmp_path / "t", "--detail", "data,block", "--"]
     command = [*trace, calls_program, target, str(ROUNDS), tmp_path / "counts"]
     result = subprocess.run(
         ["unshare", "--mount", "sh", "-c", inside, "sh", *map(str, command)],
@@ -39,7 +39,7 @@ def test_a_job_where_there_is_nothing_but_v2(tmp_path, calls_program):
     assert any("the io controller is not on" in note for note in traced.manifest.notes)
     group = Path(traced.manifest.target.cgroup or "")
     assert group.is_relative_to("/sys/fs/cgroup") and "unified" not in group.parts
-    assert not (mounts.cgroup2_mount() / group.relative_to("/sys/fs/cgroup")).exists()
+    assert not (cgroup_mounts.cgroup2_mount() / group.relative_to("/sys/fs/cgroup")).exists()
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def layout(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
         (job / "cgroup.controllers").write_text(controllers)
         table.write_text(lines.format(mount=mount, legacy=tmp_path / "blkio", other=tmp_path / "cpu"))
-        monkeypatch.setattr(mounts, "_TABLE", table)
-        monkeypatch.setattr(block_cgroup, "_own_path", lambda controller: "user.slice")
+        monkeypatch.setattr(cgroup_mounts, "_TABLE", table)
+        monkeypatch.setattr(block_cgroup, "v1_cgroup_of", lambda controller: tmp_path / "blkio" / "user.slice")
         return job
 
     return make

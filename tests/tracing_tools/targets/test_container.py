@@ -13,15 +13,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from iotwin.trace_store.manifest import read_manifest
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 from tests.conftest import PATIENCE_S
 from tests.docker_engine import client
 from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.backends.test_block import device_of
 from tests.tracing_tools.recorder.test_capture import on_path
 from tests.tracing_tools.targets.test_targets import NO_NETWORK
-from tracing_tools.targets.mounts import cgroup2_mount
-from tracing_tools.trace.manifest import read_manifest
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 ROUNDS = 20

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tracing_tools.targets import container
-from tracing_tools.targets.container import ContainerTarget
+from iotwin.tracing_tools.targets import container
+from iotwin.tracing_tools.targets.container import ContainerTarget
 
 
 class Clock:
@@ -38,8 +38,8 @@ def target(cgroup: Path, **state: object) -> ContainerTarget:
     return made
 
 
-def watch(status: int | None, may_tell: bool) -> SimpleNamespace:
-    return SimpleNamespace(exit_status=status, may_tell_status=lambda: may_tell)
+def watch(status: int | None, may_report: bool) -> SimpleNamespace:
+    return SimpleNamespace(exit_status=status, may_report_status=lambda: may_report)
 
 
 def test_an_engine_that_is_slow_to_tell_the_status_is_waited_for(tmp_path, clock):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tracing_tools.targets.engine_gate import EngineGate, can_gate, remove_stale_gates
+from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate, remove_stale_gates
 
 OURS, OTHER = b"POST /v1.43/containers/abc/start HTTP/1.1\r\n\r\n", b"POST /v1.43/containers/def/start HTTP/1.1\r\n\r\n"
 NAMES = {"abc": "ours", "def": "other"}
@@ -142,7 +142,7 @@ def temporary(monkeypatch) -> Iterator[Path]:
 
 def _left_by_a_kill(temporary: Path) -> Path:
     code = (
-        "import os; from tracing_tools.targets.engine_gate import EngineGate\n"
+        "import os; from iotwin.tracing_tools.targets.engine_gate import EngineGate\n"
         "EngineGate('unix:///nowhere', 'x', lambda given: None); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)

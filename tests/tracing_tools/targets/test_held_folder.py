@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tracing_tools.targets import held_folder
-from tracing_tools.targets.held_folder import HeldFolder, remove_stale
+from iotwin.tracing_tools.targets import held_folder
+from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 
 KILLED = """
 import os, sys
-from tracing_tools.targets.held_folder import HeldFolder
+from iotwin.tracing_tools.targets.held_folder import HeldFolder
 folder = HeldFolder("iotwin-kind-", 0o755)
 if sys.argv[1]:
     (folder.path / sys.argv[1]).touch()
@@ -56,19 +56,19 @@ def test_a_living_runs_folder_stays_until_it_closes_it(temporary):
 
 
 def test_one_that_was_removed_before_it_was_locked_is_made_anew(temporary, monkeypatch):
-    made = tempfile.mkdtemp
-    raced: list[str] = []
+    made = held_folder.temporary_folder
+    raced: list[Path] = []
 
-    def removed_at_once(prefix: str, dir: str) -> str:
-        path = made(prefix=prefix, dir=dir)
+    def removed_at_once(prefix: str) -> Path:
+        path = made(prefix)
         if not raced:
             raced.append(path)
-            Path(path).chmod(0o755)
+            path.chmod(0o755)
             descriptor = os.open(path, os.O_RDONLY)
-            monkeypatch.setattr(held_folder.os, "open", lambda *_: (Path(path).rmdir(), monkeypatch.undo(), descriptor)[-1])
+            monkeypatch.setattr(held_folder.os, "open", lambda *_: (path.rmdir(), monkeypatch.undo(), descriptor)[-1])
         return path
 
-    monkeypatch.setattr(held_folder.tempfile, "mkdtemp", removed_at_once)
+    monkeypatch.setattr(held_folder, "temporary_folder", removed_at_once)
     folder = HeldFolder("iotwin-kind-", 0o755)
-    assert folder.path.is_dir() and str(folder.path) not in raced
+    assert folder.path.is_dir() and folder.path not in raced
     folder.close()

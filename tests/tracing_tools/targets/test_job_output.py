@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from common import mllog
-from tracing_tools.targets import output_keeper
-from tracing_tools.targets.job_output import Tail, _writable
+from iotwin.common import mllog
+from iotwin.tracing_tools.targets import output_keeper
+from iotwin.tracing_tools.targets.job_output import Tail, _writable
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(tmp_path):

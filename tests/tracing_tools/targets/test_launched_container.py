@@ -1,6 +1,7 @@
 """A container that a command starts: held until it is watched whatever the load, else the trace fails; ended with its command."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.targets.container import ContainerWatch
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.docker_engine import client, containers, start_when_watched
 from tests.processes import wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 # The shell's parent is the tracer, which now is held, as if the machine were too busy for it, until `{}` is done.
@@ -45,10 +47,23 @@ def test_a_container_that_cannot_be_held_fails_the_trace(tmp_path, test_image, d
         result = launched(tmp_path, "iotwin-past", script)
         assert result.returncode == 1
         assert "iotwin-past ran before it could be watched" in result.stderr.splitlines()[-1]
+        assert "by another way than DOCKER_HOST, as docker -H" in result.stderr.splitlines()[-1]
         assert not (tmp_path / "t").exists()
         wait_for(lambda: client().containers.get("iotwin-past").status == "exited", "the container's end")
     finally:
         subprocess.run(["docker", "rm", "-f", "iotwin-past"], check=False, capture_output=True)
+
+
+def test_a_container_that_ended_before_it_could_be_held_fails_the_trace(tmp_path, test_image, docker_host):
+    """Its cgroup is gone by then, as if it had never run."""
+    script = BUSY.format(f"until [ -e {tmp_path}/ran ]; do sleep 0.1; done")
+    script += f"docker -H {docker_host} run --network=none --name=iotwin-over {test_image} true; touch {tmp_path}/ran; sleep 3"
+    try:
+        result = launched(tmp_path, "iotwin-over", script)
+        assert result.returncode == 1 and "iotwin-over ran before it could be watched" in result.stderr, result.stderr
+        assert not (tmp_path / "t").exists()
+    finally:
+        subprocess.run(["docker", "rm", "-f", "iotwin-over"], check=False, capture_output=True)
 
 
 def test_a_launcher_with_the_engines_own_address_is_held_by_the_cgroup(tmp_path, test_image, docker_host):
@@ -60,7 +75,7 @@ def test_a_launcher_with_the_engines_own_address_is_held_by_the_cgroup(tmp_path,
 
 def in_background(*arguments: str | os.PathLike) -> subprocess.Popen:
     """A tracer as a script starts it with `&`: it has SIGINT ignored."""
-    command = ["env", "--ignore-signal=INT", sys.executable, "-m", "iotwin.main", *map(str, arguments)]
+    command = ["env", "--ignore-signal=INT", sys.executable, "-m", "iotwin", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -86,10 +101,11 @@ def test_a_signal_ends_container_and_launcher_too(tmp_path, test_image, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_the_container_is_there_ends_the_launcher(tmp_path, docker_host, number):
-    tracer = in_background(
-        "trace", "-o", tmp_path / "t", "--container", "iotwin-never", "--", "sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 600"
-    )
+@pytest.mark.parametrize("child", ["sleep 600", "(trap '' TERM; sleep 600) & wait"], ids=["", "a child ignores SIGTERM"])
+def test_a_signal_before_the_container_is_there_ends_the_launcher(tmp_path, docker_host, number, child):
+    """And its children, which hold the tracer's stderr as long as they live."""
+    script = f"echo $$ >{tmp_path}/pid; {child}"
+    tracer = in_background("trace", "-o", tmp_path / "t", "--container", "iotwin-never", "--", "sh", "-c", script)
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip(), "the launcher")
     tracer.send_signal(number)
     tracer.communicate(timeout=PATIENCE_S)
@@ -112,3 +128,57 @@ def test_a_signal_ends_a_trace_of_everything(tmp_path, number):
     tracer.send_signal(number)
     _, errors = tracer.communicate(timeout=PATIENCE_S)
     assert tracer.returncode == 0 and Trace(tmp_path / "t").manifest.status == "complete", errors
+
+
+PRINT = "sh -c 'echo first; echo second >&2'"
+
+
+def printed(logs: Path) -> tuple[str, str]:
+    return (logs / "stdout").read_text(), (logs / "stderr").read_text()
+
+
+def output_notes(trace: Path) -> list[str]:
+    return [note for note in Trace(trace).manifest.notes if note.startswith("logs lack the container's output: ")]
+
+
+@pytest.fixture
+def past_the_gate(tmp_path, test_image, docker_host):
+    """Return a function that traces a container whose launcher has the engine's own address."""
+
+    def trace(options: str, **around: str) -> Path:
+        script = start_when_watched(f"--network=none --name=iotwin-brief {options} {test_image} {PRINT}", **around)
+        result = launched(tmp_path, "iotwin-brief", f"export DOCKER_HOST={docker_host}; {script}")
+        assert result.returncode == 0, result.stderr
+        return tmp_path / "t"
+
+    yield trace
+    subprocess.run(["docker", "rm", "-f", "iotwin-brief"], check=False, capture_output=True)
+
+
+def test_the_output_of_a_container_that_was_held_by_its_cgroup_is_whole(past_the_gate):
+    """It may have printed all, and have ended, before the engine answers a question about it."""
+    trace = past_the_gate("", after=":")
+    assert printed(trace / "logs") == ("first\n", "second\n") and not output_notes(trace)
+
+
+def test_a_trace_notes_the_output_of_a_container_that_was_removed_before_its_log_was_read(past_the_gate, tmp_path):
+    """The shell stops the tracer, its parent, after the release: by then the recording exists, and the cgroup is not frozen."""
+    held = f"""until [ -e {tmp_path}/t/raw ] && [ "$(cat $cgroup/cgroup.freeze)" = 0 ]; do sleep 0.01; done; kill -STOP $PPID"""
+    trace = past_the_gate("", before=held, after="docker rm --force $id >/dev/null 2>&1; kill -CONT $PPID")
+    assert "there is no such container" in output_notes(trace)[0]
+
+
+def test_a_trace_notes_the_output_of_a_container_whose_log_the_engine_does_not_keep(past_the_gate):
+    assert "does not support reading" in output_notes(past_the_gate("--log-driver=none", after=":"))[0]
+
+
+def test_waiting_for_the_output_of_a_container_that_has_ended_has_an_end(tmp_path, test_image, docker_host):
+    container = client().containers.create(test_image, shlex.split(PRINT), network_mode="none")
+    try:
+        container.start()
+        container.wait()
+        watch = ContainerWatch(container.id, tmp_path, from_start=True)
+        assert watch.finish() == []
+        assert printed(tmp_path) == ("first\n", "second\n")
+    finally:
+        container.remove(force=True)

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.processes import start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, python
-from tracing_tools.backends import unavailable_reason
-from tracing_tools.targets.mounts import cgroup2_mount
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 

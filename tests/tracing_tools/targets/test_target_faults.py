@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+from iotwin.trace_store.reader import Trace
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.docker_engine import client
 from tests.processes import call, left_behind, one_line, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path
 from tests.tracing_tools.targets.test_targets import NO_NETWORK, container
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 
@@ -142,7 +142,7 @@ def test_a_job_cannot_replace_its_logs(open_path):
 
 def test_a_machine_short_of_memory_at_the_start(tmp_path):
     """The kernel refuses the tracer memory at one point or another: the job has run whole or not at all, nothing is left."""
-    script = f"ulimit -v 250000; exec {sys.executable} -m iotwin.main trace -o {tmp_path}/t -- touch {tmp_path}/ran"
+    script = f"ulimit -v 250000; exec {sys.executable} -m iotwin trace -o {tmp_path}/t -- touch {tmp_path}/ran"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     result = subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_S

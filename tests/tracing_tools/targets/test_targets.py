@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE
+from iotwin.trace_store.raw.records import EVENT, NAME_OPENED, read_names
+from iotwin.trace_store.reader import Trace
+from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.docker_engine import client, containers
 from tests.processes import left_behind, start, wait_for
 from tests.tracing_tools.recorder.test_capture import on_path, own_counts
-from tracing_tools.backends import unavailable_reason
-from tracing_tools.targets.mounts import cgroup2_mount
-from tracing_tools.trace.raw.recording import EVENTS_FILE, NAMES_FILE
-from tracing_tools.trace.raw.records import EVENT, NAME_OPENED, read_names
-from tracing_tools.trace.reader import Trace
 
 pytestmark = pytest.mark.root
 ROUNDS = 20
@@ -120,7 +120,7 @@ def test_a_container_that_runs(tmp_path, test_image):
     assert set(processes["container"].dropna()) == {"iotwin-test-running"}
     shell = processes[processes["namespace_pid"] == 1].iloc[0]
     assert np_isna(shell["start_ns"]) and shell["comm"] == "sh"
-    assert any("goes on" in note for note in trace.manifest.notes)
+    assert any("its target continues" in note for note in trace.manifest.notes)
 
 
 def np_isna(value: object) -> bool:

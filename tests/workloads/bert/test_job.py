@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from common.errors import IotwinError
-from datagen.generate import generate
-from datagen.layouts import BertLayout
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout
+from iotwin.workloads.bert.__main__ import main
+from iotwin.workloads.bert.shards import find_shards
 from tests.conftest import ROOT
 from tests.workloads.mllog import entries, intervals, parts
-from workloads.bert.__main__ import main
-from workloads.bert.shards import find_shards
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -37,7 +37,7 @@ def options(data, output, **changes):
 
 
 def run(data, output, *launcher, **changes):
-    command = [sys.executable, "-m", *(launcher or ["workloads.bert"]), *options(data, output, **changes)]
+    command = [sys.executable, "-m", *(launcher or ["iotwin.workloads.bert"]), *options(data, output, **changes)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -77,7 +77,7 @@ def test_checkpoints_and_log(trained):
 def test_two_ranks_instrumented(data, tmp_path):
     """Each rank logs the parts of its steps, which fill the time of computing; rank 0 alone says the rest, and evaluates."""
     changes = {"variant": "instrumented", "steps": 3, "eval_steps": 2, "batch_size": 2}
-    done = run(data, tmp_path, "workloads.launch", "2", "workloads.bert", **changes)
+    done = run(data, tmp_path, "iotwin.workloads.launch", "2", "iotwin.workloads.bert", **changes)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
     log = entries(done.stdout)
@@ -108,8 +108,8 @@ def test_every_record_is_read_and_parsed(data):
     program = f"""
 import tensorflow as tf
 from pathlib import Path
-from workloads.bert.data import parsed_batches
-from workloads.bert.shards import find_shards
+from iotwin.workloads.bert.data import parsed_batches
+from iotwin.workloads.bert.shards import find_shards
 names = [str(path) for path in [*find_shards(Path({str(data)!r}), 1), Path({str(data)!r}) / "eval_10k"]]
 print(sum(len(batch["input_ids"]) for batch in parsed_batches(tf.data.TFRecordDataset(names), 20)))
 """

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from datagen.generate import generate
-from datagen.layouts import BertLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout
+from iotwin.workloads.bert.__main__ import main
 from tests.conftest import ROOT
 from tests.workloads.bert.test_job import options
 from tests.workloads.killed import indices, lines_of, same, until
-from workloads.bert.__main__ import main
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -30,8 +30,8 @@ def data(tmp_path_factory):
 def start(data, tmp_path, output, ranks=1, killed_at=0, flags=("--deterministic",), **changes):
     log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
     values = {"batch_size": BATCH, "steps": STEPS, "eval_steps": 0, "sequence": 32, "index_log": log, **changes}
-    launcher = ["workloads.launch", str(ranks)] if ranks > 1 else []
-    job = ["tests.workloads.killed", str(killed_at), "workloads.bert", *options(data, tmp_path / output, **values), *flags]
+    launcher = ["iotwin.workloads.launch", str(ranks)] if ranks > 1 else []
+    job = ["tests.workloads.killed", str(killed_at), "iotwin.workloads.bert", *options(data, tmp_path / output, **values), *flags]
     return subprocess.run([sys.executable, "-m", *launcher, *job], cwd=ROOT, capture_output=True, text=True), log
 
 

@@ -4,11 +4,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from workloads.checkfreq.batches import CFBatches
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager, CFMode
-from workloads.state.stateful import weights_sha256
+from iotwin.workloads.checkfreq.batches import CFBatches
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager, CFMode
+from iotwin.workloads.state.stateful import weights_sha256
 
 SAMPLES, BATCH = 24, 4
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from iotwin.workloads.checkfreq import crash
 from tests.conftest import run_iotwin
 from tests.processes import call, one_line
-from workloads.checkfreq import crash
 
 pytestmark = pytest.mark.torch
 

@@ -16,25 +16,24 @@ import torch._dynamo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.checkpoints import checkpoints, newest, verify
-from common.errors import IotwinError
+from iotwin.common.checkpoints import checkpoints, newest, verify
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.checkfreq import profile
+from iotwin.workloads.checkfreq.batches import CFBatches
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.layouts import OurLayout
+from iotwin.workloads.checkfreq.manager import CFManager
+from iotwin.workloads.policies.frequency import CheckpointProfile, StepWindow
+from iotwin.workloads.state.position import after, go_on, steps_left
+from iotwin.workloads.state.writer_process import WriterProcess
 from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job
-from workloads.checkfreq import profile
-from workloads.checkfreq.batches import CFBatches
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.layouts import OurLayout
-from workloads.checkfreq.manager import CFManager
-from workloads.checkfreq.writer import WriterProcess
-from workloads.policies.frequency import Profile, StepWindow
-from workloads.state.position import after, go_on, steps_left
 
 pytestmark = pytest.mark.torch
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
-def _early(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _early(monkeypatch):
     monkeypatch.setattr(profile, "DECIDED", 9)
     monkeypatch.setattr(profile, "WARM_UP", 2)
     threads = torch.get_num_threads()
@@ -53,7 +52,8 @@ def test_calls_are_timed_over_ends_of_epochs_and_then_the_interval_is_planned(tm
     assert iterator.measured is not None and not iterator.measured.from_cache
     measured, planned = iterator.measured.profile, iterator.plan
     assert measured.besides_s > 0 and measured.interference_s > 0
-    assert iterator.plan.stall_s >= measured.besides_s + measured.interference_s
+    # The plan adds the same times in another order, which may round otherwise.
+    assert iterator.plan.stall_s >= (measured.besides_s + measured.interference_s) * (1 - 1e-12)
     assert measured.size_bytes > 0 and measured.iteration_s > 0 and measured.write_s > 0 and measured.update_s > 0
     # Six steps an epoch: two ends of epochs come before the ninth call has been made in the second.
     step, interval = iterator.intervals[0]
@@ -70,6 +70,17 @@ def test_calls_are_timed_over_ends_of_epochs_and_then_the_interval_is_planned(tm
     cached.write_bytes(b"{}")
     third = Job(tmp_path / "third", cache=tmp_path / "cache")
     assert third.iterator.measured is None and third.iterator.interval == 0
+    third.close()
+
+
+def test_a_profile_is_kept_without_being_asked_for_so_a_job_that_is_often_killed_gets_checkpoints_within_epochs(tmp_path):
+    first = Job(tmp_path / "store", steps_to_run=9).train(3).close()  # killed soon after its profile
+    assert first.iterator.measured is not None and not first.iterator.measured.from_cache
+    second = Job(tmp_path / "store")
+    assert second.iterator.measured.from_cache and second.iterator.interval == first.iterator.plan.interval
+    second.close()
+    third = Job(tmp_path / "store", reprofile=True)
+    assert third.iterator.measured is None
     third.close()
 
 
@@ -151,7 +162,7 @@ def test_the_cache_of_the_original_is_read(tmp_path):
 
 def planned(job, interval, dynamic=True, in_flight=1):
     """Let a job plan from a made profile whose interval, at its bound of 5 %, is `interval`."""
-    made = Profile(1.0, 0.1, 0.9 + 0.05 * interval, None, 0.0, 100)
+    made = CheckpointProfile(1.0, 0.1, 0.9 + 0.05 * interval, None, 0.0, 100)
     job.iterator._dynamic = dynamic
     job.iterator._decide(job.manager, profile.MeasuredCosts(made, "thread"))
     return job.iterator
@@ -217,7 +228,7 @@ def test_a_signal_stops_the_job_with_a_checkpoint_and_time_asks_for_one(tmp_path
     assert timed.iterator.interval == 0
 
 
-def test_a_loader_that_cannot_go_on_is_read_again(tmp_path, capsys):
+def test_a_plain_iterable_is_read_again(tmp_path, capsys):
     job = Job(tmp_path / "store", chk_freq=2, steps_to_run=4).train(1).close()
     left = job.iterator.state_dict()
     iterator = CFIterator(range(6), bs=1)
@@ -234,7 +245,7 @@ def test_a_checkpoint_of_another_order_is_refused(tmp_path):
     job = Job(tmp_path / "other")
     job.manager.restored_position = newest(tmp_path / "store", print).manifest.position
     job.batches.position = CFBatches(SAMPLES, BATCH, seed=4).position
-    with pytest.raises(IotwinError, match="is of seed 3, this job is of seed 4"):
+    with pytest.raises(IotwinError, match="has the seed 3, this job has the seed 4"):
         job.iterator.load_state_dict({"epoch": 0, "iter": 4, "steps_so_far": 4, "start_index": 16})
     job.close()
 
@@ -294,7 +305,7 @@ def test_slices_go_on_with_as_many_ranks_only(tmp_path):
     again = Job(tmp_path / "other")
     again.manager.restored_position = job.batches.position
     again.batches = again.iterator.batches = CFBatches(SAMPLES, BATCH // 2, 3, sliced=True)
-    with pytest.raises(IotwinError, match="of 1 ranks with batches of 4; slices can go on with these only"):
+    with pytest.raises(IotwinError, match="of 1 ranks with batches of 4; a sliced order resumes only with the same"):
         again.iterator.load_state_dict(job.iterator.state_dict())
     again.close()
 

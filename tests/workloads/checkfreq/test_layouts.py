@@ -5,18 +5,13 @@ import os
 import pytest
 import torch
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.manager import CFManager, CFMode
 from tests.conftest import small_disk
 from tests.workloads.checkfreq.job import BATCH, Job
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.manager import CFManager, CFMode
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def files(store):
@@ -100,7 +95,7 @@ def test_the_end_of_an_epoch_comes_back_by_its_number(tmp_path):
     theirs(tmp_path / "store", mode=CFMode.MANUAL).train(3).close()
     job = theirs(tmp_path / "store")
     assert job.manager.restore(latest=False, epoch=1)["steps_so_far"] == 12
-    with pytest.raises(IotwinError, match="no whole checkpoint of the end of epoch 7"):
+    with pytest.raises(IotwinError, match="no valid checkpoint of the end of epoch 7"):
         job.manager.restore(latest=False, epoch=7)
     job.close()
 
@@ -117,7 +112,7 @@ def test_a_job_that_ended_between_the_two_names_of_a_file_is_no_obstacle(tmp_pat
 def test_a_directory_has_one_job_and_a_layout_is_one_of_two(tmp_path):
     job = theirs(tmp_path / "store")
     chk = CFCheckpoint(model=job.model)
-    with pytest.raises(ValueError, match="layout is one of ours, theirs"):
+    with pytest.raises(ValueError, match="layout must be one of ours, theirs"):
         CFManager(tmp_path / "other", chk, layout="mine")
     job.close()
     (tmp_path / "file").touch()

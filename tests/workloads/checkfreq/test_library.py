@@ -14,26 +14,20 @@ import pytest
 import torch
 from torch import nn
 
-from common.checkpoints import checkpoints, newest, verify
-from common.errors import IotwinError, UsageError
+from iotwin.common.checkpoints import checkpoints, newest, verify
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager, CFMode
+from iotwin.workloads.state import snapshot as snapshots
+from iotwin.workloads.state.snapshot import Buffer, take
+from iotwin.workloads.state.writer_process import WriterProcess
 from tests.conftest import ROOT
 from tests.workloads.checkfreq.job import BATCH, SAMPLES, Job, network, optimizer_of
-from workloads.checkfreq import snapshot as snapshots
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager, CFMode
-from workloads.checkfreq.snapshot import Buffer, take
-from workloads.checkfreq.writer import WriterProcess
 
 pytestmark = pytest.mark.torch
 EPOCHS, STEPS = 3, 18
 ALL = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +91,7 @@ def test_the_end_of_an_epoch_comes_back_by_its_number(tmp_path):
     job = Job(tmp_path / "store", mode=CFMode.MANUAL)
     left = job.manager.restore(latest=False, epoch=1)
     assert (left["epoch"], left["iter"], left["steps_so_far"]) == (2, 0, 12)
-    with pytest.raises(IotwinError, match="no whole checkpoint of the end of epoch 7"):
+    with pytest.raises(IotwinError, match="no valid checkpoint of the end of epoch 7"):
         job.manager.restore(latest=False, epoch=7)
     job.close()
 
@@ -134,7 +128,7 @@ def test_a_snapshot_is_a_copy_of_every_leaf_and_does_not_follow_the_state(beside
     held = {tensor.name: tensor for tensor in snapshot.tensors}
     first = buffer.memory.data_ptr()
     assert all(not t.data.size or first <= t.data.ctypes.data < first + snapshot.size_bytes for t in snapshot.tensors)
-    from workloads.state.stateful import unflatten
+    from iotwin.workloads.state.stateful import unflatten
 
     restored = unflatten(snapshot.values, held)
     assert all(torch.equal(restored["model"][name], value) for name, value in before.items())
@@ -204,21 +198,21 @@ def test_the_update_waits_for_the_snapshot_and_for_nothing_else(tmp_path):
     with CFManager(tmp_path / "store", CFCheckpoint(model=model, optimizer=optimizer)) as manager:
         model(torch.ones(3, 6)).sum().backward()
         before = model[0].weight.clone()
-        from workloads.checkfreq.snapshot import Snapshot
+        from iotwin.workloads.state.snapshot import StateSnapshot
 
-        finish = Snapshot.finish
+        finish = StateSnapshot.finish
 
         def slowly(snapshot):
             order.append("copying")
             assert torch.equal(model[0].weight, before)
             finish(snapshot)
 
-        Snapshot.finish = slowly
+        StateSnapshot.finish = slowly
         try:
             manager.save_cpu()
             manager.weight_update()
         finally:
-            Snapshot.finish = finish
+            StateSnapshot.finish = finish
         order.append("updated")
         assert not torch.equal(model[0].weight, before)
         manager.wait()
@@ -378,7 +372,9 @@ def test_foreign_files_are_refused_and_damaged_checkpoints_passed_over(tmp_path)
 
 def test_a_store_has_one_job(tmp_path):
     with CFManager(tmp_path / "store", CFCheckpoint(model=nn.Linear(1, 1))):
-        second = "import sys; from pathlib import Path; from common.commit import Store; Store(Path(sys.argv[1])).__enter__()"
+        second = (
+            "import sys; from pathlib import Path; from iotwin.common.commit import Store; Store(Path(sys.argv[1])).__enter__()"
+        )
         done = subprocess.run([sys.executable, "-c", second, tmp_path / "store"], cwd=ROOT, capture_output=True, text=True)
         assert "is being written by another job" in done.stderr
 
@@ -425,14 +421,14 @@ def test_impossible_requests_are_one_line(tmp_path):
         CFIterator([], dali=True)
     with pytest.raises(UsageError, match="max_overhead 0 must be above 0"):
         CFIterator([], max_overhead=0)
-    with pytest.raises(ValueError, match="in_flight is at least 1"):
+    with pytest.raises(ValueError, match="in_flight must be at least 1"):
         CFManager(tmp_path / "store", CFCheckpoint(model=nn.Linear(1, 1)), in_flight=0)
     model = nn.Linear(2, 2)
     with CFManager(tmp_path / "store", CFCheckpoint(model=model), job={"seed": 1}) as manager:
         manager.save()
         manager.wait()
         manager._job = {"seed": 2}
-        with pytest.raises(IotwinError, match="is of seed 1, this job is of seed 2"):
+        with pytest.raises(IotwinError, match="has the seed 1, this job has the seed 2"):
             manager.restore()
         manager._job = {}
         manager.chk = CFCheckpoint(model=nn.Linear(3, 3))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from datagen.generate import generate
-from datagen.layouts import ImagenetLayout
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import ImagenetLayout
 from tests.conftest import PATIENCE_S, ROOT
 
 FOLDER = ROOT / "workloads" / "checkfreq"

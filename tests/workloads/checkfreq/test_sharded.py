@@ -1,22 +1,28 @@
 """State that is sharded over ranks: each writes its part, and any number of ranks goes on from all parts."""
 
+import ast
 import json
 import multiprocessing
 import os
 import traceback
+from functools import partial
 
 import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils.data import DataLoader
 
-from common.checkpoints import checkpoints, read_rank, verify
-from common.errors import IotwinError, UsageError
-from common.ranks import claimed_ports
-from workloads.checkfreq.checkpoint import CFCheckpoint
-from workloads.checkfreq.iterator import CFIterator
-from workloads.checkfreq.manager import CFManager
+from iotwin.common.checkpoints import checkpoints, read_rank, verify
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.ranks import claimed_ports
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.manager import CFManager
+from iotwin.workloads.state.sharding import sharding_of
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.torch
 FORK = multiprocessing.get_context("fork")
@@ -150,7 +156,64 @@ def test_parts_are_refused_where_they_cannot_be(tmp_path):
     model, optimizer = made()
     with (
         CFManager(tmp_path / "store", CFCheckpoint(model=model, optimizer=optimizer)) as manager,
-        pytest.raises(IotwinError, match="sharded over 2 ranks, this job's is not"),
+        pytest.raises(IotwinError, match="sharded over 2 ranks; this job's state is not"),
     ):
         manager.restore()
     assert on_ranks(refused, 1, tmp_path / "other", tmp_path) == 0
+
+
+def cut(store):
+    """Compare what is kept of tensors that a mesh of 2 x 2 ranks does not share evenly with the same stretch of the whole."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    rows, columns, both = Shard(0), Shard(1), Replicate()
+    for shape, placements in [((7, 3), [rows, rows]), ((5, 6), [rows, columns]), ((5, 2), [both, rows]), ((1, 4), [rows, rows])]:
+        whole = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+        sharding = sharding_of({"x": distribute_tensor(whole, mesh, placements)})
+        part = sharding.parts({"x": distribute_tensor(whole, mesh, placements)})["x"]
+        stretch = tuple(slice(first, first + size) for first, size in zip(part["begin"], part["$part"].shape, strict=True))
+        assert torch.equal(whole[stretch], part["$part"])
+        joined = sharding.joined(iter([{"x": part}]))["x"]
+        assert joined.shape == whole.shape and joined.to_local().shape == part["$part"].shape
+        assert torch.equal(joined.to_local(), part["$part"])
+    return 0
+
+
+def test_a_part_begins_where_its_rank_s_stretch_of_the_whole_does(tmp_path):
+    assert on_ranks(cut, 4, tmp_path / "store", tmp_path) == 0
+
+
+def test_the_library_uses_nothing_private_of_torch():
+    imports = [
+        node.module
+        for path in (ROOT / "workloads" / "checkfreq").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+    ]
+    assert [name for name in imports if name.startswith("torch.") and "._" in name] == []
+
+
+def shuffled(store, stop=-1):
+    """Take batches of a loader that each rank shuffles by its own seed; return those of all ranks."""
+    torch.manual_seed(distributed.get_rank())
+    taken = []
+    with CFManager(store, CFCheckpoint(model=nn.Linear(1, 1))) as manager:
+        loader = DataLoader(range(12), 2, shuffle=True)
+        batches = CFIterator(loader, bs=2, chk_freq=4, cf_manager=manager, steps_to_run=stop)
+        batches.load_state_dict(manager.restore())
+        first = batches.state_dict()["steps_so_far"]
+        while batches.epoch < 3 and not batches.exit:
+            taken += [batch.tolist() for batch in batches]
+            torch.rand(1)  # an evaluation
+    of_ranks = [None, None]
+    distributed.all_gather_object(of_ranks, taken)
+    return [first, of_ranks]
+
+
+def test_each_rank_s_loader_begins_its_epoch_again(tmp_path):
+    _, whole = on_ranks(shuffled, 2, tmp_path / "whole", tmp_path)
+    assert whole[0] != whole[1]
+    for stop, resumed_step in ((5, 4), (7, 6)):  # within an epoch; behind the end of one
+        store = tmp_path / f"store{stop}"
+        on_ranks(partial(shuffled, stop=stop), 2, store, tmp_path)
+        first, rest = on_ranks(shuffled, 2, store, tmp_path)
+        assert first == resumed_step and rest == [taken[first:] for taken in whole]

@@ -11,16 +11,15 @@ from collections import Counter
 import pytest
 import torch
 
-from common.checkpoints import checkpoints, newest
-from common.ranks import claimed_ports
-from datagen.generate import generate
-from datagen.layouts import ImagenetLayout
+from iotwin.common.checkpoints import checkpoints, newest
+from iotwin.common.ranks import claimed_ports
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import ImagenetLayout
+from iotwin.workloads.checkfreq import profile
+from iotwin.workloads.checkfreq.__main__ import main
+from iotwin.workloads.common.torch_ranks import TorchRanks
 from tests.workloads import killed
 from tests.workloads.mllog import entries, parts
-from workloads.checkfreq import profile
-from workloads.checkfreq.__main__ import main
-from workloads.common.torch_ranks import Ranks
-from workloads.models import NETWORKS, build_network
 
 pytestmark = pytest.mark.torch
 
@@ -154,14 +153,14 @@ def _rank_of_two(words, environment, report, dies):
     os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if dies:
-        together, calls = Ranks.sum, itertools.count()
+        together, calls = TorchRanks.sum, itertools.count()
 
         def then_die(self, *values):
             if values == (0,) and next(calls) == 4:  # the barrier of the fifth step, in which the other one waits
                 os.kill(os.getpid(), signal.SIGKILL)
             return together(self, *values)
 
-        Ranks.sum = then_die
+        TorchRanks.sum = then_die
     os._exit(main(words))
 
 
@@ -189,32 +188,6 @@ def test_a_rank_that_dies_in_the_barrier_leaves_checkpoints_from_which_both_go_o
     whole_words = options(data, tmp_path / "whole", epochs=1, noeval=True, chk_freq=2, barrier=True)
     whole, _ = killed.run(main, [*whole_words[:2], *whole_words[4:]], tmp_path, "whole", 2)
     assert all(resumed[key] == whole[key] for key in ("weights_sha256", "order_sha256", "train_loss"))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_tiny_network_takes_a_step(name):
-    network = build_network(name, "tiny", 7)
-    scores = network(torch.randn(2, 3, 32, 32))
-    assert scores.shape == (2, 7)
-    scores.sum().backward()
-    assert all(parameter.grad is not None for parameter in network.parameters())
-
-
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("resnet18", 11_689_512),
-        ("resnet50", 25_557_032),
-        ("resnext101", 88_791_336),
-        ("vgg16", 138_357_544),
-        ("densenet121", 7_978_856),
-        ("inception_v3", 23_834_568),  # the auxiliary classifier, of 3 326 696 more, left out
-    ],
-)
-def test_networks_have_the_published_numbers_of_weights(name, weights):
-    with torch.device("meta"):
-        network = build_network(name, "paper", 1000)
-    assert sum(parameter.numel() for parameter in network.parameters()) == weights
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from common.errors import IotwinError
-from common.files import file_system_of
-from workloads.checkfreq import write_probe
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import file_system_of
+from iotwin.workloads.checkfreq import write_probe
 
 
 def test_speed_is_bytes_over_seconds_until_the_sync(tmp_path, monkeypatch):

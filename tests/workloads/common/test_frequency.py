@@ -1,6 +1,7 @@
 """The interval between checkpoints: against a search by its conditions, and a controller on series made for it."""
 
 import itertools
+import math
 import random
 from fractions import Fraction
 
@@ -8,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.policies.frequency import Controller, Plan, Profile, Step, plan, tune
+from iotwin.workloads.policies.frequency import CheckpointProfile, Controller, IntervalPlan, MeasuredStep, plan, tune
 
 GIB = 1 << 30
 
 
 def profile(used=4 * GIB, **changes):
-    return Profile(**{
+    return CheckpointProfile(**{
         "iteration_s": 0.2, "update_s": 0.02, "host_copy_s": 0.6, "device_copy_s": 0.02, "write_s": 2.0, "size_bytes": GIB,
         "memory_used_bytes": used, "memory_total_bytes": 12 * GIB, **changes,
     })  # fmt: skip
 
 
 def test_the_worked_example():
-    assert plan(profile(), 0.05) == Plan(13, "device", 0.02, 13, 2, None, pytest.approx(0.02 / 2.6))
+    assert plan(profile(), 0.05) == IntervalPlan(13, "device", 0.02, 13, 2, None, pytest.approx(0.02 / 2.6))
     found = plan(profile(used=12 * GIB), 0.05)
-    assert found == Plan(42, "host", pytest.approx(0.42), 11, 42, None, pytest.approx(0.05))
+    assert found == IntervalPlan(42, "host", pytest.approx(0.42), 11, 42, None, pytest.approx(0.05))
 
 
 def test_the_device_holds_a_snapshot_only_where_there_is_room_and_it_stalls_no_longer():
@@ -53,7 +54,9 @@ milliseconds = st.integers(0, 5000)
        st.integers(1, 4), st.integers(0, 3))  # fmt: skip
 def test_the_interval_is_the_least_that_keeps_the_rules(step, update, host, device, write, bound, in_flight, used):
     found = plan(
-        Profile(step / 1e3, update / 1e3, host / 1e3, None if device is None else device / 1e3, write / 1e3, 1, used, 2),
+        CheckpointProfile(
+            step / 1e3, update / 1e3, host / 1e3, None if device is None else device / 1e3, write / 1e3, 1, used, 2
+        ),
         bound / 1e3,
         None,
         in_flight,
@@ -68,6 +71,34 @@ def test_the_interval_is_the_least_that_keeps_the_rules(step, update, host, devi
             cheap = Fraction(stall, interval * step) <= Fraction(bound, 1000)
             apart = in_flight * interval * step >= host + write - stall
             assert (cheap and apart) == kept, (interval, found)
+
+
+def algorithm_1(step, update, host, device, write, size, used, total, bound):
+    """Transcribe Algorithm 1 of the paper (Ti, Tw, Tc, Tg, Ts, m, M, Mmax, p), in fractions of the decimals."""
+    step, update, host, device, write, bound = map(Fraction, (step, update, host, device, write, bound))
+    host_stall = max(Fraction(0), host - (step - update))
+    stall, where = (device, "device") if total - used > size and device <= host_stall else (host_stall, "host")
+    return max(math.ceil((host + write - stall) / step), math.ceil(stall / (bound * step)), 1), where
+
+
+def cases_of_algorithm_1():
+    """Return 47 cases, of which two in three are ties: both copies stall training equally long."""
+    draw, cases = random.Random(47), [("0.2", "0.02", "0.6", "0.42", "2.0", GIB, 4 * GIB, 12 * GIB, "0.05")]
+    for number in range(46):
+        step = draw.randint(1, 900)
+        update, waits, write = draw.randint(0, step), draw.randint(1, 900), draw.randint(0, 5000)
+        device = waits + draw.choice([-1, 1]) * (number % 3 == 2)
+        times = [str(time / 1000) for time in (step, update, step - update + waits, device, write)]
+        used = draw.choice([0, 10 * GIB, 11 * GIB])
+        cases.append((*times, GIB, used, 12 * GIB, draw.choice(["0.035", "0.05", "0.1", "0.3"])))
+    return cases
+
+
+def test_plans_are_those_of_algorithm_1_with_ties_as_in_decimals():
+    for case in cases_of_algorithm_1():
+        *times, size, used, total, bound = case
+        found = plan(CheckpointProfile(*map(float, times), size, used, total), float(bound))
+        assert (found.interval, found.snapshot) == algorithm_1(*case), case
 
 
 @pytest.mark.parametrize("bad", [{"iteration_s": 0}, {"write_s": -1}, {"host_copy_s": float("nan")}])
@@ -126,6 +157,14 @@ def test_slower_steps_beside_writing_count_as_the_stall_does(writing):
     assert windows_before(windows, 400)[-1].overhead == pytest.approx(0.05)
     assert windows_before(windows, 400)[-1].interference_share == pytest.approx(1.2 / 26)
     assert windows_after(windows, 400, 4)[-1].interval == 14
+
+
+@pytest.mark.parametrize("writing", [True, False])
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_a_job_that_starts_with_too_many_checkpoints_keeps_the_bound_after_two_windows(k, writing):
+    windows = drive(300, k=k, writing=writing)
+    assert [window.interval for window in windows[1:]] == [14] * (len(windows) - 1)
+    assert {round(window.overhead, 9) for window in windows[2:]} == {0.05}
 
 
 def test_a_slower_job_is_not_its_checkpoints_doing():
@@ -188,7 +227,7 @@ def test_the_least_holds_against_the_bound():
 
 
 def test_a_recorded_series_is_cut_at_its_checkpoints():
-    made = [Step(1.7, True, 0.7) if step % 14 == 3 else Step(1.0) for step in range(3 + 5 * 14)]
+    made = [MeasuredStep(1.7, True, 0.7) if step % 14 == 3 else MeasuredStep(1.0) for step in range(3 + 5 * 14)]
     windows, changes = tune(made, 0.05, 14)
     assert [(window.first_step, window.last_step) for window in windows] == [(3 + 14 * n, 16 + 14 * n) for n in range(5)]
     assert changes == 0 and {window.interval for window in windows} == {14}

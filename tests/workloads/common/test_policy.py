@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.policies.cadence import Cadence, LoopPosition, Policy
+from iotwin.workloads.policies.cadence import Cadence, LoopPosition, Policy
 
 
 def reasons(policy, steps, seconds_a_step=1.0):

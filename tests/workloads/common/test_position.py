@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.checkpoints import Position
-from common.errors import IotwinError
-from workloads.state.position import after, begin, go_on, next_epoch, order_digest, positions_of, steps_done, steps_left
+from iotwin.common.checkpoints import Position
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.state.position import after, begin, go_on, next_epoch, order_digest, positions_of, steps_done, steps_left
 
 EXAMPLES = int(os.environ.get("POSITION_EXAMPLES", "200"))  # tests/perf asks for 10 000
 
@@ -88,7 +88,7 @@ def test_the_order_is_told_the_same_in_steps_of_any_size(indices, data):
     ("position", "message"),
     [
         (Position(1, 1, 8, 20, 2, 2, 20), "is of 20 training samples, the data set has 16"),
-        (Position(1, 1, 17, 16, 2, 2, 16), "stands at sample 17 of 16 in epoch 1: beyond the epoch"),
+        (Position(1, 1, 17, 16, 2, 2, 16), "is at sample 17 of 16 in epoch 1: beyond the epoch"),
         (Position(1, 1, 4, 16, 2, 2, 20), "beyond the epoch"),
         (Position(1, 0, 4, 16, 2, 2, 16), "in epoch 0: beyond the epoch"),
     ],

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import IotwinError
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.dlrm.__main__ import main
+from iotwin.workloads.dlrm.data import BatchFile, batch_order, preprocess, table_rows
+from iotwin.workloads.dlrm.metrics import roc_auc
 from tests.conftest import ROOT
 from tests.workloads.mllog import entries, intervals, parts
-from workloads.common.parts import Parts
-from workloads.dlrm.__main__ import main
-from workloads.dlrm.data import BatchFile, batch_order, preprocess, table_rows
-from workloads.dlrm.metrics import roc_auc
 
 SAMPLES = 60_000
 
@@ -195,7 +195,7 @@ def test_bad_requests(data, tmp_path, capsys, changes, status, message):
 def test_the_variant_sleep_needs_no_torch(data, tmp_path):
     program = (
         "import sys; sys.modules['torch'] = None;"  # as if not installed
-        "from workloads.dlrm.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+        "from iotwin.workloads.dlrm.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     )
     arguments = options(data, tmp_path / "out", variant="sleep", sleep="0.001", steps=20)
     done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True)

@@ -11,16 +11,16 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed (pip install iotwin[torch])")
 
-from common.checkpoints import checkpoints
-from common.commit import Store
-from common.tensor_file import crc32c
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout
+from iotwin.common.checkpoints import checkpoints
+from iotwin.common.commit import Store
+from iotwin.common.tensor_file import crc32c
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workloads.dlrm.__main__ import main
 from tests.conftest import ROOT
 from tests.workloads import killed
 from tests.workloads.dlrm.test_job import options
 from tests.workloads.killed import indices, same, until
-from workloads.dlrm.__main__ import main
 
 pytestmark = pytest.mark.torch
 STEPS, BATCH = 11, 64  # in passes of 7 batches
@@ -99,7 +99,7 @@ def test_what_cannot_be_resumed_is_one_line(data, tmp_path, stopped, capsys, cha
     [
         ({"version": 2}, "manifest.json is of version 2, newer than this program's 1; use the newer program"),
         ({"world_size": 0}, "manifest.json is no manifest: Expected `int` >= 1 - at `$.world_size`"),
-        ({"position": {"position": 10**6}}, "the checkpoint stands at sample 1000000 of 448 in epoch 1: beyond the epoch"),
+        ({"position": {"position": 10**6}}, "the checkpoint is at sample 1000000 of 448 in epoch 1: beyond the epoch"),
         ({"files": {"name": "../x"}}, "manifest.json is no manifest: Expected `str` matching regex"),
     ],
 )
@@ -131,7 +131,7 @@ def test_the_newest_is_the_last_written_whatever_clocks_and_latest_say(data, tmp
 
 def test_a_store_that_another_job_writes_to_is_refused(data, tmp_path):
     job = options(data, tmp_path, batch_size=BATCH, steps=1, eval_every=0, checkpoint_steps=1)
-    command = [sys.executable, "-m", "workloads.dlrm", *job]
+    command = [sys.executable, "-m", "iotwin.workloads.dlrm", *job]
     with Store(tmp_path / "checkpoints"):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
@@ -147,8 +147,8 @@ def stopped(data, tmp_path_factory):
 
 
 def test_another_jobs_store_is_refused(tmp_path, data, stopped, capsys):
+    from iotwin.workloads.unet3d.__main__ import main as unet3d
     from tests.workloads.unet3d.conftest import options as of_unet3d
-    from workloads.unet3d.__main__ import main as unet3d
 
     generate_cases(tmp_path / "cases")
     assert unet3d(of_unet3d(tmp_path / "cases", tmp_path / "out", resume=stopped / "out" / "checkpoints")) == 1
@@ -156,6 +156,6 @@ def test_another_jobs_store_is_refused(tmp_path, data, stopped, capsys):
 
 
 def generate_cases(directory):
-    from datagen.layouts import Unet3dLayout
+    from iotwin.datagen.layouts import Unet3dLayout
 
     generate(Unet3dLayout(scale=0.1), directory, samples=10, seed=3, workers=1)

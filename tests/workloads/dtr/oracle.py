@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from workloads.dtr import kernel
-from workloads.dtr.graph import Graph, Step
-from workloads.dtr.heuristics import Heuristic
+from iotwin.workloads.dtr.simulator import kernel
+from iotwin.workloads.dtr.simulator.graph import Graph, Step
+from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
 
 class OutOfMemory(Exception):
@@ -66,6 +66,9 @@ class Oracle:
         self.clock, self.memory, self.peak = 1, 0, 0
         self.evictions = self.deallocations = self.rematerializations = self.remat_compute = 0
         self.accesses = self.evaluations = 0
+        self.victims: list[int] = []  # first tensors of the storages that the budget evicted
+        self.pending: list[Storage] = []  # results of the operator that is being computed for the first time
+        self.aware: set[Storage] = set()  # storages whose neighbourhoods the original searched since, and found these in
 
     def run(self) -> dict[str, object]:
         try:
@@ -124,7 +127,10 @@ class Oracle:
             for parent in parents:
                 if parent.storage is not tensor.storage:
                     parent.storage.dependents.add(tensor.number)
+        if self.heuristic.cost == kernel.NEIGHBOURHOOD and not self.better:
+            self.pending = [tensor.storage for tensor in made if tensor.storage.state == "uncomputed"]
         self.perform(made[0], first=True)
+        self.pending, self.aware = [], set()
         for tensor in made:
             tensor.storage.accessed = self.clock
 
@@ -145,7 +151,9 @@ class Oracle:
             if not self.pool:
                 raise OutOfMemory
             self.evictions += 1
-            self.evict(self.choose())
+            victim = self.choose()
+            self.victims.append(victim.tensors[0].number)
+            self.evict(victim)
         self.execute(tensor, total, first)
         if self.remat_compute > self.limit:
             raise Thrash
@@ -170,6 +178,10 @@ class Oracle:
                 self.find(storage.group)
                 self.find(storage.group).total -= storage.cost()
                 storage.group = None
+        if not first and self.pending:
+            for storage in back:
+                found = self.sources(storage)
+                self.aware = (self.aware - found) | (found & self.sources(self.pending[0]))
         walked = list(tensor.parents) if self.better else tensor.parents  # the original's list changes under its feet
         for parent in walked:
             if parent.storage.banished:
@@ -205,6 +217,8 @@ class Oracle:
             for parent in tensor.parents:
                 if parent.storage is not storage:
                     parent.storage.dependents.add(tensor.number)
+        if storage in self.aware:
+            self.aware |= self.sources(storage)
         if self.heuristic.cost == kernel.SETS:
             storage.group = Group(storage.cost())
             for other in self.around(storage):
@@ -262,8 +276,9 @@ class Oracle:
             cost += sum(other.cost() for other in self.reach(storage, down=False))
         if self.heuristic.cost == kernel.NEIGHBOURHOOD:
             cost += sum(other.cost() for other in self.reach(storage, down=True))
+            cost += sum(other.cost() for other in self.pending if storage in self.aware)
         if self.heuristic.cost == kernel.UNION:
-            near = self.reach(storage, True) | self.reach(storage, False)
+            near = self.reach(storage, True, not self.better) | self.reach(storage, False, not self.better)
             cost += sum(other.cost() for other in near)
             accessed = max([accessed, *(other.accessed for other in near)])
         if not (self.heuristic.by_size or self.heuristic.by_staleness):
@@ -280,22 +295,36 @@ class Oracle:
             return [self.tensors[number].storage for _, number in found]
         return [parent.storage for tensor in storage.tensors for parent in tensor.parents]
 
-    def reach(self, base: Storage, down: bool) -> set[Storage]:
+    def reach(self, base: Storage, down: bool, uncomputed: bool = False) -> set[Storage]:
+        """Evicted storages that a path of evicted ones leads to; `uncomputed`: those that were never computed count, too."""
         found: set[Storage] = set()
         stack = [base]
         while stack:
             for other in self.edges(stack.pop(), down):
                 self.accesses += 1
-                if other.state != "resident" and other not in found:
+                if self.away(other, uncomputed) and other not in found:
                     found.add(other)
                     stack.append(other)
+        return found
+
+    def away(self, storage: Storage, uncomputed: bool) -> bool:
+        return storage.state == "evicted" or (uncomputed and storage.state == "uncomputed")
+
+    def sources(self, base: Storage) -> set[Storage]:
+        """The storage and all that lead to it by a path of evicted ones."""
+        found, stack = {base}, [base]
+        while stack:
+            for other in self.edges(stack.pop(), down=False):
+                if other not in found:
+                    found.add(other)
+                    stack += [other] * (other.state == "evicted")
         return found
 
     def around(self, storage: Storage) -> list[Storage]:
         found: dict[Storage, None] = {}
         for other in self.edges(storage, False) + self.edges(storage, True):
             self.accesses += 1
-            if other.state != "resident" and other is not storage:
+            if self.away(other, not self.better) and other is not storage:
                 found[other] = None
         return list(found)
 

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from workloads.dtr.log_format import write_line
+from iotwin.workloads.dtr.simulator.log_format import write_line
 
 
 class _Writer:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from workloads.dtr import compiler, kernel
+from iotwin.workloads.dtr.simulator import compiler, kernel
 
 pytestmark = pytest.mark.skipif(not compiler.has_numba(), reason="numba is not installed")
 OUTER = """
-from workloads.dtr.compiler import compiler_of
+from iotwin.workloads.dtr.simulator.compiler import compiler_of
 from made.inner import inner
 @compiler_of(__name__)
 def outer(x):
@@ -19,7 +19,7 @@ def outer(x):
 print(outer(1), sum(outer.stats.cache_hits.values()))
 """
 INNER = """
-from workloads.dtr.compiler import compiler_of
+from iotwin.workloads.dtr.simulator.compiler import compiler_of
 @compiler_of(__name__, inline=True)
 def inner(x):
     return x + {added}

@@ -6,15 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workloads.dtr.simulator.graph import Step
+from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
+from iotwin.workloads.dtr.simulator.log_format import LogError, read_log, write_line
+from iotwin.workloads.dtr.simulator.logs import LoggedModel, load_graph, models_of, read_manifest, write_manifest
+from iotwin.workloads.dtr.simulator.rewrite import collapse_aliases, eliminate_constants, merge_tuples, rewrite_for_planners
+from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, baseline, simulate
+from iotwin.workloads.dtr.simulator.sweep import run_sweep
 from tests.workloads.dtr.random_logs import write_random_log
-from workloads.dtr.graph import Step
-from workloads.dtr.heuristics import HEURISTICS
-from workloads.dtr.log_format import LogError, read_log, write_line
-from workloads.dtr.logs import Model, load_graph, models_of, read_manifest, write_manifest
-from workloads.dtr.rewrite import collapse_aliases, eliminate_constants, merge_tuples, rewrite_for_planners
-from workloads.dtr.simulator import Settings, baseline, simulate
-from workloads.dtr.sweep import run_sweep
 
 START = write_line("ANNOTATE", ANNOTATION="START")
 
@@ -79,7 +79,7 @@ def test_a_name_re_pointed_at_itself_stays_alive(tmp_path):
     copies = write_line("COPY_FROM", DST="x1", SRC="x1") + write_line("COPY", DST="x3", SRC="x2")
     path.write_bytes(constant() + call(["x1"], ["x2"]) + copies + write_line("RELEASE", NAME="x2"))
     graph = read_log(path).graph
-    assert simulate(graph, Settings(HEURISTICS["LRU"], 12)).result == "pass"
+    assert simulate(graph, SimulationSettings(HEURISTICS["LRU"], 12)).result == "pass"
     assert graph.items[-1].tolist() == [Step.PIN, 1]
 
 
@@ -133,11 +133,12 @@ def test_a_graph_from_the_cache_is_the_log_s(tmp_path, monkeypatch):
 
 def test_manifests_name_their_logs(tmp_path):
     log = write_random_log(tmp_path / "a.log", 1)
-    write_manifest(tmp_path / "manifest.json", [Model("a", "A (1)", "small", log)])
+    write_manifest(tmp_path / "manifest.json", [LoggedModel("a", "A (1)", "small", log)])
     assert models_of([tmp_path / "manifest.json"])[0].log == log
-    (tmp_path / "bad.json").write_text(json.dumps({"models": [{"name": "b", "log": "b.log"}]}))
-    with pytest.raises(UsageError, match=r"the log of 'b', b\.log, is not there"):
-        read_manifest(tmp_path / "bad.json")
+    for name in ("b.log", "b" * 300):
+        (tmp_path / "bad.json").write_text(json.dumps({"models": [{"name": "b", "log": name}]}))
+        with pytest.raises(UsageError, match=rf"{name}, the log of 'b', does not exist"):
+            read_manifest(tmp_path / "bad.json")
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):

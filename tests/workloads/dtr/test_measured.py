@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from common.errors import UsageError
-from workloads.dtr.measured import panels_of
+from iotwin.common.errors import UsageError
+from iotwin.workloads.dtr.simulator.measured import panels_of
 
 
 def measured(budget, wall):

@@ -2,11 +2,11 @@
 
 import pytest
 
+from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
+from iotwin.workloads.dtr.simulator.log_format import read_log
+from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, baseline, simulate
+from iotwin.workloads.models import MODELS
 from tests.processes import call
-from workloads.dtr.heuristics import HEURISTICS
-from workloads.dtr.log_format import read_log
-from workloads.dtr.simulator import Settings, baseline, simulate
-from workloads.models import MODELS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -14,19 +14,19 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_log_of_each_model_is_valid_and_fits_its_own_peak_only(tmp_path, name):
-    from workloads.dtr.record import record_model
+    from iotwin.workloads.dtr.record import record_model
 
     told = record_model(name, tmp_path / "log")
     log = read_log(tmp_path / "log")
     assert told["operators"] > 50 and log.backward_line is not None
     base = baseline(log.graph)
-    runs = [simulate(log.graph, Settings(HEURISTICS["DTR"], int(base.eager_peak * share))) for share in (1.0, 0.1)]
+    runs = [simulate(log.graph, SimulationSettings(HEURISTICS["DTR"], int(base.eager_peak * share))) for share in (1.0, 0.1)]
     assert base.constant < base.peak and [run.result for run in runs] == ["pass", "oom"]
 
 
 def test_recording_changes_no_gradient():
-    from workloads.dtr.record import Recorder
-    from workloads.models import build
+    from iotwin.workloads.dtr.record import Recorder
+    from iotwin.workloads.models import build
 
     def gradients(recorded):
         torch.manual_seed(0)
@@ -43,15 +43,15 @@ def test_recording_changes_no_gradient():
 
 
 def test_parameters_and_inputs_are_the_only_constants(tmp_path):
-    from workloads.dtr.record import record_model
-    from workloads.models import build
+    from iotwin.workloads.dtr.record import record_model
+    from iotwin.workloads.models import build
 
     record_model("mlp", tmp_path / "log")
     assert int(read_log(tmp_path / "log").graph.op_constant.sum()) == len(list(build("mlp")[0].parameters())) + 2
 
 
 def test_a_fake_log_has_the_same_shapes(tmp_path):
-    from workloads.dtr.record import record_model
+    from iotwin.workloads.dtr.record import record_model
 
     record_model("mlp", tmp_path / "real")
     record_model("mlp", tmp_path / "fake", fake=True)

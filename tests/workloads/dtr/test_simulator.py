@@ -6,16 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workloads.dtr.simulator import kernel, telemetry
+from iotwin.workloads.dtr.simulator.chain import adversary_ratio, chain_budget, run_chain, unit_chain
+from iotwin.workloads.dtr.simulator.compiler import has_numba
+from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
+from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS, heuristic_named
+from iotwin.workloads.dtr.simulator.log_format import read_log
+from iotwin.workloads.dtr.simulator.simulate import (
+    POLICIES,
+    SimulatedRun,
+    SimulationSettings,
+    baseline,
+    least_budget,
+    lower_bound,
+    simulate,
+)
 from tests.workloads.dtr.oracle import Oracle
 from tests.workloads.dtr.random_logs import write_random_log
-from workloads.dtr import telemetry
-from workloads.dtr.chain import adversary_ratio, chain_budget, run_chain, unit_chain
-from workloads.dtr.compiler import has_numba
-from workloads.dtr.graph import Graph, GraphBuilder
-from workloads.dtr.heuristics import HEURISTICS, heuristic_named
-from workloads.dtr.log_format import read_log
-from workloads.dtr.simulator import POLICIES, Settings, baseline, least_budget, lower_bound, simulate
 
 DISTINCT = [
     name for name in HEURISTICS if name not in ("AbESizeStale", "AbEqSizeStale", "AbLocalSizeStale", "AbSize", "AbRandom")
@@ -41,7 +49,7 @@ def held_against_the_oracle(path: Path, seeds: range, every: int) -> dict[str, i
             budget = int(peak * RATIOS[(seed + place) % 4])
             for dealloc in POLICIES:
                 better = seed % 5 == 0
-                settings = Settings(HEURISTICS[name], budget, dealloc, 6.0, seed=3, better=better)
+                settings = SimulationSettings(HEURISTICS[name], budget, dealloc, 6.0, seed=3, better=better)
                 oracle = Oracle(graph, HEURISTICS[name], budget, dealloc, 5 * graph.compute_ns(), better, draws(3))
                 run = simulate(graph, settings)
                 assert run.same() == oracle.run(), (seed, name, dealloc, budget)
@@ -55,16 +63,72 @@ def test_every_counter_equals_the_oracles_on_random_logs(tmp_path, part):
     assert seen["pass"] > 50 and seen["oom"] > 50
 
 
+@pytest.mark.parametrize("better", [False, True], ids=["parity", "better"])
+def test_neighbourhoods_are_those_of_a_plain_search_at_every_score(tmp_path, better):
+    counted = 0
+    for seed in range(1000, 1060):
+        graph = random_graph(tmp_path, seed)
+        budget = int(baseline(graph).peak * RATIOS[seed % 4])
+        for name in ("DTR", "AbESize", "AbEStale", "AbE"):
+            oracle = Oracle(graph, HEURISTICS[name], budget, "eager", 5 * graph.compute_ns(), better, [])
+            held = oracle.run()
+            run = simulate(graph, SimulationSettings(HEURISTICS[name], budget, overhead_limit=6.0, better=better, events=True))
+            assert run.same() == held, (seed, name)
+            assert victims(graph, run) == oracle.victims, (seed, name)
+            counted += len(oracle.victims)
+    assert counted > 1000
+
+
+def victims(graph: Graph, run: SimulatedRun) -> list[int]:
+    """First tensors of the storages that the budget evicted, in order."""
+    assert run.events is not None
+    return [int(graph.storage_root[s]) for s in run.events.ident[run.events.kind == kernel.E_EVICT]]
+
+
+def evicted_names(budget: int, better: bool, *operators: tuple[str, int, tuple[str, ...]]) -> list[str]:
+    """Return what AbE evicts, in order, where each operator (result, cost, arguments) makes a unit of memory."""
+    builder = GraphBuilder()
+    tensors = {"constant": builder.add("constant", 0, [], [("constant", 1, -1)], constant=True)[0]}
+    builder.pin(tensors["constant"])
+    for name, cost, args in operators:
+        tensors[name] = builder.add(name, cost, [tensors[arg] for arg in args], [(name, 1, -1)])[0]
+    graph = builder.build()
+    run = simulate(graph, SimulationSettings(HEURISTICS["AbE"], budget, events=True, better=better))
+    return [graph.tensor_names[tensor] for tensor in victims(graph, run)]
+
+
+@pytest.mark.parametrize("better", [False, True], ids=["parity", "better"])
+def test_a_result_that_was_never_computed_is_no_evicted_neighbour(better):
+    found = evicted_names(
+        4, better, ("early", 1, ("constant",)), ("wide", 3, ("constant",)), ("late", 1, ("wide",)), ("dear", 5, ("constant",)),
+        ("dearer", 6, ("constant",)), ("last", 10, ("early", "late")),
+    )  # fmt: skip
+    # To recompute `early` for `last`: `wide` costs 3 and its evicted `late` 1, which is less than the 5 of `dear`.
+    assert found[:3] == ["late", "early", "wide"]
+
+
+@pytest.mark.parametrize(("better", "victim"), [(False, "dearer"), (True, "wide")], ids=["parity", "better"])
+def test_parity_counts_a_pending_result_where_the_original_searches_again_before_it_is_computed(better, victim):
+    found = evicted_names(
+        4, better, ("wide", 3, ("constant",)), ("near", 1, ("wide",)), ("other", 1, ("constant",)), ("late", 1, ("wide",)),
+        ("dear", 5, ("constant",)), ("dearer", 6, ("constant",)), ("last", 10, ("near", "other", "late")),
+    )  # fmt: skip
+    # `near` comes back for `last`, so what `wide` reaches is searched again: its evicted `late` and, behind it, `last`.
+    assert found[:5] == ["other", "late", "near", "dear", victim]
+
+
 @pytest.mark.skipif(not has_numba(), reason="numba is not installed")
 def test_both_compilers_give_the_same_run(tmp_path):
     for seed in range(40):
         graph = random_graph(tmp_path, seed)
         budget = int(baseline(graph).peak * 0.6)
         for name in DISTINCT:
-            settings = Settings(
+            settings = SimulationSettings(
                 HEURISTICS[name], budget, list(POLICIES)[seed % 3], seed=seed, events=True, sampling=seed % 4 == 0
             )
-            plain, fast = (simulate(graph, Settings(**{**settings.__dict__, "plain": plain})) for plain in (True, False))
+            plain, fast = (
+                simulate(graph, SimulationSettings(**{**settings.__dict__, "plain": plain})) for plain in (True, False)
+            )
             assert plain.same() == fast.same(), (seed, name)
             assert plain.events is not None and fast.events is not None
             assert (plain.events.kind == fast.events.kind).all() and (plain.events.ident == fast.events.ident).all()
@@ -85,7 +149,7 @@ def long_graph(seed: int) -> Graph:
 
 @pytest.mark.parametrize("most_words", [0, 1 << 26], ids=["searched afresh", "kept as rows"])
 def test_what_long_graphs_reach_is_counted_as_by_the_oracle(monkeypatch, most_words):
-    monkeypatch.setattr("workloads.dtr.simulator._MOST_WORDS", most_words)
+    monkeypatch.setattr("iotwin.workloads.dtr.simulator.simulate._MOST_WORDS", most_words)
     seen = set()
     for seed in range(3):
         graph = long_graph(seed)
@@ -93,7 +157,9 @@ def test_what_long_graphs_reach_is_counted_as_by_the_oracle(monkeypatch, most_wo
             budget = int(baseline(graph).eager_peak * (0.3, 0.5, 0.7)[seed % 3])
             oracle = Oracle(graph, HEURISTICS[name], budget, "eager", 19 * graph.compute_ns(), False, draws(0)).run()
             for plain in (True, False):
-                assert simulate(graph, Settings(HEURISTICS[name], budget, "eager", 20.0, plain=plain)).same() == oracle, (
+                assert (
+                    simulate(graph, SimulationSettings(HEURISTICS[name], budget, "eager", 20.0, plain=plain)).same() == oracle
+                ), (
                     seed,
                     name,
                 )
@@ -106,7 +172,7 @@ def test_the_budget_is_never_exceeded_and_the_events_prove_the_peak(tmp_path):
         graph = random_graph(tmp_path, seed)
         base = baseline(graph)
         for name in ("DTR", "LRU"):
-            settings = Settings(HEURISTICS[name], int(base.peak * 0.7), list(POLICIES)[seed % 2], events=True)
+            settings = SimulationSettings(HEURISTICS[name], int(base.peak * 0.7), list(POLICIES)[seed % 2], events=True)
             run = simulate(graph, settings)
             assert run.peak <= settings.budget
             line, _ = telemetry.replay(graph, run)
@@ -115,7 +181,10 @@ def test_the_budget_is_never_exceeded_and_the_events_prove_the_peak(tmp_path):
 
 def test_random_choices_repeat_with_their_seed_and_differ_between_seeds():
     graph = unit_chain(64)
-    runs = [simulate(graph, Settings(HEURISTICS["RandomStorage"], 16, overhead_limit=100.0, seed=seed)) for seed in (1, 1, 2, 3)]
+    runs = [
+        simulate(graph, SimulationSettings(HEURISTICS["RandomStorage"], 16, overhead_limit=100.0, seed=seed))
+        for seed in (1, 1, 2, 3)
+    ]
     assert runs[0].same() == runs[1].same()
     assert len({run.clock for run in runs}) > 1
 
@@ -134,7 +203,7 @@ def test_recomputation_by_h_dtr_grows_with_the_chain_and_that_of_the_local_one_w
 
 
 def test_a_long_chain_needs_no_recursion():
-    run = simulate(unit_chain(3000), Settings(HEURISTICS["LRU"], 1000, plain=True))
+    run = simulate(unit_chain(3000), SimulationSettings(HEURISTICS["LRU"], 1000, plain=True))
     assert run.result == "pass" and run.rematerializations > 1000
 
 
@@ -165,7 +234,7 @@ def test_a_plug_in_decides_as_the_built_in_it_imitates(tmp_path):
     for seed in range(20):
         graph = random_graph(tmp_path, seed)
         budget = int(baseline(graph).peak * 0.6)
-        ours, theirs = (simulate(graph, Settings(h, budget)).same() for h in (plug_in, HEURISTICS["LargestStorage"]))
+        ours, theirs = (simulate(graph, SimulationSettings(h, budget)).same() for h in (plug_in, HEURISTICS["LargestStorage"]))
         assert ours == theirs
 
 
@@ -175,24 +244,27 @@ def no_score() -> float:
 
 def test_a_plug_in_that_cannot_be_asked_is_named():
     plug_in = heuristic_named(f"{__name__}.no_score")
-    with pytest.raises(IotwinError, match=r"no_score' gave no score of .*takes 0 positional arguments"):
-        simulate(unit_chain(20), Settings(plug_in, 6))
+    with pytest.raises(IotwinError, match=r"no_score' failed for .*takes 0 positional arguments"):
+        simulate(unit_chain(20), SimulationSettings(plug_in, 6))
 
 
 def test_the_least_budget_passes_and_lies_above_the_lower_bound(tmp_path):
     for seed in range(20):
         graph = random_graph(tmp_path, seed)
-        settings = Settings(HEURISTICS["DTR"], overhead_limit=100.0)
+        settings = SimulationSettings(HEURISTICS["DTR"], overhead_limit=100.0)
         least = least_budget(graph, settings, baseline(graph))
         if least is not None:
             assert least >= lower_bound(graph)
-            assert simulate(graph, Settings(HEURISTICS["DTR"], least, overhead_limit=100.0)).result == "pass"
-        assert simulate(graph, Settings(HEURISTICS["DTR"], max(lower_bound(graph) - 1, 0), overhead_limit=100.0)).result != "pass"
+            assert simulate(graph, SimulationSettings(HEURISTICS["DTR"], least, overhead_limit=100.0)).result == "pass"
+        assert (
+            simulate(graph, SimulationSettings(HEURISTICS["DTR"], max(lower_bound(graph) - 1, 0), overhead_limit=100.0)).result
+            != "pass"
+        )
 
 
 def test_tables_add_up_to_the_counters(tmp_path):
     graph = unit_chain(40)
-    run = simulate(graph, Settings(HEURISTICS["DTR"], 12, events=True))
+    run = simulate(graph, SimulationSettings(HEURISTICS["DTR"], 12, events=True))
     tables = telemetry.tables(graph, run)
     assert sum(row["recompute_count"] for row in tables.operator) == run.rematerializations > 0
     assert sum(row["evict_count"] for row in tables.storage) == run.evictions + run.deallocations

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from workloads.dtr.static import baselines, solve
-from workloads.dtr.static.graph import Dag, from_graph, read_dag, to_graph, training_chain, write_dag
-from workloads.dtr.static.griewank import recomputations
-from workloads.dtr.static.schedule import cheapest_stages, instructions, verify
+from iotwin.workloads.dtr.static import baselines, solve
+from iotwin.workloads.dtr.static.graph import Dag, from_graph, read_dag, to_graph, training_chain, write_dag
+from iotwin.workloads.dtr.static.griewank import recomputations
+from iotwin.workloads.dtr.static.schedule import cheapest_stages, instructions, verify
 
 
 def random_dag(seed: int, nodes: int = 9) -> Dag:
@@ -61,7 +61,7 @@ def test_a_schedule_with_a_fault_is_refused():
     good = instructions(dag, *cheapest_stages(dag, baselines.keep_all(dag)))
     assert verify(dag, good).fault is None
     assert "frees node" in str(verify(dag, [("free", 0), *good]).fault)
-    assert "though it is there" in str(verify(dag, [good[0], *good]).fault)
+    assert "though it is resident" in str(verify(dag, [good[0], *good]).fault)
     assert "without node" in str(verify(dag, good[1:]).fault)
     assert "never computed" in str(verify(dag, good[:-4]).fault)
     assert "needs 3 of 2" in str(verify(dag, good, 2).fault)

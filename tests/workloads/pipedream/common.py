@@ -4,23 +4,23 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
-from workloads.pipedream.costs import Level, Options
-from workloads.pipedream.graph import Graph, Node
-from workloads.pipedream.graph_file import read_graph
+from iotwin.workloads.pipedream.plan.costs import CostOptions, Level
+from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
+from iotwin.workloads.pipedream.plan.graph_file import read_graph
 
 DATA = Path(__file__).parent / "data"
 
 
-def profile(name: str) -> Graph:
+def profile(name: str) -> LayerGraph:
     return read_graph(DATA / f"{name}.graph.txt")
 
 
-def options(machines, bandwidths, **changes) -> Options:
+def options(machines, bandwidths, **changes) -> CostOptions:
     levels = tuple(Level(*level) for level in zip(machines, bandwidths, strict=True))
-    return Options(levels, **{"compression": 1.0, **changes})
+    return CostOptions(levels, **{"compression": 1.0, **changes})
 
 
-def random_graph(seed: int, most: int = 9) -> Graph:
+def random_graph(seed: int, most: int = 9) -> LayerGraph:
     """A random acyclic graph in which every node is reached from the first; some nodes cost nothing."""
     draw = random.Random(seed)
     count = draw.randint(1, most)
@@ -29,7 +29,7 @@ def random_graph(seed: int, most: int = 9) -> Graph:
         sources = draw.sample(range(target), min(target, draw.choice((1, 1, 1, 2, 3))))
         edges += [(source, target) for source in sources]
     nodes = tuple(
-        Node(
+        LayerNode(
             f"node{number}",
             "Layer",
             *(draw.choice((0, 1)) * draw.randint(1, 50) for _ in range(2)),
@@ -38,9 +38,9 @@ def random_graph(seed: int, most: int = 9) -> Graph:
         )
         for number in range(count)
     )
-    return Graph(nodes, tuple(edges))
+    return LayerGraph(nodes, tuple(edges))
 
 
-def chain(*times_ms: float) -> Graph:
-    nodes = tuple(Node(f"node{number}", "Layer", time, 0.0, 1000.0, 1000.0) for number, time in enumerate(times_ms))
-    return Graph(nodes, tuple(pairwise(range(len(nodes)))))
+def chain(*times_ms: float) -> LayerGraph:
+    nodes = tuple(LayerNode(f"node{number}", "Layer", time, 0.0, 1000.0, 1000.0) for number, time in enumerate(times_ms))
+    return LayerGraph(nodes, tuple(pairwise(range(len(nodes)))))

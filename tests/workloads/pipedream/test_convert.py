@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
 from iotwin.main import main
+from iotwin.workloads.pipedream.plan.convert import convert
+from iotwin.workloads.pipedream.plan.driver_file import Launch, commands, conf_document, read_driver
+from iotwin.workloads.pipedream.plan.graph_file import write_graph
+from iotwin.workloads.pipedream.plan.report import optimize
 from tests.conftest import ROOT
 from tests.workloads.pipedream.common import DATA, options, profile
-from workloads.pipedream.convert import convert
-from workloads.pipedream.driver_file import Launch, commands, conf_document, read_driver
-from workloads.pipedream.graph_file import write_graph
-from workloads.pipedream.report import optimize
 
 DRIVERS = DATA / "drivers"
 
@@ -48,8 +48,8 @@ def test_tensors_of_stages_that_are_not_neighbours_are_handed_on():
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ("0:3", "stage 1 is left out"),
-        ("0:3,1:1,2:1", "stage 2 is not there"),
+        ("0:3", "stage 1 is missing"),
+        ("0:3,1:1,2:1", "stage 2 does not exist"),
         ("0:3,0:1", "stage 0 is given twice"),
         ("0:0,1:1", "'0:0' is not STAGE:RANKS"),
         ("three", "'three' is not STAGE:RANKS"),
@@ -81,8 +81,8 @@ def test_good_driver_files_of_the_original_are_valid(name):
     ("name", "text"),
     [
         ("vgg16__gpus=4__mp_conf", "no JSON"),
-        ("vgg16__gpus=4_straight__dp_conf", "6 ranks, its folder says gpus=4"),
-        ("vgg16__gpus=2__hybrid_conf", "3 ranks, its folder says gpus=2"),
+        ("vgg16__gpus=4_straight__dp_conf", "6 ranks, its folder is for gpus=4"),
+        ("vgg16__gpus=2__hybrid_conf", "3 ranks, its folder is for gpus=2"),
         ("resnet50__gpus=2__hybrid_conf", "3 ranks"),
     ],
 )
@@ -92,7 +92,7 @@ def test_broken_confs_of_the_original_are_named(name, text):
 
 
 def test_all_shipped_confs_are_known():
-    from workloads.pipedream import driver_file
+    from iotwin.workloads.pipedream.plan import driver_file
 
     shipped = json.loads((driver_file.Path(driver_file.__file__).parent / "shipped_confs.json").read_text())
     assert len(shipped) == 58 and [name for name, ranks in shipped.items() if ranks is None] == [
@@ -116,7 +116,7 @@ GOOD = (DRIVERS / "vgg16_4pipedream.yml").read_text()
     ("'batch_size': 64", "'batch_size': 64\n'batch_size': 32", "", "the key 'batch_size' is given twice"),
     ("'batch_size': 64", "'lr_warmup': yep", "lr_warmup", "is 'yep'; it must be bool"),
     ("'batch_size': 64", "'batch_size': yes", "batch_size", "is 'yes'; it must be int"),
-    ("models/vgg16/gpus=4/hybrid_conf.json", "models/none.json", "config_file", "is neither beside the file nor below --models"),
+    ("models/vgg16/gpus=4/hybrid_conf.json", "models/none.json", "config_file", "is neither in the folder of the file nor below"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_driver_file_is_named(tmp_path, old, new, key, text):
     assert old in GOOD
@@ -138,7 +138,7 @@ def test_booleans_of_yaml_1_1_are_taken_where_one_is_wanted(tmp_path, word, is_t
 def test_commands_are_argument_lists_a_rank():
     driver = read_driver(DRIVERS / "vgg16_4pipedream.yml")
     local = commands(driver, Launch(DATA, local=True, resume="out/checkpoint"))
-    assert len(local) == 4 and all(command[:3] == ["python3", "-m", "workloads.pipedream"] for command in local)
+    assert len(local) == 4 and all(command[:3] == ["python3", "-m", "iotwin.workloads.pipedream"] for command in local)
     assert [command[command.index("--rank") + 1] for command in local] == ["0", "1", "2", "3"]
     assert local[0][-2:] == ["--resume", "out/checkpoint"]
     remote = commands(driver, Launch(DATA))

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import IotwinError, UsageError
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.workloads.pipedream.plan.compress import compress
+from iotwin.workloads.pipedream.plan.costs import points_of
+from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode, bits, is_isomorphic, is_series_parallel, partition
+from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph
+from iotwin.workloads.pipedream.plan.prepare import folded, runs_of, without_inputs
+from iotwin.workloads.pipedream.plan.states.antichains import Antichains, states_of
+from iotwin.workloads.pipedream.plan.states.lattice import count_states, lattice_of
 from tests.workloads.pipedream.common import DATA, profile, random_graph
-from workloads.pipedream.compress import compress
-from workloads.pipedream.costs import points_of
-from workloads.pipedream.graph import Graph, Node, bits, is_isomorphic, is_series_parallel, partition
-from workloads.pipedream.graph_file import format_graph, parse_graph, read_graph
-from workloads.pipedream.prepare import folded, runs_of, without_inputs
-from workloads.pipedream.states.antichains import Antichains, states_of
-from workloads.pipedream.states.lattice import count_states, lattice_of
 
 FILES = sorted(DATA.glob("*.graph.txt"))
 TIMES = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0, parameter_size=4.0"
@@ -38,10 +38,10 @@ finite = st.floats(0, 1e12).map(lambda value: round(value, 3))
 )
 def test_what_is_written_is_read_again(rows):
     nodes = tuple(
-        Node(f"n{k}", text.replace(" -- ", " ").strip() + "x", *numbers, stage=stage)
+        LayerNode(f"n{k}", text.replace(" -- ", " ").strip() + "x", *numbers, stage=stage)
         for k, (text, *numbers, stage) in enumerate(rows)
     )
-    graph = Graph(nodes, tuple((k, k + 1) for k in range(len(nodes) - 1)))
+    graph = LayerGraph(nodes, tuple((k, k + 1) for k in range(len(nodes) - 1)))
     again = parse_graph(format_graph(graph))
     assert again.nodes == graph.nodes and again.edges == graph.edges
 
@@ -145,11 +145,11 @@ def test_the_lattice_has_the_same_states_totals_and_steps(seed):
 
 
 def test_states_beyond_listing_are_counted():
-    nodes = tuple(Node(f"n{k}", "Layer") for k in range(41))
-    assert count_states(Graph(nodes[:15], tuple((0, k) for k in range(1, 15)))) == 2**14
+    nodes = tuple(LayerNode(f"n{k}", "Layer") for k in range(41))
+    assert count_states(LayerGraph(nodes[:15], tuple((0, k) for k in range(1, 15)))) == 2**14
     branches = tuple((k - 2 if k > 2 else 0, k) for k in range(1, 41))  # two branches of twenty
-    assert count_states(Graph(nodes, branches)) == 21 * 21
-    assert count_states(Graph(nodes, ())) is None
+    assert count_states(LayerGraph(nodes, branches)) == 21 * 21
+    assert count_states(LayerGraph(nodes, ())) is None
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -177,25 +177,25 @@ def test_the_search_of_states_agrees_with_next():
 
 
 def test_sources_that_the_first_does_not_lead_to_are_steps_of_their_own():
-    nodes = tuple(Node(name, "Layer") for name in "abcd")
-    graph = Graph(nodes, ((0, 1), (2, 3)))
+    nodes = tuple(LayerNode(name, "Layer") for name in "abcd")
+    graph = LayerGraph(nodes, ((0, 1), (2, 3)))
     assert states_of(graph).closures[-1] == graph.everything
 
 
 def test_a_deep_graph_is_no_trouble():
     count = 1500
-    nodes = tuple(Node(f"n{k}", "Layer") for k in range(count))
+    nodes = tuple(LayerNode(f"n{k}", "Layer") for k in range(count))
     edges = tuple((k, k + 1) for k in range(count - 1)) + tuple((k, k + 2) for k in range(0, count - 2, 2))
-    graph = Graph(nodes, edges)
+    graph = LayerGraph(nodes, edges)
     assert len(states_of(graph).closures) == count
     assert graph.ancestors[-1].bit_count() == count - 1
-    assert is_series_parallel(Graph(nodes, tuple((k, k + 1) for k in range(count - 1))))
+    assert is_series_parallel(LayerGraph(nodes, tuple((k, k + 1) for k in range(count - 1))))
 
 
 def test_too_many_states_are_refused_with_what_to_do():
-    nodes = tuple(Node(f"n{k}", "Layer") for k in range(22))
+    nodes = tuple(LayerNode(f"n{k}", "Layer") for k in range(22))
     with pytest.raises(IotwinError, match="compress its branches first"):
-        states_of(Graph(nodes, tuple((0, k) for k in range(1, 22))))
+        states_of(LayerGraph(nodes, tuple((0, k) for k in range(1, 22))))
 
 
 def test_compression_is_that_of_the_original():
@@ -221,11 +221,11 @@ def test_isomorphic_graphs_are_told_from_others():
     shuffled = list(range(len(graph.nodes)))
     random.Random(1).shuffle(shuffled)
     place = {number: new for new, number in enumerate(shuffled)}
-    other = Graph(tuple(graph.nodes[k] for k in shuffled), tuple((place[a], place[b]) for a, b in graph.edges))
+    other = LayerGraph(tuple(graph.nodes[k] for k in shuffled), tuple((place[a], place[b]) for a, b in graph.edges))
     assert is_isomorphic(graph, other)
     edges = list(other.edges)
     edges[0] = (edges[0][0], edges[1][1])
-    assert not is_isomorphic(graph, Graph(other.nodes, tuple(edges)))
+    assert not is_isomorphic(graph, LayerGraph(other.nodes, tuple(edges)))
 
 
 def test_a_partition_is_the_graphs_of_its_stages():

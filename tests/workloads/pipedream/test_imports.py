@@ -1,4 +1,4 @@
-"""What the plan may import: it must work without torch, and what it decides wherever numpy is."""
+"""What the planner may import: it must work without torch, and what it decides wherever numpy is."""
 
 import ast
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PIPEDREAM = sorted((ROOT / "workloads" / "pipedream").glob("*.py"))
+PIPEDREAM = sorted((ROOT / "workloads" / "pipedream").rglob("*.py"))
 POLICIES = sorted((ROOT / "workloads" / "policies").glob("pipeline*.py"))
 
 
@@ -27,4 +27,4 @@ def test_nothing_imports_torch(path):
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.name)
 def test_policies_import_the_standard_library_and_numpy(path):
     own = [name for name in _imported(path) if name.split(".")[0] not in {*sys.stdlib_module_names, "numpy"}]
-    assert all(name.startswith("workloads.policies") for name in own)
+    assert all(name.startswith("iotwin.workloads.policies") for name in own)

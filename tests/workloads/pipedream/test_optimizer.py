@@ -9,15 +9,15 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.pipedream.plan.costs import Costs, points_of
+from iotwin.workloads.pipedream.plan.latency import optimize_latency
+from iotwin.workloads.pipedream.plan.optimizer import Split, _Search, plan_seconds, seconds_by_workers, solve
+from iotwin.workloads.pipedream.plan.prepare import folded, prepared_points, without_inputs
+from iotwin.workloads.pipedream.plan.report import evaluate, optimize
+from iotwin.workloads.pipedream.plan.states.antichains import states_of
 from tests.conftest import ROOT
 from tests.workloads.pipedream.common import DATA, chain, options, profile, random_graph
-from workloads.pipedream.costs import Costs, points_of
-from workloads.pipedream.latency import optimize_latency
-from workloads.pipedream.optimizer import Split, _Search, plan_seconds, seconds_by_workers, solve
-from workloads.pipedream.prepare import folded, prepared_points, without_inputs
-from workloads.pipedream.report import evaluate, optimize
-from workloads.pipedream.states.antichains import states_of
 
 OPTIMA = json.loads((DATA / "optima.json").read_text())
 
@@ -287,7 +287,7 @@ def test_documents_are_the_same_whatever_the_hash_seed(tmp_path, profile_name):
     asked = ["-n", "4", "2", "-b", "1e10", "1e9"] if profile_name == "gnmt" else ["-n", "8", "-b", "1e9"]
     words = ["pipedream", "optimize", str(DATA / f"{profile_name}.graph.txt"), *asked, "--activation-compression-ratio", "1"]
     code = (
-        "import sys; from iotwin.main import main; import workloads.pipedream.report as report; report._MOST_PAIRS = 100; "
+        "import sys; from iotwin.main import main; from iotwin.workloads.pipedream.plan import report; report._MOST_PAIRS = 100; "
         f"main({[*words, '-o', 'out', '--json']!r})"
     )
     texts = set()
@@ -306,9 +306,9 @@ def test_documents_are_the_same_whatever_the_hash_seed(tmp_path, profile_name):
 
 @pytest.mark.parametrize("few", [{"_MOST_USEFUL": 200}, {"_MOST_USEFUL": 10}], ids=["runs of layers", "a sample"])
 def test_a_graph_with_too_many_states_still_gets_a_plan(monkeypatch, few):
-    monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", 50)
+    monkeypatch.setattr("iotwin.workloads.pipedream.plan.report._MOST_PAIRS", 50)
     for name, value in few.items():
-        monkeypatch.setattr(f"workloads.pipedream.report.{name}", value)
+        monkeypatch.setattr(f"iotwin.workloads.pipedream.plan.report.{name}", value)
     graph = profile("resnet50")
     found = optimize(graph, options([4], [1e9]))
     assert found.document["complete"] is False
@@ -320,14 +320,14 @@ def test_a_graph_with_too_many_states_still_gets_a_plan(monkeypatch, few):
 
 def test_searching_only_useful_states_changes_no_plan(monkeypatch):
     """Brute force holds the search over all states; the search that first drops states must find the same plans."""
-    monkeypatch.setattr("workloads.pipedream.states.lattice._MOST_CUTS", 10)
+    monkeypatch.setattr("iotwin.workloads.pipedream.plan.states.lattice._MOST_CUTS", 10)
     plain = [changes for name, changes in ASKED.items() if not ("exact" in name or "memory" in name)]
     for seed in range(200):
         graph = random_graph(seed, 12)
         asked = options([1 + seed % 5], [10.0 ** (8 + seed % 3)], **plain[seed // 5 % len(plain)])
         found = []
         for most in (10**6, 0):
-            monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", most)
+            monkeypatch.setattr("iotwin.workloads.pipedream.plan.report._MOST_PAIRS", most)
             found.append(optimize(graph, asked, fold=False).document)
         assert found[1]["stage_time_s"] == pytest.approx(found[0]["stage_time_s"], rel=1e-12, abs=1e-15)
         if found[1]["complete"]:
@@ -348,7 +348,7 @@ def test_searching_only_useful_states_changes_no_plan(monkeypatch):
 )
 def test_searching_only_useful_states_of_a_profile_gives_its_optimum(monkeypatch, name, asked):
     whole = _best(name, *asked).document
-    monkeypatch.setattr("workloads.pipedream.report._MOST_PAIRS", 10)
+    monkeypatch.setattr("iotwin.workloads.pipedream.plan.report._MOST_PAIRS", 10)
     found = _best(name, *asked).document
     assert found["complete"] and found["stage_time_s"] == pytest.approx(whole["stage_time_s"], rel=1e-14)
     assert [stage["nodes"] for stage in found["stages"]] == [stage["nodes"] for stage in whole["stages"]]

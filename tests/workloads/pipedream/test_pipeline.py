@@ -6,22 +6,22 @@ import json
 import numpy as np
 import pytest
 
-from common.errors import UsageError
+from iotwin.common.errors import UsageError
+from iotwin.workloads.pipedream.plan.plan_file import parse_plan, plan_document, read_plan
+from iotwin.workloads.pipedream.plan.report import optimize
+from iotwin.workloads.policies.pipeline import SCHEDULES, PipelinePlan, Stage, order, routes, versions
+from iotwin.workloads.policies.pipeline_simulator import Stalled, in_flight, simulate, summary
 from tests.processes import call
 from tests.workloads.pipedream.common import DATA, options, profile
-from workloads.pipedream.plan_file import parse_plan, plan_document, read_plan
-from workloads.pipedream.report import optimize
-from workloads.policies.pipeline import SCHEDULES, Plan, Stage, order, routes, versions
-from workloads.policies.pipeline_simulator import Stalled, in_flight, simulate, summary
 
 
-def balanced(*replicas: int, **changes) -> Plan:
+def balanced(*replicas: int, **changes) -> PipelinePlan:
     """Stages that all take a second a minibatch, with all their ranks; a third of it forward."""
     stages, first = [], 0
     for number, count in enumerate(replicas):
         stages.append(Stage(number, tuple(range(first, first + count)), count / 3, 2 * count / 3, 8.0, 8.0, 100.0, 10.0))
         first += count
-    return Plan(tuple(stages), **changes)
+    return PipelinePlan(tuple(stages), **changes)
 
 
 @pytest.mark.parametrize(("replicas", "warm_ups", "noam"), [
@@ -128,7 +128,7 @@ def test_what_a_stage_reads_sends_and_saves():
 
 
 def test_a_link_carries_one_thing_at_a_time():
-    slow = Plan((Stage(0, (0,), 0.1, 0.1), Stage(1, (1,), 0.1, 0.1, receive_s=1.0)), depth={0: 8, 1: 0})
+    slow = PipelinePlan((Stage(0, (0,), 0.1, 0.1), Stage(1, (1,), 0.1, 0.1, receive_s=1.0)), depth={0: 8, 1: 0})
     assert summary(slow, simulate(slow, 100), 100)["seconds_per_minibatch"] == pytest.approx(1, rel=0.02)
     assert slow.bottleneck.stage == 1
 
@@ -150,12 +150,12 @@ def test_a_plan_file_is_read_as_it_was_written():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "its version is 2"),
+        ({"version": 2}, "version is 2"),
         ({"schedule": "zigzag"}, "schedule is 'zigzag'"),
         ({"extra": 1}, "unknown field `extra`"),
-        ({"depth": {"7": 1}}, "the depth 1 of stage 7"),
+        ({"depth": {"7": 1}}, "depth 1 of stage 7"),
         ({"stages": []}, "rank 0 is in no stage"),
-        ({"stages": [{"stage": 1, "ranks": [0], "forward_s": 1, "backward_s": 1}]}, "calls itself stage 1"),
+        ({"stages": [{"stage": 1, "ranks": [0], "forward_s": 1, "backward_s": 1}]}, r"stages\[0\]\.stage is 1"),
         ({"stages": [{"stage": 0, "ranks": [0], "forward_s": -1, "backward_s": 1}]}, "forward_s is -1"),
         ({"stages": [{"stage": 0, "ranks": [], "forward_s": 1, "backward_s": 1}]}, "stage 0 has no ranks"),
         ({"stages": [{"stage": 0, "ranks": [1], "forward_s": 1, "backward_s": 1}]}, "rank 0 is in no stage"),
@@ -197,7 +197,7 @@ def test_simulate_writes_a_timeline_for_perfetto_and_a_trace(tmp_path):
     assert call("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(tmp_path / "t.json.gz")).returncode == 0
     assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == (tmp_path / "t.json").read_bytes()
 
-    from tracing_tools.trace.reader import Trace
+    from iotwin.trace_store.reader import Trace
 
     trace = tmp_path / "plan.trace"
     assert call("pipedream", "simulate", conf, "--minibatches", "12", "--trace", str(trace), "--quiet").returncode == 0
@@ -205,4 +205,4 @@ def test_simulate_writes_a_timeline_for_perfetto_and_a_trace(tmp_path):
     assert call("plot", "timeline", str(trace), "-o", str(tmp_path / "t.svg")).returncode == 0
     assert not list(tmp_path.glob(".*"))
     again = call("pipedream", "simulate", conf, "--trace", str(trace))
-    assert again.returncode == 1 and "is there already" in again.stderr
+    assert again.returncode == 1 and "exists already" in again.stderr

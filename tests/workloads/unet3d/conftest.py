@@ -7,10 +7,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed (pip install iotwi
 
 import torch
 
-from datagen.generate import generate
-from datagen.layouts import Unet3dLayout
-from workloads.unet3d.__main__ import main
-from workloads.unet3d.config import Config
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import Unet3dLayout
+from iotwin.workloads.unet3d.__main__ import main
+from iotwin.workloads.unet3d.config import Unet3dConfig
 
 CASES = 20  # 16 to train, 4 to evaluate
 
@@ -62,9 +62,9 @@ def names(directory):
 def config(data, output, **changes):
     from argparse import ArgumentParser
 
-    from workloads.unet3d.config import parse_config, prepare_parser
+    from iotwin.workloads.unet3d.config import parse_config, prepare_parser
 
     parser = ArgumentParser()
     prepare_parser(parser)
-    parsed: Config = parse_config(parser.parse_args(options(data, output, **changes)))
+    parsed: Unet3dConfig = parse_config(parser.parse_args(options(data, output, **changes)))
     return parsed

@@ -4,10 +4,10 @@ import pickle
 import pytest
 import torch
 
-from common.errors import IotwinError
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.state.save import save
+from iotwin.workloads.unet3d import checkpoint
 from tests.workloads.unet3d.conftest import names
-from workloads.state.save import save
-from workloads.unet3d import checkpoint
 
 CPU = torch.device("cpu")
 NETWORK = {"base_channels": 4, "depth": 2}

@@ -21,8 +21,9 @@ IMAGES = ["bert", "checkfreq", "dlrm", "unet3d"]
 def folders(tmp_path_factory):
     """The workloads' folders of a checkout of its own, each with its shared.tar, as docker build finds them."""
     root = tmp_path_factory.mktemp("checkout")
-    for folder in ("workloads", "datagen", "common"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("shared.tar*", "__pycache__"))
+    for folder in ("workloads", "datagen", "common", "iotwin"):
+        ignored = shutil.ignore_patterns("shared.tar*", "__pycache__")
+        shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=ignored)
     subprocess.run([root / "workloads" / "shared_code.sh"], check=True)
     return root / "workloads"
 
@@ -47,17 +48,17 @@ def test_git_ignores_the_shared_code(workload):
 def test_the_image_s_files_are_enough(folders, data, tmp_path):
     image, folder = tmp_path / "image", folders / "unet3d"
     copies = [line.split()[1:] for line in (folder / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
-    assert copies == [["Dockerfile", "shared.ta[r]", "./"], ["*.py", "workloads/unet3d/"], ["--from=code", "/job", "./"]]
+    assert copies == [["Dockerfile", "shared.ta[r]", "./"], ["*.py", "iotwin/workloads/unet3d/"], ["--from=code", "/job", "./"]]
     with tarfile.open(folder / "shared.tar") as members:
         members.extractall(image, filter="data")
-    (image / "workloads" / "unet3d").mkdir()
+    (image / "iotwin" / "workloads" / "unet3d").mkdir()
     for file in folder.glob("*.py"):
-        shutil.copy(file, image / "workloads" / "unet3d")
+        shutil.copy(file, image / "iotwin" / "workloads" / "unet3d")
     heavy = "pyarrow, pandas, rich, yaml, matplotlib"
     program = (
         f"import sys; sys.modules.update(dict.fromkeys('{heavy}'.split(', ')));"  # as if not installed
-        "from workloads.unet3d.__main__ import main;"
-        f"assert sys.modules['workloads'].__file__.startswith({str(image)!r});"
+        "from iotwin.workloads.unet3d.__main__ import main;"
+        f"assert sys.modules['iotwin.workloads'].__file__.startswith({str(image)!r});"
         "raise SystemExit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
@@ -122,9 +123,9 @@ def test_more_gpus_than_there_are(launch, tmp_path):
 @pytest.mark.parametrize(
     ("workload", "gpus", "start"),
     [
-        ("bert", "2", ["workloads.launch", "2", "workloads.bert"]),
-        ("bert", "1", ["workloads.bert"]),
-        ("dlrm", "4", ["workloads.dlrm"]),
+        ("bert", "2", ["iotwin.workloads.launch", "2", "iotwin.workloads.bert"]),
+        ("bert", "1", ["iotwin.workloads.bert"]),
+        ("dlrm", "4", ["iotwin.workloads.dlrm"]),
     ],
 )
 def test_the_other_workloads(launch, tmp_path, workload, gpus, start):
@@ -157,7 +158,7 @@ def test_one_gpu(launch, tmp_path):
     assert f"type=bind,source={tmp_path / 'my data'},target=/data,readonly" in call
     assert f"type=bind,source={tmp_path / 'o o'},target=/output" in call
     job = call[call.index("unet3d:latest") + 1 :]
-    assert job == ["workloads.unet3d", "--data", "/data", "--output", "/output", "--batch-size", "4", "--epochs", "50",
+    assert job == ["iotwin.workloads.unet3d", "--data", "/data", "--output", "/output", "--batch-size", "4", "--epochs", "50",
                    "--checkpoint-every", "50", "--seed", "7"]  # fmt: skip
     assert (tmp_path / "my logs" / "unet3d.log").read_text() == "log line\n"
 
@@ -167,7 +168,7 @@ def test_many_gpus_are_many_ranks(launch, tmp_path):
     assert call[call.index("--gpus") + 1] == '"device=4,5,6,7"'
     job = call[call.index("i") + 1 :]
     assert job[:4] == ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    assert job[4:8] == ["--nproc-per-node", "4", "--module", "workloads.unet3d"]
+    assert job[4:8] == ["--nproc-per-node", "4", "--module", "iotwin.workloads.unet3d"]
 
 
 @pytest.mark.parametrize("wanted", ["0", "2"])

@@ -3,18 +3,20 @@ import pytest
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from common.errors import IotwinError
-from datagen.layouts import Case, Unet3dLayout
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.layouts import Case, Unet3dLayout
+from iotwin.workloads.common.torch_ranks import TorchRanks
+from iotwin.workloads.unet3d.data import EpochSampler, read_case, training_loader
 from tests.workloads.unet3d.conftest import config
-from workloads.common.torch_ranks import Ranks
-from workloads.unet3d.data import EpochSampler, read_case, training_loader
 
 CPU = torch.device("cpu")
 
 
 def _batches(data, tmp_path, workers, epoch, rank=0, world_size=1, **changes):
     cases = Unet3dLayout.split(Unet3dLayout.discover(data))[0]
-    loader, sampler = training_loader(cases, config(data, tmp_path, workers=workers, **changes), Ranks(rank, world_size, CPU))
+    loader, sampler = training_loader(
+        cases, config(data, tmp_path, workers=workers, **changes), TorchRanks(rank, world_size, CPU)
+    )
     sampler.set_epoch(epoch)
     return [(image.clone(), label.clone()) for image, label in loader]
 
@@ -51,7 +53,7 @@ def test_persistent_workers_hear_of_the_new_epoch(data, tmp_path):
     cases = Unet3dLayout.split(Unet3dLayout.discover(data))[0]
     settings = config(data, tmp_path, workers=1)
     settings = type(settings)(**{**vars(settings), "persistent_workers": True})
-    loader, sampler = training_loader(cases, settings, Ranks(0, 1, CPU))
+    loader, sampler = training_loader(cases, settings, TorchRanks(0, 1, CPU))
     passes = []
     for epoch in (1, 2):
         sampler.set_epoch(epoch)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.unet3d.evaluate import sliding_window_scores, window_starts
+from iotwin.workloads.unet3d.evaluate import sliding_window_scores, window_starts
 
 
 @given(window=st.integers(1, 64), extra=st.integers(0, 300), overlap=st.floats(0, 0.95))
@@ -61,22 +61,22 @@ def test_the_centre_of_a_window_counts_most():
 
 @pytest.mark.torch
 def test_evaluation_leaves_the_network_training(data, tmp_path):
-    from datagen.layouts import Unet3dLayout
+    from iotwin.datagen.layouts import Unet3dLayout
+    from iotwin.workloads.common.parts import Parts
+    from iotwin.workloads.common.torch_ranks import TorchRanks
+    from iotwin.workloads.unet3d.data import evaluation_loader
+    from iotwin.workloads.unet3d.evaluate import evaluate
+    from iotwin.workloads.unet3d.model import UNet3d
     from tests.workloads.unet3d.conftest import config
-    from workloads.common.parts import Parts
-    from workloads.common.torch_ranks import Ranks
-    from workloads.unet3d.data import evaluation_loader
-    from workloads.unet3d.evaluate import evaluate
-    from workloads.unet3d.model import UNet3d
 
     settings_ = config(data, tmp_path)
     device = torch.device("cpu")
     cases = Unet3dLayout.split(Unet3dLayout.discover(data))[1]
     network = UNet3d(4, 2)
     untimed = Parts(False)
-    loaders = [evaluation_loader(cases, settings_, Ranks(rank, 2, device)) for rank in range(2)]
+    loaders = [evaluation_loader(cases, settings_, TorchRanks(rank, 2, device)) for rank in range(2)]
     halves = [evaluate(network, loader, settings_, device, untimed) for loader in loaders]
-    whole = evaluate(network, evaluation_loader(cases, settings_, Ranks(0, 1, device)), settings_, device, untimed)
+    whole = evaluate(network, evaluation_loader(cases, settings_, TorchRanks(0, 1, device)), settings_, device, untimed)
     assert network.training
     assert whole[1] == len(cases) == sum(count for _, count in halves)
     assert whole[0] == pytest.approx(sum(total for total, _ in halves))

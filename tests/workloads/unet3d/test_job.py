@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.ranks import claimed_ports
+from iotwin.common.ranks import claimed_ports
+from iotwin.trace_store.reader import Trace
+from iotwin.workloads.unet3d.__main__ import main
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.workloads.mllog import entries, parts
 from tests.workloads.unet3d.conftest import CASES, names, options
-from tracing_tools.trace.reader import Trace
-from workloads.unet3d.__main__ import main
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = [sys.executable, "-m", "workloads.unet3d"]
+JOB = [sys.executable, "-m", "iotwin.workloads.unet3d"]
 
 
 def _learns(result):

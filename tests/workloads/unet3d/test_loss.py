@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from workloads.unet3d.loss import dice_cross_entropy, dice_score
+from iotwin.workloads.unet3d.loss import dice_cross_entropy, dice_score
 
 
 def _scores_of(label, confidence=50.0):

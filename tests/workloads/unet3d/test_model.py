@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.unet3d.model import CLASSES, UNet3d, level_widths
+from iotwin.workloads.unet3d.model import CLASSES, UNet3d, level_widths
 
 
 def test_the_published_size_has_the_published_checkpoint():

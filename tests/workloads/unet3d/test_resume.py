@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
+from iotwin.workloads.unet3d.__main__ import main
 from tests.workloads import killed
 from tests.workloads.killed import indices, same, until
 from tests.workloads.unet3d.conftest import names, options
-from workloads.unet3d.__main__ import main
 
 pytestmark = pytest.mark.torch
 SMALL = {"epochs": 2, "batch_size": 2, "eval_every": 0, "checkpoint_every": 0, "crop": "8", "base_channels": 2, "depth": 1}
@@ -114,8 +114,8 @@ def stopped(data, tmp_path_factory):
 
 
 def test_a_store_of_another_data_set_or_of_a_later_epoch_is_refused(data, tmp_path, stopped, capsys):
-    from datagen.generate import generate
-    from datagen.layouts import Unet3dLayout
+    from iotwin.datagen.generate import generate
+    from iotwin.datagen.layouts import Unet3dLayout
 
     generate(Unet3dLayout(scale=0.1), tmp_path / "data", samples=10, seed=3, workers=1)
     store = stopped / "out" / "checkpoints"

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.unet3d.transforms import augment, pad_to
+from iotwin.workloads.unet3d.transforms import augment, pad_to
 
 sides = st.tuples(*[st.integers(1, 12)] * 3)
 

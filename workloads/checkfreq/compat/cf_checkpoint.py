@@ -1,5 +1,5 @@
 """The original's module of this name: put this folder on sys.path in place of its src/."""
 
-from workloads.checkfreq.checkpoint import CFCheckpoint
+from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 
 __all__ = ["CFCheckpoint"]

@@ -1,5 +1,5 @@
 """The original's module of this name: put this folder on sys.path in place of its src/."""
 
-from workloads.checkfreq.iterator import CFIterator
+from iotwin.workloads.checkfreq.iterator import CFIterator
 
 __all__ = ["CFIterator"]

@@ -1,5 +1,5 @@
 """The original's module of this name: put this folder on sys.path in place of its src/."""
 
-from workloads.checkfreq.manager import CFManager, CFMode
+from iotwin.workloads.checkfreq.manager import CFManager, CFMode
 
 __all__ = ["CFManager", "CFMode"]

@@ -1,1 +1,1 @@
-"""Static plans: what to recompute when, decided before the step with the whole graph in view (Checkmate, MLSys 2020)."""
+"""Static rematerialisation plans, made from the whole graph before the step (Checkmate, MLSys 2020)."""

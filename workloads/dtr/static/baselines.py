@@ -1,4 +1,7 @@
-"""Checkpointing rules as stages: all, last, Chen's sqrt and greedy rules, Griewank's schedule, and a rounded linear program."""
+"""Published checkpointing rules: all, last, Chen's sqrt and greedy rules, Griewank's schedule, a rounded linear program.
+
+Each returns a matrix (stage, node): True if the node's value is kept from the previous stage.
+"""
 
 import math
 from collections.abc import Iterator
@@ -6,15 +9,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from workloads.dtr.static.graph import Dag
-from workloads.dtr.static.griewank import checkpoints_while_reversing
-from workloads.dtr.static.schedule import Stages
+from iotwin.workloads.dtr.static.graph import Dag
+from iotwin.workloads.dtr.static.griewank import checkpoints_while_reversing
+from iotwin.workloads.dtr.static.schedule import Stages
 
 _GREEDY_STEPS = 300
 
 
 def keep_all(dag: Dag) -> Stages:
-    """Keep everything until its last use."""
+    """Keep every value until its last use."""
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True
@@ -22,12 +25,12 @@ def keep_all(dag: Dag) -> Stages:
 
 
 def keep_last(dag: Dag) -> Stages:
-    """Keep nothing but the newest value."""
+    """Keep only the newest value."""
     return np.eye(len(dag), k=-1, dtype=bool)
 
 
 def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
-    """Keep checkpoints for good, gradients until their last use; the backward pass recomputes a segment when it enters it."""
+    """Keep checkpoints always and gradients until their last use. The backward pass recomputes a segment when it enters it."""
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(dag.forward, len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True
@@ -43,13 +46,13 @@ def keep_checkpoints(dag: Dag, checkpoints: list[int]) -> Stages:
 
 
 def segments(dag: Dag, checkpoints: list[int]) -> list[range]:
-    """Return the runs of forward nodes between checkpoints."""
+    """Return the ranges of forward nodes between checkpoints."""
     ends = sorted({*checkpoints, -1, dag.forward})
     return [range(low + 1, high) for low, high in pairwise(ends) if high - low > 1]
 
 
 def sqrt_checkpoints(candidates: list[int]) -> list[int]:
-    """Return every k-th candidate, k the root of their number (Chen et al. 2016, algorithm 2)."""
+    """Return every k-th candidate, where k is the square root of their number (Chen et al. 2016, algorithm 2)."""
     step = max(1, math.isqrt(len(candidates)))
     return candidates[step - 1 :: step]
 
@@ -66,7 +69,7 @@ def greedy_checkpoints(dag: Dag, candidates: list[int], threshold: float) -> lis
 
 
 def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
-    """Yield the plans of 300 thresholds around the activation memory of the sqrt rule, each set of checkpoints once."""
+    """Yield the distinct plans of 300 thresholds around the activation memory of the sqrt rule."""
     chosen = sqrt_checkpoints(candidates)
     longest = max((sum(dag.size[node] for node in segment) for segment in segments(dag, chosen)), default=0)
     scale = sum(dag.size[node] for node in chosen) + longest
@@ -79,7 +82,7 @@ def greedy_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
 
 
 def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
-    """Yield the plans of Griewank's schedule with 1, 2, 3 ... slots over the candidates; the first needs least memory."""
+    """Yield the plans of Griewank's schedule with 1, 2, 3 ... slots. The first needs the least memory."""
     slots = 1
     while slots <= len(candidates):
         yield keep_moving(dag, candidates, slots)
@@ -87,7 +90,7 @@ def griewank_plans(dag: Dag, candidates: list[int]) -> Iterator[Stages]:
 
 
 def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
-    """Keep `slots` checkpoints, which move while the backward pass runs from the last candidate to the first."""
+    """Keep `slots` checkpoints, which move as the backward pass proceeds from the last candidate to the first."""
     kept = np.zeros((len(dag), len(dag)), dtype=bool)
     for node in range(dag.forward, len(dag)):
         kept[node + 1 : dag.last_use(node) + 1, node] = True
@@ -106,7 +109,7 @@ def keep_moving(dag: Dag, candidates: list[int], slots: int) -> Stages:
 
 
 def rounded_plans(fractions: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", seed: int) -> Iterator[Stages]:
-    """Yield what to keep from a relaxed program's fractions: thresholds 0.1 to 0.9, random thresholds, and coins."""
+    """Yield roundings of a relaxed program's `fractions`: by thresholds 0.1 to 0.9, by random thresholds, and per value."""
     draw = np.random.Generator(np.random.Philox(key=seed))
     for threshold in [0.5, *(step / 10 for step in range(1, 10))]:
         yield fractions >= threshold

@@ -1,4 +1,4 @@
-"""The graph that static planners see: nodes in topological order, one result each, no views, no constants."""
+"""The graph of the static planners: nodes in topological order with one result each, no views, no constants."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,23 +7,24 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import UsageError
-from workloads.dtr.graph import Graph, GraphBuilder
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.foreign_files import read_foreign_struct
+from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """A graph as JSON: `args[i]` are the nodes that node i reads, all smaller than i."""
+class _DagDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """A graph as JSON. `args[i]` lists the nodes that node i reads, all smaller than i."""
 
     cost: list[int]
     size: list[int]
     args: list[list[int]]
-    forward: int  # nodes of the forward pass, the loss included
+    forward: int  # number of nodes in the forward pass, including the loss
     fixed_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Dag:
-    """Node `i` costs `cost[i]`, makes `size[i]` bytes and reads `args[i]`; the first `forward` nodes are the forward pass."""
+    """Node `i` costs `cost[i]`, returns `size[i]` bytes and reads `args[i]`. The first `forward` nodes are the forward pass."""
 
     cost: list[int]
     size: list[int]
@@ -46,15 +47,15 @@ class Dag:
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """(from, to), each once."""
+        """The distinct (source, target) pairs."""
         return [(arg, node) for node, args in enumerate(self.args) for arg in sorted(set(args))]
 
     def last_use(self, node: int, before: int | None = None) -> int:
-        """Return the last node below `before` that reads `node`, or itself."""
+        """Return the last node, below `before` if given, that reads `node`; `node` itself if there is none."""
         return max((user for user in self.users[node] if before is None or user < before), default=node)
 
     def separators(self) -> list[int]:
-        """Return the forward nodes that every path from first to last passes: articulation points of the forward graph."""
+        """Return the articulation points of the forward graph: the nodes on every path from its first to its last node."""
         jumped = [0] * (self.forward + 1)
         for low, high in self.edges:
             if high < self.forward:
@@ -69,37 +70,39 @@ class Dag:
 
 
 def training_chain(layers: int) -> Dag:
-    """Return Checkmate's linear training graph: `layers` forward, a loss, `layers` backward; edges i -> i+1 and i -> 2n-i."""
+    """Return Checkmate's linear training graph of `layers` layers, with edges i -> i+1 and i -> 2n-i."""
     count = 2 * layers + 1
     args = [tuple(sorted({max(node - 1, 0), 2 * layers - node} if node > layers else {node - 1})) for node in range(1, count)]
     return Dag([1] * count, [1] * count, [(), *args], layers + 1)
 
 
 def read_dag(path: Path) -> Dag:
-    """Return the graph of a JSON document; UsageError for one that is none."""
+    """Return the graph of a JSON document. Raises UsageError if it is not a graph."""
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=_Document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no graph: {error}") from None
+        document = read_foreign_struct(path, _DagDocument)
+    except IotwinError as error:
+        raise UsageError(f"{path} is not a graph: {error}") from None
     count = len(document.cost)
     if not (len(document.size) == len(document.args) == count > 0) or not 0 < document.forward <= count:
-        raise UsageError(f"{path} is no graph: cost, size and args need one entry a node, and forward a number of them")
+        raise UsageError(
+            f"{path} is not a graph: cost, size and args need one entry per node, and forward must be 1 to their number"
+        )
     if min(document.cost) < 0 or min(document.size) < 0:
-        raise UsageError(f"{path} is no graph: a cost or size is negative")
+        raise UsageError(f"{path} is not a graph: a cost or size is negative")
     for node, args in enumerate(document.args):
         if any(not 0 <= arg < node for arg in args):
-            raise UsageError(f"{path} is no graph: node {node} reads a node that does not come before it")
+            raise UsageError(f"{path} is not a graph: node {node} reads a node that does not come before it")
     read = [tuple(args) for args in document.args]
     return Dag(document.cost, document.size, read, document.forward, document.fixed_bytes)
 
 
 def write_dag(dag: Dag) -> bytes:
     """Return a graph as the JSON that `read_dag` reads."""
-    return msgspec.json.encode(_Document(dag.cost, dag.size, [list(args) for args in dag.args], dag.forward, dag.fixed_bytes))
+    return msgspec.json.encode(_DagDocument(dag.cost, dag.size, [list(args) for args in dag.args], dag.forward, dag.fixed_bytes))
 
 
 def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
-    """Return the planners' graph of a rewritten one (`workloads.dtr.rewrite.rewrite_for_planners`), a node an operator."""
+    """Return the planners' graph of a `graph` that `rewrite_for_planners` returned: one node per operator."""
     ops = range(graph.operators)
     args = [tuple(sorted({int(graph.tensor_op[t]) for t in graph.arguments(op)})) for op in ops]
     sizes = [sum(int(graph.tensor_size[t]) for t in graph.results(op)) for op in ops]
@@ -110,7 +113,7 @@ def from_graph(graph: Graph, fixed_bytes: int) -> Dag:
 
 
 def to_graph(dag: Dag, order: Iterable[int] | None = None) -> Graph:
-    """Return a graph for the simulator: nodes in `order` (as they stand when left out), each released after its last use."""
+    """Return a graph for the simulator with the nodes in `order` (default: by index), each released after its last use."""
     builder = GraphBuilder()
     tensors: dict[int, int] = {}
     sequence = list(range(len(dag)) if order is None else order)

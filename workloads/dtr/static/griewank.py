@@ -1,14 +1,13 @@
-"""The optimal placing of a fixed number of checkpoints on a chain while it is reversed (Griewank and Walther 2000, revolve)."""
+"""Optimal checkpoints for the reversal of a chain with a fixed number of slots (Griewank and Walther 2000, revolve)."""
 
 from functools import cache
 
 
 @cache
 def recomputations(length: int, slots: int) -> int:
-    """Return the least forward steps to reverse a chain of `length` steps whose start is stored, with `slots` more to store in.
+    """Return the fewest forward steps that reverse a chain of `length` steps, with its start stored and `slots` free slots.
 
-    The recursion splits where the first slot goes: P(l, s) = min over k of k + P(l - k, s - 1) + P(k, s);
-    P(l, 0) = l (l - 1) / 2.
+    With the first checkpoint after k steps, P(l, s) = min over k of k + P(l - k, s - 1) + P(k, s); P(l, 0) = l (l - 1) / 2.
     """
     if length <= 1:
         return 0
@@ -22,7 +21,7 @@ def _with_split(length: int, slots: int, split: int) -> int:
 
 
 def _splits(length: int, slots: int) -> range:
-    """Return the splits worth trying: P is convex in the split, and its minimum lies between two binomial coefficients."""
+    """Return the splits to try: P is convex in the split, and its minimum is between two binomial coefficients."""
     repeats, reach = 0, 1
     while reach < length:  # the longest chain that `repeats` repeats and `slots` slots reverse is C(slots + repeats + 1, repeats)
         repeats += 1
@@ -34,20 +33,20 @@ def _splits(length: int, slots: int) -> range:
 
 
 def first_split(length: int, slots: int) -> int:
-    """Return how far to go before the next checkpoint is stored."""
+    """Return the number of steps before the next checkpoint is stored."""
     return min(_splits(length, slots), key=lambda split: (_with_split(length, slots, split), split))
 
 
 def checkpoints_while_reversing(length: int, slots: int) -> list[set[int]]:
-    """Return, for each position of a chain, the checkpoints that are stored when the reversal comes to it.
+    """Return, for each position of a chain, the checkpoints that are stored when the reversal reaches it.
 
-    The last entry is what the forward pass stores. Position 0 takes one of the slots.
+    The last entry has the checkpoints of the forward pass. Position 0 occupies a slot.
     """
     held: list[set[int]] = [set() for _ in range(length)]
     stored: list[int] = []
 
     def place(low: int, high: int) -> None:
-        """Store checkpoints on the way from `low` (stored) up to `high`."""
+        """Store checkpoints between `low`, which is stored, and `high`."""
         while high - low > 1 and len(stored) < slots:
             low += first_split(high - low, slots - len(stored))
             stored.append(low)

@@ -1,4 +1,4 @@
-"""Checkmate's mixed-integer program (Jain et al., MLSys 2020, equations 2 to 9) for HiGHS, which scipy carries."""
+"""Checkmate's mixed-integer program (Jain et al., MLSys 2020, equations 2 to 9), solved by HiGHS through scipy."""
 
 import importlib.util
 import time
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import UsageError
-from workloads.dtr.static.graph import Dag
-from workloads.dtr.static.schedule import Stages
+from iotwin.common.errors import UsageError
+from iotwin.workloads.dtr.static.graph import Dag
+from iotwin.workloads.dtr.static.schedule import Stages
 
 
 @dataclass(frozen=True)
-class Solution:
-    """What the solver found: 'optimal', 'feasible' (time was up), 'timeout' (with nothing) or 'infeasible'."""
+class ProgramSolution:
+    """The solver's result: 'optimal', 'feasible' (stopped by the time limit), 'timeout' (nothing found) or 'infeasible'."""
 
     status: str
     cost: float | None
@@ -25,7 +25,7 @@ class Solution:
 
 
 class _Program:
-    """Variables R[t, i], S[t, i] (i < t), FREE[t, edge] (its end <= t) and U[t, k] (k <= t); rows are gathered one by one."""
+    """Variables R[t, i], S[t, i] (i < t), FREE[t, edge] (end of the edge <= t) and U[t, k] (k <= t), and the constraints."""
 
     def __init__(self, dag: Dag, budget: int) -> None:
         self.dag, self.count = dag, len(dag)
@@ -66,20 +66,20 @@ class _Program:
         self.high.append(high)
 
     def _r(self, stage: int, node: int, factor: float) -> tuple[list[tuple[int, float]], float]:
-        """Return R[stage, node] as terms and a constant: a stage's own node is always computed."""
+        """Return factor * R[stage, node] as (terms, constant). It is constant for the stage's own node: R is 1."""
         return ([], factor) if node == stage else ([(self.computed(stage, node), factor)], 0.0)
 
     def _build(self) -> None:
         for stage in range(self.count):
             for node in range(stage):
-                if stage + 1 < self.count:  # kept after only what was kept or computed before
+                if stage + 1 < self.count:  # a value can be kept only if it was kept or computed before
                     terms = [
                         (self.kept(stage + 1, node), 1.0),
                         (self.kept(stage, node), -1.0),
                         (self.computed(stage, node), -1.0),
                     ]
                     self._row(terms, -np.inf, 0.0)
-            for low, high in self.dag.edges:  # arguments are computed or kept
+            for low, high in self.dag.edges:  # arguments must be computed or kept
                 if high <= stage:
                     terms, constant = self._r(stage, high, 1.0)
                     self._row([*terms, (self.computed(stage, low), -1.0), (self.kept(stage, low), -1.0)], -np.inf, -constant)
@@ -117,10 +117,10 @@ class _Program:
             )
 
 
-def solve(dag: Dag, budget: int, time_limit: float, relaxed: bool = False) -> Solution:
-    """Return the least-cost stages under `budget`, or, `relaxed`, the linear program's, whose cost is a lower bound."""
+def solve(dag: Dag, budget: int, time_limit: float, relaxed: bool = False) -> ProgramSolution:
+    """Return the least-cost stages under `budget`. With `relaxed`, solve the linear program; its cost is a lower bound."""
     if importlib.util.find_spec("scipy") is None:
-        raise UsageError("the integer program needs scipy; install iotwin[dtr], or choose a solver that does without")
+        raise UsageError("the integer program needs scipy; install iotwin[dtr], or choose another solver")
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
@@ -146,10 +146,10 @@ def solve(dag: Dag, budget: int, time_limit: float, relaxed: bool = False) -> So
     return _solution(dag, program, found, time.perf_counter() - begin)
 
 
-def _solution(dag: Dag, program: _Program, found: Any, seconds: float) -> Solution:
+def _solution(dag: Dag, program: _Program, found: Any, seconds: float) -> ProgramSolution:
     base = float(sum(dag.cost))
     if found.x is None:
-        return Solution("infeasible" if found.status == 2 else "timeout", None, None, None, None, seconds)
+        return ProgramSolution("infeasible" if found.status == 2 else "timeout", None, None, None, None, seconds)
     kept = np.zeros((program.count, program.count))
     computed = np.eye(program.count, dtype=bool)
     for stage in range(program.count):
@@ -158,4 +158,6 @@ def _solution(dag: Dag, program: _Program, found: Any, seconds: float) -> Soluti
             computed[stage, node] = found.x[program.computed(stage, node)] > 0.5
     bound = getattr(found, "mip_dual_bound", None)
     bound = base + (float(bound) if bound is not None else float(found.fun))
-    return Solution("optimal" if found.status == 0 else "feasible", base + float(found.fun), bound, computed, kept, seconds)
+    return ProgramSolution(
+        "optimal" if found.status == 0 else "feasible", base + float(found.fun), bound, computed, kept, seconds
+    )

@@ -1,4 +1,4 @@
-"""Stages to instructions: R is what a stage computes, S what it keeps from the one before; and the check of the result."""
+"""Converts stages to a schedule of instructions and verifies it. R: nodes computed in a stage; S: kept from the stage before."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.dtr.static.graph import Dag
+from iotwin.workloads.dtr.static.graph import Dag
 
 Stages = NDArray[np.bool_]  # (stage, node); in stage t node t is computed for the first time
 COMPUTE, FREE = "compute", "free"
@@ -15,7 +15,7 @@ Instruction = tuple[str, int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What replaying a schedule shows; `fault` is None when it is a schedule of the graph."""
+    """The result of replaying a schedule. `fault` is None if the schedule is valid."""
 
     cost: int
     peak: int
@@ -23,9 +23,9 @@ class Verdict:
 
 
 def cheapest_stages(dag: Dag, kept: Stages) -> tuple[Stages, Stages]:
-    """Return (R, S): the least recomputation that gives what is kept, and S without what nobody uses before its next making.
+    """Return (R, S): the least computation that yields `kept`, and S without values that are recomputed before their next use.
 
-    A node is computed in a stage when it is kept after but not before it, or when something computed there needs it.
+    A stage computes a node if its value is kept after but not before the stage, or if another node of the stage reads it.
     """
     count = len(dag)
     kept = np.tril(kept, -1)
@@ -53,7 +53,7 @@ def _useful(dag: Dag, computed: Stages, kept: Stages) -> Stages:
 
 
 def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
-    """Return the schedule of stages: a value is freed as soon as neither its stage nor what is kept after it needs it."""
+    """Return the schedule of the stages. A value is freed when its stage does not read it again and it is not kept after."""
     made: list[Instruction] = []
     count = len(dag)
     for stage in range(count):
@@ -69,26 +69,26 @@ def instructions(dag: Dag, computed: Stages, kept: Stages) -> list[Instruction]:
 
 
 def verify(dag: Dag, schedule: Sequence[Instruction], budget: int | None = None) -> Verdict:
-    """Replay a schedule, knowing nothing of how it came about: inputs there, no double making, everything made, budget kept."""
+    """Replay a schedule: arguments must be resident, no resident node is recomputed, all nodes are computed, memory <= budget."""
     resident: set[int] = set()
     seen: set[int] = set()
     memory = peak = cost = 0
-    for place, (what, node) in enumerate(schedule):
+    for index, (what, node) in enumerate(schedule):
         if what == FREE:
             if node not in resident:
-                return Verdict(cost, peak, f"instruction {place} frees node {node}, which is not there")
+                return Verdict(cost, peak, f"instruction {index} frees node {node}, which is not resident")
             resident.remove(node)
             memory -= dag.size[node]
             continue
         missing = [arg for arg in dag.args[node] if arg not in resident]
         if missing or node in resident:
-            fault = f"without node {missing[0]}" if missing else "though it is there"
-            return Verdict(cost, peak, f"instruction {place} computes node {node} {fault}")
+            fault = f"without node {missing[0]}" if missing else "though it is resident"
+            return Verdict(cost, peak, f"instruction {index} computes node {node} {fault}")
         resident.add(node)
         seen.add(node)
         memory, cost = memory + dag.size[node], cost + dag.cost[node]
         peak = max(peak, memory)
         if budget is not None and memory > budget:
-            return Verdict(cost, peak, f"instruction {place} needs {memory} of {budget}")
+            return Verdict(cost, peak, f"instruction {index} needs {memory} of {budget}")
     unmade = set(range(len(dag))) - seen
     return Verdict(cost, peak, f"node {min(unmade)} is never computed" if unmade else None)

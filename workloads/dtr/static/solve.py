@@ -1,24 +1,24 @@
-"""The planners by name: each gives the cheapest schedule it finds under a budget, verified."""
+"""The static planners by name. Each returns its cheapest schedule under a budget, verified by a replay."""
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import UsageError, nearest
-from workloads.dtr.heuristics import heuristic_named
-from workloads.dtr.simulator import Settings, simulate
-from workloads.dtr.static import baselines
-from workloads.dtr.static.graph import Dag, to_graph
-from workloads.dtr.static.milp import solve
-from workloads.dtr.static.schedule import COMPUTE, FREE, Instruction, Stages, cheapest_stages, instructions, verify
+from iotwin.common.errors import UsageError, nearest
+from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
+from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, simulate
+from iotwin.workloads.dtr.static import baselines
+from iotwin.workloads.dtr.static.graph import Dag, to_graph
+from iotwin.workloads.dtr.static.milp import solve
+from iotwin.workloads.dtr.static.schedule import COMPUTE, FREE, Instruction, Stages, cheapest_stages, instructions, verify
 
 _ROUNDING_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a planner found; `bound` is a proven lower bound of any plan's cost, `schedule` what `verified` was replayed on."""
+class RematerializationPlan:
+    """A planner's result. `bound` is a proven lower bound of any plan's cost; `verified` is the outcome of a replay."""
 
     solver: str
     budget: int
@@ -31,7 +31,7 @@ class Plan:
     schedule: tuple[Instruction, ...] = ()
 
     def document(self, base_cost: int, fixed_bytes: int) -> dict[str, Any]:
-        """Return the result as a document; budgets and peaks include what is always resident."""
+        """Return the JSON document of the result. Its budget and peak include `fixed_bytes`, which are always resident."""
         return {
             "solver": self.solver,
             "budget": self.budget + fixed_bytes,
@@ -45,74 +45,74 @@ class Plan:
         }
 
 
-def _plan(dag: Dag, solver: str, budget: int, kept: Stages) -> Plan:
+def _plan(dag: Dag, solver: str, budget: int, kept: Stages) -> RematerializationPlan:
     schedule = tuple(instructions(dag, *cheapest_stages(dag, kept)))
-    return _checked(dag, Plan(solver, budget, "feasible", schedule=schedule))
+    return _checked(dag, RematerializationPlan(solver, budget, "feasible", schedule=schedule))
 
 
-def _checked(dag: Dag, plan: Plan) -> Plan:
+def _checked(dag: Dag, plan: RematerializationPlan) -> RematerializationPlan:
     verdict = verify(dag, plan.schedule)
     if verdict.fault is not None:
-        raise RuntimeError(f"{plan.solver} made no schedule: {verdict.fault}")
+        raise RuntimeError(f"the schedule of {plan.solver} is invalid: {verdict.fault}")
     return replace(plan, cost=verdict.cost, peak=verdict.peak, verified=verdict.peak <= plan.budget)
 
 
-def _cheapest(dag: Dag, solver: str, budget: int, candidates: Iterable[Stages]) -> Plan:
-    """Return the cheapest plan within the budget; without one 'infeasible', with the least peak that was found."""
+def _cheapest(dag: Dag, solver: str, budget: int, candidates: Iterable[Stages]) -> RematerializationPlan:
+    """Return the cheapest plan within the budget; if there is none, an 'infeasible' one with the least peak found."""
     best, least = None, None
     for kept in candidates:
         plan = _plan(dag, solver, budget, kept)
         if plan.verified and (best is None or _order(plan) < _order(best)):
             best = plan
         least = plan.peak if least is None or plan.peak is None else min(least, plan.peak)
-    return best or Plan(solver, budget, "infeasible", peak=least)
+    return best or RematerializationPlan(solver, budget, "infeasible", peak=least)
 
 
-def _order(plan: Plan) -> tuple[int, int]:
+def _order(plan: RematerializationPlan) -> tuple[int, int]:
     return plan.cost or 0, plan.peak or 0
 
 
-def _integer(dag: Dag, budget: int, time_limit: float, seed: int) -> Plan:
+def _integer(dag: Dag, budget: int, time_limit: float, seed: int) -> RematerializationPlan:
     found = solve(dag, budget, time_limit)
-    plan = Plan("ilp", budget, found.status, bound=found.bound)
+    plan = RematerializationPlan("ilp", budget, found.status, bound=found.bound)
     if found.kept is None:
         return plan
     made = _plan(dag, "ilp", budget, found.kept > 0.5)
     return replace(made, status=found.status, bound=found.bound)
 
 
-def _bound(dag: Dag, budget: int, time_limit: float, seed: int) -> Plan:
+def _bound(dag: Dag, budget: int, time_limit: float, seed: int) -> RematerializationPlan:
     found = solve(dag, budget, time_limit, relaxed=True)
-    return Plan("lp-bound", budget, found.status, bound=found.cost)
+    return RematerializationPlan("lp-bound", budget, found.status, bound=found.cost)
 
 
-def _rounded(dag: Dag, budget: int, time_limit: float, seed: int) -> Plan:
+def _rounded(dag: Dag, budget: int, time_limit: float, seed: int) -> RematerializationPlan:
     found = solve(dag, int(budget * _ROUNDING_SHARE), time_limit, relaxed=True)
     if found.kept is None:
-        return Plan("lp-round", budget, found.status)
+        return RematerializationPlan("lp-round", budget, found.status)
     return _cheapest(dag, "lp-round", budget, baselines.rounded_plans(found.kept, seed))
 
 
-def _dynamic(dag: Dag, budget: int, name: str, seed: int) -> Plan:
-    """Run the simulator and write down what it did as a static schedule."""
+def _dynamic(dag: Dag, budget: int, name: str, seed: int) -> RematerializationPlan:
+    """Run the simulator and return its actions as a static schedule."""
     solver, graph = f"dtr:{name}", to_graph(dag)
-    run = simulate(graph, Settings(heuristic_named(name), budget, overhead_limit=float("inf"), seed=seed, events=True))
+    run = simulate(graph, SimulationSettings(heuristic_named(name), budget, overhead_limit=float("inf"), seed=seed, events=True))
     if run.result != "pass" or run.events is None:
-        return Plan(solver, budget, "infeasible")
-    from workloads.dtr.telemetry import KINDS
+        return RematerializationPlan(solver, budget, "infeasible")
+    from iotwin.workloads.dtr.simulator.telemetry import KINDS
 
     words = {"compute": COMPUTE, "recompute": COMPUTE, "evict": FREE, "free": FREE}
     kinds = [words.get(KINDS[kind]) for kind in run.events.kind.tolist()]
     schedule = tuple((what, ident) for what, ident in zip(kinds, run.events.ident.tolist(), strict=True) if what)
-    plan = _checked(dag, Plan(solver, budget, "feasible", schedule=schedule))
+    plan = _checked(dag, RematerializationPlan(solver, budget, "feasible", schedule=schedule))
     if (plan.peak, plan.cost) != (run.peak, run.clock - 1):
         raise RuntimeError(
-            f"{solver}: the simulator says {run.peak} and {run.clock - 1}, its schedule {plan.peak} and {plan.cost}"
+            f"{solver}: the simulator reports {run.peak} and {run.clock - 1}, its schedule has {plan.peak} and {plan.cost}"
         )
     return plan
 
 
-def _rule(name: str, stages: Callable[[Dag], Iterable[Stages]]) -> Callable[[Dag, int, float, int], Plan]:
+def _rule(name: str, stages: Callable[[Dag], Iterable[Stages]]) -> Callable[[Dag, int, float, int], RematerializationPlan]:
     return lambda dag, budget, time_limit, seed: _cheapest(dag, name, budget, stages(dag))
 
 
@@ -134,7 +134,7 @@ RULES: dict[str, Callable[[Dag], Iterable[Stages]]] = {
     "checkpoint-all-ap": _one(lambda dag: baselines.keep_checkpoints(dag, dag.separators())),
     "checkpoint-last": _one(baselines.keep_last),
 }
-SOLVERS: dict[str, Callable[[Dag, int, float, int], Plan]] = {
+SOLVERS: dict[str, Callable[[Dag, int, float, int], RematerializationPlan]] = {
     "ilp": _integer,
     "lp-bound": _bound,
     "lp-round": _rounded,
@@ -144,7 +144,7 @@ ALL = (*SOLVERS, "dtr:DTR", "dtr:DTREqClass", "dtr:DTRLocal", "dtr:LRU")
 
 
 def check_solver(name: str) -> str:
-    """Return the name; UsageError for one that is no solver."""
+    """Return `name`. Raises UsageError if there is no such solver."""
     if name.startswith("dtr:"):
         heuristic_named(name[4:])
     elif name not in SOLVERS:
@@ -152,8 +152,8 @@ def check_solver(name: str) -> str:
     return name
 
 
-def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int = 0) -> Plan:
-    """Return what `solver` makes of a graph under a budget (bytes beside `dag.fixed_bytes`)."""
+def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int = 0) -> RematerializationPlan:
+    """Return the plan of `solver` under a budget in bytes, without `dag.fixed_bytes`."""
     begin = time.perf_counter()
     if solver.startswith("dtr:"):
         found = _dynamic(dag, budget, heuristic_named(solver[4:]).name, seed)
@@ -163,14 +163,14 @@ def plan(dag: Dag, solver: str, budget: int, time_limit: float = 60.0, seed: int
 
 
 def lower_bound(dag: Dag) -> int:
-    """Return bytes that no schedule does without: the largest node with its arguments."""
+    """Return a lower bound of every schedule's memory in bytes: the largest sum of a node and its arguments."""
     return max((dag.size[node] + sum(dag.size[arg] for arg in set(dag.args[node])) for node in range(len(dag))), default=0)
 
 
 def max_batch(dag: Dag, solver: str, memory: int, time_limit: float = 60.0, seed: int = 0) -> int:
-    """Return the most times that all sizes may grow so that `solver` still fits `memory` with at most one more forward pass.
+    """Return the largest batch that `solver` fits into `memory` with at most one extra forward pass, 0 if none.
 
-    `dag` is the graph of a batch of one (or of the unit in which batches grow); `fixed_bytes` do not grow.
+    `dag` is the graph of a batch of one (or of one unit of a batch); `fixed_bytes` do not grow with the batch.
     """
     most_cost = sum(dag.cost) + sum(dag.cost[: dag.forward])
 

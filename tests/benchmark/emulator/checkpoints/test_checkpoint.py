@@ -22,7 +22,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark.config import (
+from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
+from iotwin.benchmark.emulator.checkpoints.plan import files_written
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.results.write import write_results
+from iotwin.benchmark.emulator.run import emulate
+from iotwin.common import direct_io
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.workload_yaml import (
     Checkpoint,
     CheckpointFile,
     Config,
@@ -37,23 +45,15 @@ from benchmark.config import (
     dump,
     load,
 )  # fmt: skip
-from benchmark.emulator.checkpoints.own_files import OwnFiles
-from benchmark.emulator.checkpoints.plan import files_written
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.emulator.results.write import write_results
-from benchmark.emulator.run import emulate
-from common import direct_io
-from common.errors import IotwinError, UsageError
-from common.numbers.sleeper import Sleeper
 from tests.benchmark.strace import calls_of, needs_strace, strace
 from tests.conftest import PATIENCE_S, knows_direct
 
 MARKER = "iotwin-emulated.txt"
 WRITE_ONE = """
 import sys
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.config import load
-from common.errors import IotwinError, UsageError
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.workload_yaml import load
+from iotwin.common.errors import IotwinError, UsageError
 try:
     for epoch in (1, 2, 3):
         CheckpointWriter(load(sys.argv[1])).save(epoch)
@@ -91,7 +91,7 @@ def test_the_seconds_of_a_checkpoint_are_spent_where_they_were_found(tmp_path: P
         return int(done[-1])
 
     monkeypatch.setattr(Sleeper, "sleep", lambda self, seconds: done.append(round(seconds, 9)))
-    monkeypatch.setattr("benchmark.emulator.checkpoints.one_file.write_once", write)
+    monkeypatch.setattr("iotwin.benchmark.emulator.checkpoints.one_file.write_once", write)
     section = TwinCheckpoint(
         files=[CheckpointFile(name="m.pt", write_sizes=[(100, 4)])],
         serialization_time=0.08,
@@ -366,8 +366,8 @@ def test_the_newest_whole_checkpoint_is_read_back(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.config import load
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.workload_yaml import load
 writer = CheckpointWriter(load(sys.argv[1]))
 for epoch in range(1, 1000):
     writer.save(epoch)
@@ -448,7 +448,7 @@ def test_the_log_tells_a_rate_of_what_was_written_while_training_waited(tmp_path
     config.output.folder = str(tmp_path)
     summary = write_results(config, [emulate(config, None)])
     finished = [line for line in (tmp_path / "dlio.log").read_text().splitlines() if "Finished saving" in line]
-    assert len(finished) == 2 and all(("written beside training" in line) == asynchronous for line in finished)
+    assert len(finished) == 2 and all(("written during training" in line) == asynchronous for line in finished)
     stats = json.loads((tmp_path / "0_per_epoch_stats.json").read_text())["1"]
     assert all((stats[name]["throughput"] is None) == asynchronous for name in ("save_ckpt1", "save_ckpt2"))
     assert stats["load_ckpt1"]["throughput"] > 0 and summary["metric"]["save_checkpoint_io_mean_GB_per_second"] > 0

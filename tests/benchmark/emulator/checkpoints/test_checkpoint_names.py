@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmark.config import Config, Model, Parallelism
-from benchmark.emulator.checkpoints.model_states import states_read, states_written
+from iotwin.benchmark.emulator.checkpoints.model_states import states_read, states_written
+from iotwin.workload_yaml import Config, Model, Parallelism
 
 
 def model(zero_stage: int = 0, tensor: int = 2, framework: str = "pytorch") -> Config:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmark import config as c
-from benchmark.emulator.checkpoints.one_file import FileWriter
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.emulator.ranks import Rank, run_local
-from benchmark.emulator.readers.listed import ToItsEnd
-from common.errors import IotwinError, UsageError
+from iotwin import workload_yaml as c
+from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.ranks import Rank, run_local
+from iotwin.benchmark.emulator.readers.listed import ToItsEnd
+from iotwin.common.errors import IotwinError, UsageError
 from tests.processes import wait_for
 
 NAMES = {"step-{step}/rank-0.raw": 0, "LATEST": 0, "step-{step}/rank-1.raw": 1, "step-{step}/manifest.json": 0}
@@ -180,7 +180,7 @@ def test_a_run_that_goes_on_looks_at_what_is_there_verifies_it_and_reads_it(tmp_
 
 
 def test_what_names_a_folder_is_synced_after_it(tmp_path, monkeypatch):
-    from benchmark.emulator.checkpoints import folders, writer
+    from iotwin.benchmark.emulator.checkpoints import folders, writer
 
     synced: list[tuple[str, bool]] = []
     for module in (folders, writer):

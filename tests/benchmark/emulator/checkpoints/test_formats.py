@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from benchmark import config as c
-from benchmark.emulator.checkpoints.formats import as_format
-from benchmark.emulator.checkpoints.one_file import FileWriter
-from benchmark.emulator.checkpoints.plan import files_written
-from benchmark.emulator.checkpoints.planned import PlannedFile
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.emulator.ranks import Rank, run_local
-from common.errors import IotwinError, UsageError
+from iotwin import workload_yaml as c
+from iotwin.benchmark.emulator.checkpoints.formats import as_format
+from iotwin.benchmark.emulator.checkpoints.one_file import FileWriter
+from iotwin.benchmark.emulator.checkpoints.plan import files_written
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.ranks import Rank, run_local
+from iotwin.common.errors import IotwinError, UsageError
 from tests.benchmark.strace import Call, needs_strace, strace
 from tests.conftest import PATIENCE_S
 
@@ -36,8 +36,8 @@ else:
 """
 EMULATED = """
 import sys
-from benchmark.config import load
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.workload_yaml import load
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 CheckpointWriter(load(sys.argv[1])).save(1)
 """
 

@@ -9,15 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.config import Checkpoint, CheckpointPolicy, Config, Dataset, Model, Reader, Train, Twin, TwinCheckpoint, Workflow
-from benchmark.config.check import convert
-from benchmark.emulator.checkpoints import snapshot
-from benchmark.emulator.checkpoints.background import Background, Took
-from benchmark.emulator.checkpoints.frequency import Frequency
-from benchmark.emulator.checkpoints.writer import CheckpointWriter
-from benchmark.emulator.results.write import write_results
-from benchmark.emulator.run import emulate
-from common.errors import UsageError
+from iotwin.benchmark.emulator.checkpoints import snapshot
+from iotwin.benchmark.emulator.checkpoints.background import Background, Took
+from iotwin.benchmark.emulator.checkpoints.frequency import Frequency
+from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.results.write import write_results
+from iotwin.benchmark.emulator.run import emulate
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import (
+    Checkpoint,
+    CheckpointPolicy,
+    Config,
+    Dataset,
+    Model,
+    Reader,
+    Train,
+    Twin,
+    TwinCheckpoint,
+    Workflow,
+)
+from iotwin.workload_yaml.conflicts import checked_config
 
 STEP_S = 1.0
 
@@ -159,7 +170,7 @@ def test_a_policy_decides_in_place_of_the_cadence_over_steps_and_beside_that_ove
 
 
 def test_ranks_checkpoint_together(tmp_path):
-    from benchmark.emulator.ranks import run_local
+    from iotwin.benchmark.emulator.ranks import run_local
 
     config = job(tmp_path / "c")
     config.twin.ranks = 2
@@ -235,8 +246,8 @@ def test_checkpoints_that_the_job_does_not_log_are_part_of_its_epochs(tmp_path):
 def test_a_policy_and_another_rule_for_the_same_are_refused():
     raw = {"twin": {"checkpoint": {"policy": {"type": "checkfreq"}, "seconds_between": 5}}}
     with pytest.raises(UsageError, match=r"twin\.checkpoint\.policy: decides alone"):
-        convert(raw, str)
+        checked_config(raw, str)
     with pytest.raises(UsageError, match="overhead"):
-        convert({"twin": {"checkpoint": {"policy": {"overhead": 0}}}}, str)
-    found = convert({"twin": {"checkpoint": {"policy": {"type": "checkfreq"}}}}, str).twin.checkpoint.policy
+        checked_config({"twin": {"checkpoint": {"policy": {"overhead": 0}}}}, str)
+    found = checked_config({"twin": {"checkpoint": {"policy": {"type": "checkfreq"}}}}, str).twin.checkpoint.policy
     assert found == CheckpointPolicy(overhead=0.05, mtbf=None, profile_steps=100)

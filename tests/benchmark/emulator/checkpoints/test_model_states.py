@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.config import Checkpoint, Config, Model, Parallelism, Transformer
-from benchmark.emulator.checkpoints.model_states import states_read, states_written
-from common.errors import UsageError
+from iotwin.benchmark.emulator.checkpoints.model_states import states_read, states_written
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import Checkpoint, Config, Model, Parallelism, Transformer
 
 # Shapes of MLPerf Storage's checkpoint workloads, and their elements and GiB of checkpoint as computed in DLIO's documentation.
 LLAMA = {
@@ -81,6 +81,19 @@ def test_a_subset_of_ranks_writes_its_share_of_a_larger_job() -> None:
     config = workload(shape, layers, data=64, zero_stage=3)
     config.checkpoint = Checkpoint(mode="subset")
     assert total_bytes(config, 8) == pytest.approx(14 * transformer_elements(config) / 8, rel=1e-6)
+
+
+def test_more_ranks_than_a_subset_has_write_a_whole_replica_each_as_dlio_does() -> None:
+    """MLPerf Storage's llama3-8b by two processes: mlpstorage sets `data` to 1."""
+    config = workload(Transformer(1000, 64, 256, 8, 4), 4, data=1, zero_stage=3)
+    config.checkpoint = Checkpoint(mode="subset")
+    first, second = (states_written(config, rank, 2) for rank in range(2))
+    assert [state.name for state in second] == [
+        "zero_pp_rank_1_mp_rank_0_model_states.pt",
+        "zero_pp_rank_1_mp_rank_0_optim_states.pt",
+    ]
+    assert [state.size_bytes for state in second] == [state.size_bytes for state in first]
+    assert sum(state.size_bytes for state in first) == 14 * transformer_elements(config)
 
 
 def test_a_model_that_does_not_fit_the_ranks_is_a_usage_error() -> None:

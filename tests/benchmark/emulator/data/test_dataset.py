@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmark.config import Config, Dataset, Reader, Twin, Workflow
-from benchmark.emulator.data.dataset import SampleSet, open_dataset
-from common.errors import IotwinError
-from datagen.layouts import DlrmLayout
+from iotwin.benchmark.emulator.data.dataset import SampleSet, open_dataset
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.layouts import DlrmLayout
+from iotwin.workload_yaml import Config, Dataset, Reader, Twin, Workflow
 
 ALL = {f"case_{index:05d}" for index in range(10)}
 EVALUATION = {"case_00000", "case_00005"}  # the layout's own split

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark.config import Config, Dataset, Reader, Train
-from benchmark.emulator.data.order import evaluation_batches, training_batches
-from common.numbers.keyed import Purpose, generator
-from common.numbers.permutation import Permutation
-from workloads.policies.cadence import Cadence
+from iotwin.benchmark.emulator.data.order import evaluation_batches, training_batches
+from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.common.numbers.permutation import Permutation
+from iotwin.workload_yaml import Config, Dataset, Reader, Train
+from iotwin.workloads.policies.cadence import Cadence
 
 
 def workload(batch_size: int = 1, shuffle: str = "seed", seed: int = 1, fresh: bool = True, steps: int = -1) -> Config:
@@ -169,8 +169,8 @@ def test_batches_at_any_place_are_those_met_on_the_way() -> None:
 def test_billions_of_samples_take_no_memory() -> None:
     code = """
 import resource
-from benchmark.config import Config, Dataset, Reader
-from benchmark.emulator.data.order import training_batches
+from iotwin.workload_yaml import Config, Dataset, Reader
+from iotwin.benchmark.emulator.data.order import training_batches
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 config = Config(dataset=Dataset(data_folder="d"), reader=Reader(batch_size=2048, sample_shuffle="seed"))
 batches = training_batches(config, 4_195_197_692, 1)

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmark.config import Normal
-from benchmark.emulator.data.dataset import SampleSet
-from benchmark.emulator.data.order import Batch
-from benchmark.emulator.loaders import make_loader, processes
-from benchmark.emulator.loaders.base import Fetched, Fetcher
-from common.errors import IotwinError
-from common.numbers.draws import DrawnTime
-from common.numbers.keyed import Purpose
+from iotwin.benchmark.emulator.data.dataset import SampleSet
+from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.loaders import make_loader, processes
+from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher
+from iotwin.common.errors import IotwinError
+from iotwin.common.numbers.draws import DrawnTime
+from iotwin.common.numbers.keyed import Purpose
+from iotwin.workload_yaml import Normal
 from tests.conftest import PATIENCE_S
 from tests.processes import children, wait_for
 

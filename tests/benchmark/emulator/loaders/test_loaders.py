@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.config import Config, Dataset, Model, Reader, Train, Twin, TwinReader, Workflow, dump
-from benchmark.emulator.data.dataset import open_dataset
-from benchmark.emulator.loaders import open_loader, sampled_batches
-from benchmark.emulator.loaders.base import Fetched
-from common.errors import IotwinError, UsageError
-from common.numbers.permutation import Permutation
-from datagen.generate import generate
-from datagen.layouts import FormatLayout
+from iotwin.benchmark.emulator.data.dataset import open_dataset
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.numbers.permutation import Permutation
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import FormatLayout
+from iotwin.workload_yaml import Config, Dataset, Model, Reader, Train, Twin, TwinReader, Workflow, dump
 from tests.benchmark.strace import needs_strace, strace
 from tests.processes import children
 
@@ -28,9 +28,9 @@ READ_CALLS = "openat,read,pread64,preadv,preadv2,readv,mmap,lseek,dup,fcntl,clos
 FILES = 12
 RUN = """
 import sys
-from benchmark.config import load
-from benchmark.emulator.data.dataset import open_dataset
-from benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.workload_yaml import load
+from iotwin.benchmark.emulator.data.dataset import open_dataset
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
 config = load(sys.argv[1])
 samples = open_dataset(config).train
 with open_loader(config, samples) as loader:
@@ -170,9 +170,9 @@ def test_batches_are_copied_where_asked_for(files: Path) -> None:
 
 PLUGIN = '''
 import numpy as np
-from benchmark.emulator.checkpoints.background import Written
-from benchmark.emulator.loaders.main import MainLoader
-from benchmark.emulator.readers.sample import Sample
+from iotwin.benchmark.emulator.checkpoints.background import Written
+from iotwin.benchmark.emulator.loaders.base import MainLoader
+from iotwin.benchmark.emulator.readers.sample import Sample
 
 
 class FirstBytes:
@@ -229,7 +229,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("plugin")
 def test_plug_ins_of_every_kind_do_the_work(files: Path, tmp_path: Path) -> None:
-    from benchmark.emulator.run import emulate
+    from iotwin.benchmark.emulator.run import emulate
 
     config = workload(
         files, data_loader="in_main", reader_classname="first_bytes", data_loader_sampler="backwards", read_threads=5
@@ -258,7 +258,7 @@ def test_plug_ins_of_every_kind_do_the_work(files: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_plug_in_that_is_not_there_is_a_usage_error(files: Path, tmp_path: Path, key: str, name: str, expected: str) -> None:
-    from benchmark.emulator.checkpoints.open import open_checkpoints
+    from iotwin.benchmark.emulator.checkpoints.open import open_checkpoints
 
     config = workload(files)
     section, _, field = key.partition(".")
@@ -270,7 +270,7 @@ def test_a_plug_in_that_is_not_there_is_a_usage_error(files: Path, tmp_path: Pat
 
 def test_a_run_over_a_million_files_and_billions_of_samples_stays_small(tmp_path: Path) -> None:
     """The parts that hold names, order and batches, as a rank holds them; a sparse file stands in for Criteo's 671 GB."""
-    from datagen.layouts import DlrmLayout
+    from iotwin.datagen.layouts import DlrmLayout
 
     for name, samples in ((DlrmLayout.TRAIN_NAME, 4_195_197_692), (DlrmLayout.TEST_NAME, 1000)):
         with (tmp_path / name).open("wb") as file:

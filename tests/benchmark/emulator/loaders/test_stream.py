@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmark.config import Config, Dataset, Reader, Train, Twin, TwinReader, dump
-from benchmark.emulator.data.dataset import open_dataset
-from benchmark.emulator.data.order import training_batches
-from benchmark.emulator.loaders import open_loader
-from benchmark.emulator.loaders.base import Fetched
-from common.errors import IotwinError
-from datagen.generate import generate
-from datagen.layouts import BertLayout, FormatLayout
+from iotwin.benchmark.emulator.data.dataset import open_dataset
+from iotwin.benchmark.emulator.data.order import training_batches
+from iotwin.benchmark.emulator.loaders import open_loader
+from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import BertLayout, FormatLayout
+from iotwin.workload_yaml import Config, Dataset, Reader, Train, Twin, TwinReader, dump
 from tests.benchmark.strace import Call, needs_strace, strace
 from tests.processes import wait_for
 
 FILES, EACH = 5, 120
 RUN = """
 import sys
-from benchmark.config import load
-from benchmark.emulator.data.dataset import open_dataset
-from benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.workload_yaml import load
+from iotwin.benchmark.emulator.data.dataset import open_dataset
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
 for twin in sys.argv[1:]:
     config = load(twin)
     samples = open_dataset(config).train

@@ -19,15 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from benchmark.config import Config, Dataset, Parquet, Reader, Storage, Twin, TwinReader, Workflow
-from benchmark.emulator.data.dataset import SampleSet, open_dataset
-from benchmark.emulator.readers import local_opener, make_reader
-from benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, scratch
-from common.errors import IotwinError, UsageError
-from datagen.content import Content
-from datagen.generate import generate
-from datagen.layouts import DlrmLayout, FormatLayout
-from iotwin.loops.emulation import Options, generated_layout, run_workload
+from iotwin.benchmark.emulator.data.dataset import SampleSet, open_dataset
+from iotwin.benchmark.emulator.readers import local_opener, make_reader
+from iotwin.benchmark.emulator.readers.access import Buffered, Direct, KeptOpen, Mapped, scratch
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.datagen.content import Content
+from iotwin.datagen.generate import generate
+from iotwin.datagen.layouts import DlrmLayout, FormatLayout
+from iotwin.loops.emulation import EmulationOptions, generated_layout, run_workload
+from iotwin.workload_yaml import Config, Dataset, Parquet, Reader, Storage, Twin, TwinReader, Workflow
 from tests.benchmark.strace import needs_strace, strace
 
 SEED, FILES, EVALUATION_FILES, RECORD_BYTES = 5, 3, 2, 6000
@@ -325,9 +325,9 @@ def test_a_batch_of_the_criteo_file_is_one_read(tmp_path: Path) -> None:
 RUNS = """
 import sys
 import numpy as np
-from benchmark.config import Config, Dataset, Reader, Twin, TwinReader
-from benchmark.emulator.data.dataset import open_dataset
-from benchmark.emulator.loaders import open_loader, sampled_batches
+from iotwin.workload_yaml import Config, Dataset, Reader, Twin, TwinReader
+from iotwin.benchmark.emulator.data.dataset import open_dataset
+from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
 config = Config(
     dataset=Dataset(data_folder=sys.argv[1], format="bin"),
     reader=Reader(batch_size=512, read_threads=0), twin=Twin(reader=TwinReader(random_batches=True)),
@@ -352,8 +352,8 @@ def test_random_batches_are_one_read_each_at_every_place_once(tmp_path: Path) ->
 @pytest.mark.parametrize("way", ["direct", "pieces", "mapped"])
 def test_the_kernel_is_asked_as_chosen(generated: Path, tmp_path: Path, way: str) -> None:
     code = f"""
-from benchmark.config import Config, Dataset, Reader, Twin, TwinReader
-from benchmark.emulator.data.dataset import open_dataset
+from iotwin.workload_yaml import Config, Dataset, Reader, Twin, TwinReader
+from iotwin.benchmark.emulator.data.dataset import open_dataset
 dataset = Dataset(data_folder={str(generated / "bin")!r}, format="bin", num_samples_per_file=4)
 reader = Reader(**{WAYS[way]!r})
 samples = open_dataset(Config(dataset=dataset, reader=reader, twin=Twin(reader=TwinReader(mmap={way == "mapped"})))).train
@@ -402,14 +402,14 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, how: str
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord", "csv", "parquet", "indexed_binary"])
 def test_fewer_samples_than_the_workload_says_are_noticed(generated: Path, name: str) -> None:
     samples = open_dataset(workload(generated / name, name, num_samples_per_file=9)).train
-    with pytest.raises(IotwinError, match=r"holds 4 samples, not the 9 or more that dataset\.num_samples_per_file says"):
+    with pytest.raises(IotwinError, match=r"holds 4 samples, not the 9 or more of dataset\.num_samples_per_file"):
         samples.read(8)
 
 
 @pytest.mark.parametrize("name", ["npy", "npz", "hdf5"])
 def test_samples_of_another_shape_are_noticed(generated: Path, name: str) -> None:
     samples = open_dataset(workload(generated / name, name, record_dims=[3, 4])).train
-    with pytest.raises(IotwinError, match=r"holds samples of shape \(\d+, \d+\), but dataset\.record_dims says \[3, 4\]"):
+    with pytest.raises(IotwinError, match=r"holds samples of shape \(\d+, \d+\), but dataset\.record_dims is \[3, 4\]"):
         samples.read(0)
 
 
@@ -473,11 +473,11 @@ def test_samples_come_out_of_an_object_store(generated: Path, s3_server: str, na
     }  # fmt: skip
     config = workload(Path(name), name)
     config.storage = Storage(storage_type="s3", storage_root="s3://data", storage_options=options)
-    from benchmark.emulator.data.folders import RemoteFolder, open_folder
+    from iotwin.benchmark.emulator.data.folders import RemoteFolder, open_folder
 
     folder, _ = open_folder(config)
     assert isinstance(folder, RemoteFolder) and folder.path == f"s3://data/{name}"
-    from benchmark.emulator.readers.remote import RemoteOpener
+    from iotwin.benchmark.emulator.readers.remote import RemoteOpener
 
     files = RemoteOpener("s3", {"key": "key", "secret": "secret", "endpoint_url": s3_server}).file_system()
     files.put(str(generated / name) + "/", f"data/{name}/", recursive=True)
@@ -503,7 +503,7 @@ def test_a_workload_of_mlperf_storage_generates_into_its_bucket_and_reads_from_t
             "s3_force_path_style": "True", "s3_max_attempts": 3}},
         "reader": {"batch_size": 2}, "output": {"folder": str(tmp_path / "output")},
     }, Config)  # fmt: skip
-    document = run_workload(config, Options())
+    document = run_workload(config, EmulationOptions())
     assert document is not None and document["iotwin"]["bytes_read"] > 4 * 4900
     assert [path.name for path in tmp_path.iterdir()] == ["output"]  # nothing of it is here
     with pytest.raises(IotwinError, match=r"^s3://data/set/unet3d: no such data folder"):  # what it generated, it removed

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.config import load
-from benchmark.config.recording import RENAMED, File, Mark, Op, Pipe
-from benchmark.emulator.recorded.player import Player
-from benchmark.emulator.recorded.run import lateness, replay
-from common.errors import IotwinError, UsageError
-from iotwin.loops.emulation import Options, run_workload
+from iotwin.benchmark.emulator.recorded.player import Player
+from iotwin.benchmark.emulator.recorded.run import lateness, replay
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import file_system_of
+from iotwin.loops.emulation import EmulationOptions, run_workload
+from iotwin.trace_store.schema import FLAG_DIRECT
+from iotwin.workload_yaml import load
+from iotwin.workload_yaml.recording import RENAMED, Mark, Op, Pipe, RecordedFile
 from tests.benchmark.recordings import CREATE, recording, row, write_twin
 from tests.benchmark.strace import needs_strace, strace
 from tests.conftest import knows_direct, run_iotwin
-from tracing_tools.trace.schema import FLAG_DIRECT
 
 SECOND = 1_000_000_000
 PAGE = 4096
@@ -36,12 +37,12 @@ def one_thread() -> list[dict[str, int]]:
     ]  # fmt: skip
 
 
-FILES = [File("x/in.bin", size_bytes=9000), File("part/out.tmp", "out.pt", written=True, made=True)]
+FILES = [RecordedFile("x/in.bin", size_bytes=9000), RecordedFile("part/out.tmp", "out.pt", written=True, made=True)]
 
 
 def test_what_is_written_and_counted_is_what_was_recorded(tmp_path: Path) -> None:
     path = write_twin(tmp_path, recording(one_thread(), FILES))
-    summary = run_workload(load(path), Options())
+    summary = run_workload(load(path), EmulationOptions())
     assert summary is not None
     own = summary["iotwin"]
     assert (own["bytes_read"], own["bytes_written"]) == (9000 + 300_000, 5_000_017)
@@ -60,16 +61,16 @@ def test_files_that_no_emulator_wrote_are_spared(tmp_path: Path, name: str) -> N
     there.parent.mkdir(parents=True)
     there.write_bytes(b"precious")
     with pytest.raises(UsageError, match=rf"made/{name}: exists, and no emulator wrote it"):
-        run_workload(load(path), Options())
+        run_workload(load(path), EmulationOptions())
     assert there.read_bytes() == b"precious"
     there.unlink()
-    assert run_workload(load(path), Options()) and run_workload(load(path), Options())
+    assert run_workload(load(path), EmulationOptions()) and run_workload(load(path), EmulationOptions())
 
 
 @needs_strace
 def test_the_kernel_sees_the_calls_in_the_order_of_the_recording(tmp_path: Path) -> None:
     path = write_twin(tmp_path, recording(one_thread(), FILES))
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(path), "--quiet"]
+    command = [sys.executable, "-m", "iotwin", "emulate", str(path), "--quiet"]
     processes = strace(command, "preadv,preadv2,pread64,pwritev,pwritev2,fsync,close", tmp_path)
     own = [
         (call.name, name, call.result)
@@ -105,10 +106,10 @@ def test_writes_go_past_the_page_cache_as_recorded(tmp_path: Path) -> None:
             row(0, Op.CLOSE, file, fd=4),
         )
     ]
-    files = [File(name, written=True, made=True) for name in ("a.pt", "b.pt")]
+    files = [RecordedFile(name, written=True, made=True) for name in ("a.pt", "b.pt")]
     path = write_twin(tmp_path, recording([*rows, row(0, Op.END)], files))
     told = ["strace", "-f", "-y", "-s", "0", "-e", "trace=openat,fcntl,pwritev,pwritev2", "-o", str(tmp_path / "calls")]
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(path), "--quiet"]
+    command = [sys.executable, "-m", "iotwin", "emulate", str(path), "--quiet"]
     subprocess.run([*told, *command], check=True, capture_output=True)
     there = knows_direct(tmp_path)
     for name in ("a.pt", "b.pt"):
@@ -150,7 +151,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, note: int, slow_s: float) -> None:
 
 @pytest.mark.parametrize("messages", [False, True])
 def test_a_slow_read_delays_what_waited_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: bool) -> None:
-    files = [File("slow", size_bytes=10), File("after", size_bytes=10)]
+    files = [RecordedFile("slow", size_bytes=10), RecordedFile("after", size_bytes=10)]
     path = write_twin(tmp_path, recording(two_processes(), files, [-1, 0], [0, 1], [Pipe(messages)]))
     reader, writer = os.pipe()
     noted(monkeypatch, writer, 0.2)
@@ -171,7 +172,7 @@ def test_threads_hand_over_within_a_process(tmp_path: Path, monkeypatch: pytest.
         row(1, Op.WAIT),
         row(1, Op.OPEN, 1),
     ]
-    files = [File("slow", size_bytes=10), File("after", size_bytes=10)]
+    files = [RecordedFile("slow", size_bytes=10), RecordedFile("after", size_bytes=10)]
     path = write_twin(tmp_path, recording(rows, files, threads=[0, 0], channels=1))
     reader, writer = os.pipe()
     noted(monkeypatch, writer, 0.2)
@@ -182,7 +183,7 @@ def test_threads_hand_over_within_a_process(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_threads_that_wait_for_one_another_are_let_go_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmark.emulator.recorded.process._STUCK_TICKS", 1)
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.process._STUCK_TICKS", 1)
     path = write_twin(tmp_path, recording([row(0, Op.PIPE_READ, 0, size=1), row(0, Op.END)], [], pipes=[Pipe()]))
     assert replay(load(path), None).freed_waits == 1
 
@@ -193,12 +194,12 @@ def test_cut_loop_scale_and_ranks(tmp_path: Path) -> None:
         row(0, Op.READ, offset=0, size=9, at_ns=SECOND),
         row(0, Op.READ, offset=0, size=9, at_ns=3 * SECOND, think_ns=3600 * SECOND),
     ]
-    made = recording(rows, [File("a", size_bytes=9)])
+    made = recording(rows, [RecordedFile("a", size_bytes=9)])
     path = write_twin(tmp_path, made, think_scale=0)
-    assert run_workload(load(path), Options(ranks=2))["iotwin"]["bytes_read"] == 36
+    assert run_workload(load(path), EmulationOptions(ranks=2))["iotwin"]["bytes_read"] == 36
     (tmp_path / "cut").mkdir()
     path = write_twin(tmp_path / "cut", made, cut_s=2, loop=3)
-    assert run_workload(load(path), Options())["iotwin"]["bytes_read"] == 27
+    assert run_workload(load(path), EmulationOptions())["iotwin"]["bytes_read"] == 27
 
 
 def test_a_time_limit_ends_a_replay_early(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_a_time_limit_ends_a_replay_early(tmp_path: Path) -> None:
 def test_pages_of_mapped_files_are_touched(tmp_path: Path) -> None:
     rows = [row(0, Op.OPEN), row(0, Op.MAP, offset=0, size=1 << 40 >> 10), row(0, Op.TOUCH, offset=2 * PAGE),
             row(0, Op.TOUCH, offset=500 * PAGE), row(0, Op.UNMAP), row(0, Op.TOUCH, offset=0), row(0, Op.CLOSE)]  # fmt: skip
-    path = write_twin(tmp_path, recording(rows, [File("m", size_bytes=3 * PAGE)]))
+    path = write_twin(tmp_path, recording(rows, [RecordedFile("m", size_bytes=3 * PAGE)]))
     assert replay(load(path), None).counts["touch"] == 3  # one of them behind the end, which must not be a SIGBUS
 
 
@@ -223,8 +224,8 @@ def test_what_a_process_inherits_it_neither_opens_nor_maps_again(tmp_path: Path)
         row(1, Op.WAIT), row(1, Op.TOUCH, offset=2 * PAGE), row(1, Op.POST, 1),
         row(2, Op.TOUCH, offset=0), row(2, Op.UNMAP), row(2, Op.TOUCH, offset=0),
     ]  # fmt: skip
-    made = recording(rows, [File("m", size_bytes=3 * PAGE)], [-1, 0], [0, 0, 1], channels=2)
-    command = [sys.executable, "-m", "iotwin.main", "emulate", str(write_twin(tmp_path, made)), "--quiet"]
+    made = recording(rows, [RecordedFile("m", size_bytes=3 * PAGE)], [-1, 0], [0, 0, 1], channels=2)
+    command = [sys.executable, "-m", "iotwin", "emulate", str(write_twin(tmp_path, made)), "--quiet"]
     calls = [
         [call.name for call in process if any(path.endswith("/m") for path in call.paths)]
         for process in strace(command, "mmap,close", tmp_path)
@@ -235,7 +236,7 @@ def test_what_a_process_inherits_it_neither_opens_nor_maps_again(tmp_path: Path)
 def test_phases_are_logged_where_they_were(tmp_path: Path) -> None:
     rows = [row(0, Op.MARK, 0), row(0, Op.OPEN), row(0, Op.CLOSE), row(0, Op.MARK, 1)]
     marks = [Mark("epoch", True, epoch=2), Mark("epoch", False, epoch=2)]
-    path = write_twin(tmp_path, recording(rows, [File("a", size_bytes=1)], marks=marks))
+    path = write_twin(tmp_path, recording(rows, [RecordedFile("a", size_bytes=1)], marks=marks))
     done = run_iotwin("emulate", path)
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in done.stdout.splitlines() if line.startswith(":::MLLOG")]
     assert [(line["event_type"], line["metadata"]) for line in lines] == [
@@ -245,13 +246,13 @@ def test_phases_are_logged_where_they_were(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_failing_child_end_in_one_line(tmp_path: Path) -> None:
-    path = write_twin(tmp_path, recording([row(0, Op.OPEN)], [File("a", size_bytes=1)]))
+    path = write_twin(tmp_path, recording([row(0, Op.OPEN)], [RecordedFile("a", size_bytes=1)]))
     (tmp_path / "data" / "a").unlink()
     with pytest.raises(IotwinError, match=r"data/a: is not there"):
         replay(load(path), None)
     (tmp_path / "child").mkdir()
     rows = [row(0, Op.START, 1), row(0, Op.JOIN, 1), row(1, Op.UNLINK)]
-    path = write_twin(tmp_path / "child", recording(rows, [File("gone", written=True, made=True)], [-1, 0], [0, 1]))
+    path = write_twin(tmp_path / "child", recording(rows, [RecordedFile("gone", written=True, made=True)], [-1, 0], [0, 1]))
     with pytest.raises(IotwinError, match="gone No such file"):
         replay(load(path), None)
 
@@ -261,3 +262,27 @@ def test_the_quantiles_of_lateness_are_upper_edges_of_octaves() -> None:
     late[[0, 10, 20]] = 50, 49, 1
     found = lateness(late)
     assert (found["calls"], found["median_s"], found["p99_s"]) == (100, 1e-9, 1024e-9)
+
+
+@pytest.mark.parametrize("op", [Op.PIPE_WRITE, Op.PIPE_READ])
+def test_a_large_message_that_nobody_reads_or_writes_is_given_up_as_a_whole(tmp_path, monkeypatch, op) -> None:
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.process._STUCK_TICKS", 1)
+    rows = [row(0, op, 0, size=(1 << 31) - 1), row(0, Op.END)]
+    replayed = replay(load(write_twin(tmp_path, recording(rows, [], pipes=[Pipe()]))), None)
+    assert replayed.freed_waits >= 1 and not replayed.stopped_early
+
+
+def test_a_found_file_takes_no_room_however_large_it_was(tmp_path) -> None:
+    found = RecordedFile("found", size_bytes=1 << 40, written=True)
+    replay(load(write_twin(tmp_path, recording([row(0, Op.END)], [found]))), None)
+    made = (tmp_path / "made" / "found").stat()
+    assert made.st_size == 1 << 40 and made.st_blocks * 512 < 1 << 20
+
+
+def test_a_found_file_larger_than_any_is_refused_in_one_line(tmp_path) -> None:
+    found = RecordedFile("found", size_bytes=1 << 53, written=True)
+    path = write_twin(tmp_path, recording([row(0, Op.END)], [found]))
+    if file_system_of(tmp_path) != "ext4":
+        pytest.skip("other file systems have files of 8 PiB")
+    with pytest.raises(IotwinError, match="found cannot be made"):
+        replay(load(path), None)

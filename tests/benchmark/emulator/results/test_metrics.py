@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmark.config import Config, OutputMetric
-from benchmark.emulator.checkpoints.background import Written
-from benchmark.emulator.loaders.base import Fetched
-from benchmark.emulator.results.dlio_log import log_lines
-from benchmark.emulator.results.measured import Measured, Span
-from benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
-from benchmark.emulator.results.rank_files import rank_output
-from benchmark.emulator.results.steplog import StepLog, StepParts, StepTable
+from iotwin.benchmark.emulator.checkpoints.background import Written
+from iotwin.benchmark.emulator.journal import Measured, Span, StepLog, StepParts
+from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.benchmark.emulator.results.dlio_log import log_lines
+from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
+from iotwin.benchmark.emulator.results.rank_files import rank_output
+from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.workload_yaml import Config, OutputMetric
 
 SECOND = 1_000_000_000
 GIB = 1 << 30

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark.emulator.results import postprocess
-from benchmark.emulator.results.postprocess import overall, report, statistics
-from common.errors import IotwinError
+from iotwin.benchmark.emulator.results import postprocess
+from iotwin.benchmark.emulator.results.postprocess import overall, report, statistics
+from iotwin.common.errors import IotwinError
 from iotwin.main import main
 from tests.conftest import ROOT
 

@@ -7,20 +7,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmark.config import load
-from benchmark.config.recording import DUPLICATED, RENAMED, Op, Pipe, Recording
-from benchmark.emulator.recorded.run import replay
-from benchmark.fit import fit
-from common.errors import IotwinError
-from datagen.datasets.recorded import write_recipe
-from datagen.layouts.recorded import RecordedLayout
+from iotwin.benchmark.emulator.recorded.run import replay
+from iotwin.benchmark.fit import fit
+from iotwin.common.errors import IotwinError
+from iotwin.datagen.datasets.recorded import write_recipe
+from iotwin.datagen.layouts.recorded import RecordedLayout
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import Host, Manifest, Target
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.writer import write_events, write_tables
+from iotwin.workload_yaml import load
+from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, Op, Pipe, TwinRecording
 from tests.benchmark.recordings import write_twin
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, event_table, write_job
-from tracing_tools.trace import schema
-from tracing_tools.trace.manifest import Host, Manifest, Target
-from tracing_tools.trace.reader import Trace
-from tracing_tools.trace.writer import write_events, write_tables
 
 MS = 1_000_000
 DATA, MADE, PIPE, BACK, OTHER = range(5)
@@ -69,7 +69,7 @@ def moved(at: float, took: float, op: str, pid: int, file: int, size: int, tid: 
     return (at, took, op, pid, tid or pid, file, fd, offset, size, size, 0)
 
 
-def rows_of(recording: Recording, thread: int) -> list[tuple[str, int, float]]:
+def rows_of(recording: TwinRecording, thread: int) -> list[tuple[str, int, float]]:
     """(operation, subject, milliseconds of thought before it) of a thread."""
     first, end = recording.starts()[thread : thread + 2]
     columns = (recording.columns[name][first:end].tolist() for name in ("op", "subject", "think_ns"))
@@ -298,7 +298,8 @@ def test_a_packed_recorded_twin_runs_elsewhere_and_names_nothing(tmp_path: Path)
     (directory / "twin.yaml").write_text(text.replace("job.recording", "twin.recording"))
     (directory / "dataset.csv").write_text("name,size_bytes\nin.bin,1000\n")
     (directory / "summary.json").write_text(
-        '{"overall": 1, "verdict": "", "noise_floor": 1, "best_round": 1, "source": {}, "rounds": [], "assumptions": []}'
+        '{"overall": 1, "verdict": "", "noise_floor": 1, "best_round": 1, "source": {"counts": {}},'
+        ' "rounds": [], "assumptions": []}'
     )
     pack(directory, tmp_path / "x.twin", keep_names=False)
     assert b"in.bin" not in (tmp_path / "x.twin").read_bytes()

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dlio_benchmark import ConfigArguments
-from dlio_benchmark import __file__ as checkout_file
 
 _RANKS = int(os.environ["IOTWIN_DLIO_RANKS"])
 
@@ -40,7 +39,7 @@ class DLIOBenchmark:
         pass
 
     def run(self, *more):
-        command = ["dlio_benchmark", *self._words, "--ranks", str(_RANKS), *more]
+        command = ["mpirun", "-np", str(_RANKS), "dlio_benchmark", *self._words, *more]
         done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=500)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
@@ -56,13 +55,13 @@ class _Framework:
         self._benchmark = benchmark
 
     def init_loader(self, format, epoch, data_loader):
-        from benchmark.config import Place, compose_job
-        from benchmark.emulator.data.dataset import open_dataset
-        from benchmark.emulator.loaders import open_loader, sampled_batches
+        from iotwin.benchmark.emulator.data.dataset import open_dataset
+        from iotwin.benchmark.emulator.loaders import open_loader, sampled_batches
+        from iotwin.workload_yaml import ConfigFolders, compose_job
 
         self._benchmark.run("++workload.workflow.train=False")
         *words, folder = [word for word in self._benchmark._words if not word.startswith("++workload.output.folder")]
-        config = compose_job(words, Place(Path(folder.removeprefix("--config-dir=")))).workload.config
+        config = compose_job(words, ConfigFolders(Path(folder.removeprefix("--config-dir=")))).workload.config
         samples = open_dataset(config).train
         self._loader = open_loader(config, samples, 0, 1, False)
         self._batches = sampled_batches(config, len(samples), epoch)
@@ -84,6 +83,4 @@ def set_dftracer_finalize(value):
 
 
 if __name__ == "__main__":
-    folder = Path(checkout_file).parent / "configs"
-    command = ["dlio_benchmark", *sys.argv[1:], f"--config-dir={folder}"]
-    os.execvpe(command[0], command, _environment())
+    os.execvpe("dlio_benchmark", ["dlio_benchmark", *sys.argv[1:]], _environment())

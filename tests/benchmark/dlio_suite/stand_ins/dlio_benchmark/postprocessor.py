@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmark.emulator.results.postprocess import overall
+from iotwin.benchmark.emulator.results.postprocess import overall
 
 
 class DLIOPostProcessor:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmark.config import Place, compose_job, job_text
+from iotwin.workload_yaml import ConfigFolders, compose_job, job_text
 
 _folders = []
 
@@ -25,7 +25,7 @@ def initialize_config_dir(version_base, config_dir):
 
 
 def compose(config_name, overrides):
-    job = compose_job(overrides, Place(Path(_folders[-1]), None, config_name))
+    job = compose_job(overrides, ConfigFolders(Path(_folders[-1]), None, config_name))
     config = sections(yaml.safe_load(job_text(job)))
     config["workload"].overrides = [*overrides, f"--config-dir={_folders[-1]}"]
     return config

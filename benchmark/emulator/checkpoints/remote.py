@@ -1,0 +1,88 @@
+"""Checkpoints in an object store, or another file system that fsspec knows: an object for each file, in DLIO's layout."""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import BinaryIO
+
+from iotwin.benchmark.emulator.checkpoints.background import Written
+from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent
+from iotwin.benchmark.emulator.checkpoints.plan import checkpoint_number, files_read, files_written, rank_read
+from iotwin.benchmark.emulator.checkpoints.planned import PlannedFile
+from iotwin.benchmark.emulator.data.folders import remote_opener
+from iotwin.common.errors import IotwinError, in_one_line
+from iotwin.workload_yaml import Config
+
+
+class RemoteCheckpoints:
+    """Writes the checkpoints of `rank` of `ranks` below the URL `checkpoint.checkpoint_folder`, and reads the newest back.
+
+    An object appears whole or not at all. Nothing is renamed, synced or removed.
+    """
+
+    def __init__(self, config: Config, rank: int, ranks: int, ranks_per_node: int) -> None:
+        self._config, self._rank, self._ranks, self._ranks_per_node = config, rank, ranks, ranks_per_node
+        self._url = config.checkpoint.checkpoint_folder.rstrip("/")
+        self._opener = remote_opener(config, self._url.partition("://")[0])
+        self._content = CheckpointContent(LARGEST_BYTES, config.train.seed if config.checkpoint.randomize_tensor else None, rank)
+        self._saved: tuple[int, int] | None = None  # (epoch, step) of the last one
+
+    def save(self, epoch: int, step: int = 0) -> list[Written]:
+        """Write the checkpoint after `epoch` and `step`; return its files. IotwinError, naming the object, if one is refused."""
+        written = [self._write(file, epoch) for file in files_written(self._config, epoch, step, self._rank, self._ranks)]
+        self._saved = epoch, step
+        return written
+
+    def finish(self) -> list[Written]:
+        """Return no files: none is written concurrently with training."""
+        return []
+
+    def load(self) -> list[Written]:
+        """Read what this rank needs of the last checkpoint that it saved, else of the newest whole one; return its files."""
+        number = self._saved or self._newest()
+        if number is None:
+            raise IotwinError(
+                f"{self._url}: holds no whole checkpoint of {self._ranks} ranks; write one first, or correct the URL"
+            )
+        return [self._read(file, number[0]) for file in self._files_read(*number)]
+
+    def _files_read(self, epoch: int, step: int) -> list[PlannedFile]:
+        rank = rank_read(self._config, self._rank, self._ranks, self._ranks_per_node)
+        return files_read(self._config, epoch, step, rank, self._ranks)
+
+    def _newest(self) -> tuple[int, int] | None:
+        """Return (epoch, step) of the newest checkpoint whose objects for this rank are all there; None if there is none."""
+        files = self._opener.file_system()
+        with self._one_line(self._url):
+            names = files.ls(self._url, detail=False) if files.exists(self._url) else []
+        numbers = {number for name in names if (number := checkpoint_number(name.rstrip("/").rpartition("/")[2]))}
+        return next((number for number in sorted(numbers, reverse=True) if self._is_whole(number)), None)
+
+    def _is_whole(self, number: tuple[int, int]) -> bool:
+        with suppress(IotwinError):  # of an object that is missing
+            return all(
+                self._opener(f"{self._url}/{file.name}").size_bytes == file.size_bytes for file in self._files_read(*number)
+            )
+        return False
+
+    def _write(self, file: PlannedFile, epoch: int) -> Written:
+        path, files, start_ns = f"{self._url}/{file.name}", self._opener.file_system(), time.monotonic_ns()
+        with self._one_line(path), files.open(path, "wb") as target:
+            for size_bytes in file.sizes():
+                self._content.write(size_bytes, partial(_write_all, target))
+        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+
+    def _read(self, file: PlannedFile, epoch: int) -> Written:
+        start_ns = time.monotonic_ns()
+        with self._opener(f"{self._url}/{file.name}") as source:
+            for offset in range(0, file.size_bytes, LARGEST_BYTES):
+                source.read(offset, min(LARGEST_BYTES, file.size_bytes - offset))
+        return Written(epoch, file.name, file.size_bytes, start_ns, time.monotonic_ns() - start_ns)
+
+    def _one_line(self, path: str) -> AbstractContextManager[None]:
+        return in_one_line(f"{path}: the checkpoint cannot be written", "check the URL, storage.storage_options and the network")
+
+
+def _write_all(target: BinaryIO, parts: Sequence[memoryview]) -> int:
+    return sum(target.write(part) for part in parts)

@@ -1,0 +1,71 @@
+"""One writer for a directory: a lock file that refuses a second holder, in other processes and in this one."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from iotwin.common.beneath import open_beneath
+from iotwin.common.errors import IotwinError
+
+_Identity = tuple[int, int]  # device and inode
+_held: dict[int, _Identity] = {}  # by descriptor
+_admission = threading.Lock()
+
+
+def hold_lock(path: Path) -> int:
+    """Return a descriptor of the lock file `path`, which is made if missing and locked until `release_lock` or a kill.
+
+    Child processes inherit the descriptor, not the lock. Raises IotwinError if this or another process holds the lock, if `path`
+    is a link or no file, and if it cannot be made or locked.
+    """
+    with _admission:
+        # Asked first: lockf admits its own process again, and closing any descriptor of the file would end the lock on it.
+        if _identity_at(path) in _held.values():
+            raise _refusal(path)
+        try:
+            descriptor = open_beneath(path.parent, path.name, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise IotwinError(f"{path} cannot be made or opened: {error.strerror}; choose another directory") from None
+        try:
+            # Not flock: loader processes would inherit it and hold it for seconds after a kill.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, (BlockingIOError, PermissionError)):
+                raise _refusal(path) from None
+            raise IotwinError(f"{path} cannot be locked: {error.strerror}; choose a directory on another file system") from None
+        _held[descriptor] = _identity(os.fstat(descriptor))
+        return descriptor
+
+
+def release_lock(descriptor: int) -> None:
+    """End the lock that `hold_lock` returned."""
+    with _admission:
+        _held.pop(descriptor, None)
+        os.close(descriptor)
+
+
+def _identity(found: os.stat_result) -> _Identity:
+    return found.st_dev, found.st_ino
+
+
+def _identity_at(path: Path) -> _Identity | None:
+    try:
+        return _identity(os.lstat(path))
+    except OSError:
+        return None
+
+
+def _refusal(path: Path) -> IotwinError:
+    return IotwinError(f"{path.parent} is being written by another job; wait for it or choose another directory")
+
+
+def _forget_all() -> None:
+    """Begin a forked process without the locks, which stay with its parent."""
+    global _admission
+    _held.clear()
+    _admission = threading.Lock()  # another thread may have held it at the fork
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,53 @@
+"""What a cell's result depends on. The result keeps it, so that it is never taken for the result of other options or data."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from iotwin.common.foreign_files import read_foreign
+from iotwin.common.workloads import EMULATED
+from iotwin.loops.experiments.cell import image_of
+from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet
+
+_LARGEST_FILE_BYTES = 64 << 20
+_LONGEST_SHOWN = 80  # characters of a value in a message
+Inputs = dict[str, Any]
+
+
+def inputs_of(experiment: Experiment, cell: Cell) -> Inputs:
+    """Return what `cell` depends on besides its name, as JSON has it; of files that it names the SHA-256 of their content."""
+    inputs: Inputs = {
+        "options": cell.options,
+        "data": inputs_of_data(experiment.data[cell.data]),
+        "seed": experiment.seed,
+        "gpus": experiment.gpus,
+        "image": image_of(experiment, cell) if experiment.container else None,
+    }
+    if cell.variant == "sleep":
+        inputs["sleep"] = _with_content(str(cell.jobs.sleep))
+    if cell.variant == EMULATED:
+        inputs["emulate"] = [_with_content(cell.jobs.emulate[0]), *cell.jobs.emulate[1:]]
+    return inputs
+
+
+def inputs_of_data(data: ExperimentDataSet) -> Inputs:
+    """Return what a data set depends on: its workload, and its folder or how it is generated."""
+    folder = None if data.folder is None else str(Path(data.folder).absolute())
+    return {"workload": data.workload, "folder": folder, "generate": data.generate}
+
+
+def _with_content(word: str) -> str:
+    """Return `word` itself, or the SHA-256 of the file's content if it names one."""
+    path = Path(word)
+    return f"sha256:{hashlib.sha256(read_foreign(path, _LARGEST_FILE_BYTES)).hexdigest()}" if path.is_file() else word
+
+
+def difference(before: Any, now: Any, key: str = "") -> str | None:
+    """Return the first value that differs, by its key, as `options.steps was 2 and is 7`; None if all are equal."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = sorted({*map(str, before), *now})
+        found = (difference(before.get(name), now.get(name), f"{key}.{name}" if key else name) for name in names)
+        return next((each for each in found if each), None)
+    there, here = (json.dumps(value, sort_keys=True) for value in (before, now))
+    return None if there == here else f"{key} was {there[:_LONGEST_SHOWN]} and is {here[:_LONGEST_SHOWN]}"

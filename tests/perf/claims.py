@@ -1,0 +1,142 @@
+"""What docs/performance.md promises, in plain words: each claim, and the pattern of the figures that hold it."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Claim:
+    """One row of the page."""
+
+    what: str
+    subject: str  # of tests/perf/subjects.py
+    figures: str  # regular expression for the whole names of the figures
+    unit: str = ""
+
+
+@dataclass
+class Section:
+    """One table of the page: what a user gains, and compared with whom."""
+
+    title: str
+    text: str
+    claims: list[Claim]
+
+
+INTRODUCTION = """# Performance
+
+This page is generated from `tests/perf/records`. Do not edit it: see [CONTRIBUTING](../CONTRIBUTING.md#measurements).
+
+* Repeat a row with `python -m tests.perf NAME`, where NAME is its last column. That also records the new values.
+* `make perf` lists the subjects whose figures are out of date, each with its command.
+* † marks figures measured with an earlier program: their code has changed since.
+* Several figures in one row are shown as the range from the lowest to the highest. The record of each gives its load and details,
+  and `tests/perf/perf_NAME.py` its method.
+* A ratio compares two programs that ran alternately on the same machine, so that other load slows both. It is a ratio of medians.
+"""
+
+SECTIONS = [
+    Section(
+        "Tracing",
+        "A traced job keeps its speed, and its trace is complete. Rivals trace the same C program, which reads a cached file.\n"
+        "Tracepoints alone cost most of what is missed: the details of these records have the cost of programs that do nothing.",
+        [
+            Claim("read of 4 KiB from the page cache: time traced / untraced", "capture", r"cached preads of 4 KiB: traced .*"),
+            Claim("the same, 64 KiB", "capture", r"cached preads of 64 KiB: traced .*"),
+            Claim("training of unet3d: time traced / untraced", "capture", r"unet3d training: traced .*"),
+            Claim("calls missing from the trace, or counted twice", "capture", r"operations counted otherwise .*"),
+            Claim("tracer killed: length of the trace that is lost", "capture", r"kill -9 of the tracer: seconds lost", "s"),
+            Claim("tracer killed, disk full, Ctrl-C: jobs harmed, traces wrong or unreadable", "faults", r".*"),
+            Claim(
+                "2 million calls a second: calls neither recorded nor counted as lost", "probes", r"two readers, two writers.*"
+            ),
+            Claim("the same: peak memory of the tracer", "probes", r"tracer's memory.*", "MB"),
+            Claim("cost to an untraced program, for each call", "probes", r"an untraced neighbour.*", "ns"),
+            Claim("time from `iotwin trace` to the job's first instruction", "probes", r"start-up.*", "s"),
+            Claim("samples of CPU, memory and disk once a second: share of a CPU", "samplers", r"samplers: share.*"),
+            Claim("time that DFTracer adds to a read / iotwin adds", "probes", r"added time of DFTracer.*"),
+            Claim("the same, bpftrace scripts", "probes", r"added time of bpftrace.*"),
+            Claim("the same, perf trace", "probes", r"added time of perf.*"),
+            Claim("the same, strace -f", "probes", r"added time of strace.*"),
+            Claim("broken or hostile inputs: crashes, hangs, wrong answers", "fuzz", r"fuzzing: findings.*"),
+        ],
+    ),
+    Section(
+        "Twins",
+        "A twin resembles its job as a rerun of the job does. Scores are those of [similarity](similarity.md): 1 is identical.",
+        [
+            Claim("demo: real run compared with its twin", "demo", r"demo: real against twin, overall"),
+            Claim("README: time from the first command to the picture", "newcomer", r"README: seconds.*", "s"),
+            Claim("iotwin's own jobs: twin compared with unseen runs", "held_out", r"\w+: twin against a rerun not fitted.*"),
+            Claim("foreign jobs: twin compared with an unseen run", "unseen", r"(?!fio).*, unseen: twin against.*"),
+            Claim("foreign jobs: bytes read that the twin accounts for", "unseen", r".*: bytes read that its twin accounts for"),
+            Claim("foreign jobs: recorded twin", "unseen", r".*, a recorded twin: against.*"),
+            Claim("foreign jobs: edited twin compared with the job so changed", "unseen", r".*: edited twin against the job.*"),
+            Claim("four shapes of fio", "unseen", r"fio's .*"),
+            Claim("killed and resumed jobs: twin", "resume", r".*(twin against a resumed run|edited twin of the job).*"),
+            Claim("other storage: error of the twin's predicted duration", "respond", r"respond: .*"),
+            Claim("best rival's distance from the job / our twin's", "rivals", r"rivals: .*"),
+            Claim("reruns that the verdict calls alike", "verdict", r".*reruns, % called alike", "%"),
+            Claim("wrong twins that the verdict calls different", "verdict", r".*wrong twins, % called different", "%"),
+            Claim("runs and twins whose nearest job is their own", "identification", r"identification: .*", "%"),
+            Claim("fitted counts that differ from the job's", "fitted", r"fitted counts.*"),
+            Claim("fitted sizes and times: largest error", "fitted", r"fitted (sizes|times).*"),
+        ],
+    ),
+    Section(
+        "Data sets and emulator",
+        "The emulator replaces dlio_benchmark 2.0.0 at a fraction of its processor time, and uses the disk as fio and dd do.",
+        [
+            Claim("generation: bytes per second / dd's", "datagen", r"generate .*: bytes/s over dd's"),
+            Claim("generation: DLIO's processor time / ours, each format", "datagen", r"generate .*: upstream's CPU over ours"),
+            Claim("smallest run: DLIO's processor time / ours", "emulator", r"smallest emulated run: DLIO's.*"),
+            Claim("start with 4.2 billion shuffled samples: processor time", "emulator", r"4\.2 billion samples: CPU.*", "s"),
+            Claim("accelerator utilisation without I/O, steps of 10 ms", "emulator", r"AU without I/O at 10 ms.*", "%"),
+            Claim("six MLPerf workloads: samples/s, ours / DLIO's", "dlio", r".*: samples/s, ours over upstream's"),
+            Claim("reading files: bytes per second / fio's", "reading", r"read .*"),
+            Claim("loading: samples per processor second / DLIO's", "reading", r"load .*"),
+            Claim("checkpoint with fsync: bytes per second / fio's", "reading", r"checkpoint of 1 GiB.*"),
+        ],
+    ),
+    Section(
+        "Reading traces",
+        "Traces of ten million calls and more are analysed in seconds and in bounded memory.",
+        [
+            Claim("picture of ten million calls", "visuals", r"timeline PNG of 10 million events: s", "s"),
+            Claim("report of ten million calls", "visuals", r"report of 10 million events: s", "s"),
+            Claim("comparison of ten million calls with ten million", "tracesim", r"compare 10 million.*", "s"),
+            Claim("import of strace text: line-by-line time / ours", "visuals", r"import of .*preparation's.*"),
+        ],
+    ),
+    Section(
+        "Checkpoints",
+        "No kill and no power cut loses a committed checkpoint, and checkpoints hardly slow training.",
+        [
+            Claim("power cut: states without a right checkpoint", "checkpoints", r"\.\.\. (without a checkpoint|that load).*"),
+            Claim(
+                "kill, disk error or full disk at a system call: checkpoints lost", "checkpoints", r"(kill -9|EIO|ENOSPC) at .*"
+            ),
+            Claim("jobs killed at each step and resumed: differences", "checkpoints", r".*, killed at each step and resumed.*"),
+            Claim("writing 1 GiB: bytes per second / fio's", "checkpoints", r"writing 1 GiB .*"),
+            Claim("snapshot / one copy of as many bytes", "checkfreq", r"CheckFreq: snapshot .*"),
+            Claim("training paused by a checkpoint: waiting / two phases", "checkfreq", r"CheckFreq: stall .*"),
+            Claim("time of training / with torch or torchsnapshot", "checkfreq", r"\.\.\. time of the loop .*"),
+            Claim("share of time for checkpoints, goal 5 %", "checkfreq_overhead", r".* bound 5 %"),
+            Claim("share of time for checkpoints, goal 3.5 %", "checkfreq_overhead", r".* bound 3\.5 %"),
+            Claim("kinds of loader: of 10 killed jobs, resumed exactly", "checkfreq_loaders", r".*resumed to the samples.*"),
+            Claim("jobs killed in a checkpoint: checkpoints lost", "checkfreq_crash", r".*: checkpoints lost"),
+            Claim("correction after a competing program, in windows", "checkfreq_hogs", r"CheckFreq (beside|after) .*"),
+        ],
+    ),
+    Section(
+        "Planning",
+        "Plans are computed in seconds, equal to the exact optimum where one can be computed.",
+        [
+            Claim("PipeDream: slowest plan", "pipedream", r"optimize: slowest .*", "s"),
+            Claim("PipeDream: gap to the exact optimum", "pipedream", r".* straight: gap to .*"),
+            Claim("PipeDream: emulated pipeline / its simulation", "pipedream", r"emulated pipeline: seconds.*"),
+            Claim("DTR: the original simulator's time / ours", "dtr", r"CPU, original over ours, .*"),
+            Claim("DTR: runs of 1232 equal to the original's", "dtr", r"runs equal to the original's, of \d+"),
+            Claim("instrumented jobs: step / the original's", "workloads", r".*: instrumented step over the original's"),
+        ],
+    ),
+]

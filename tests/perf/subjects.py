@@ -1,0 +1,47 @@
+"""The subjects of measurements, `perf_NAME.py` each, and the folders of code that their figures depend on."""
+
+_TRACER = ("tracing_tools", "trace_store")
+_TWIN = ("benchmark/fit", "benchmark/emulator", "workload_yaml", "tracesim", *_TRACER)
+_CHECKFREQ = ("workloads/checkfreq", "workloads/state", "workloads/policies", "common")
+
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "capture": _TRACER,
+    "earlier": (*_TRACER, "datagen", "benchmark/emulator"),
+    "faults": _TRACER,
+    "kills": ("iotwin", "common", "datagen", "trace_visuals", *_TWIN),
+    "backends": _TRACER,
+    "probes": _TRACER,
+    "demo": ("iotwin", "workloads/unet3d", *_TWIN),
+    "newcomer": ("iotwin", "datagen", "trace_visuals", *_TWIN),
+    "twin": _TWIN,
+    "fitted": ("benchmark/fit", *_TRACER),
+    "unseen": ("iotwin/loops", *_TWIN),
+    "respond": ("iotwin/loops", *_TWIN),
+    "rivals": ("iotwin/loops", *_TWIN),
+    "held_out": ("iotwin/loops", *_TWIN),
+    "identification": ("iotwin/loops", *_TWIN),
+    "datagen": ("datagen", "common"),
+    "emulator": ("benchmark/emulator", "workload_yaml", "common"),
+    "dlio": ("benchmark/emulator", "workload_yaml", "datagen"),
+    "walk": ("benchmark/emulator", "workload_yaml", "workloads/policies", "common"),
+    "reading": ("benchmark/emulator", "workload_yaml", "common"),
+    "samplers": ("tracing_tools/samplers",),
+    "tracesim": ("tracesim", "trace_store"),
+    "verdict": ("tracesim", *_TRACER),
+    "page_faults": _TRACER,
+    "visuals": ("trace_visuals", "trace_store"),
+    "workloads": ("workloads",),
+    "fuzz": ("trace_store", "workload_yaml", "common"),
+    "mutations": ("tracesim", "benchmark", "datagen", "trace_store"),
+    "pipedream": ("workloads/pipedream", "workloads/policies"),
+    "dtr": ("workloads/dtr",),
+    "checkpoints": ("common", "workloads/common", "workloads/state"),
+    "resume": ("iotwin/loops", *_TWIN),
+    "checkfreq": _CHECKFREQ,
+    "checkfreq_overhead": _CHECKFREQ,
+    "checkfreq_recovery": _CHECKFREQ,
+    "checkfreq_crash": _CHECKFREQ,
+    "checkfreq_hogs": _CHECKFREQ,
+    "checkfreq_loaders": _CHECKFREQ,
+    "checkfreq_twins": (*_CHECKFREQ, *_TWIN),
+}

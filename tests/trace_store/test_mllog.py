@@ -1,0 +1,65 @@
+"""Parts of steps in the lines of a job's log: what counts as one, and on which clock it is."""
+
+import json
+
+import pytest
+
+from iotwin.trace_store.logs.mllog import read_log
+
+_NOW_NS = 1_700_000_000_000_000_000  # UNIX time; the test's monotonic clock began one day before
+_UPTIME_NS = 86_400_000_000_000
+
+
+def _monotonic(time_ns: int) -> int:
+    return time_ns - _NOW_NS + _UPTIME_NS
+
+
+def _line(value, key="all_compute", event="INTERVAL_END", **metadata):
+    entry = {"event_type": event, "key": key, "time_ns": _NOW_NS, "value": value, "metadata": metadata}
+    return f":::MLLOG {json.dumps(entry)}\n"
+
+
+def _read(tmp_path, *lines):
+    (tmp_path / "stdout").write_text("".join(lines))
+    return read_log([tmp_path / "stdout"], _monotonic)
+
+
+def test_a_part_has_its_own_start_and_where_it_belongs(tmp_path):
+    later = _line({"start": _UPTIME_NS - 10, "duration": 10}, rank=1, epoch_num=2, step_num=7)
+    earlier = _line({"start": _UPTIME_NS - 500, "duration": 20}, key="load_batch_mem", step_num=7)
+    logged = _read(tmp_path, later, earlier)
+    assert logged.parts == [
+        {"name": "load_batch_mem", "start_ns": _UPTIME_NS - 500, "duration_ns": 20, "rank": 0, "epoch": None, "step": 7},
+        {"name": "all_compute", "start_ns": _UPTIME_NS - 10, "duration_ns": 10, "rank": 1, "epoch": 2, "step": 7},
+    ]
+    assert logged.phases == [] and logged.torn == 0
+
+
+def test_a_part_timed_by_another_clock_ended_when_it_was_logged(tmp_path):
+    (part,) = _read(tmp_path, _line({"start": 5, "duration": 1000})).parts
+    assert (part["start_ns"], part["duration_ns"]) == (_UPTIME_NS - 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"start": 5}, {"start": 1.5, "duration": 2}, {"start": True, "duration": 2}, {"start": 5, "duration": -1},
+        {"start": 5, "duration": 1 << 70}, {"start": -(1 << 80), "duration": _UPTIME_NS + 1}, [1, 2], "long", None,
+    ],
+)  # fmt: skip
+def test_what_is_no_interval_is_no_part(tmp_path, value):
+    logged = _read(tmp_path, _line(value))
+    assert logged.parts == [] and logged.phases == []
+
+
+def test_names_are_plain_and_bounded_in_number(tmp_path):
+    value = {"start": _UPTIME_NS, "duration": 0}
+    assert _read(tmp_path, _line(value, key="\x1b[2J"), _line(value, key="x" * 65)).parts == []
+    many = _read(tmp_path, *(_line(value, key=f"part_{number}") for number in range(1001)))
+    assert len(many.parts) == 1000
+
+
+def test_parts_lie_beside_phases(tmp_path):
+    begin, end = _line(None, "checkpoint", "INTERVAL_START"), _line(None, "checkpoint")
+    logged = _read(tmp_path, begin, _line({"start": _UPTIME_NS, "duration": 3}, "persist"), end)
+    assert [row["phase"] for row in logged.phases] == ["checkpoint"] and [part["name"] for part in logged.parts] == ["persist"]

@@ -1,0 +1,137 @@
+"""Statistics of calls: the same as counting one by one, however the trace is cut; SQL that reaches the trace and nothing else."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iotwin.common.errors import UsageError
+from iotwin.trace_store.figures import statistics
+from iotwin.trace_store.figures.sql import query
+from iotwin.trace_store.figures.summary import summarise
+from iotwin.trace_store.reader import Trace
+from tests.synthetic import Job, event_table, write_job
+
+_CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(("read", "pread64", "write", "openat", "strange")),
+        st.integers(1, 3),
+        st.none() | st.integers(0, 2),
+        st.integers(0, 10**12),
+        st.integers(-40, 2**40),
+    ),
+    min_size=1,
+    max_size=80,
+)
+
+
+def _events(calls):
+    rows = [
+        (i, duration, op, pid, pid, file, 3, None, None, result, 0, 0)
+        for i, (op, pid, file, duration, result) in enumerate(calls)
+    ]
+    return event_table([tuple(-1 if value is None and place == 5 else value for place, value in enumerate(row)) for row in rows])
+
+
+def _plain_sums(events, key):
+    frame = events.to_pandas().assign(op=lambda f: f["op"].astype(str))
+    moved = frame["result"].clip(lower=0)
+    frame = frame.assign(
+        calls=1,
+        errors=frame["result"] < 0,
+        read_bytes=moved * frame["op"].isin(("read", "pread64")),
+        written_bytes=moved * (frame["op"] == "write"),
+        total_ns=frame["duration_ns"],
+    )
+    names = ["calls", "errors", "read_bytes", "written_bytes", "total_ns"]
+    return {group: mine[names].sum().astype(int).tolist() for group, mine in frame.groupby(key)}, frame
+
+
+@given(_CALLS, st.lists(st.integers(0, 80), max_size=4))
+@settings(max_examples=60)
+def test_tallies_of_any_parts_add_up_to_what_plain_counting_gives(calls, cuts):
+    events = _events(calls).to_batches()[0]
+    edges = [0, *sorted(min(cut, len(calls)) for cut in cuts), len(calls)]
+    parts = [events.slice(begin, end - begin) for begin, end in itertools.pairwise(edges)]
+    for by, key in (("op", "op"), ("file", "file_id"), ("process", "pid")):
+        whole = statistics.add_up([statistics.tally(events, by)]).sort_by([("key", "ascending"), ("bucket", "ascending")])
+        cut = statistics.add_up([statistics.tally(part, by) for part in parts])
+        assert cut.sort_by([("key", "ascending"), ("bucket", "ascending")]).equals(whole)
+        expected, _ = _plain_sums(pa.Table.from_batches([events]), key)
+        sums = whole.to_pandas().groupby("key")[list(statistics._SUMS)].sum()
+        assert {group: row.tolist() for group, row in sums.iterrows()} == expected
+
+
+def test_percentiles_are_within_a_bucket_of_the_exact_ones(tmp_path):
+    rng = np.random.default_rng(1)
+    durations = np.exp(rng.normal(11, 2, 20_000)).astype(int)
+    rows = [(i, int(d), "read", 1, 1, 0, 3, 0, 1, 1, 0, 0) for i, d in enumerate(durations)]
+    trace = Trace(write_job(tmp_path / "t.trace", Job(files=1, epochs=1)))
+    named = statistics.named(statistics.tally(event_table(rows).to_batches()[0], "op"), trace, "t", "op")
+    row = statistics.rows([named], "op").iloc[0]
+    for name, share in statistics.PERCENTILES.items():
+        exact = np.quantile(durations, share, method="inverted_cdf")
+        assert abs(row[name] / exact - 1) < 2 ** (1 / statistics.BUCKETS_PER_OCTAVE) - 1
+    assert row["max_ns"] == durations.max() and row["total_ns"] == durations.sum() and row["time_share"] == 1
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    place = tmp_path_factory.mktemp("statistics")
+    return [Trace(write_job(place / f"{seed}.trace", Job(seed=seed, epochs=2))) for seed in (1, 2)]
+
+
+def _table(traces, by):
+    parts = [statistics.named(statistics.tally_trace(t, [by])[by], t, t.path.name, by) for t in traces]
+    return statistics.rows(parts, by)
+
+
+def test_two_traces_add_up_by_operation_and_path_and_stay_apart_by_process(traces):
+    by_op, by_file, by_process = (_table(traces, by) for by in statistics.BY)
+    frame = pd.concat([trace.events_frame() for trace in traces])
+    assert by_op.set_index("op")["calls"].to_dict() == frame["op"].astype(str).value_counts().to_dict()
+    assert not by_file["path"].duplicated().any() and by_file["calls"].sum() == len(frame)
+    assert set(by_process["trace"]) == {"1.trace", "2.trace"}
+    assert by_process[(by_process["pid"] == 1000)]["role"].tolist() == ["rank", "rank"]
+    assert (by_op["total_ns"].diff().dropna() <= 0).all() and by_op["time_share"].sum() == pytest.approx(1)
+
+
+def test_a_summary_counts_every_call(traces):
+    summary = summarise(traces[0])
+    assert sum(row["calls"] for row in summary["operations"]) == traces[0].manifest.events
+    assert {row["op"]: row["calls"] for row in summary["operations"]} == traces[0].manifest.counts
+    assert len(summary["busiest_files"]) == 10 and summary["busiest_processes"][0]["role"] == "loader"
+
+
+def test_a_trace_without_calls_has_no_rows(tmp_path):
+    idle = Trace(write_job(tmp_path / "idle.trace", Job(files=0, evaluation_files=0, checkpoint_every=0, epochs=1)))
+    assert all(_table([idle], by).empty for by in statistics.BY)
+    assert summarise(idle)["operations"] == []
+
+
+def test_sql_answers_over_every_table(traces):
+    columns, rows = query(
+        traces[0], "select op, count(*) as calls from events join files using (file_id) group by op order by op"
+    )
+    assert columns == ["op", "calls"] and dict(rows) == traces[0].manifest.counts
+    assert query(traces[0], "select max(user) from samples_cpu")[1][0][0] < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select * from read_text('/etc/hostname')", "select * from read_csv('{trace}/manifest.json')",
+        "select * from '{trace}/files.parquet'", "copy (select 1) to '{tmp}/out.csv'", "attach '{tmp}/out.db'",
+        "select 1; select 2", "set enable_external_access = true", "install httpfs", "select getenv('HOME')", "drop view files",
+        "select * from traces", "", "selct 1",
+    ],
+)  # fmt: skip
+def test_sql_reaches_nothing_but_the_trace(traces, tmp_path, text):
+    with pytest.raises(UsageError) as error:
+        query(traces[0], text.format(trace=traces[0].path, tmp=tmp_path))
+    assert "\n" not in str(error.value) and "--sql" in str(error.value)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,82 @@
+"""Cut a trace into chunks of time for parallel work, each with the calls that are in flight when it begins.
+
+The cut depends on the trace alone, so that the results are equal to the last bit for any number of workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iotwin.trace_store import schema
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers
+
+_LEAST_EVENTS = 4_000_000  # events of a chunk: with fewer, merging costs more than parallel work saves
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive parts of a trace."""
+
+    path: Path
+    parts: tuple[int, ...]
+    rows: int
+    begin_ns: int  # no event starts earlier
+    end_ns: int  # begin of the next chunk; the largest int64 for the last one
+    threads: NDArray[np.int64]  # of the whole trace, sorted
+    in_flight: pa.Table  # schema.EVENTS: calls of earlier chunks that end after this one begins
+
+
+def chunks_of(trace: Trace, each: Workers) -> list[Chunk]:
+    """Return the chunks of a trace; `each` scans them if there are several."""
+    rows = trace.part_rows
+    groups = _groups(rows)
+    begins = [trace.part_begin_ns(group[0]) if group else 0 for group in groups]
+    ends = [*begins[1:], np.iinfo(np.int64).max]
+    if len(groups) == 1:
+        looks = [_look((trace.path, groups[0], ends[0]))]
+    else:
+        looks = list(each(_look, [(trace.path, group, end) for group, end in zip(groups, ends, strict=True)]))
+    threads = np.unique(np.concatenate([tids for tids, _ in looks]))
+    late = pa.concat_tables([table for _, table in looks]).unify_dictionaries()
+    late_end = pc.add(late["start_ns"], late["duration_ns"])
+    chunks = []
+    for group, begin, end in zip(groups, begins, ends, strict=True):
+        in_flight = late.filter(pc.and_(pc.less(late["start_ns"], begin), pc.greater(late_end, begin)))
+        chunks.append(Chunk(trace.path, tuple(group), sum(rows[part] for part in group), begin, end, threads, in_flight))
+    return chunks
+
+
+def _groups(rows: Sequence[int]) -> list[list[int]]:
+    groups: list[list[int]] = [[]]
+    held = 0
+    for part, count in enumerate(rows):
+        if held >= _LEAST_EVENTS:
+            groups.append([])
+            held = 0
+        groups[-1].append(part)
+        held += count
+    return groups
+
+
+def _look(task: tuple[Path, Sequence[int], int]) -> tuple[NDArray[np.int64], pa.Table]:
+    """Return the threads of a chunk, and its events that end after `end_ns`."""
+    path, parts, end_ns = task
+    trace = Trace(path)
+    threads, earliest = [np.empty(0, np.int64)], None
+    for batch in trace.events(["start_ns", "duration_ns", "tid"], parts=parts):
+        threads.append(batch["tid"].unique().to_numpy().astype(np.int64))
+        start = batch["start_ns"].to_numpy()
+        late = start[start + batch["duration_ns"].to_numpy() > end_ns] if end_ns < np.iinfo(np.int64).max else start[:0]
+        if len(late) and earliest is None:
+            earliest = int(late[0])
+    found = []
+    if earliest is not None:
+        ends = pc.field("start_ns") + pc.field("duration_ns")
+        found = list(trace.events(where=(pc.field("start_ns") >= earliest) & (ends > end_ns), parts=parts))
+    return np.unique(np.concatenate(threads)), pa.Table.from_batches(found, schema.EVENTS)

@@ -1,0 +1,206 @@
+"""Kinds of files (dataset, checkpoint, library, ...) and roles of processes (rank, loader, helper)."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.trace_store.raw.records import TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_PIPE, TYPE_SOCKET
+
+_TYPES = {TYPE_PIPE: "pipe", TYPE_SOCKET: "socket", TYPE_CHARACTER: "device", TYPE_BLOCK: "device", TYPE_DIRECTORY: "directory"}
+_SYSTEM = ("/proc/", "/sys/", "/etc/", "/run/", "anon_inode:")
+_TEMPORARY = "/memfd:"
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a name to recognise, not a file to make
+_LIBRARY = ("/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/")
+_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/", "/lib/python", "/__pycache__/", "/.pyenv/", "/conda-meta/")
+# .recording: the program of a recorded twin, as a script is the program of a job.
+_LIBRARY_SUFFIXES = {".py", ".pyc", ".so", ".egg-link", ".sh", ".recording"}
+# Files in these without a suffix (.11 of python3.11 is none) are programs, which their interpreter reads.
+_PROGRAM_FOLDERS = {"bin", "sbin", "libexec", "shims"}
+_LOG_SUFFIXES = {".log", ".out", ".err"}
+_CHECKPOINT_SUFFIXES = {".pt", ".pth", ".chk", ".ckpt", ".keras", ".safetensors", ".pkl", ".meta", ".index", ".distcp"}
+_CHECKPOINT_NAMES = {".metadata"}  # the index of a distributed checkpoint of torch
+# Files of iotwin.common.commit: the part of a rank, its description, the manifest and the name of the latest checkpoint.
+_STORED = re.compile(r"/step-[\d.]+(\.tmp|\.gone)?/(rank-\d+\.(raw|json)|manifest\.json)$|/LATEST$")
+# Files that hold either states or samples: kinds_by_use decides.
+_EITHER_SUFFIXES = {*_CHECKPOINT_SUFFIXES, ".bin", ".h5", ".hdf5", ".npz"}
+_AGAIN = 1.5  # bytes read over size, from which on a file was read again
+_FEWEST_SAMPLES = 8  # files with a checkpoint's suffix, each read once during training, from which on they are samples
+_SETTINGS_SUFFIXES = {".json", ".yaml", ".yml", ".toml", ".cfg", ".conf", ".ini", ".fio", ".txt", ".md"}
+_SETTINGS_LIMIT_BYTES = 1 << 20  # read from a text file or from all of a folder, from which on they are data
+_FEWEST_TEXTS = 8  # text files of a folder from which on they are a corpus, if they reach that limit together
+_FEWEST_LABELS = 16  # text files read repeatedly, from which on they are data of any size: labels, one a sample
+_CHECKPOINT_MINIMUM_BYTES = 1 << 16  # written to a file whose suffix does not decide
+_RESULT_SUFFIXES = {".json", ".csv", ".parquet", ".png", ".svg", ".html"}  # results, from which no job restarts
+
+
+def file_kind(path: str, file_type: int, read_bytes: int, written_bytes: int, is_log: bool, size_bytes: int | None = None) -> str:
+    """Return the kind (one of schema.FILE_KINDS) of one file.
+
+    `file_type` is S_IFMT >> 12, 0 if the file was never open. `read_bytes` includes mappings. `size_bytes` is the size when the
+    job first opened the file, None if unknown.
+    """
+    if is_log:
+        return "log"
+    if file_type in _TYPES:
+        return _TYPES[file_type]
+    found = _kind_of_memory_or_system(path, bool(written_bytes), bool(size_bytes and read_bytes))
+    if found:
+        return found
+    if written_bytes:
+        return _kind_of_written(path, written_bytes)
+    if _is_library(path):
+        return "library"
+    return "missing" if file_type == 0 else _kind_of_read(path, read_bytes, size_bytes)
+
+
+def _kind_of_memory_or_system(path: str, is_written: bool, is_read: bool) -> str | None:
+    """Return temporary, system or, for other files, None. `is_read`: the job read bytes that the file held before."""
+    in_memory = path.startswith(_SHARED_MEMORY)
+    # Somebody copied a data set to memory if it was there before the job, which only reads it. Else the job made the file.
+    if path.startswith(_TEMPORARY) or (in_memory and (is_written or not is_read)):
+        return "temporary"
+    return "system" if path.startswith(_SYSTEM) or (path.startswith("/dev/") and not in_memory) else None
+
+
+def _is_library(path: str) -> bool:
+    """Whether the name is that of a program, of a library or of one of its files."""
+    suffix, folder = _suffix(PurePosixPath(path)), PurePosixPath(path).parent.name
+    if path.startswith(_LIBRARY) or any(part in path for part in _LIBRARY_PARTS):
+        return True
+    is_program = folder in _PROGRAM_FOLDERS and (not suffix or suffix[1:].isdigit())
+    return is_program or suffix in _LIBRARY_SUFFIXES or ".so." in path or path.endswith("/pyvenv.cfg")
+
+
+def _kind_of_read(path: str, read_bytes: int, size_bytes: int | None) -> str:
+    suffix = _suffix(PurePosixPath(path))
+    if suffix in _CHECKPOINT_SUFFIXES or _STORED.search(path):
+        return "checkpoint"
+    if read_bytes == 0 or (suffix in _SETTINGS_SUFFIXES and read_bytes < _SETTINGS_LIMIT_BYTES):
+        return "other"
+    return "temporary" if size_bytes == 0 else "dataset"  # the job read bytes that it wrote to the empty file through a map
+
+
+def kind_of_removed(path: str) -> str:
+    """Return the kind of a file that was removed and never opened, by its name: a checkpoint or other."""
+    return "checkpoint" if _is_named_checkpoint(path) else "other"
+
+
+def _is_named_checkpoint(path: str) -> bool:
+    file = PurePosixPath(path)
+    return _suffix(file) in _CHECKPOINT_SUFFIXES or file.name in _CHECKPOINT_NAMES or bool(_STORED.search(path))
+
+
+@dataclass(frozen=True)
+class FileReading:
+    """How the job read a file that it never wrote."""
+
+    path: str
+    kind: str  # as file_kind returns it
+    size_bytes: int | None
+    read_bytes: int
+    first_ns: int
+    last_ns: int
+
+
+def kinds_by_use(files: Sequence[FileReading]) -> list[str]:
+    """Return the kinds of read files: for files that may be samples, settings or a state (.txt, .pt, ...), by their use.
+
+    Files of one folder and suffix form a group of one kind:
+    - text files are data (a corpus, labels) if they are many, and large together or read repeatedly;
+    - files that are read repeatedly are data, and so are many files that are not read before other data;
+    - files that are read once, before other data, are a state that the job starts from (checkpoint);
+    - of all others the suffix decides.
+    """
+    kinds = _with_corpora(files)
+    groups = _groups(files, [i for i, kind in enumerate(kinds) if kind in ("dataset", "checkpoint")])
+    begun = {key: min(files[i].first_ns for i in group) for key, group in groups.items()}
+    read = {key: sum(files[i].read_bytes for i in group) for key, group in groups.items()}
+    again = {key: _AGAIN * sum(_held(files[i]) for i in group) <= read[key] for key, group in groups.items()}
+    for (folder, suffix), group in groups.items():
+        if suffix not in _EITHER_SUFFIXES or all(_STORED.search(files[i].path) for i in group):
+            continue
+        key, ended = (folder, suffix), max(files[i].last_ns for i in group)
+        others = [other for other in groups if other != key and (again[other] or read[other] > read[key])]
+        first = any(begun[other] > ended for other in others)
+        # A job may open and map its state several times.
+        state = first and suffix in _CHECKPOINT_SUFFIXES and len(group) < _FEWEST_SAMPLES
+        if (again[key] and not state) or (len(group) >= _FEWEST_SAMPLES and not first):
+            kind = "dataset"
+        else:
+            kind = "checkpoint" if first or suffix in _CHECKPOINT_SUFFIXES else "dataset"
+        for i in group:
+            kinds[i] = kind
+    return kinds
+
+
+def _held(file: FileReading) -> int:
+    """Return the size of the file in bytes, or the bytes read if the size is unknown."""
+    return file.size_bytes or file.read_bytes
+
+
+def _with_corpora(files: Sequence[FileReading]) -> list[str]:
+    """Return the kinds of the files, with data for the text files of a corpus and for labels of samples."""
+    kinds = [file.kind for file in files]
+    texts = [
+        i for i, file in enumerate(files) if file.kind == "other" and _suffix(PurePosixPath(file.path)) in _SETTINGS_SUFFIXES
+    ]
+    for group in _groups(files, texts).values():
+        read, held = (sum(sizes) for sizes in zip(*((files[i].read_bytes, _held(files[i])) for i in group), strict=True))
+        much, again = read >= _SETTINGS_LIMIT_BYTES, read >= _AGAIN * held
+        if (len(group) >= _FEWEST_TEXTS and much) or (len(group) >= _FEWEST_LABELS and again):
+            for i in group:
+                kinds[i] = "dataset"
+    return kinds
+
+
+def _groups(files: Sequence[FileReading], chosen: Iterable[int]) -> dict[tuple[str, str], list[int]]:
+    """Return the chosen files that were read, by folder and suffix; a number is no suffix."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index in chosen:
+        if files[index].read_bytes:
+            path = PurePosixPath(files[index].path)
+            suffix = _suffix(path)
+            groups[str(path.parent), "" if suffix[1:].isdigit() else suffix].append(index)
+    return groups
+
+
+def _suffix(path: PurePosixPath) -> str:
+    """Return the suffix of a name: .pth of model.pth.tar, since no archive of samples is called so."""
+    inner = PurePosixPath(path.stem).suffix
+    return inner if path.suffix == ".tar" and inner in _CHECKPOINT_SUFFIXES else path.suffix
+
+
+def _kind_of_written(path: str, written_bytes: int) -> str:
+    suffix = _suffix(PurePosixPath(path))
+    if _is_named_checkpoint(path):
+        return "checkpoint"
+    if suffix in _LOG_SUFFIXES:
+        return "log"
+    if suffix == ".pyc":
+        return "library"
+    return "checkpoint" if written_bytes >= _CHECKPOINT_MINIMUM_BYTES and suffix not in _RESULT_SUFFIXES else "other"
+
+
+def process_roles(
+    pids: Sequence[int], parents: Sequence[int], has_executed: Sequence[bool], dataset_bytes: NDArray[np.int64]
+) -> list[str]:
+    """Return the role of each process; all arguments have one entry a process.
+
+    A loader is a fork (no exec) that reads the data set. A rank is the parent of loaders, or another process that reads the data
+    set. All other processes are helpers.
+    """
+    known = set(pids)
+    loader = [
+        not ran and parent in known and bool(size)
+        for parent, ran, size in zip(parents, has_executed, dataset_bytes.tolist(), strict=True)
+    ]
+    fed = {parent for parent, is_loader in zip(parents, loader, strict=True) if is_loader}
+    roles = []
+    for pid, is_loader, size in zip(pids, loader, dataset_bytes.tolist(), strict=True):
+        roles.append("loader" if is_loader else "rank" if pid in fed or size else "helper")
+    return roles

@@ -1,0 +1,79 @@
+"""Make Arrow columns from numpy arrays without a copy, and without ``pa.array``, which imports 40 MB of pandas."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return the values, shape (n,), as a column of the fixed-width type `kind` of the same width; null where `missing`."""
+    if values.itemsize * 8 != kind.bit_width:
+        raise TypeError(f"{values.dtype} is no {kind}")
+    validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def numbers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[Any]:
+    """Return the numbers of a column, shape (n,), `missing` for null. `to_numpy` would import pandas."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    kind = _numpy_type(array.type)
+    if not len(array):
+        return np.empty(0, kind)
+    found: NDArray[Any] = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
+    if not array.null_count:
+        return found
+    bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
+    return np.where(bits[array.offset : array.offset + len(array)], found, kind.type(missing))
+
+
+def integers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[np.int64]:
+    """Return the numbers of a column, shape (n,), as int64, `missing` for null."""
+    found: NDArray[np.int64] = numbers(values, missing).astype(np.int64, copy=False)
+    return found
+
+
+def plain_labels(expected: pa.Schema) -> pa.Schema:
+    """Return the schema with texts for labels, so that tables with different dictionaries can be combined."""
+    return pa.schema([(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in expected])
+
+
+def texts(values: Sequence[str | None]) -> pa.StringArray:
+    """Return a column of texts; null where one is None."""
+    content = [b"" if value is None else value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, content)]).astype(np.int32)
+    present = np.array([value is not None for value in values], np.bool_)
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(content)), validity)
+
+
+def labels(
+    codes: NDArray[np.int16] | NDArray[np.int32], names: Sequence[str], missing: NDArray[np.bool_] | None = None
+) -> pa.DictionaryArray:
+    """Return a column of labels: `names[code]` for each of the codes, shape (n,); null where `missing`."""
+    return pa.DictionaryArray.from_arrays(column(codes, pa.from_numpy_dtype(codes.dtype), missing), texts(names))
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], expected: pa.Schema) -> pa.Table:
+    """Return a few rows as a table; null where a row has None or no value."""
+    arrays = [_values_column([row.get(field.name) for row in rows], field.type) for field in expected]
+    return pa.Table.from_arrays(arrays, schema=expected)
+
+
+def _values_column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return texts(values)
+    missing = np.array([value is None for value in values], np.bool_)
+    if pa.types.is_dictionary(kind):
+        names = list(dict.fromkeys(value for value in values if value is not None))
+        number = {name: code for code, name in enumerate(names)} | {None: 0}
+        return labels(np.array([number[value] for value in values], np.int16), names, missing)
+    filled = np.array([0 if value is None else value for value in values], _numpy_type(kind))
+    return column(filled, kind, missing)
+
+
+def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the numpy type of numbers. Arrow's to_pandas_dtype imports pandas in some versions."""
+    return np.dtype({"float": "float32", "double": "float64"}.get(str(kind), str(kind)))

@@ -1,0 +1,159 @@
+"""Audit the durability of a job's checkpoints: what a loss of power at any instant would have left, from its calls alone."""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store.figures.saved_files import NEVER, SavedFile, saved_files
+from iotwin.trace_store.reader import Trace
+
+_NUMBERS = re.compile(r"\d+")
+# Numbers of a part of a checkpoint, not of the checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
+_PARTS = re.compile(r"\d+-of-\d+|(?:rank|shard|part|worker|node|pp|tp|dp|mp)[-_]?\d+|__\d+_\d+", re.IGNORECASE)
+_LEAST_BYTES = 4096  # of a checkpoint; a smaller file, such as LATEST, only names one
+
+
+@dataclass
+class Saved:
+    """The files of one checkpoint."""
+
+    files: list[SavedFile]
+    gone_ns: int = NEVER  # time from which a loss of power may leave neither it nor its replacement
+
+    @property
+    def begun_ns(self) -> int:
+        """The time at which its first file was opened."""
+        return min(file.begun_ns for file in self.files)
+
+    @property
+    def ended_ns(self) -> int:
+        """The end of the last call that made it."""
+        return max(file.ended_ns for file in self.files)
+
+    @property
+    def durable_ns(self) -> int:
+        """The time at which all its files were durable."""
+        return max(file.durable_ns for file in self.files)
+
+
+def audit(trace: Trace) -> dict[str, Any]:
+    """Return ``{"checkpoints": [...], "safe"}``: for each checkpoint when it was durable, what was missing, when none existed.
+
+    Seconds count from the start of the trace. Raises IotwinError if the job wrote no checkpoint.
+    """
+    found = judged(saved_files(trace), trace.manifest.start_ns, trace.manifest.end_ns)
+    if not found["checkpoints"]:
+        raise IotwinError(
+            f"{trace.path}: the job wrote no checkpoint that iotwin recognises; see its files: iotwin info {trace.path}"
+        )
+    return found
+
+
+def judged(files: list[SavedFile], start_ns: int, end_ns: int) -> dict[str, Any]:
+    """Return the result of `audit` for these files, in order of time."""
+    each = _checkpoints(files)
+    _note_gone(each)
+    end_ns = max([end_ns, *(saved.ended_ns for saved in each)])
+    entries = []
+    for number, saved in enumerate(each):
+        until_ns = each[number + 1].begun_ns if number + 1 < len(each) else end_ns
+        since_ns = saved.begun_ns if number else _first_there_ns(saved, until_ns)
+        exposed = _exposed(each, since_ns, until_ns)
+        entries.append(_entry(saved, _lost(each, exposed), exposed, start_ns))
+    return {"checkpoints": entries, "safe": not any(entry["exposed"] for entry in entries)}
+
+
+def _first_there_ns(first: Saved, until_ns: int) -> int:
+    """Return when there was first something to lose: once durable, if that was before the next checkpoint began."""
+    return first.durable_ns if first.durable_ns <= until_ns else first.ended_ns
+
+
+def _checkpoints(files: list[SavedFile]) -> list[Saved]:
+    """Group files by a number in their folder or name; other files, until a name is written again."""
+    rounds: dict[tuple[str, ...], list[SavedFile]] = {}
+    current: dict[tuple[str, ...], int] = {}
+    for file in files:
+        key = _label(file.path)
+        number = current.setdefault(key, 0)
+        if any(other.path == file.path for other in rounds.get((*key, str(number)), ())):
+            current[key] = number = number + 1
+        rounds.setdefault((*key, str(number)), []).append(file)
+    found = [Saved(own) for own in rounds.values() if sum(file.size_bytes for file in own) >= _LEAST_BYTES]
+    return sorted(found, key=lambda saved: saved.begun_ns)
+
+
+def _label(path: str) -> tuple[str, ...]:
+    *folders, name = PurePosixPath(path).parts
+    if folders and _NUMBERS.search(_PARTS.sub("", folders[-1])):
+        return (str(PurePosixPath(*folders)),)
+    return (str(PurePosixPath(*folders)), *_NUMBERS.findall(_PARTS.sub("", PurePosixPath(name).stem)))
+
+
+def _note_gone(each: list[Saved]) -> None:
+    """Set `gone_ns` of each checkpoint. A single file that another replaces by rename lasts until that one is gone.
+
+    The condition is that the bytes of the new file were durable before: then a loss of power leaves one of the two, complete.
+    """
+    by_path: dict[str, Saved] = {}
+    for saved in reversed(each):
+        saved.gone_ns = min(file.gone_ns for file in saved.files)
+        [path, *others] = [file.path for file in saved.files]
+        heir = by_path.get(path)
+        if heir and not others and saved.files[0].replaced and heir.files[0].synced_ns <= saved.gone_ns:
+            saved.gone_ns = heir.gone_ns
+        by_path[path] = saved
+
+
+def _exposed(each: list[Saved], since_ns: int, until_ns: int) -> list[tuple[int, int]]:
+    """Return the spans in which a loss of power could leave no whole checkpoint."""
+    spans, at_ns = [], since_ns
+    for begin_ns, end_ns in sorted((saved.durable_ns, saved.gone_ns) for saved in each if saved.durable_ns < saved.gone_ns):
+        if begin_ns >= until_ns:
+            break
+        if begin_ns > at_ns:
+            spans.append((at_ns, begin_ns))
+        at_ns = max(at_ns, end_ns)
+    if at_ns < until_ns:
+        spans.append((at_ns, until_ns))
+    return [(begin, min(end, until_ns)) for begin, end in spans if begin < until_ns]
+
+
+def _entry(saved: Saved, lost: list[str], exposed: list[tuple[int, int]], start_ns: int) -> dict[str, Any]:
+    def seconds(time_ns: int) -> float:
+        return (time_ns - start_ns) / 1e9
+
+    durable_ns = saved.durable_ns
+    paths = [file.path for file in saved.files]
+    return {
+        "name": paths[0] if len(paths) == 1 else str(PurePosixPath(paths[0]).parent),
+        "files": len(paths),
+        "size_bytes": sum(file.size_bytes for file in saved.files),
+        "begun_s": seconds(saved.begun_ns),
+        "written_s": seconds(saved.ended_ns),
+        "durable_s": None if durable_ns == NEVER else seconds(durable_ns),
+        "missing": sorted({line for file in saved.files for line in _missing(file)}),
+        "exposed": [{"from_s": seconds(begin), "to_s": seconds(end)} for begin, end in exposed],
+        "exposed_s": sum(end - begin for begin, end in exposed) / 1e9,
+        "lost": lost,
+    }
+
+
+def _missing(file: SavedFile) -> list[str]:
+    """Return the missing calls that would have made a file durable, in words."""
+    name = PurePosixPath(file.path).name
+    early = " (the one there was came before it)" if file.synced_early else ""
+    lines = [f"fsync of {name} after its last write{early}"] if file.synced_ns == NEVER else []
+    return lines + [f"fsync of folder {naming.folder} after {naming.how}" for naming in file.names if naming.durable_ns == NEVER]
+
+
+def _lost(each: list[Saved], exposed: list[tuple[int, int]]) -> list[str]:
+    """Return, in words, how earlier checkpoints were lost while no other one was durable."""
+    lost = {
+        f"{PurePosixPath(file.path).name} {file.gone_how} before another was durable"
+        for saved in each
+        for file in saved.files
+        if any(begin <= file.gone_ns < end for begin, end in exposed)
+    }
+    return sorted(lost)

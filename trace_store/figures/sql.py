@@ -1,0 +1,54 @@
+"""SQL over the tables of a trace by DuckDB, which has no access to files or the network."""
+
+import datetime
+import decimal
+from typing import Any
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store.reader import Trace
+
+
+def query(trace: Trace, text: str) -> tuple[list[str], list[list[Any]]]:
+    """Return the column names and the rows (JSON-able values) of one SELECT over the trace's tables.
+
+    The tables are events, files, processes, phases and, if the trace has them, parts, block, gpu and samples_KIND. Raises
+    UsageError unless `text` is one SELECT that DuckDB accepts, IotwinError if DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise IotwinError("SQL needs the Python package duckdb, which is not installed; try: pip install duckdb") from None
+    # Arrow reads the tables, so that the engine needs no access to files.
+    connection = duckdb.connect(":memory:", config={"enable_external_access": "false", "python_enable_replacements": "false"})
+    try:
+        for name, table in trace.tables().items():
+            connection.register(name if name != "events" else "recorded", table)
+        # OFFSET is a keyword of SQL: as offset_bytes the column needs no quotes.
+        connection.execute('CREATE VIEW events AS SELECT *, "offset" AS offset_bytes FROM recorded')
+        connection.execute("SET lock_configuration = true")
+        statements = connection.extract_statements(text)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise UsageError("--sql takes exactly one SELECT; write for example: select op, count(*) from events group by op")
+        result = connection.execute(statements[0])
+        columns = [description[0] for description in result.description or []]
+        return columns, [[_plain(value) for value in row] for row in result.fetchall()]
+    except duckdb.Error as error:
+        message = " ".join(str(error).split())
+        raise UsageError(f"--sql: {message}; tables: {', '.join(trace.tables())}") from None
+    finally:
+        connection.close()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a result for JSON."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if abs(value) != float("inf") and value == value else None
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)

@@ -1,0 +1,190 @@
+"""Calls, errors, bytes and times by operation, file or process, from tallies of bounded size.
+
+A tally counts calls by key and by bucket of their duration, 32 buckets an octave. Tallies of parts, traces and hosts add up
+exactly in any order, and yield percentiles without storing calls.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iotwin.trace_store import schema
+from iotwin.trace_store.columns import integers
+from iotwin.trace_store.figures.log_buckets import bucket_from_zero
+from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.workers import Workers, here
+
+BY = ("op", "file", "process")
+BUCKETS_PER_OCTAVE = 32
+PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
+
+_KEY = {"op": "op", "file": "file_id", "process": "pid"}
+_NAMES = {"op": ["op"], "file": ["path", "kind"], "process": ["trace", "pid", "role", "comm"]}
+_SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
+
+
+def event_columns(by: str) -> tuple[str, ...]:
+    """Return the columns of events that `tally` needs to count `by` one of BY."""
+    return tuple(dict.fromkeys((_KEY[by], "op", "duration_ns", "result")))
+
+
+def tally(batch: pa.RecordBatch, by: str) -> pa.Table:
+    """Return the tally of a batch of events: one row per key and bucket of duration, with _SUMS and `max_ns`."""
+    duration = np.maximum(integers(batch.column("duration_ns")), 0)
+    result = integers(batch.column("result"))
+    reads, writes = _moves(batch.column("op"))
+    moved = np.maximum(result, 0)
+    key = batch.column(_KEY[by])
+    columns = {
+        "key": key.indices if by == "op" else key,
+        "bucket": bucket_from_zero(duration, BUCKETS_PER_OCTAVE).astype(np.int16),
+        "calls": np.ones(len(duration), np.int64),
+        "errors": (result < 0).astype(np.int64),
+        "read_bytes": moved * reads,
+        "written_bytes": moved * writes,
+        "total_ns": duration,
+        "max_ns": duration,
+    }
+    counted = _add_up(pa.table(columns), ["key"])
+    if by == "op":
+        counted = counted.set_column(0, "key", pc.take(key.dictionary, counted["key"].combine_chunks()))
+    return counted
+
+
+def add_up(tallies: Sequence[pa.Table]) -> pa.Table:
+    """Return the sum of tallies; there must be at least one, and all must have the same key."""
+    return _add_up(pa.concat_tables(tallies), ["key"])
+
+
+def named(counted: pa.Table, trace: Trace, label: str, by: str) -> pa.Table:
+    """Return the tally of one trace with names instead of its keys, whose numbers differ from trace to trace."""
+    key = counted["key"].to_pandas()
+    if by == "op":
+        names = pd.DataFrame({"op": key})
+    elif by == "file":
+        names = trace.files().set_index("file_id")[["path", "kind"]].reindex(key).astype(object)
+    else:
+        processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")
+        names = processes[["role", "comm"]].reindex(key).astype(object).assign(trace=label, pid=key.to_numpy())
+    types = {"pid": pa.int64()}
+    columns = {name: pa.array(names[name].tolist(), types.get(name, pa.string()), from_pandas=True) for name in _NAMES[by]}
+    return pa.table(columns | {name: counted[name] for name in ("bucket", *_SUMS, "max_ns")})
+
+
+def rows(tallies: Sequence[pa.Table], by: str) -> pd.DataFrame:
+    """Return one row per name of the `named` tallies, most time first: names, calls, errors, bytes and times in ns.
+
+    `time_share` is the share of the time of all rows. A percentile is the mean of the durations in its bucket: exact if they are
+    equal, else within 2.2 %.
+    """
+    names = _NAMES[by]
+    counted = _add_up(pa.concat_tables(tallies), names).sort_by([(name, "ascending") for name in (*names, "bucket")])
+    frame: pd.DataFrame = counted.to_pandas()
+    if frame.empty:
+        return frame.drop(columns=["bucket", "max_ns"]).assign(time_share=0.0, **dict.fromkeys((*PERCENTILES, "max_ns"), np.nan))
+    first = np.flatnonzero(_changes(frame[names]))
+    calls, time = frame["calls"].to_numpy(), frame["total_ns"].to_numpy()
+    table = frame[names].iloc[first].reset_index(drop=True)
+    for name in _SUMS:
+        table[name] = np.add.reduceat(frame[name].to_numpy(), first)
+    table["time_share"] = table["total_ns"] / max(int(time.sum()), 1)
+    running = np.cumsum(calls)
+    before = running[first] - calls[first]
+    for name, share in PERCENTILES.items():
+        place = np.searchsorted(running, before + np.maximum(1, np.ceil(share * table["calls"].to_numpy())))
+        table[name] = time[place] / calls[place]
+    table["max_ns"] = np.maximum.reduceat(frame["max_ns"].to_numpy(), first)
+    return table.sort_values(["total_ns", "calls"], ascending=False, kind="stable", ignore_index=True)
+
+
+def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = here) -> pd.DataFrame:
+    """Return the rows of all traces together; the workers count the parts."""
+    parts = [(trace.path, part, by) for trace in traces for part in range(trace.event_parts)]
+    tallies = list(workers(_tally_part, parts))
+    together, counted = [], 0
+    for trace, label in zip(traces, labels, strict=True):
+        own = [pa.ipc.open_stream(tally).read_all() for tally in tallies[counted : counted + trace.event_parts]]
+        counted += trace.event_parts
+        together.append(named(add_up(own) if own else _nothing(), trace, label, by))
+    return rows(together, by)
+
+
+def _tally_part(part: tuple[Path, int, str]) -> bytes:
+    """Return the tally of a part in Arrow's stream format, which keeps columns aligned in transfer."""
+    path, number, by = part
+    counted = tally_trace(Trace(path), [by], [number])[by]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, counted.schema) as stream:
+        stream.write_table(counted)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def tally_trace(trace: Trace, by: Iterable[str], parts: Sequence[int] | None = None) -> dict[str, pa.Table]:
+    """Return the tallies of a trace, or of some of its parts, by each of `by`, in one pass over its events."""
+    wanted = {kind: _Growing() for kind in by}
+    columns = tuple(dict.fromkeys(column for kind in wanted for column in event_columns(kind)))
+    for batch in trace.events(columns, batch_rows=1 << 19, parts=parts):
+        for kind, growing in wanted.items():
+            growing.add(tally(batch, kind))
+    return {kind: growing.result() for kind, growing in wanted.items()}
+
+
+class _Growing:
+    """Adds tallies up from time to time, so that their number does not grow with the trace."""
+
+    _MOST_ROWS = 1 << 20
+
+    def __init__(self) -> None:
+        self._tallies: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, counted: pa.Table) -> None:
+        self._tallies.append(counted)
+        self._rows += counted.num_rows
+        if self._rows > self._MOST_ROWS + 2 * self._tallies[0].num_rows:
+            self._tallies = [self.result()]
+            self._rows = 0
+
+    def result(self) -> pa.Table:
+        return add_up(self._tallies) if self._tallies else _nothing()
+
+
+def _nothing() -> pa.Table:
+    return pa.table({"key": pa.nulls(0), **{name: pa.array([], pa.int64()) for name in ("bucket", *_SUMS, "max_ns")}})
+
+
+def _add_up(table: pa.Table, keys: list[str]) -> pa.Table:
+    sums = [(name, "sum") for name in _SUMS]
+    added = table.group_by([*keys, "bucket"]).aggregate([*sums, ("max_ns", "max")])
+    return added.select([*keys, "bucket", *(f"{name}_sum" for name in _SUMS), "max_ns_max"]).rename_columns(
+        [*keys, "bucket", *_SUMS, "max_ns"]
+    )
+
+
+def _moves(op: pa.DictionaryArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    names, codes = op.dictionary.to_pylist(), op.indices.to_numpy(zero_copy_only=False)
+    of_name = [np.array([name in group for name in names], dtype=bool) for group in (schema.READ_OPS, schema.WRITE_OPS)]
+    return of_name[0][codes], of_name[1][codes]
+
+
+def _changes(names: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return where a row of the sorted names differs from the previous one; nulls are equal."""
+    changed = np.zeros(len(names), dtype=bool)
+    changed[0] = True
+    for name in names:
+        codes: NDArray[np.int64] = pd.factorize(names[name], use_na_sentinel=True)[0]
+        changed[1:] |= codes[1:] != codes[:-1]
+    return changed
+
+
+def document(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows for JSON, with None for missing names."""
+    plain = table.astype(object).where(table.notna(), None)
+    return [dict(zip(plain.columns, row, strict=True)) for row in plain.itertuples(index=False)]

@@ -1,0 +1,132 @@
+"""Import the paper artifact's directory of recordings: bpftrace text, samples and the job's log, on one clock."""
+
+import datetime
+import re
+import zoneinfo
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.trace_store.clocks import one_by_one, realtime_to_monotonic
+from iotwin.trace_store.importers import artifact_samples as samples
+from iotwin.trace_store.importers.artifact_calls import read_block, read_calls
+from iotwin.trace_store.importers.assemble import Imported
+from iotwin.trace_store.importers.text import read_lines
+from iotwin.trace_store.logs.dlio_log import parse_edge
+from iotwin.trace_store.logs.mllog import read_log
+from iotwin.trace_store.manifest import ClockPair
+
+_SECOND = 1_000_000_000
+_DAY_S = 86_400
+_SLACK_S = 900  # seconds that the log may begin before or end after the calls; time zones differ by 15 minutes or more
+
+
+def recognises(source: Path) -> bool:
+    """Whether `source` is such a directory, by its file names."""
+    return source.is_dir() and any((source / f"trace_{name}.out").exists() for name in ("read", "write", "openat", "bio"))
+
+
+def read(source: Path, timezone: str | None) -> Imported:
+    """Return the recording in the directory; `timezone` is the IANA name of the machine's local time, by default UTC.
+
+    Events before the log's init are left out, as in the artifact's plots. Raises IotwinError if local time and the log contradict
+    each other, UsageError for an unknown time zone.
+    """
+    if not source.is_dir():
+        raise UsageError(f"{source} is not a directory: the artifact's recordings are; choose another --format")
+    imported = Imported(processes=samples.container_processes(sorted(source.glob("pids_*.out"))))
+    torn = imported.torn
+    read_calls(source, torn, imported.calls)
+    bio = source / "trace_bio.out"
+    if bio.exists():
+        imported.block = read_block(bio, torn)
+    align = source / "trace_time_align.out"
+    if not align.exists():
+        imported.notes.append("no trace_time_align.out: phases and samples cannot be placed on the calls' clock and are left out")
+        return imported
+    clock, torn[align.name] = samples.read_local_clock(align)
+    _add_samples(imported, source, clock)
+    _add_phases(imported, source, clock, _zone(timezone))
+    return _from_init(imported)
+
+
+def _zone(timezone: str | None) -> zoneinfo.ZoneInfo:
+    try:
+        return zoneinfo.ZoneInfo(timezone or "UTC")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        raise UsageError(f"--timezone '{timezone}' is no IANA time zone; write for example America/Toronto") from None
+
+
+def _add_samples(imported: Imported, source: Path, clock: samples.LocalClock) -> None:
+    readers = {
+        "cpu": ("cpu.out", samples.cpu_samples),
+        "gpu_process": ("gpu.out", samples.gpu_samples),
+        "disk": ("iostat.json", samples.disk_samples),
+    }
+    for kind, (name, reader) in readers.items():
+        if (source / name).exists():
+            imported.samples[kind] = reader(source / name, clock)
+    if imported.samples.get("gpu_process"):
+        imported.samples["gpu"] = samples.gpu_of_job(imported.samples["gpu_process"])
+
+
+def _add_phases(imported: Imported, source: Path, clock: samples.LocalClock, zone: zoneinfo.ZoneInfo) -> None:
+    logs = sorted(source.glob("*.log"))
+    unix = _log_times_ns(logs)
+    if not unix:
+        imported.notes.append("no MLLOG or DLIO log: phases are not known")
+        return
+    monotonic_ns, second = clock.ticks[0]
+    realtime_ns = _date_of(second, unix, zone)
+    imported.clock = [ClockPair(monotonic_ns, realtime_ns, clock.uncertainty_ns)]
+    _check_zone(imported, unix, monotonic_ns - realtime_ns, zone)
+
+    logged = read_log(logs, one_by_one(realtime_to_monotonic(imported.clock)))
+    imported.phases, imported.parts, imported.torn["MLLOG"] = logged.phases, logged.parts, logged.torn
+
+
+def _log_times_ns(logs: list[Path]) -> list[int]:
+    """Return the first and last UNIX time of the logs."""
+    times = []
+    for log in logs:
+        for line in read_lines(log):
+            if log.name == "dlio.log" and (edge := parse_edge(line)):
+                times.append(edge.time_ns)
+            elif ":::MLLOG" in line and (found := re.search(r'"time_ms": *(\d+)', line)):
+                times.append(int(found[1]) * 1_000_000)
+    return [min(times), max(times)] if times else []
+
+
+def _date_of(second: int, unix: list[int], zone: zoneinfo.ZoneInfo) -> int:
+    """Return the UNIX ns of the local `second` of the day, on the day on which it is closest to the start of the log."""
+    day = datetime.datetime.fromtimestamp(unix[0] / _SECOND, zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    candidates = []
+    for shift in (-1, 0, 1):
+        local = day.replace(tzinfo=None) + datetime.timedelta(days=shift, seconds=second % _DAY_S)
+        candidates.append(round(local.replace(tzinfo=zone).timestamp()) * _SECOND)
+    return min(candidates, key=lambda time_ns: abs(time_ns - unix[0]))
+
+
+def _check_zone(imported: Imported, unix: list[int], offset_ns: int, zone: zoneinfo.ZoneInfo) -> None:
+    """Raise IotwinError if the job's log lies outside the recording, which a wrong time zone causes."""
+    if not imported.calls.rows:
+        return
+    begin, end = imported.calls.span()
+    away_s = max(begin - (unix[0] + offset_ns), unix[1] + offset_ns - end) / _SECOND
+    if away_s > _SLACK_S:
+        raise IotwinError(
+            f"in time zone {zone.key} the job's log lies {away_s / 3600:.2g} hours outside the recorded calls; "
+            "give the --timezone of the machine that recorded them"
+        )
+
+
+def _from_init(imported: Imported) -> Imported:
+    starts = [row["start_ns"] for row in imported.phases if row["phase"] == "init"]
+    if starts:
+        dropped = imported.calls.drop_before(min(starts))
+        if imported.block is not None:
+            imported.block = imported.block.filter(pc.greater_equal(imported.block["issue_ns"], min(starts)))
+        if dropped:
+            imported.notes.append(f"{dropped} calls before the log's init were left out")
+    return imported

@@ -1,0 +1,225 @@
+"""Sort calls by start: each block of calls is sorted as it arrives, and the blocks are merged at the end.
+
+Blocks stay in memory up to a limit. Beyond it they go to a file without a name, which disappears with the process.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import temporary_directory
+from iotwin.trace_store.columns import column, labels, numbers
+
+_MOST_HELD_BYTES = 1 << 29
+_CHUNK_ROWS = 1 << 18
+_CHUNKS_PER_PART = 4
+_SAMPLED_EACH = 64
+_LABEL = pa.dictionary(pa.int32(), pa.string())
+
+# The calls of an importer: events with the path of their file (null: none). Times may be of any clock.
+CALLS = pa.schema([
+    ("start_ns", pa.int64()), ("duration_ns", pa.int64()), ("op", _LABEL), ("pid", pa.int32()), ("tid", pa.int32()),
+    ("path", _LABEL),
+    ("fd", pa.int32()), ("offset", pa.int64()), ("requested", pa.int64()), ("result", pa.int64()),
+    ("flags", pa.int32()),
+])  # fmt: skip
+# The same with numbers for labels: indices into `Runs.ops` and `Runs.paths`, -1 for null.
+NUMBERED = pa.schema([(f.name, pa.int32() if f.type == _LABEL else f.type) for f in CALLS])
+
+
+def calls_table(**columns: Any) -> pa.Table:
+    """Return a CALLS table of the given columns; missing columns are null, except `tid` (the pid) and `fd` (-1)."""
+    rows = len(columns["start_ns"])
+    columns = {"tid": columns["pid"], "fd": np.full(rows, -1, np.int32), **columns}
+    arrays = [_as_type(columns[f.name], f.type) if columns.get(f.name) is not None else pa.nulls(rows, f.type) for f in CALLS]
+    return pa.table(arrays, schema=CALLS)
+
+
+def calls_of(rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> tuple[pa.Table, int]:
+    """Return the CALLS table of rows with the columns `names`, and the number of rows with impossible values, left out.
+
+    The other columns are as in `calls_table`.
+    """
+    limits = [_LIMITS.get(str(CALLS.field(name).type)) for name in names]
+    found, rows = len(rows), [row for row in rows if _is_possible(row, limits)]
+    if not rows:
+        return CALLS.empty_table(), found
+    columns = {
+        name: pa.array(values, pa.string() if CALLS.field(name).type == _LABEL else CALLS.field(name).type)
+        for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    return calls_table(**columns), found - len(rows)
+
+
+# The sum of two times or sizes must fit in 64 bits.
+_LIMITS = {"int32": (1 << 31) - 1, "int64": 1 << 62}
+
+
+def _is_possible(row: tuple[Any, ...], limits: list[int | None]) -> bool:
+    return all(limit is None or value is None or -limit <= value <= limit for value, limit in zip(row, limits, strict=True))
+
+
+def same_label(text: str, rows: int) -> pa.DictionaryArray:
+    """Return a label column with `text` in each row."""
+    return labels(np.zeros(rows, np.int32), [text])
+
+
+def _as_type(values: Any, kind: pa.DataType) -> Any:
+    known = values if isinstance(values, pa.Array | pa.ChunkedArray) else column(values, kind)
+    if kind == _LABEL and not pa.types.is_dictionary(known.type):
+        known = known.dictionary_encode()
+    return known if known.type == kind else known.cast(kind)
+
+
+class _Numbers:
+    """Gives each label a number, in order of appearance."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._number: dict[str, int] = {}
+
+    def of(self, named: pa.ChunkedArray) -> pa.Array:
+        """Return the number of each row's label, -1 for null."""
+        array = named.unify_dictionaries().combine_chunks()
+        known = [self._of_name(name) for name in array.dictionary.to_pylist()]
+        codes = numbers(array.indices, -1)
+        return column(np.array([*known, -1], np.int32)[codes], pa.int32())
+
+    def _of_name(self, name: str) -> int:
+        number = self._number.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+
+def possible_rows(table: pa.Table, names: tuple[str, ...]) -> pa.Table:
+    """Return the rows whose columns `names` (times and sizes) have sums that fit in 64 bits."""
+    good = np.ones(table.num_rows, np.bool_)
+    for name in names:
+        values = numbers(table[name])
+        good &= (values <= 1 << 62) & (values >= -(1 << 62))
+    return table if good.all() else table.filter(pa.array(good))
+
+
+def sorted_by_start(calls: pa.Table) -> pa.Table:
+    """Return the table in order of `start_ns`; equal times keep their order."""
+    start = numbers(calls["start_ns"])
+    if (start[1:] >= start[:-1]).all():
+        return calls
+    return calls.combine_chunks().take(column(np.argsort(start, kind="stable"), pa.int64()))
+
+
+class Runs:
+    """Collects calls in blocks and returns them in order of start."""
+
+    def __init__(self) -> None:
+        """Begin with no calls."""
+        self._ops, self._paths = _Numbers(), _Numbers()
+        self._held: list[pa.RecordBatch] = []
+        self._filed: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self.rows = self.impossible = 0
+
+    @property
+    def ops(self) -> list[str]:
+        """The operations by number."""
+        return self._ops.names
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths by number."""
+        return self._paths.names
+
+    @classmethod
+    def of(cls, calls: pa.Table) -> "Runs":
+        """Return the runs of one CALLS table, in any order."""
+        runs = cls()
+        runs.add(sorted_by_start(calls))
+        return runs
+
+    def add(self, calls: pa.Table) -> None:
+        """Add a CALLS table in order of start; rows with impossible times or sizes only count in `impossible`.
+
+        Raises IotwinError if the scratch directory is full.
+        """
+        possible = possible_rows(calls, ("start_ns", "duration_ns", "offset", "requested", "result"))
+        self.impossible += calls.num_rows - possible.num_rows
+        calls = possible
+        if not calls.num_rows:
+            return
+        numbered = calls.set_column(2, NUMBERED.field("op"), self._ops.of(calls["op"]))
+        numbered = numbered.set_column(5, NUMBERED.field("path"), self._paths.of(calls["path"])).combine_chunks()
+        self._held += numbered.to_batches()
+        self._held_bytes += numbered.nbytes
+        self.rows += numbered.num_rows
+        if self._held_bytes > _MOST_HELD_BYTES:
+            self._file_what_is_held()
+
+    def _file_what_is_held(self) -> None:
+        directory = temporary_directory()
+        try:
+            with tempfile.TemporaryFile(dir=directory) as file:
+                with pa.ipc.new_file(file, NUMBERED) as writer:
+                    for batch in self._held:
+                        writer.write(batch)
+                file.flush()
+                filed = pa.ipc.open_file(pa.BufferReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        except OSError as error:
+            raise IotwinError(
+                f"{directory} cannot take the calls to be sorted ({error.strerror or error}); set TMPDIR to a directory with room"
+            ) from None
+        self._filed += [filed.get_batch(index) for index in range(filed.num_record_batches)]
+        self._held, self._held_bytes = [], 0
+
+    def span(self) -> tuple[int, int]:
+        """Return the first and the last start; there must be calls."""
+        starts = [run.column("start_ns") for run in (*self._filed, *self._held)]
+        return min(start[0].as_py() for start in starts), max(start[-1].as_py() for start in starts)
+
+    def drop_before(self, start_ns: int) -> int:
+        """Remove the calls that start before `start_ns`; return their number."""
+        rows = self.rows
+        for runs in (self._filed, self._held):
+            runs[:] = [run.slice(np.searchsorted(numbers(run.column("start_ns")), start_ns)) for run in runs]
+            runs[:] = [run for run in runs if run.num_rows]
+        self.rows = sum(run.num_rows for run in (*self._filed, *self._held))
+        return rows - self.rows
+
+    def parts(self) -> list[Iterator[pa.Table]]:
+        """Return the calls (NUMBERED) in order of start, in parts that threads may read concurrently.
+
+        A part yields tables of about _CHUNK_ROWS calls.
+        """
+        runs = [*self._filed, *self._held]
+        starts = [numbers(run.column("start_ns")) for run in runs]
+        bounds = _bounds(starts, self.rows) if runs else np.zeros(0, np.int64)
+        cuts = [np.concatenate(([0], np.searchsorted(start, bounds), [len(start)])).tolist() for start in starts]
+
+        def gathered(gap: int) -> pa.Table:
+            """Return the calls of all runs between two bounds."""
+            pieces = [
+                run.slice(cut[gap], cut[gap + 1] - cut[gap])
+                for run, cut in zip(runs, cuts, strict=True)
+                if cut[gap + 1] > cut[gap]
+            ]
+            return sorted_by_start(pa.Table.from_batches(pieces, NUMBERED))
+
+        gaps = range(len(bounds) + 1) if runs else range(0)
+        # Many calls of one time lie between the same two bounds, so that other gaps are empty.
+        whole = [gap for gap in gaps if any(cut[gap + 1] > cut[gap] for cut in cuts)]
+        return [map(gathered, whole[first : first + _CHUNKS_PER_PART]) for first in range(0, len(whole), _CHUNKS_PER_PART)]
+
+
+def _bounds(starts: list[NDArray[np.int64]], rows: int) -> NDArray[np.int64]:
+    """Return the times that cut the runs into chunks of about _CHUNK_ROWS, from a sample of them."""
+    chunks = -(-rows // _CHUNK_ROWS)
+    if chunks <= 1:
+        return np.zeros(0, np.int64)
+    sample = np.sort(np.concatenate([start[::_SAMPLED_EACH] for start in starts]))
+    return np.unique(sample[np.arange(1, chunks) * len(sample) // chunks])

@@ -1,0 +1,161 @@
+"""Parse large text files with fields separated by single blanks into columns, in blocks; count torn lines."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import open_foreign, read_foreign
+from iotwin.common.processes.parallel import in_threads
+
+_BLOCK_BYTES = 1 << 23
+_MOST_BYTES = 1 << 33  # of a file that is read whole
+# Returns the fields of a line, None if it is torn. Called only for lines that the fast path cannot parse.
+ParseLine = Callable[[str], tuple[Any, ...] | None]
+# Converts the rows of a block.
+Convert = Callable[[pa.Table], pa.Table]
+
+
+@dataclass
+class TextColumns:
+    """The rows of a text file as an Arrow table, and the number of torn lines."""
+
+    table: pa.Table
+    torn: int
+
+
+@dataclass
+class _Left:
+    """Lines that the CSV reader rejects for too few or too many fields."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def take(self, row: Any) -> str:
+        self.lines.append(row.text)
+        return "skip"
+
+
+def column_blocks(path: Path, schema: pa.Schema, parse_line: ParseLine, convert: Convert) -> Iterator[TextColumns]:
+    """Yield the columns `schema` of a file whose lines are fields between single blanks, in blocks of lines.
+
+    `convert` is applied to the rows of each block, in any order, by several threads. Lines before the first that starts with a
+    digit are headers. `parse_line` parses lines with another number of fields or with invalid numbers. Raises IotwinError if the
+    file cannot be read.
+    """
+
+    def read(block: bytes) -> TextColumns:
+        table, odd = _parse(block, schema)
+        rows = [parse_line(line) for line in odd]
+        whole = [row for row in rows if row is not None and _fits(row, schema)]
+        if whole:
+            columns = zip(*whole, strict=True)
+            arrays = [pa.array(column, type=_plain(kind)) for column, kind in zip(columns, schema.types, strict=True)]
+            more = pa.table(arrays, names=schema.names).cast(schema)
+            table = pa.concat_tables([table, more]).unify_dictionaries()
+        return TextColumns(convert(table.combine_chunks()), len(rows) - len(whole))
+
+    return in_threads(read, _blocks(path))
+
+
+def _fits(row: tuple[Any, ...], schema: pa.Schema) -> bool:
+    """Whether the numbers of the row fit the columns."""
+    limits = [np.iinfo(kind.to_pandas_dtype()) if pa.types.is_integer(kind) else None for kind in schema.types]
+    return all(limit is None or limit.min <= value <= limit.max for value, limit in zip(row, limits, strict=True))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the file in blocks that end with a whole line, without its header lines."""
+    in_header = True
+    try:
+        with open_foreign(path) as file:
+            while block := file.read(_BLOCK_BYTES):
+                cut = block.rfind(b"\n") + 1
+                if cut:
+                    file.seek(cut - len(block), os.SEEK_CUR)
+                    block = block[:cut]
+                else:  # one line as long as that, or the last one
+                    block += file.readline()
+                if in_header:
+                    block, in_header = _without_header(block)
+                if block:
+                    yield block
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _without_header(block: bytes) -> tuple[bytes, bool]:
+    """Return the block without header lines, and whether the header may continue in the next block."""
+    at = 0
+    while at < len(block) and not block[at : at + 1].isdigit():
+        end = block.find(b"\n", at) + 1
+        at = end or len(block)
+    return block[at:], at >= len(block)
+
+
+def _parse(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    left = _Left()
+    try:
+        return _csv(block, schema, left), left.lines
+    except pa.ArrowInvalid:
+        return _parse_doubtful(block, schema)
+
+
+def _parse_doubtful(block: bytes, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    """Parse a block with invalid numbers: return the rows of the valid lines, and the other lines."""
+    left = _Left()
+    text = _csv(block, pa.schema([(name, pa.string()) for name in schema.names]), left)
+    good = None
+    for field_, column in zip(schema, text.columns, strict=True):
+        if not pa.types.is_integer(field_.type):
+            continue
+        # Up to 19 digits may fit. Longer numbers (errors printed unsigned) are rare, so the slow path parses them.
+        fits = pc.and_(pc.ascii_is_decimal(column), pc.less(pc.binary_length(column), 20))
+        good = fits if good is None else pc.and_(good, fits)
+    odd = text.filter(pc.invert(good))
+    lines = [" ".join(row) for row in zip(*(column.to_pylist() for column in odd.columns), strict=True)]
+    kept = text.filter(good)
+    columns = []
+    for field_, column in zip(schema, kept.columns, strict=True):
+        try:
+            columns.append(pc.cast(column, field_.type) if pa.types.is_integer(field_.type) else column.dictionary_encode())
+        except pa.ArrowInvalid:  # a number too large for its column: parse each line
+            return schema.empty_table(), block.decode("utf-8", "backslashreplace").splitlines()
+    return pa.table(columns, names=schema.names).cast(schema), [*lines, *left.lines]
+
+
+def _csv(block: bytes, schema: pa.Schema, left: _Left) -> pa.Table:
+    types = {field_.name: field_.type for field_ in schema}
+    text = _utf8(block)  # longer than a block that is not UTF-8
+    return pv.read_csv(
+        pa.BufferReader(text),
+        read_options=pv.ReadOptions(column_names=schema.names, block_size=len(text) + 1, use_threads=False),
+        parse_options=pv.ParseOptions(delimiter=" ", quote_char=False, invalid_row_handler=left.take),
+        convert_options=pv.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=[]),
+    ).cast(schema)
+
+
+def _utf8(block: bytes) -> bytes:
+    """Return the block with bytes that are not UTF-8 as \\xNN, since Arrow rejects them."""
+    if block.isascii():
+        return block
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError:
+        return block.decode("utf-8", "backslashreplace").encode()
+    return block
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a small file; bytes that are not UTF-8 appear as \\xNN. Raises IotwinError if it cannot be read."""
+    return read_foreign(path, _MOST_BYTES).decode("utf-8", "backslashreplace").splitlines()

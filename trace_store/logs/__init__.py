@@ -1,0 +1,1 @@
+"""Read phases and parts of steps from the logs of a job."""

@@ -1,0 +1,228 @@
+"""Phases and parts of steps from a job's MLLOG lines (`:::MLLOG {json}`, mlcommons/logging), and phases from those of DLIO's log.
+
+iotwin's workloads and emulator add `time_ns` (UNIX nanoseconds) to the standard `time_ms`, which is coarse for short phases.
+"""
+
+import contextlib
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import read_foreign_lines
+from iotwin.common.mllog import PHASE_OF_KEY
+from iotwin.trace_store.logs.dlio_log import Edge, parse_edge, zone_of
+
+_LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*$")
+
+_LAST_NS = 1 << 62  # of UNIX time: in the year 2116
+_SAME_CLOCK_NS = 3_600_000_000_000  # ns between the end of a part and its log line; beyond, the part has another clock
+_PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
+_MOST_PART_NAMES = 1000
+_MOST_LINE_BYTES = 1 << 20  # the rest of a longer line is ignored
+
+PhaseRow = dict[str, Any]
+
+
+@dataclass
+class JobLog:
+    """The content of a job's logs: rows of schema.PHASES and schema.PARTS in order of start, and the count of torn lines."""
+
+    phases: list[PhaseRow] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    torn: int = 0
+
+
+def log_lines(log: Path) -> Iterator[str]:
+    """Yield the lines of a file that a job wrote, each cut at 1 MiB, with bytes that are not UTF-8 replaced.
+
+    A file that cannot be read or is not regular has no lines.
+    """
+    with contextlib.suppress(IotwinError, OSError):
+        for line in read_foreign_lines(log, _MOST_LINE_BYTES):
+            yield line.decode("utf-8", "replace")
+
+
+def read_log(logs: Iterable[Path], to_monotonic_ns: Callable[[int], int], span_ns: tuple[int, int] | None = None) -> JobLog:
+    """Return the phases and parts of steps in the log files.
+
+    Lines of DLIO's log count if no MLLOG line has a phase. Their time zone is UTC, or that of this machine if the lines then lie
+    within `span_ns` (UNIX ns).
+    """
+    found = JobLog()
+    dlio_rows: list[PhaseRow] = []
+    names: set[str] = set()
+    for log in logs:
+        open_phases: dict[tuple[str, int], PhaseRow] = {}
+        dlio: list[str] = []
+        for line in log_lines(log):
+            if ":::MLLOG" not in line:
+                if parse_edge(line):
+                    dlio.append(line)
+                continue
+            event = _parse(line)
+            if event is None:
+                found.torn += 1
+            elif part := _part(event, to_monotonic_ns):
+                names.add(part["name"])
+                if len(names) <= _MOST_PART_NAMES:
+                    found.parts.append(part)
+            else:
+                _apply(event, open_phases, found.phases, to_monotonic_ns)
+        dlio_rows += _dlio_phases(dlio, to_monotonic_ns, zone_of(dlio, *span_ns) if span_ns else datetime.UTC)
+    found.phases = found.phases or dlio_rows
+    found.phases.sort(key=lambda row: (row["start_ns"], -row["end_ns"]))
+    found.parts.sort(key=lambda row: (row["start_ns"], -row["duration_ns"]))
+    return found
+
+
+def phase_edge(line: str) -> tuple[str, bool, int, int | None] | None:
+    """Return (phase, whether it starts, rank, epoch or step) of a line of MLLOG or DLIO; None for other lines."""
+    if ":::MLLOG" not in line:
+        begun = parse_edge(line)
+        return None if begun is None else (begun.phase, begun.starts, 0, begun.number)
+    event = _parse(line)
+    edge = None if event is None else _edge(event)
+    if event is None or edge is None:
+        return None
+    return *edge, event["_rank"], event["_epoch"] if event["_step"] is None else event["_step"]
+
+
+def read_values(logs: Iterable[Path]) -> dict[str, Any]:
+    """Return the first value of each key in the MLLOG lines of the first rank, and the sum of `step_count` over its blocks."""
+    values: dict[str, Any] = {}
+    for log in logs:
+        events = [event for line in log_lines(log) if ":::MLLOG" in line and (event := _parse(line)) and not event["_rank"]]
+        for event in events:
+            if event.get("value") is not None:
+                values.setdefault(event["_key"], event["value"])
+            steps = (event.get("metadata") or {}).get("step_count")
+            if isinstance(steps, int) and (_edge(event) or ("", False))[1]:
+                values["step_count"] = values.get("step_count", 0) + steps
+    return values
+
+
+def read_parts(logs: Iterable[Path], names: Iterable[str]) -> list[tuple[str, int, int, int]]:
+    """Return (name, start in ns of CLOCK_MONOTONIC, duration in ns, rank) of the parts of steps called `names`.
+
+    A part is a line whose value is {"start": NS, "duration": NS}, as `iotwin.workloads.common.parts` writes it.
+    """
+    parts = []
+    for log in logs:
+        for line in log_lines(log):
+            event = _parse(line) if ":::MLLOG" in line and '"duration"' in line else None
+            if event is None or event["_key"] not in names or not isinstance(value := event.get("value"), dict):
+                continue
+            start, duration = value.get("start"), value.get("duration")
+            if isinstance(start, int) and isinstance(duration, int) and 0 <= start <= _LAST_NS and 0 <= duration <= _LAST_NS:
+                parts.append((event["_key"], start, duration, event["_rank"]))
+    return parts
+
+
+def _dlio_phases(lines: list[str], to_monotonic_ns: Callable[[int], int], zone: datetime.tzinfo) -> Iterator[PhaseRow]:
+    begun: dict[str, Edge] = {}
+    for edge in filter(None, (parse_edge(line, zone) for line in lines)):
+        if edge.starts:
+            begun[edge.phase] = edge
+        elif edge.phase in begun:
+            first = begun.pop(edge.phase)
+            start_ns = to_monotonic_ns(first.time_ns)
+            end_ns = max(to_monotonic_ns(edge.time_ns), start_ns)
+            yield {"phase": edge.phase, "start_ns": start_ns, "end_ns": end_ns, "rank": 0, "epoch": first.number, "step": None}
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    match = _LINE.search(line)
+    if match is None:
+        return None
+    try:
+        event = json.loads(match["json"])
+        event["_rank"] = _int32(match["rank"] or event.get("metadata", {}).get("rank") or 0)
+        event["_time_ns"] = int(event["time_ns"]) if "time_ns" in event else int(event["time_ms"]) * 1_000_000
+        if not 0 <= event["_time_ns"] <= _LAST_NS:
+            return None
+        event["_key"] = str(event["key"]).lower()
+        event["_epoch"], event["_step"] = _numbers(event.get("metadata") or {})
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _edge(event: dict[str, Any]) -> tuple[str, bool] | None:
+    """Return the phase that the event starts (True) or ends (False), from its type or the ending of its key; else None."""
+    key: str = event["_key"]
+    base, _, ending = key.rpartition("_")
+    kind = event.get("event_type")
+    if ending in ("start", "stop", "end") and base in PHASE_OF_KEY:
+        return PHASE_OF_KEY[base], ending == "start"
+    if key in PHASE_OF_KEY and kind in ("INTERVAL_START", "INTERVAL_END"):
+        return PHASE_OF_KEY[key], kind == "INTERVAL_START"
+    return None
+
+
+def _part(event: dict[str, Any], clock: Callable[[int], int]) -> dict[str, Any] | None:
+    """Return the part of a step in an event as a row of schema.PARTS; None for other events.
+
+    Its start is on CLOCK_MONOTONIC. If that is impossible, as in a container with a separate clock, it ended when it was logged.
+    """
+    value = event.get("value")
+    if not isinstance(value, dict) or not _PART_NAME.fullmatch(event["_key"]):
+        return None
+    start_ns, duration_ns = value.get("start"), value.get("duration")
+    if type(start_ns) is not int or type(duration_ns) is not int or not 0 <= duration_ns <= _LAST_NS:
+        return None
+    logged_ns = clock(event["_time_ns"])
+    if abs(start_ns + duration_ns - logged_ns) > _SAME_CLOCK_NS:
+        start_ns = logged_ns - duration_ns
+    if start_ns < 0:
+        return None
+    return {
+        "name": event["_key"],
+        "start_ns": start_ns,
+        "duration_ns": duration_ns,
+        "rank": event["_rank"],
+        "epoch": event["_epoch"],
+        "step": event["_step"],
+    }
+
+
+def _numbers(metadata: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return the numbers of epoch and step in the metadata, None if missing."""
+    epoch, step = metadata.get("epoch_num"), metadata.get("step_num", metadata.get("first_step_num"))
+    return None if epoch is None else _int32(epoch), None if step is None else _int32(step)
+
+
+def _int32(value: Any) -> int:
+    """Return the value as an integer of 32 bits. Raises ValueError if it does not fit."""
+    number = int(value)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(value)
+    return number
+
+
+def _apply(
+    event: dict[str, Any], open_phases: dict[tuple[str, int], PhaseRow], rows: list[PhaseRow], clock: Callable[[int], int]
+) -> None:
+    edge = _edge(event)
+    if edge is None:
+        return
+    phase, starts = edge
+    time_ns = clock(event["_time_ns"])
+    where = (phase, event["_rank"])
+    if starts:
+        open_phases[where] = {
+            "phase": phase,
+            "start_ns": time_ns,
+            "end_ns": time_ns,
+            "rank": event["_rank"],
+            "epoch": event["_epoch"],
+            "step": event["_step"],
+        }
+    elif where in open_phases:
+        row = open_phases.pop(where)
+        row["end_ns"] = max(time_ns, row["start_ns"])
+        rows.append(row)

@@ -1,0 +1,142 @@
+"""The manifest.json of a trace: what was traced, how, on which machine, and what was lost."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import struct_json, write_whole
+from iotwin.common.foreign_files import decode_foreign, read_foreign
+from iotwin.trace_store.schema import SCHEMA_VERSION
+
+MANIFEST_NAME = "manifest.json"
+KIND = "iotwin trace"
+_MOST_BYTES = 1 << 26  # of a manifest
+
+# Sums of a few of them fit in 64 bits, and so do a time and a duration.
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Status = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+State = Literal["recording", "complete", "recovered"]
+
+
+class ClockPair(msgspec.Struct):
+    """One reading of both clocks: CLOCK_REALTIME read between two CLOCK_MONOTONIC readings."""
+
+    monotonic_ns: Nanoseconds
+    realtime_ns: Nanoseconds
+    uncertainty_ns: Nanoseconds  # half the width of the two monotonic readings
+
+
+class Host(msgspec.Struct):
+    """The machine a trace was taken on."""
+
+    hostname: str
+    kernel: str
+    cpus: Count
+    memory_bytes: Count
+    architecture: str
+    file_system: str = ""  # of the directory the trace is written to
+
+
+class Target(msgspec.Struct):
+    """What was traced."""
+
+    command: list[str] = []
+    working_directory: str = ""
+    root_pid: Pid | None = None
+    cgroup: str | None = None
+    container: str | None = None
+    image: str | None = None
+    user_id: int | None = None
+
+
+class Cost(msgspec.Struct):
+    """What tracing cost the job and the machine."""
+
+    wall_ns: Nanoseconds = 0
+    tracer_cpu_ns: Nanoseconds = 0
+    job_cpu_ns: Nanoseconds | None = None
+    events_per_s: float = 0.0
+    probe_run_ns: Nanoseconds | None = None  # time inside the eBPF programs; None if the kernel does not count it
+
+
+class MergedHost(msgspec.Struct):
+    """The source of a part of a merged trace."""
+
+    name: str  # as in the `host` columns: the host name, with a number if it occurs twice
+    source: str  # the trace that was merged
+    host: Host
+    shift_ns: Nanoseconds  # added to its times, at its start
+    uncertainty_ns: Nanoseconds  # of the clock readings, without the difference between the wall clocks of the hosts
+    events: Count
+    lost: Count
+
+
+class Manifest(msgspec.Struct, omit_defaults=False):
+    """Everything about a trace that is not in its tables."""
+
+    status: State
+    backend: str
+    host: Host
+    target: Target
+    kind: str = KIND  # distinguishes it from other manifests, such as those of data sets
+    schema_version: int = SCHEMA_VERSION
+    tool_version: str = ""
+    probes: list[str] = []
+    notes: list[str] = []  # for example, why a better backend was not used, or what is missing
+    clock: list[ClockPair] = []
+    start_ns: Nanoseconds = 0
+    end_ns: Nanoseconds = 0
+    events: Count = 0
+    counts: dict[str, Count] = {}  # events by operation
+    lost: dict[str, Count] = {}  # lost events by source; empty or all zero if none was lost
+    seen: Count | None = None  # counted in the kernel: seen = events + lost
+    exit_status: Status | None = None  # of the command
+    workload: str | None = None
+    parameters: dict[str, str] = {}
+    cost: Cost = msgspec.field(default_factory=Cost)
+    hosts: list[MergedHost] = []  # of a merged trace; times are on the clock of the first
+
+    @property
+    def lost_events(self) -> int:
+        """Events known to be missing from the tables."""
+        return sum(self.lost.values())
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest, whole or not at all."""
+    write_whole(directory / MANIFEST_NAME, struct_json(manifest), below=directory)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return the manifest of the trace in `directory`; IotwinError when there is none or it is not one of ours."""
+    path = directory / MANIFEST_NAME
+    if not directory.exists():
+        raise IotwinError(f"{directory}: no such trace; check the path")
+    try:
+        content = read_foreign(path, _MOST_BYTES)
+    except NotADirectoryError:
+        raise IotwinError(f"{directory} is a file; a trace is a directory, with a {MANIFEST_NAME} in it") from None
+    except FileNotFoundError:
+        raise IotwinError(f"{directory} is not an iotwin trace: it has no {MANIFEST_NAME}") from None
+    if not content.strip(b"\0 \n"):
+        raise IotwinError(f"{path} is empty: the machine went down or the disk was full; try: iotwin recover {directory}")
+    return decode_manifest(content, path)
+
+
+def decode_manifest(content: bytes, path: Path) -> Manifest:
+    """Return the manifest that `content`, found at `path`, is; IotwinError when it is none that this iotwin reads."""
+    try:
+        manifest = decode_foreign(content, Manifest, "it")
+    except IotwinError as error:
+        raise IotwinError(f"{path.parent} is not an iotwin trace, or damaged: its {path.name} is no trace's ({error})") from None
+    if manifest.kind != KIND:
+        raise IotwinError(f"{path.parent} is not an iotwin trace: its {path.name} is of the kind {manifest.kind!r:.60}")
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise IotwinError(
+            f"{path} has schema version {manifest.schema_version}, this iotwin reads up to {SCHEMA_VERSION}; upgrade iotwin"
+        )
+    return manifest

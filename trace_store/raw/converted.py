@@ -1,0 +1,48 @@
+"""Convert files of a backend in raw/ into records after the job, completely or not at all."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.common.files import open_whole, write_whole
+from iotwin.common.foreign_files import read_foreign
+from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE, write_all
+
+_BEGAN_FILE = "names.began"  # the names that were known before the job ran
+_MOST_NAMES_BYTES = 1 << 30  # of that file
+
+
+class ConvertedRecords:
+    """Collects records; at the end of the block they replace the events, and names follow those known before the job.
+
+    If the block raises, nothing is replaced. A conversion that was cut off can be repeated with the same result.
+    """
+
+    def __init__(self, raw: Path) -> None:
+        self._raw, self.events_written = raw, 0
+        began = raw / _BEGAN_FILE
+        if not began.exists():
+            write_whole(began, read_foreign(raw / NAMES_FILE, _MOST_NAMES_BYTES, follow=False), below=raw.parent)
+        self._open = ExitStack()
+        files = [self._open.enter_context(open_whole(raw / name, below=raw.parent)) for name in (EVENTS_FILE, NAMES_FILE)]
+        self._files = {name: file.fileno() for name, file in zip((EVENTS_FILE, NAMES_FILE), files, strict=True)}
+        self.append_names(read_foreign(began, _MOST_NAMES_BYTES, follow=False))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def append_events(self, records: NDArray[np.void]) -> None:
+        """Append event records (dtype records.EVENT)."""
+        write_all(self._files[EVENTS_FILE], records.view(np.uint8).data)
+        self.events_written += len(records)
+
+    def append_names(self, content: bytes) -> None:
+        """Append name records."""
+        write_all(self._files[NAMES_FILE], memoryview(content))

@@ -1,0 +1,311 @@
+"""Finish a recording: turn raw records into Parquet tables in order of start, and remove raw/.
+
+The same function recovers a recording whose recorder was killed, from its whole records.
+"""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.foreign_files import MOST_JSON_BYTES, decode_foreign, open_foreign, read_foreign, read_foreign_lines
+from iotwin.common.removal import remove_listed
+from iotwin.trace_store import schema
+from iotwin.trace_store.clocks import one_by_one, realtime_to_monotonic, step_notes
+from iotwin.trace_store.columns import column, labels, rows_table
+from iotwin.trace_store.logs.mllog import JobLog, read_log
+from iotwin.trace_store.manifest import (
+    MANIFEST_NAME,
+    ClockPair,
+    Count,
+    Host,
+    Manifest,
+    State,
+    Target,
+    read_manifest,
+    write_manifest,
+)
+from iotwin.trace_store.raw.block_table import write_blocks
+from iotwin.trace_store.raw.file_table import FileTable
+from iotwin.trace_store.raw.gpu_table import gpu_table
+from iotwin.trace_store.raw.process_table import process_table
+from iotwin.trace_store.raw.recording import BLOCKS_FILE, EVENTS_FILE, GPU_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
+from iotwin.trace_store.raw.records import EVENT, LAST_NS, LIFE_TYPES, RING_HEADER_BYTES, NameRecord, read_names
+from iotwin.trace_store.raw.sorted_records import sorted_chunks
+from iotwin.trace_store.syscalls import CALLS, NUMBER_OF_OP, OPEN_KINDS
+from iotwin.trace_store.trace_directory import leftovers
+from iotwin.trace_store.writer import write_events, write_table
+
+_CLOCK_SLACK_NS = 3_600_000_000_000  # ns between the last reading of the clocks and the last event; more is damage
+_MOST_PID = 1 << 22  # the kernel's greatest pid_max
+_MOST_REQUESTED = np.uint64((1 << 62) - 1)  # the limit of validity.py
+_O_CREAT, _O_TRUNC = 0o100, 0o1000
+_OPEN_NUMBERS = np.array([number for number, kind in CALLS.values() if kind in OPEN_KINDS])
+_OP_NAMES = list(NUMBER_OF_OP)
+_SEEN_AND_LOST = ("ring_full", "entry_missed", "perf_buffer")  # losses that are part of `seen` in the ledger of a backend
+_CODE_OF_NUMBER = np.zeros(1024, np.int16)
+for _code, _name in enumerate(_OP_NAMES):
+    _CODE_OF_NUMBER[NUMBER_OF_OP[_name]] = _code
+
+
+class _Ledger(msgspec.Struct):
+    seen: Count | None
+    lost: dict[str, Count]
+
+
+class _Container(msgspec.Struct):
+    cgroup: int
+    name: str
+
+
+_ENTRIES: dict[str, type[msgspec.Struct]] = {"clock": ClockPair, "ledger": _Ledger, "container": _Container}
+Convert = Callable[[Path, Manifest], None]
+
+
+def _as_they_are(raw: Path, manifest: Manifest) -> None:
+    """Convert nothing: the recording holds records."""
+
+
+def recover_trace(directory: Path, convert: Convert = _as_they_are) -> Manifest:
+    """Finish the interrupted recording at `directory` up to its last whole record, and return its manifest."""
+    manifest = _manifest_of_recording(directory)
+    if manifest.status != "recording":
+        raise IotwinError(f"{directory} is already {manifest.status}; there is nothing to recover")
+    if is_being_recorded(directory):
+        raise IotwinError(f"{directory} is being recorded right now; end that iotwin trace first")
+    if not (directory / RAW / EVENTS_FILE).exists():
+        raise IotwinError(f"{directory} has no raw records left; nothing can be recovered")
+    manifest.notes.append("recovered: the recorder was cut off; events of its last moments may be missing")
+    return finish_trace(directory, manifest, convert, status="recovered")
+
+
+def _manifest_of_recording(directory: Path) -> Manifest:
+    """Return the manifest; if a crash of the machine lost it, the first manifest of the recording, from its journal."""
+    path = directory / MANIFEST_NAME
+    try:
+        return read_manifest(directory)
+    except IotwinError:
+        is_lost = path.is_file() and not read_foreign(path, MOST_JSON_BYTES).strip(b"\0 \n") if path.exists() else True
+        if not is_lost or not (directory / RAW / EVENTS_FILE).is_file():
+            raise
+    for entry in _read_journal(directory / RAW / JOURNAL_FILE):
+        if entry["kind"] == "manifest":
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(entry["manifest"], Manifest)
+    return Manifest(status="recording", backend="unknown", host=Host("", "", 0, 0, ""), target=Target())
+
+
+def finish_trace(directory: Path, manifest: Manifest, convert: Convert = _as_they_are, status: State = "complete") -> Manifest:
+    """Turn the raw records of `directory` into tables, set the counts and status of the manifest, and remove raw/.
+
+    `convert` is called first, with raw/ and the manifest, to make records of files in other formats.
+    """
+    # Arrow's pools keep freed memory, which would be a large part of a tracer's memory.
+    pa.set_memory_pool(pa.system_memory_pool())
+    raw = directory / RAW
+    journal = _read_journal(raw / JOURNAL_FILE)
+    _apply_journal(manifest, journal)
+    convert(raw, manifest)
+
+    files = FileTable(log_paths={os.fsencode(path.resolve()) for path in _logs(directory)})
+    lives = _read_names(raw / NAMES_FILE, files)
+    manifest.events = write_events(directory / "events.parquet", _event_tables(raw / EVENTS_FILE, files, manifest))
+    if (raw / BLOCKS_FILE).exists():
+        write_blocks(raw / BLOCKS_FILE, directory / "block.parquet", files)
+    write_table(directory, "files.parquet", schema.FILES, files.table())
+    dataset_bytes = files.dataset_bytes_by_pid()
+    processes = process_table(lives, dataset_bytes, manifest.target.root_pid, _containers(journal))
+    write_table(directory, "processes.parquet", schema.PROCESSES, processes)
+    if (raw / GPU_FILE).exists():
+        write_table(directory, "gpu.parquet", schema.GPU, gpu_table(raw / GPU_FILE))
+    _write_log_tables(directory, manifest)
+    _write_samples(directory, journal)
+
+    _close_ledger(manifest)
+    manifest.notes += step_notes(manifest.clock)
+    wall_s = max(manifest.end_ns - manifest.start_ns, 1) / 1e9
+    manifest.cost.events_per_s = round(manifest.events / wall_s, 1)
+    manifest.status = status
+    write_manifest(directory, manifest)
+    remove_listed(directory, [RAW, *leftovers(directory)])
+    return manifest
+
+
+def _read_names(path: Path, files: FileTable) -> list[NameRecord]:
+    """Add the names of files to `files`, and return the records of forks, execs and exits."""
+    lives: list[NameRecord] = []
+    if not path.is_file() or not path.stat().st_size:
+        return lives
+    with open_foreign(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for record in read_names(content):
+            if record.type in LIFE_TYPES:
+                lives.append(record)
+            else:
+                files.add_name(record)
+    return lives
+
+
+def _read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of the journal, without lines that a kill or a crash of the machine has torn."""
+    entries = []
+    for line in read_foreign_lines(path, MOST_JSON_BYTES) if path.is_file() else []:
+        with contextlib.suppress(IotwinError):
+            entries.append(decode_foreign(line, dict[str, Any], path))
+    return [entry for entry in entries if _is_entry(entry)]
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    """Whether the entry has the fields of its kind, with numbers that fit the tables."""
+    kind = entry.get("kind")
+    if kind == "manifest":
+        return "manifest" in entry
+    expected = _ENTRIES.get(kind) if isinstance(kind, str) else None
+    try:
+        if expected is not None:
+            msgspec.convert(entry, expected)
+        elif kind in schema.SAMPLES:
+            rows_table([entry], schema.SAMPLES[kind])
+            return entry.get("time_ns") is not None
+        return expected is not None
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError, AttributeError, pa.ArrowException):
+        return False
+
+
+def _apply_journal(manifest: Manifest, journal: list[dict[str, Any]]) -> None:
+    for entry in journal:
+        if entry["kind"] == "clock":
+            manifest.clock.append(ClockPair(entry["monotonic_ns"], entry["realtime_ns"], entry["uncertainty_ns"]))
+        elif entry["kind"] == "ledger":
+            manifest.seen, manifest.lost = entry["seen"], entry["lost"]
+
+
+def _containers(journal: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the containers' names by cgroup id."""
+    return {entry["cgroup"]: entry["name"] for entry in journal if entry["kind"] == "container"}
+
+
+def _close_ledger(manifest: Manifest) -> None:
+    """Count the calls that the kernel saw and neither dropped nor delivered to the tables as lost by the recorder."""
+    if manifest.seen is None:
+        return
+    unaccounted = manifest.seen - sum(manifest.lost.get(cause, 0) for cause in _SEEN_AND_LOST) - manifest.events
+    if unaccounted > 0:
+        manifest.lost["recorder"] = max(unaccounted, manifest.lost.get("recorder", 0))
+    manifest.seen = max(manifest.seen, manifest.events)
+
+
+def _event_tables(path: Path, files: FileTable, manifest: Manifest) -> Iterator[pa.Table]:
+    """Yield the events in order of start, and set the counts, start and end of the run in the manifest."""
+    counts = np.zeros(len(_OP_NAMES), np.int64)
+    bounds = _clock_bounds(manifest.clock)
+    damaged = 0
+    for records in sorted_chunks(path, EVENT, "start_ns"):
+        chunk = records[_is_whole(records, bounds)]
+        damaged += len(records) - len(chunk)
+        if not len(chunk):
+            continue
+        number = chunk["call_flags_cpu"] & np.uint32(1023)
+        code = _CODE_OF_NUMBER[number]
+        counts += np.bincount(code, minlength=len(_OP_NAMES))
+        manifest.start_ns = manifest.start_ns or int(chunk["start_ns"][0])
+        manifest.end_ns = max(manifest.end_ns, int((chunk["start_ns"] + chunk["duration_ns"]).max()))
+        file_id = files.assign(chunk, number)
+        yield _event_table(chunk, code, file_id, np.isin(number, _OPEN_NUMBERS))
+    manifest.counts = {name: int(count) for name, count in zip(_OP_NAMES, counts, strict=True) if count}
+    if damaged:
+        manifest.notes.append(f"{damaged} damaged records were left out, as a machine that goes down leaves them")
+        manifest.lost["recorder"] = damaged
+
+
+def _clock_bounds(clock: list[ClockPair]) -> tuple[int, int]:
+    """Return the range of CLOCK_MONOTONIC in which events can begin; calls may begin before the first reading."""
+    times = [pair.monotonic_ns for pair in clock]
+    return (0, max(times) + _CLOCK_SLACK_NS) if times else (0, LAST_NS)
+
+
+def _is_whole(records: NDArray[np.void], bounds: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which records are valid; zeros and random bytes, as a crash leaves them, are not."""
+    start, duration = records["start_ns"], records["duration_ns"]
+    return np.asarray(
+        ((records["header"] == EVENT.itemsize - RING_HEADER_BYTES) | (records["header"] == 0))
+        & (records["pid"] > 0)
+        & (records["pid"] <= _MOST_PID)
+        & (records["tid"] <= _MOST_PID)
+        & (start > bounds[0])
+        & (start <= bounds[1])
+        & (duration >= 0)
+        & (duration <= LAST_NS - start)
+        & (records["inode"] < 1 << 63)
+        & (np.abs(records["offset"].astype(np.float64)) <= LAST_NS)
+        & (np.abs(records["result"].astype(np.float64)) <= LAST_NS)
+    )
+
+
+def _event_table(
+    chunk: NDArray[np.void], code: NDArray[np.int16], file_id: NDArray[np.int32], is_open: NDArray[np.bool_]
+) -> pa.Table:
+    # A request for all there is (cp requests nearly 2**63 bytes of copy_file_range) must fit the limits of a trace.
+    requested = np.minimum(chunk["requested"], _MOST_REQUESTED).astype(np.int64)
+    flags = ((chunk["call_flags_cpu"] >> 14) & 7).astype(np.int32)  # above the file type: direct, append, writable
+    flags = (flags & 3) | ((flags & 4) << 2)
+    flags |= np.where(is_open & ((requested & _O_CREAT) != 0), schema.FLAG_CREATE, 0)
+    flags |= np.where(is_open & ((requested & _O_TRUNC) != 0), schema.FLAG_TRUNCATE, 0)
+    columns: dict[str, tuple[NDArray[np.generic], NDArray[np.bool_] | None]] = {
+        "start_ns": (chunk["start_ns"], None),
+        "duration_ns": (chunk["duration_ns"], None),
+        "pid": (chunk["pid"], None),
+        "tid": (chunk["tid"], None),
+        "file_id": (file_id, file_id < 0),
+        "fd": (chunk["fd"], None),
+        "offset": (chunk["offset"], chunk["offset"] < 0),
+        "requested": (requested, is_open | (requested == 0)),
+        "result": (chunk["result"], None),
+        "flags": (flags.astype(np.int32), None),
+        "cpu": ((chunk["call_flags_cpu"] >> 18).astype(np.int16), None),
+    }
+    arrays = [
+        labels(code, _OP_NAMES) if field.name == "op" else column(columns[field.name][0], field.type, columns[field.name][1])
+        for field in schema.EVENTS
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema.EVENTS)
+
+
+def _write_log_tables(directory: Path, manifest: Manifest) -> None:
+    """Write the phases and parts in the logs of the job. No content of a log may make the trace fail."""
+    logged = JobLog()
+    if manifest.clock:
+        span_ns = manifest.clock[0].realtime_ns, manifest.clock[-1].realtime_ns
+        try:
+            logged = read_log(_logs(directory), one_by_one(realtime_to_monotonic(manifest.clock)), span_ns)
+            phases, parts = rows_table(logged.phases, schema.PHASES), rows_table(logged.parts, schema.PARTS)
+        except (ArithmeticError, ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as error:
+            manifest.notes.append(f"the phases are not known: the job's log could not be read ({type(error).__name__})")
+            logged, phases, parts = JobLog(), schema.PHASES.empty_table(), schema.PARTS.empty_table()
+        if logged.torn:
+            manifest.notes.append(f"{logged.torn} MLLOG lines of the job's output were torn and left out")
+    else:
+        manifest.notes.append("the phases are not known: the recording holds no reading of the clocks")
+        phases, parts = schema.PHASES.empty_table(), schema.PARTS.empty_table()
+    write_table(directory, "phases.parquet", schema.PHASES, phases)
+    if parts.num_rows:
+        write_table(directory, "parts.parquet", schema.PARTS, parts)
+
+
+def _logs(directory: Path) -> list[Path]:
+    logs = directory / "logs"
+    return sorted(logs.iterdir()) if logs.is_dir() else []
+
+
+def _write_samples(directory: Path, journal: list[dict[str, Any]]) -> None:
+    for kind, expected in schema.SAMPLES.items():
+        rows = [entry for entry in journal if entry["kind"] == kind]
+        if rows:
+            write_table(directory, f"samples/{kind}.parquet", expected, rows_table(rows, expected))

@@ -1,0 +1,182 @@
+"""Record: append fixed-size binary records under raw/ while the job runs, to be finished or recovered later.
+
+A kill at any instant loses at most the content of the kernel's ring buffer: each append is one write(2), after which the records
+are in the page cache and survive the recorder.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from iotwin.common.errors import IotwinError, UsageError, reason_of
+from iotwin.common.files import new_folder, open_append, open_new
+from iotwin.common.removal import remove_file, remove_own
+from iotwin.trace_store.manifest import ClockPair, Manifest, write_manifest
+from iotwin.trace_store.trace_directory import made_trace, refuse_foreign
+
+RAW = "raw"
+EVENTS_FILE = "events.bin"
+NAMES_FILE = "names.bin"
+GPU_FILE = "gpu.bin"  # only if an accelerator was called
+BLOCKS_FILE = "blocks.bin"  # only if block requests are traced
+JOURNAL_FILE = "journal.jsonl"  # clock pairs, ledgers and samples, one JSON object a line
+LOCK_FILE = "lock"
+_RESERVE_FILE = "reserve"
+_RESERVE_BYTES = 1 << 16
+
+
+def read_clocks(tries: int = 50) -> ClockPair:
+    """Return the most exact of `tries` readings of CLOCK_REALTIME between two of CLOCK_MONOTONIC."""
+    best: ClockPair | None = None
+    for _ in range(tries):
+        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        real = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        width = (after - before + 1) // 2
+        if best is None or width < best.uncertainty_ns:
+            best = ClockPair(before + width, real, width)
+    assert best is not None  # noqa: S101 - tries is positive
+    return best
+
+
+def refuse_unusable(directory: Path, force: bool) -> None:
+    """Raise UsageError unless `directory` is new or empty, or holds a trace and `force` is set."""
+    if directory.is_symlink():
+        raise UsageError(f"{directory} is a symbolic link; give the name of the directory itself")
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is a file; choose another name for the trace")
+    if not any(directory.iterdir()):
+        return
+    if is_being_recorded(directory):
+        raise UsageError(f"{directory} is being recorded by another iotwin trace; choose another name")
+    refuse_foreign(directory)
+    if not force:
+        raise UsageError(f"{directory} holds a trace already; choose another name or add --force to replace it")
+
+
+def is_being_recorded(directory: Path) -> bool:
+    """Whether a live recorder holds the trace at `directory`."""
+    try:
+        descriptor = os.open(directory / RAW / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class Recording:
+    """An open recording at `directory`; appends are unbuffered. Close it, then finish it with `finish.finish_trace`.
+
+    The directory appears with its manifest and all files that a recovery needs: a kill leaves a recording, or no directory.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, force: bool = False) -> None:
+        refuse_unusable(directory, force)
+        self.directory = directory
+        self.manifest = manifest
+        self.events_written = 0
+        self._events = self._names = self._blocks = self._journal = self._lock = -1
+        try:
+            with made_trace(directory) as made:
+                self._open(made)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, directory: Path) -> None:
+        raw = directory / RAW
+        new_folder(raw)
+        new_folder(directory / "logs")
+        self._lock = open_append(raw / LOCK_FILE, 0o644)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._events = open_append(raw / EVENTS_FILE, 0o644)
+        self._names = open_append(raw / NAMES_FILE, 0o644)
+        self._journal = open_append(raw / JOURNAL_FILE, 0o644)
+        write_manifest(directory, self.manifest)
+        # If a crash of the machine loses the manifest, a recovery uses that of the journal.
+        self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
+        # The reserve lets a recording that fills the disk still write its ledger.
+        try:
+            with open_new(raw / _RESERVE_FILE) as reserve:
+                reserve.write(bytes(_RESERVE_BYTES))
+        except OSError as error:
+            if error.errno != errno.EFBIG:  # a limit on the size of files (ulimit -f) must not stop the job
+                raise
+
+    def __enter__(self) -> "Recording":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def append_events(self, records: NDArray[np.void]) -> None:
+        """Append event records (dtype records.EVENT)."""
+        write_all(self._events, records.view(np.uint8).data)
+        self.events_written += len(records)
+
+    def append_blocks(self, records: NDArray[np.void]) -> None:
+        """Append block requests (dtype records.BLOCK). A call without requests marks them as traced."""
+        if self._blocks < 0:
+            self._blocks = open_append(self.directory / RAW / BLOCKS_FILE, 0o644)
+        write_all(self._blocks, records.view(np.uint8).data)
+
+    def append_gpu_calls(self, records: NDArray[np.void]) -> None:
+        """Append calls of an accelerator's API (dtype records.GPU_CALL)."""
+        descriptor = open_append(self.directory / RAW / GPU_FILE, 0o644)
+        try:
+            write_all(descriptor, records.view(np.uint8).data)
+        finally:
+            os.close(descriptor)
+
+    def append_names(self, content: bytes | memoryview) -> None:
+        """Append name records in the format of the ring buffer."""
+        write_all(self._names, memoryview(content))
+
+    def append_journal(self, kind: str, values: dict[str, Any]) -> None:
+        """Append one journal line; `values` must be JSON."""
+        write_all(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
+
+    def append_clock(self) -> None:
+        """Append a reading of both clocks."""
+        self.append_journal("clock", msgspec.to_builtins(read_clocks()))
+
+    def release_reserve(self) -> None:
+        """Free the reserved space, when only the ledger is left to write."""
+        remove_file(self.directory / RAW / _RESERVE_FILE)
+
+    def close(self) -> None:
+        """Close the files and release the lock."""
+        for descriptor in (self._events, self._names, self._blocks, self._journal, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._events = self._names = self._blocks = self._journal = self._lock = -1
+
+    def discard(self) -> None:
+        """Remove the recording of a job that never started."""
+        self.close()
+        remove_own(self.directory)
+
+
+def write_all(descriptor: int, content: memoryview) -> None:
+    """Write all of `content`. Raises IotwinError if the write fails."""
+    while content:
+        try:
+            content = content[os.write(descriptor, content) :]
+        except OSError as error:
+            raise IotwinError(f"the trace cannot be written: {reason_of(error)}") from error

@@ -1,0 +1,197 @@
+"""Read a finished trace as Arrow batches or pandas frames, with filters that Parquet applies."""
+
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow.compute import Expression
+
+from iotwin.common.errors import IotwinError
+from iotwin.trace_store import schema
+from iotwin.trace_store.manifest import Manifest, read_manifest
+from iotwin.trace_store.validity import check_columns, check_rows
+
+_BATCH_ROWS = 1 << 17
+
+
+class Trace:
+    """A finished trace on disk. Opening it reads only the manifest and the Parquet footers.
+
+    Tables are pandas frames with the columns of `schema`; nullable integers are floats with NaN.
+    """
+
+    def __init__(self, path: Path | str, inferred: pd.DataFrame | None = None) -> None:
+        """Open the trace at `path`. Raises IotwinError if it is missing, unfinished, truncated or not a trace.
+
+        `inferred`: phases with the columns of `schema.PHASES`, used instead of those that the job did not log.
+        """
+        self.path = Path(path)
+        self.inferred = inferred
+        self.manifest: Manifest = read_manifest(self.path)
+        if self.manifest.status == "recording":
+            raise IotwinError(f"{self.path} is still recording or was cut off; finish it: iotwin recover {self.path}")
+        files = self.path / "files.parquet"
+        self._number_of_files = _footer(files, schema.FILES).num_rows if files.exists() else 0
+        self._events = self._open_events()
+
+    @property
+    def event_parts(self) -> int:
+        """The number of parts of the events."""
+        return len(self._events.files)
+
+    @property
+    def part_rows(self) -> list[int]:
+        """The number of events in each part."""
+        return [_footer(Path(part)).num_rows for part in self._events.files]
+
+    def part_begin_ns(self, part: int) -> int:
+        """Return the start of the first event of a part."""
+        return next((int(batch["start_ns"][0].as_py()) for batch in self.events(["start_ns"], parts=[part]) if batch.num_rows), 0)
+
+    def _open_events(self) -> ds.Dataset:
+        directory = self.path / "events.parquet"
+        parts = sorted(directory.glob("*.parquet"))
+        rows = 0
+        for part in parts:
+            rows += _footer(part, schema.EVENTS).num_rows
+        if rows != self.manifest.events:
+            raise IotwinError(
+                f"{directory} holds {rows} events but the manifest counts {self.manifest.events}: parts are missing; "
+                "copy the trace again"
+            )
+        return self._dataset([str(part) for part in parts])
+
+    @staticmethod
+    def _dataset(parts: list[str]) -> ds.Dataset:
+        return ds.dataset(parts, schema=schema.EVENTS, format=_checked_parquet())
+
+    def events(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Expression | None = None,
+        batch_rows: int = _BATCH_ROWS,
+        parts: Sequence[int] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the events of all or some `parts` in order of start, in batches of at most `batch_rows` rows.
+
+        `where` is a pyarrow expression that Parquet applies, e.g. ``pc.field("op") == "read"``.
+        """
+        wanted = list(columns) if columns is not None else None
+        # Threads decode a few batches ahead, in order; their number bounds the memory.
+        events = self._events if parts is None else self._dataset([self._events.files[part] for part in parts])
+        batches = events.to_batches(
+            columns=wanted, filter=where, batch_size=batch_rows, use_threads=True, batch_readahead=4, fragment_readahead=1
+        )
+        while True:
+            # Only errors of Arrow mean damage, not those of the consumer of a batch.
+            with _damage_in_one_line(self.path / "events.parquet"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            check_rows(batch, "events", self.path / "events.parquet", self._number_of_files)
+            yield batch
+
+    def events_frame(self, columns: Sequence[str] | None = None, where: Expression | None = None) -> pd.DataFrame:
+        """Return the events as one frame, in order of start; `op` is categorical. For traces that fit in memory."""
+        wanted = list(columns) if columns is not None else None
+        with _damage_in_one_line(self.path / "events.parquet"):
+            table: pa.Table = self._events.to_table(columns=wanted, filter=where)
+        check_rows(table, "events", self.path / "events.parquet", self._number_of_files)
+        frame: pd.DataFrame = table.unify_dictionaries().to_pandas()
+        return frame
+
+    def files(self) -> pd.DataFrame:
+        """Return the files table, one row per file, indexed 0..n-1 by file_id."""
+        return self._table("files.parquet", schema.FILES)
+
+    def processes(self) -> pd.DataFrame:
+        """Return the processes table, one row per process, in order of start."""
+        return self._table("processes.parquet", schema.PROCESSES)
+
+    def phases(self) -> pd.DataFrame:
+        """Return the phases table in order of start: the inferred phases if given, else the logged ones, which may be none."""
+        return self.inferred if self.inferred is not None else self._table("phases.parquet", schema.PHASES)
+
+    def step_parts(self) -> pd.DataFrame | None:
+        """Return the parts of steps and checkpoints in order of start; None if the job logged none."""
+        return self._optional("parts.parquet", schema.PARTS)
+
+    def block(self) -> pd.DataFrame | None:
+        """Return the block requests in order of issue; None if they were not traced."""
+        return self._optional("block.parquet", schema.BLOCK)
+
+    def gpu(self) -> pd.DataFrame | None:
+        """Return the accelerator activity in order of start; None if none was traced."""
+        return self._optional("gpu.parquet", schema.GPU)
+
+    def tables(self) -> dict[str, ds.Dataset]:
+        """Return each table of the trace as an Arrow dataset, by name; samples are called samples_KIND."""
+        places = {name: (self.path / f"{name}.parquet", columns) for name, columns in schema.TABLES.items()}
+        places |= {
+            f"samples_{kind}": (self.path / "samples" / f"{kind}.parquet", columns) for kind, columns in schema.SAMPLES.items()
+        }
+        found: dict[str, ds.Dataset] = {"events": self._events}
+        for name, (path, columns) in places.items():
+            if path.exists():
+                _footer(path, columns)
+                found[name] = ds.dataset(str(path), schema=columns, format=_checked_parquet())
+        return found
+
+    def samples(self, kind: str) -> pd.DataFrame | None:
+        """Return the samples of a kind of `schema.SAMPLES`; None if they were not taken."""
+        return self._optional(f"samples/{kind}.parquet", schema.SAMPLES[kind])
+
+    def _optional(self, name: str, expected: pa.Schema) -> pd.DataFrame | None:
+        return self._table(name, expected) if (self.path / name).exists() else None
+
+    def _table(self, name: str, expected: pa.Schema) -> pd.DataFrame:
+        path = self.path / name
+        if path.exists():
+            _footer(path, expected)
+        with _damage_in_one_line(path):
+            table: pa.Table = (
+                pq.read_table(path, schema=expected, partitioning=None, page_checksum_verification=True)
+                if path.exists()
+                else expected.empty_table()
+            )
+        kind = "gpu_samples" if name == "samples/gpu.parquet" else path.stem
+        check_rows(table, kind, path, self._number_of_files)
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
+
+
+def _checked_parquet() -> ds.ParquetFileFormat:
+    """Return the Parquet format with verification of page checksums; pages without a checksum pass."""
+    return ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True))
+
+
+@contextmanager
+def _damage_in_one_line(path: Path) -> Iterator[None]:
+    """Turn Arrow's errors about unreadable pages, of several lines without a file name, into an IotwinError that names `path`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise IotwinError(f"{path} cannot be read ({str(error).splitlines()[0]}): the trace is damaged; copy it again") from None
+
+
+def _footer(path: Path, expected: pa.Schema | None = None) -> pq.FileMetaData:
+    """Return the Parquet footer of a table with the columns `expected`. Raises IotwinError if the file is damaged."""
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_size == 0:
+            raise IotwinError(f"{path} is empty (zero bytes): the trace is damaged; copy it again or run: iotwin recover")
+        if not stat.S_ISREG(found.st_mode):
+            raise IotwinError(f"{path} is not a regular file: the trace is damaged; copy it again")
+        footer = pq.read_metadata(path)
+        if expected is not None:
+            check_columns(footer.schema.to_arrow_schema(), expected, path)
+        return footer
+    except (pa.ArrowException, UnicodeDecodeError):
+        raise IotwinError(f"{path} is truncated or not a Parquet file: the trace is damaged; copy it again") from None
+    except OSError as error:
+        raise IotwinError(f"{path} cannot be read: {error.strerror or str(error).splitlines()[0]}") from None

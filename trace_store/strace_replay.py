@@ -1,0 +1,117 @@
+"""Reconstruct what strace does not print: the process of each thread, and the position and flags of each descriptor.
+
+A `Replay` must see all calls in order of time.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from iotwin.trace_store import strace_text as text
+from iotwin.trace_store.syscalls import Kind
+
+FORKS = ("clone", "clone3", "fork", "vfork")
+FOLLOWED = ("lseek", "dup", "dup2", "dup3", "fcntl", *FORKS, "execve")  # calls that the text must contain
+_CHANGEABLE = os.O_APPEND | os.O_DIRECT  # the recorded flags that F_SETFL can change
+_MAPPED = re.compile(rb", (-?\d+(?:<[^>]*>)?), (0x[0-9a-f]+|\d+)$")
+
+
+@dataclass(frozen=True)
+class DescriptorUse:
+    """The descriptor, path, offset and request size of a call; None if the call has none."""
+
+    fd: int
+    path: bytes | None
+    offset: int | None
+    requested: int | None  # bytes
+
+
+class Replay:
+    """The processes and descriptors after the calls so far."""
+
+    def __init__(self) -> None:
+        self._pid_of: dict[int, int] = {}
+        self._positions: dict[tuple[int, int], list[int]] = {}  # (pid, fd) -> [position, flags], shared by duplicates
+
+    def process_of(self, call: text.Call) -> int:
+        """Return the process of the call's thread; a thread whose start is not in the text counts as a process."""
+        return self._pid_of.setdefault(call.tid, call.tid)
+
+    def fork(self, call: text.Call) -> int | None:
+        """Follow one of FORKS; return the pid of the new process, None for a thread or a failed call."""
+        pid, child = self.process_of(call), call.result
+        if child <= 0:
+            return None
+        if b"CLONE_THREAD" in call.arguments:
+            self._pid_of[child] = pid
+            return None
+        self._pid_of[child] = child
+        for (owner, fd), position in list(self._positions.items()):
+            if owner == pid:
+                self._positions[child, fd] = position
+        return child
+
+    def move(self, call: text.Call) -> None:
+        """Follow a call that sets a position or duplicates a descriptor; ignore other calls."""
+        pid = self.process_of(call)
+        if call.result < 0:
+            return
+        if call.name == "lseek":
+            self._position(pid, text.descriptor(call.arguments)[0])[0] = call.result
+        elif call.name in ("dup", "dup2", "dup3") or (call.name == "fcntl" and b"F_DUPFD" in call.arguments):
+            self._positions[pid, call.result] = self._position(pid, text.descriptor(call.arguments)[0])
+        elif call.name == "fcntl" and b"F_SETFL" in call.arguments:
+            state = self._position(pid, text.descriptor(call.arguments)[0])
+            state[1] = state[1] & ~_CHANGEABLE | text.flags(call.arguments, b"O_") & _CHANGEABLE
+
+    def open(self, call: text.Call) -> None:
+        """Follow an open."""
+        if call.result >= 0:
+            self._positions[self.process_of(call), call.result] = [0, text.flags(call.arguments, b"O_")]
+
+    def use(self, call: text.Call, kind: Kind) -> DescriptorUse:
+        """Return the use of a descriptor, and move its position. Raises ValueError or IndexError for other arguments."""
+        pid, (fd, path) = self.process_of(call), text.descriptor(call.arguments)
+        if kind is Kind.CLOSE:
+            self._positions.pop((pid, fd), None)
+        if kind in (Kind.CLOSE, Kind.DESCRIPTOR):
+            return DescriptorUse(fd, path, None, None)
+        if kind in (Kind.RANGE, Kind.ALLOCATE, Kind.LENGTH):
+            numbers = [int(part, 0) if part.isdigit() else -1 for part in call.arguments.split(b", ")[1:]]
+            first = 1 if kind is Kind.ALLOCATE else 0
+            return DescriptorUse(fd, path, *((None, numbers[0]) if kind is Kind.LENGTH else (numbers[first], numbers[first + 1])))
+        if kind is Kind.POSITIONED:
+            requested, offset = text.numbers_at_end(call.arguments, 2)
+            return DescriptorUse(fd, path, offset, requested)
+        if kind is Kind.POSITIONED_VECTOR:
+            offset = text.numbers_at_end(call.arguments, 2 if call.name.endswith("2") else 1)[0]  # flags may follow it
+            return DescriptorUse(fd, path, offset, _vector_bytes(call.arguments))
+        position = self._position(pid, fd)
+        offset = position[0]
+        position[0] += max(call.result, 0)
+        asked = text.numbers_at_end(call.arguments, 1)[0] if kind is Kind.READ_WRITE else _vector_bytes(call.arguments)
+        return DescriptorUse(fd, path, offset, asked)
+
+    def flags_of(self, call: text.Call) -> int:
+        """Return the O_* flags of the descriptor of a call. Raises ValueError or IndexError for other arguments."""
+        return self._position(self.process_of(call), text.descriptor(call.arguments)[0])[1]
+
+    def _position(self, pid: int, fd: int) -> list[int]:
+        return self._positions.setdefault((pid, fd), [0, 0])
+
+
+def mapped(call: text.Call) -> DescriptorUse | None:
+    """Return the file and range that an mmap maps; None for memory without a file."""
+    match = _MAPPED.search(call.arguments)
+    if match is None or b"MAP_ANONYMOUS" in call.arguments:
+        return None
+    return DescriptorUse(*text.descriptor(match[1]), int(match[2], 0), int(call.arguments.split(b", ")[1]))
+
+
+def command_line(call: text.Call) -> list[bytes]:
+    """Return the argument vector of an execve: the strings after the program's path."""
+    return text.strings(call.arguments.partition(b", [")[2].partition(b"], ")[0])
+
+
+def _vector_bytes(arguments: bytes) -> int:
+    return sum(int(length) for length in re.findall(rb"iov_len=(\d+)", arguments))

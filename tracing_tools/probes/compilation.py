@@ -1,0 +1,27 @@
+"""How clang compiles the eBPF programs. The build of the wheel runs this file alone, so it imports only the standard library."""
+
+import hashlib
+from pathlib import Path
+
+PROGRAMS = ("syscalls", "cuda")  # NAME.bpf.c each
+_FLAGS = ("-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-function", "-Wno-unused-const-variable")
+
+
+def object_name(program: str, folder: Path) -> str:
+    """Return the file name of the compiled program. It holds a checksum of the flags, the source and all headers in `folder`.
+
+    A modification time would not do: an installed file has the time of its installation.
+    """
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    for source in [folder / f"{program}.bpf.c", *sorted(folder.glob("*.h"))]:
+        digest.update(source.read_bytes())
+    return f"{program}.{digest.hexdigest()[:16]}.bpf.o"
+
+
+def clang_command(program: str, folder: Path, output: Path) -> list[str]:
+    """Return the command that compiles a program of `folder` to the file `output`.
+
+    The same sources give the same bytes in every folder, as its path is left out of the debug information.
+    """
+    paths = ["-ffile-compilation-dir=.", f"-ffile-prefix-map={folder}=."]
+    return ["clang", *_FLAGS, *paths, "-c", str(folder / f"{program}.bpf.c"), "-o", str(output)]

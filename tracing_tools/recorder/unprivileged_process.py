@@ -1,0 +1,42 @@
+"""Forked processes of the recorder that read the job's data; each gives up root before it reads a byte."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from iotwin.common.signals import interrupts_held
+from iotwin.tracing_tools.targets.user import User
+
+_LAST_STANDARD_STREAM = 2
+
+
+def fork_apart(work: Callable[[], None]) -> int:
+    """Run `work` in a forked process and return its pid. The process then ends, with exit status 1 if `work` raised."""
+    with interrupts_held():  # Python drops a Ctrl-C that arrives in the hooks that it runs around a fork
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                work()
+                status = 0
+            finally:
+                os._exit(status)
+    return child
+
+
+def leave_root(user: User | None, kept: set[int], requests: signal.Handlers) -> None:
+    """In the forked process: close all descriptors but the standard streams and `kept`, and become `user`, if there is one.
+
+    `requests`: the handler of Ctrl-C and SIGTERM, SIG_DFL or SIG_IGN.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, requests)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    for descriptor in (int(path.name) for path in [*Path("/proc/self/fd").iterdir()]):
+        if descriptor > _LAST_STANDARD_STREAM and descriptor not in kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    if user is not None:
+        user.become()

@@ -1,0 +1,27 @@
+"""The mount points of the cgroup hierarchies."""
+
+from pathlib import Path
+
+_TABLE = Path("/proc/self/mounts")
+
+
+def cgroup_mounts(kind: str, controller: str | None = None) -> list[Path]:
+    """Return the mounts of the `kind` cgroup2 or cgroup (v1); of v1, only hierarchies that have `controller`, if given."""
+    fields = (line.split() for line in _TABLE.read_text().splitlines())
+    return [Path(f[1]) for f in fields if f[2] == kind and (controller is None or controller in f[3].split(","))]
+
+
+def cgroup2_mount() -> Path | None:
+    """Return the mount of the cgroup2 hierarchy, or None if it is not mounted."""
+    return next(iter(cgroup_mounts("cgroup2")), None)
+
+
+def v1_cgroup_of(controller: str) -> Path | None:
+    """Return the directory of this process's cgroup in the v1 hierarchy of `controller`, or None if there is none."""
+    mount = next(iter(cgroup_mounts("cgroup", controller)), None)
+    if mount is None:
+        return None
+    fields = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    own = next((path for _, controllers, path in fields if controller in controllers.split(",")), "/")
+    directory = mount / own.lstrip("/")
+    return directory if directory.is_dir() else mount  # a container may have mounted only its own part

@@ -1,1 +1,0 @@
-"""The phases that a job's log tells."""

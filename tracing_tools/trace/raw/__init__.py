@@ -1,1 +1,0 @@
-"""From a recording's binary records to the tables of a trace."""

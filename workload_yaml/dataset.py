@@ -1,0 +1,96 @@
+"""The section `dataset` of a workload YAML: DLIO's names and defaults, and a few keys of ours."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from iotwin.common.numbers.durations import Seconds
+
+# A trillion of anything is a typing error; the bound keeps products of two such numbers within what numpy and len() count.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+# Bytes; DLIO has means such as 114660.07.
+Size = Annotated[int, msgspec.Meta(ge=0, le=10**18)] | Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+
+DEFAULT_FILES_TRAIN = 8  # DLIO's
+DEFAULT_RECORD_BYTES = 65536
+# DLIO's other names of keys, and ours.
+OTHER_NAMES = {
+    "record_length": "record_length_bytes",
+    "record_length_stdev": "record_length_bytes_stdev",
+    "record_length_resize": "record_length_bytes_resize",
+}
+
+
+class Section(msgspec.Struct, forbid_unknown_fields=True):
+    """Base class of the YAML's sections: a section rejects unknown keys."""
+
+
+class Hdf5(Section):
+    """Settings that apply only to hdf5 files."""
+
+    chunk_dims: list[Positive] = []
+    num_dset_per_record: Positive = 1
+    max_shape: list[Positive] = []
+
+
+class ParquetColumn(Section):
+    """A column of parquet files."""
+
+    name: str
+    dtype: str = "float32"
+    size: Positive = 1  # elements in each row
+    read: bool = True
+
+
+class Parquet(Section):
+    """Settings that apply only to parquet files."""
+
+    columns: list[ParquetColumn] = []
+    row_group_size: Positive | None = None  # rows
+    read_mode: Literal["default", "row_group"] = "default"
+    generation_batch_size: Positive | None = None  # of no effect
+
+
+class Dataset(Section):
+    """The files of the data set, and how `iotwin generate` generates them."""
+
+    data_folder: str = "./data/"
+    format: str = "tfrecord"  # of datagen's FormatLayout, `synthetic` for no files at all, or a reader's plug-in
+    num_files_train: Count | None = None  # all there are when not given (a unet3d pair counts once)
+    num_files_eval: Count | None = None
+    num_samples_per_file: Positive = 1
+    eval_num_samples_per_file: Positive | None = None  # None: as in training
+    record_length_bytes: Size | None = None  # mean sample size (of a pair: both files); None: DLIO's 65536 where it is needed
+    record_length_bytes_stdev: Size | None = None
+    record_length_bytes_resize: Size | None = None  # of a sample as the loader delivers it; None: as it is stored
+    record_dims: list[Positive] = []  # instead of a length
+    record_element_type: str = "uint8"
+    num_subfolders_train: Count = 0
+    num_subfolders_eval: Count = 0
+    file_prefix: str = "img"
+    compression: str = "none"
+    compression_level: Count = 4
+    interleave: bool = False  # samples of several files in turn, as tf.data's interleave
+    hdf5: Hdf5 = msgspec.field(default_factory=Hdf5)
+    parquet: Parquet = msgspec.field(default_factory=Parquet)
+    enable_chunking: bool = False
+    chunk_size: Count = 0
+    keep_files: bool = True  # false: the files that this run generated are removed at its end
+    generation_buffer_size: Size = 2 << 30  # of no effect: generation streams
+    # Of the MLCommons fork, of no effect: files are named by number, not listed, and generated ones appear when they are whole.
+    data_gen_method: str | None = None
+    write_threads: Positive | None = None
+    skip_listing: bool = False
+    listing_validation_interval: Count = 0
+    post_generation_settle_seconds: Seconds = 0.0
+    # Beyond DLIO: as in `iotwin generate --config`.
+    record_length_distribution: Literal["normal", "lognormal"] = "normal"
+    record_length_histogram: list[tuple[int, float]] = []
+    entropy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    dedup: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
+def known_columns(columns: list[Any]) -> list[Any]:
+    """Return parquet's `columns` as mappings. DLIO also accepts a column's name alone."""
+    return [{"name": column} if isinstance(column, str) else column for column in columns]

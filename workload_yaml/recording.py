@@ -1,0 +1,234 @@
+"""A recording: a file with every thread's storage calls and waits in a traced job. `fit` writes it and the emulator replays it.
+
+The file is one Parquet table of calls, sorted by thread. Its metadata list the threads, processes, files, pipes and phases
+as JSON, and the calls refer to their indices. A recording may come from a stranger: `read_recording` checks every number
+and name before use.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from iotwin.common.beneath import stays_within
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_whole
+from iotwin.common.foreign_files import decode_foreign, open_foreign
+
+SUFFIX = ".recording"
+_KEY = b"iotwin.recording"
+_MOST_ROWS, _MOST_FILES, _MOST_THREADS, _LARGEST_HEADER_BYTES = 200_000_000, 4_000_000, 100_000, 256 << 20
+_MOST_BYTES, _LONGEST_NS, _FARTHEST = 1 << 31, 1 << 54, 1 << 54  # of one call; half a year; an offset
+
+
+class Op(IntEnum):
+    """Operation of a row. The row's `subject` is a file up to TRUNCATE, then a pipe, a channel, a process, a thread or a mark."""
+
+    OPEN = 0
+    READ = 1
+    WRITE = 2
+    SYNC = 3
+    DATASYNC = 4
+    CLOSE = 5
+    RENAME = 6  # to the file's last name
+    UNLINK = 7
+    MAP = 8  # `size` bytes from `offset`
+    TOUCH = 9  # a page of a mapped file
+    UNMAP = 10
+    COPY = 11  # the next row, COPY_TO, has the target
+    COPY_TO = 12
+    TRUNCATE = 13
+    PIPE_WRITE = 14
+    PIPE_READ = 15  # waits for the bytes
+    POLL = 16  # waits until there is something to read
+    POST = 17  # on a channel between two threads of a process
+    WAIT = 18  # for one post
+    START = 19  # a process
+    JOIN = 20  # waits for a process to end
+    THREAD = 21  # starts a thread
+    MARK = 22  # a phase begins or ends: it is logged
+    END = 23  # of the process or thread: time to it, and nothing more
+
+
+CALLS = 17  # operations below this are system calls on files and pipes
+# Flags besides FLAG_* of iotwin.trace_store.schema: the file has its last name by now; the job duplicated its descriptor.
+RENAMED, DUPLICATED = 1 << 8, 1 << 9
+COLUMNS = {
+    "thread": np.int32,
+    "at_ns": np.int64,  # since the start of the job: when a wait was over, when anything else began
+    "think_ns": np.int64,  # from the end of the row before
+    "op": np.uint8,
+    "subject": np.int32,
+    "fd": np.int32,  # the job's; -1: none
+    "offset": np.int64,  # -1: none
+    "size": np.int64,
+    "flags": np.int32,
+}
+
+
+class RecordedFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A file that the job read or wrote."""
+
+    name: str
+    renamed_to: str | None = None
+    size_bytes: int = 0  # when the job began
+    written: bool = False  # it lies in the output folder, else in the data folder
+    made: bool = False  # by a call of the job; a written file that is not was there when the job began
+
+
+class Pipe(msgspec.Struct, forbid_unknown_fields=True):
+    """A pipe between threads. `messages`: the pipe has several readers or writers, so messages are counted instead of bytes."""
+
+    messages: bool = False
+
+
+class Mark(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of the job's log: the begin or end of a phase."""
+
+    key: str
+    begins: bool
+    epoch: int | None = None
+    step: int | None = None
+
+
+class Header(msgspec.Struct, forbid_unknown_fields=True):
+    """The metadata of a recording: lists whose items the rows refer to by index."""
+
+    version: int
+    files: list[RecordedFile]
+    pipes: list[Pipe]
+    channels: int
+    parents: list[int]  # of each process, by number; -1 for the first
+    threads: list[int]  # the process of each thread; the first one of a process is its main thread
+    marks: list[Mark]
+
+
+@dataclass(frozen=True)
+class TwinRecording:
+    """The header of a recording, and its rows as one array per column of COLUMNS, sorted by thread, then time."""
+
+    header: Header
+    columns: dict[str, NDArray[Any]]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return len(self.columns["op"])
+
+    def starts(self) -> NDArray[np.int64]:
+        """Return the index of each thread's first row, and last the number of rows."""
+        found: NDArray[np.int64] = np.searchsorted(self.columns["thread"], np.arange(len(self.header.threads) + 1)).astype(
+            np.int64
+        )
+        return found
+
+    def where(self, kept: NDArray[np.bool_]) -> "TwinRecording":
+        """Return a recording of the rows at which the mask `kept` is True."""
+        return TwinRecording(self.header, {name: column[kept] for name, column in self.columns.items()})
+
+
+def write_recording(recording: TwinRecording, path: Path) -> None:
+    """Write `recording` to `path`, whole or not at all. Raises IotwinError if the write fails."""
+    schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in COLUMNS.items()])
+    table = pa.table([recording.columns[name] for name in COLUMNS], schema=schema)
+    table = table.replace_schema_metadata({_KEY: msgspec.json.encode(recording.header)})
+    with open_whole(path) as file:
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+
+
+def read_recording(path: Path) -> TwinRecording:
+    """Return the recording at `path`. Raises IotwinError, in one line, if the file is missing or damaged."""
+    try:
+        with open_foreign(path) as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            header = _header(parquet, path)
+            table = parquet.read(list(COLUMNS))
+    except FileNotFoundError:
+        raise IotwinError(f"{path}: the recording of this twin is not there; copy it next to the YAML") from None
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise IotwinError(f"{path}: is not a whole recording ({reason}); fit the trace again") from None
+    for name in COLUMNS:
+        if table[name].null_count:
+            raise _damaged(path, f"{name} has gaps")
+    recording = TwinRecording(header, {name: table[name].to_numpy() for name in COLUMNS})
+    if problem := _problem(recording):
+        raise _damaged(path, problem)
+    return recording
+
+
+def _header(parquet: pq.ParquetFile, path: Path) -> Header:
+    content = (parquet.schema_arrow.metadata or {}).get(_KEY, b"")
+    if not content or len(content) > _LARGEST_HEADER_BYTES or parquet.metadata.num_rows > _MOST_ROWS:
+        raise _damaged(path, "no recording, or larger than any of ours")
+    for name, kind in COLUMNS.items():
+        if name not in parquet.schema_arrow.names or parquet.schema_arrow.field(name).type != pa.from_numpy_dtype(kind):
+            raise _damaged(path, f"no column {name} of {np.dtype(kind).name}")
+    try:
+        header = decode_foreign(content, Header, "its header")
+    except IotwinError as error:
+        raise _damaged(path, str(error)[:200]) from None
+    if header.version != 1:
+        raise _damaged(path, f"version {header.version}, of a newer iotwin")
+    return header
+
+
+def _damaged(path: Path, problem: str) -> IotwinError:
+    return IotwinError(f"{path}: is no sound recording: {problem}; fit the trace again")
+
+
+def _problem(recording: TwinRecording) -> str | None:
+    """Return what is wrong with the recording, None if it is valid."""
+    header = recording.header
+    for file in header.files:
+        for name in (file.name, file.renamed_to):
+            if name is not None and not stays_within(name):
+                return f"the name {name!r} leads out of its folder"
+        if not 0 <= file.size_bytes <= _FARTHEST:
+            return f"{file.name!r} has {file.size_bytes} bytes"
+    if len(header.files) > _MOST_FILES or max(len(header.threads), len(header.pipes), header.channels) > _MOST_THREADS:
+        return "more files, threads or pipes than any of ours"
+    return _tree_problem(header) or _rows_problem(recording)
+
+
+def _tree_problem(header: Header) -> str | None:
+    parents, threads = np.array(header.parents, np.int64), np.array(header.threads, np.int64)
+    if not len(parents) or parents[0] != -1 or ((parents < 0) | (parents >= np.arange(len(parents))))[1:].any():
+        return "processes without a parent"
+    if (np.diff(threads) < 0).any() or set(header.threads) != set(range(len(parents))):
+        return "threads that belong to no process, or processes without one"
+    return None
+
+
+def _rows_problem(recording: TwinRecording) -> str | None:
+    header, rows = recording.header, recording.columns
+    op, subject, thread = rows["op"], rows["subject"], rows["thread"]
+    bounds = {"thread": len(header.threads), "op": len(Op), "think_ns": _LONGEST_NS, "size": _MOST_BYTES}
+    for name, bound in bounds.items():
+        if ((rows[name] < 0) | (rows[name] >= bound)).any():
+            return f"{name} out of bounds"
+    if ((rows["offset"] < -1) | (rows["offset"] > _FARTHEST)).any() or (np.diff(thread) < 0).any():
+        return "offset or order of threads out of bounds"
+    limits = np.zeros(len(Op), np.int64)
+    limits[: Op.PIPE_WRITE] = len(header.files)
+    limits[Op.PIPE_WRITE : Op.POST] = len(header.pipes)
+    limits[[Op.POST, Op.WAIT]] = header.channels
+    limits[[Op.START, Op.JOIN]] = len(header.parents)
+    limits[Op.THREAD], limits[Op.MARK], limits[Op.END] = len(header.threads), len(header.marks), 1
+    if ((subject < 0) | (subject >= limits[op])).any():
+        return "a row names what is not there"
+    processes, parents = np.array(header.threads, np.int64), np.array(header.parents, np.int64)
+    started, begun = op == Op.START, op == Op.THREAD
+    if len(np.unique(subject[started])) < started.sum() or len(np.unique(subject[begun])) < begun.sum():
+        return "a process or a thread starts twice"
+    if (parents[subject[started]] != processes[thread[started]]).any():
+        return "a process is started by another than its parent"
+    mains = np.searchsorted(processes, np.arange(len(parents)))
+    if (processes[subject[begun]] != processes[thread[begun]]).any() or np.isin(subject[begun], mains).any():
+        return "a thread is started by another process than its own"
+    return None

@@ -1,0 +1,59 @@
+"""Step times under a memory budget: a base time multiplied by the overhead of recomputation, from a curve of overheads."""
+
+from typing import Any
+
+import msgspec
+
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml import Duration, Exponential, Gamma, InOrder, Lognormal, Normal, Quantiles, Rematerialized, Uniform
+
+_SCALED = {"mean", "stdev", "min", "max", "scale", "values"}
+
+
+def share_of_peak(time: Rematerialized) -> float | None:
+    """Return the budget as a share of peak memory; None without a budget. A budget above 1 is in bytes, else it is a share."""
+    if time.budget is None:
+        return None
+    return float(time.budget) if time.budget <= 1 else time.budget / time.peak_bytes
+
+
+def overhead(time: Rematerialized) -> float:
+    """Return how many times longer a step takes under the budget, by the largest share on the curve that is within the budget.
+
+    Raises UsageError, which names the least feasible share, if the budget is below every share.
+    """
+    share = share_of_peak(time)
+    if share is None or share >= 1 > max(ratio for ratio, _ in time.curve):
+        return 1.0
+    feasible = [point for point in time.curve if point[0] <= share * (1 + 1e-9)]
+    if not feasible:
+        least = min(ratio for ratio, _ in time.curve)
+        raise UsageError(
+            f"no schedule meets a memory budget of {share:.3g} of the peak; the least feasible one is {least:g} of it, "
+            f"{int(least * time.peak_bytes)} bytes"
+        )
+    return max(feasible)[1]
+
+
+def rematerialized(time: Rematerialized) -> Duration:
+    """Return the base time multiplied by the budget's overhead. Raises UsageError if the kind of base cannot be multiplied."""
+    factor, base = overhead(time), time.base
+    if isinstance(base, int | float):
+        return base * factor
+    if not isinstance(base, Normal | Uniform | Gamma | Exponential | Lognormal | Quantiles | InOrder):
+        raise UsageError("the base of a rematerialized step time is a number, or a distribution but poisson and recorded")
+    grown: dict[str, Any] = {
+        name: [value * factor for value in old] if isinstance(old, list) else old * factor
+        for name, old in msgspec.structs.asdict(base).items()
+        if name in _SCALED
+    }
+    return msgspec.structs.replace(base, **grown)
+
+
+def facts(time: Any) -> dict[str, Any] | None:
+    """Return {"budget_bytes", "overhead", "recompute_share"} for a summary; None for any other step time."""
+    if not isinstance(time, Rematerialized):
+        return None
+    factor, share = overhead(time), share_of_peak(time)
+    budget = None if share is None else int(share * time.peak_bytes)
+    return {"budget_bytes": budget, "overhead": factor, "recompute_share": 1 - 1 / factor}

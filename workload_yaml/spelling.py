@@ -1,0 +1,78 @@
+"""Converts DLIO's alternative spellings to the schema's: keys with two names, times in two keys, words in place of sections."""
+
+import re
+from typing import Any
+
+from iotwin.common.errors import UsageError
+from iotwin.workload_yaml.dataset import OTHER_NAMES, known_columns
+
+# Other name to the one of iotwin.workload_yaml.schema, as paths from the top.
+_OTHER_NAMES = {
+    "data_reader": "reader",
+    **{f"dataset.{other}": f"dataset.{name}" for other, name in OTHER_NAMES.items()},
+    "model.model_size": "model.model_size_bytes",
+    "checkpoint.model_size": "model.model_size_bytes",
+    "reader.seed": "train.seed",
+    "hydra.run.dir": "output.folder",
+}
+_LOCAL_URL = re.compile("^(file|direct)://")  # of the MLCommons fork: a path of this machine's
+_SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
+# Keys where DLIO has a value that stands for "none"; PyTorch's own class is none of DLIO's loaders, which passes it over.
+_NONE_VALUES = {
+    "reader.prefetch_size": 0,
+    "checkpoint.time_between_checkpoints": -1,
+    "evaluation.epochs_between_evals": 0,
+    "reader.data_loader_classname": "torch.utils.data.DataLoader",
+}
+# A time, and the neighbouring key that makes a normal distribution of it.
+_STDEV_KEYS = {
+    "train.computation_time": "computation_time_stdev",
+    "evaluation.eval_time": "eval_time_stdev",
+    "reader.preprocess_time": "preprocess_time_stdev",
+}
+
+
+def known_name(path: str, value: Any) -> str:
+    """Return the schema's path for the key that a YAML or an override names `path`."""
+    path = path.removeprefix("workload.")
+    if path == "model" and isinstance(value, str):
+        return "model.name"
+    if path.startswith("data_reader."):
+        path = "reader." + path.removeprefix("data_reader.")
+    return _OTHER_NAMES.get(path, path)
+
+
+def known_value(path: str, value: Any) -> Any:
+    """Return `value` of the schema's key `path` in the schema's words; None if the value has no effect."""
+    if path in _SHUFFLES and value is False:  # `off` to a YAML 1.1 reader that wrote it out again
+        return "off"
+    if path == "checkpoint.checkpoint_folder" and isinstance(value, str):
+        return _LOCAL_URL.sub("", value)
+    if path == "dataset.parquet.columns" and isinstance(value, list):
+        return known_columns(value)
+    return None if path in _NONE_VALUES and value == _NONE_VALUES[path] else value
+
+
+def fold_deviations(raw: dict[str, Any]) -> None:
+    """Combine each time in `raw` with the standard deviation in its separate key into one distribution.
+
+    As in DLIO, a distribution without a `type` is normal, and an empty distribution is a time of 0.
+    Raises UsageError if a time with a separate key already has a deviation, or is a distribution other than normal and lognormal.
+    """
+    for path, stdev_key in _STDEV_KEYS.items():
+        section_name, key = path.split(".")
+        section = raw.get(section_name)
+        if not isinstance(section, dict):
+            continue
+        stdev = section.pop(stdev_key, None)
+        time = 0.0 if section.get(key) is None else section[key]
+        if isinstance(time, dict) and "type" not in time:
+            time = section[key] = {"type": "normal", **time} if time else 0.0
+        if stdev is None or stdev == 0:
+            continue
+        if isinstance(time, dict):
+            if "stdev" in time or time["type"] not in ("normal", "lognormal"):
+                raise UsageError(f"{section_name}.{stdev_key}: {path} is a distribution; give its parameters there")
+            section[key] = {**time, "stdev": stdev}
+        else:
+            section[key] = {"type": "normal", "mean": time, "stdev": stdev}

@@ -1,0 +1,40 @@
+"""Types of a step time in the YAML: a duration, a model of one of the paper's workloads, or a time under a memory budget."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from iotwin.common.numbers.durations import Distribution, Duration, Factor
+
+
+class StepTimeRegression(Distribution, tag_field="type", tag="regression"):
+    """Normal distribution of a paper's workload, by a regression over GPUs and batch size; see step_time_models.py."""
+
+    workload: Literal["unet3d", "bert", "dlrm"]
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: num_gpus, or the ranks of the run
+    batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None  # None: reader.batch_size
+
+
+class MeasuredStepTime(Distribution, tag_field="type", tag="measured"):
+    """Measured step times of a paper's workload, by their quartiles and mean; see step_time_models.py."""
+
+    workload: Literal["unet3d", "bert", "dlrm"]
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Rematerialized(Distribution, tag_field="type", tag="rematerialized"):
+    """The step time `base` under a memory budget; see rematerialized.py.
+
+    curve: [share of peak memory, overhead] of every known feasible budget
+    budget: in bytes if above 1, else a share of `peak_bytes`; without a budget nothing is recomputed
+    """
+
+    base: Duration
+    curve: Annotated[list[tuple[Factor, Annotated[float, msgspec.Meta(ge=1, le=1e6)]]], msgspec.Meta(min_length=1)]
+    peak_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    budget: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
+
+
+NamedStepTime = StepTimeRegression | MeasuredStepTime | Rematerialized
+StepTime = Duration | NamedStepTime

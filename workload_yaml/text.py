@@ -1,0 +1,84 @@
+"""Reads workloads from YAML 1.2 text, and writes workloads as text that YAML 1.1 and 1.2 readers parse alike."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from iotwin.common.errors import UsageError
+from iotwin.common.files import write_whole
+from iotwin.workload_yaml.schema import Config
+from iotwin.workload_yaml.yaml12 import add_scalars, parse, read_text
+
+_FREE_SECTION = "storage.storage_options"  # whatever keys an object store knows
+# The keys that readers of a twin search, and that users edit for what-if questions.
+_ALWAYS_WRITTEN = frozenset({
+    "model.name", "framework", "workflow.train", "workflow.evaluation", "workflow.checkpoint", "dataset.data_folder",
+    "dataset.format", "reader.data_loader", "reader.batch_size", "reader.batch_size_eval", "reader.read_threads",
+    "reader.file_shuffle", "reader.sample_shuffle", "reader.preprocess_time", "train.epochs", "train.computation_time",
+    "train.seed", "train.seed_change_epoch", "checkpoint.checkpoint_folder", "output.folder", "metric.au",
+})  # fmt: skip
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists of numbers on one line, and quotes every text that YAML 1.1 or 1.2 could parse as another type."""
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        numeric = all(isinstance(item, int | float | list | tuple) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=numeric)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+add_scalars(_Dumper)  # besides YAML 1.1's
+
+
+def read(path: Path) -> tuple[dict[Any, Any], str]:
+    """Return the mapping in the YAML at `path`, and its text.
+
+    Raises UsageError, one line with the file, if the file cannot be read or holds no mapping.
+    """
+    if path.is_dir():
+        hint = f"; make its twin: iotwin fit {path} -o twin.yaml" if (path / "events.parquet").exists() else ""
+        raise UsageError(f"{path}: is a directory and cannot be read as a YAML{hint}")
+    if not path.exists():
+        raise UsageError(f"{path}: no such file; give the YAML that `iotwin fit` wrote, or workload=NAME")
+    text = read_text(path)
+    raw = parse(text, str(path))
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path}: is not a workload: it should hold sections such as dataset: and train:")
+    return raw, text
+
+
+def dump(config: Config, path: Path | str) -> None:
+    """Write `config` to `path` as a YAML from which `load` returns an equal Config. The file is replaced whole or not at all.
+
+    Keys with default values are omitted, except those in _ALWAYS_WRITTEN.
+    """
+    path = Path(path)
+    kept = _changed(msgspec.to_builtins(config), msgspec.to_builtins(Config()), "")
+    text = f"# An I/O twin; run it with: iotwin emulate {path.name}\n" + yaml.dump(
+        kept, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=130, allow_unicode=True
+    )
+    write_whole(path, text.encode("utf-8"))
+
+
+def _changed(value: dict[str, Any], default: dict[str, Any], at: str) -> dict[str, Any]:
+    changed = {}
+    for key, item in value.items():
+        path, usual = f"{at}{key}", default[key]
+        if isinstance(usual, dict) and path != _FREE_SECTION:
+            if inner := _changed(item, usual, f"{path}."):
+                changed[key] = inner
+        elif item is not None and (item != usual or path in _ALWAYS_WRITTEN):
+            changed[key] = plain(item)
+    return changed
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as plain dicts and lists, without the fields that are None."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if item is not None}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

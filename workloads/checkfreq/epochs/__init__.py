@@ -1,0 +1,1 @@
+"""Repeats the epochs of an ordinary loader after a resume, with the random numbers of an uninterrupted job."""

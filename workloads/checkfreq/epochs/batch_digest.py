@@ -1,0 +1,44 @@
+"""A digest of a batch, by which a resumed job recognises the last batch of the interrupted one."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+_MOST_VALUES = 256  # evenly spaced values of a tensor, or first items of a list
+
+
+def batch_digest(batch: Any) -> str:
+    """Return the digest of the types, shapes and up to 256 values of each tensor, array and list in `batch`."""
+    digest = hashlib.sha256()
+    for part in _parts(batch):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(value)
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        if value.layout == torch.strided and value.numel():
+            flat = value.detach().reshape(-1)
+            some = flat[:: max(1, len(flat) // _MOST_VALUES)].cpu().contiguous()
+            yield some.view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield repr(key).encode()
+            yield from _parts(each)
+    elif isinstance(value, (list, tuple)):
+        yield f"{type(value).__name__} {len(value)}".encode()
+        for each in islice(value, _MOST_VALUES):
+            yield from _parts(each)
+    elif value is None or isinstance(value, (bool, int, float, str, bytes)):
+        yield repr(value).encode()
+    elif hasattr(value, "__dict__"):
+        yield from _parts(vars(value))
+    else:
+        yield type(value).__name__.encode()

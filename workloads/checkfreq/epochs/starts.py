@@ -1,0 +1,62 @@
+"""Saves the states of generators at starts of epochs, for scripts that draw random numbers between two epochs.
+
+The checkpoint at the end of an epoch is written before the script evaluates, so the states at the next start are not in it. The
+file `epoch-starts.json` in the store adds them: a list, oldest first, with an entry of each rank for the end of one epoch.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from iotwin.common.errors import IotwinError
+from iotwin.common.files import open_whole
+from iotwin.common.foreign_files import read_foreign_struct
+from iotwin.workloads.state.gathering import decode, encode, gathered
+
+FILE = "epoch-starts.json"
+
+
+class _Start(msgspec.Struct):
+    """The digest of one rank's generators at the end of an epoch, and its generators at the start of the next."""
+
+    end_sha256: str
+    start: bytes
+
+
+def digest(generators: Any) -> str:
+    """Return the SHA-256 of the states of a loader's generators."""
+    return hashlib.sha256(encode(generators)).hexdigest()
+
+
+def remember(directory: Path, end: Any, start: Any, world_size: int, rank: int, most: int) -> None:
+    """Save durably that the epoch after `end` started with the generators `start`; keep the newest `most` entries.
+
+    A single rank saves nothing if they are equal. Every rank must call it. Raises IotwinError if the file cannot be written.
+    """
+    own = {"end_sha256": digest(end), "start": encode(start).decode()}
+    if world_size == 1 and own["end_sha256"] == digest(start):
+        return
+    ranks = [own] if world_size == 1 else gathered(own)
+    if rank:
+        return
+    entries = [*_read(directory), [_Start(each["end_sha256"], each["start"].encode()) for each in ranks]]
+    with open_whole(directory / FILE, durable=True) as file:
+        file.write(msgspec.json.encode(entries[-most:]))
+
+
+def recall(directory: Path, end: Any, world_size: int, rank: int) -> Any:
+    """Return the generators at the start of the epoch after `end`, None if the file has no entry for it."""
+    wanted = digest(end)
+    for entry in reversed(_read(directory)):
+        if len(entry) == world_size and entry[rank].end_sha256 == wanted:
+            return decode(entry[rank].start)
+    return None
+
+
+def _read(directory: Path) -> list[list[_Start]]:
+    try:
+        return read_foreign_struct(directory / FILE, list[list[_Start]], follow=False)
+    except (FileNotFoundError, IotwinError):  # without the file fewer resumes are exact
+        return []

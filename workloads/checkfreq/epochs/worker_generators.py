@@ -1,0 +1,72 @@
+"""The random generators of persistent workers. They are seeded once, so that an epoch's draws depend on all earlier epochs."""
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from iotwin.workloads.checkfreq.epochs.generators import global_states, set_global_states
+
+
+class WorkerGenerators:
+    """Wraps the `collate_fn` of a loader, which runs in its workers, and publishes their generators after each batch.
+
+    `states` has the shape [workers, bytes]. `begin_with` sets the generators of new workers to such states.
+    """
+
+    def __init__(self, collate: Any, workers: int) -> None:
+        self._collate = collate
+        self._states = torch.zeros(workers, len(global_states()), dtype=torch.uint8).share_memory_()
+        self._wanted = self._states.clone().share_memory_()
+        self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()  # batches until a worker's state is set
+        self._drew = torch.zeros(1, dtype=torch.uint8).share_memory_()
+        self._before: bytes | None = None
+
+    def __call__(self, samples: Any) -> Any:
+        """Return the batch of `samples`."""
+        batch = self._collate(samples)
+        if (worker := get_worker_info()) is not None:
+            if self._left[worker.id] > 0:
+                self._left[worker.id] -= 1
+                set_global_states(self._wanted[worker.id])
+            self._states[worker.id] = global_states()
+            if self._before not in (None, state := self._states[worker.id].numpy().tobytes()):
+                self._drew[0] = 1
+            self._before = state
+        return batch
+
+    @property
+    def drew(self) -> bool:
+        """True if a worker has drawn random numbers."""
+        return bool(self._drew[0])
+
+    def states(self) -> torch.Tensor:
+        """Return the generators' states after the newest batch of each worker."""
+        return self._states.clone()
+
+    def begin_with(self, states: torch.Tensor, batches: list[int]) -> None:
+        """Set the generators of each new worker to its row of `states` after its first `batches`."""
+        self._wanted.copy_(states)
+        self._left.copy_(torch.tensor(batches))
+
+
+def watch(loader: DataLoader) -> WorkerGenerators:
+    """Make the future workers of `loader` publish their generators."""
+    if not isinstance(loader.collate_fn, WorkerGenerators):
+        loader.collate_fn = WorkerGenerators(loader.collate_fn, loader.num_workers)
+    watched: WorkerGenerators = loader.collate_fn
+    return watched
+
+
+def draws_behind_batches(loader: DataLoader) -> bool:
+    """Return True if workers of `loader` may draw for samples that are in no batch."""
+    return isinstance(loader.dataset, IterableDataset) and loader.drop_last
+
+
+def first_batches(loader: DataLoader) -> list[int]:
+    """Return the number of batches that each worker of `loader` prefetches at the start of an epoch."""
+    each = loader.prefetch_factor or 0
+    count = each * loader.num_workers
+    if not isinstance(loader.dataset, IterableDataset) and hasattr(loader.batch_sampler or loader.sampler, "__len__"):
+        count = min(count, len(loader))
+    return [len(range(worker, count, loader.num_workers)) for worker in range(loader.num_workers)]

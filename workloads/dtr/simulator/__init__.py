@@ -1,0 +1,1 @@
+"""The simulator of dynamic tensor rematerialization: logs, heuristics, the compiled kernel and sweeps. Needs no torch."""

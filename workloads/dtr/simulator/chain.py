@@ -1,0 +1,107 @@
+"""The chain of the DTR paper's theory: n unit operations forward and n backward; memory is counted in tensors."""
+
+import math
+import re
+from typing import Any
+
+from iotwin.common.errors import UsageError
+from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
+from iotwin.workloads.dtr.simulator.heuristics import Heuristic
+from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, simulate
+
+BOUNDS = {
+    "2sqrt": lambda n: math.ceil(2 * math.sqrt(n)),
+    "sqrt": lambda n: math.ceil(math.sqrt(n)),
+    "4sqrt": lambda n: math.ceil(4 * math.sqrt(n)),
+    "6sqrt": lambda n: math.ceil(6 * math.sqrt(n)),
+    "8sqrt": lambda n: math.ceil(8 * math.sqrt(n)),
+    "log2": lambda n: math.ceil(math.log2(n)),
+    "3log2": lambda n: math.ceil(3 * math.log2(n)),
+    "n": lambda n: n,
+    "n/2": lambda n: math.ceil(n / 2),
+    "2ceil_sqrt": lambda n: 2 * math.ceil(math.sqrt(n)),
+}
+_SAME = {"ceil2sqrt": "2sqrt", "sqrt4": "4sqrt", "sqrt6": "6sqrt", "sqrt8": "8sqrt", "half": "n/2"}
+
+
+def unit_chain(layers: int) -> Graph:
+    """Return the training step of `layers` unit operations. A gradient reads the next gradient and the activation before it."""
+    builder = GraphBuilder()
+    forward: list[int] = []
+    for layer in range(layers):
+        forward.append(builder.add(f"f{layer}", 1, forward[-1:], [(f"f{layer}", 1, -1)])[0])
+    builder.release(forward[-1])
+    gradient = builder.add(f"b{layers - 1}", 1, [], [(f"b{layers - 1}", 1, -1)], backward=True)[0]
+    for layer in range(layers - 2, -1, -1):
+        builder.release(forward[layer])
+        args = [*forward[max(layer - 1, 0) : layer], gradient]
+        before, gradient = gradient, builder.add(f"b{layer}", 1, args, [(f"b{layer}", 1, -1)], backward=True)[0]
+        builder.release(before)
+    return builder.build()
+
+
+def chain_budget(text: str, layers: int) -> int:
+    """Return a budget in tensors. `text` is a number or a function of the chain's length, such as `2sqrt` or `log2`."""
+    if re.fullmatch(r"[0-9]+", text):
+        return int(text)
+    name = _SAME.get(text, text)
+    if name not in BOUNDS:
+        raise UsageError(f"unknown budget '{text}'; give a number or one of {', '.join([*BOUNDS, *_SAME])}")
+    return int(BOUNDS[name](layers))
+
+
+def run_chain(layers: int, budget: str, heuristic: Heuristic, limit: float = math.inf, seed: int = 0) -> dict[str, Any]:
+    """Simulate a chain and return its rematerialised operations, in total and per layer, and its metadata accesses."""
+    tensors = chain_budget(budget, layers)
+    run = simulate(unit_chain(layers), SimulationSettings(heuristic, tensors, overhead_limit=limit, seed=seed))
+    return {
+        "layers": layers,
+        "budget": tensors,
+        "bound": budget,
+        "heuristic": heuristic.name,
+        "result": run.result,
+        "remat_ops": run.rematerializations,
+        "model_ops": 2 * layers,
+        "extra_per_layer": run.rematerializations / layers if run.result == "pass" else None,
+        "accesses": run.accesses,
+    }
+
+
+def theory_lines(layers: list[int]) -> dict[str, list[float]]:
+    """Return the theoretical extra operations per length: n for Chen's rule; T(n) = n/2 + 2 T(n/2), T(1) = 2 for Treeverse."""
+
+    def treeverse(n: float) -> float:
+        return 2.0 if n <= 1 else n / 2 + 2 * treeverse(n / 2)
+
+    return {"Chen": [float(n) for n in layers], "Treeverse": [treeverse(n) for n in layers]}
+
+
+def adversary_ratio(steps: int, budget: int, heuristic: Heuristic) -> dict[str, Any]:
+    """Play the adversary of theorem 3.2 against a heuristic and return the ratio of its work to that of the static optimum.
+
+    `budget` chains start at one root. Each step extends a chain without resident tensors, which must be recomputed from the root.
+    The adversary replays its earlier steps to find the resident tensors.
+    """
+    chains: list[list[int]] = [[] for _ in range(budget)]
+    builder = GraphBuilder()
+    root = builder.add("root", 1, [], [("root", 1, -1)])[0]
+    builder.pin(root)
+    for step in range(steps):
+        resident = _resident(builder.build(), budget, heuristic)
+        target = next((c for c in chains if not resident & set(c)), min(chains, key=len))
+        before = target[-1] if target else root
+        target.append(builder.add(f"s{step}", 1, [before], [(f"s{step}", 1, -1)])[0])
+    run = simulate(builder.build(), SimulationSettings(heuristic, budget, overhead_limit=math.inf))
+    return {
+        "steps": steps,
+        "budget": budget,
+        "heuristic": heuristic.name,
+        "work": run.clock - 1,
+        "ratio": (run.clock - 1) / (steps + 1),
+    }
+
+
+def _resident(graph: Graph, budget: int, heuristic: Heuristic) -> set[int]:
+    from iotwin.workloads.dtr.simulator.telemetry import resident_at_end
+
+    return resident_at_end(graph, simulate(graph, SimulationSettings(heuristic, budget, overhead_limit=math.inf, events=True)))

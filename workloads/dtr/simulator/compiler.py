@@ -1,0 +1,69 @@
+"""Compiles the simulator's kernel by numba, if numba is installed."""
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from iotwin.common.files import make_folder
+
+PLAIN = "_plain"  # suffix of the name of a module whose functions are not compiled
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@cache
+def has_numba() -> bool:
+    """Return True if numba can be imported."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def compiler_of(module: str, inline: bool = False) -> Callable[[_Function], _Function]:
+    """Return a decorator for the functions of `module`: numba's njit, or the identity in a plain module or without numba.
+
+    Functions that loops call should be `inline`: a call would pass each field of each array of the state.
+    """
+    if module.endswith(PLAIN) or not has_numba():
+        return lambda function: function
+    import numba
+
+    directory = _kept_in(Path(sys.modules[module].__file__ or "").parent)
+
+    def compiled(function: _Function) -> _Function:
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(directory or "")
+        try:
+            # A kernel allocates nothing, so it needs no reference counting (_nrt), which costs up to half of a run.
+            return numba.njit(cache=directory is not None, nogil=True, _nrt=False, forceinline=inline)(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return compiled
+
+
+def _kept_in(package: Path) -> Path | None:
+    """Return the folder of a package's compiled kernels: in __pycache__ or the user's cache, None if both are read-only."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iotwin"
+    for place in (package / "__pycache__", user):
+        directory = place / f"compiled-{content_of(package)}"
+        try:
+            make_folder(directory)
+        except OSError:
+            continue
+        if os.access(directory, os.W_OK):
+            return directory
+    return None
+
+
+@cache
+def content_of(package: Path) -> str:
+    """Return a hash of a package's modules.
+
+    numba recompiles a function only if its own file changes, but inlines functions of other files.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(package.glob("*.py")):
+        digest.update(f"{source.name}\0".encode() + hashlib.sha256(source.read_bytes()).digest())
+    return digest.hexdigest()[:16]

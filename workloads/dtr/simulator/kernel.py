@@ -1,0 +1,1021 @@
+"""The event loop: replays a schedule under a memory budget, evicting and rematerialising; compiled by numba, or plain.
+
+State is a few arrays of records. Time is an integer clock in the unit of the costs. An explicit stack replaces recursion.
+The rules are those of the paper's appendix C and of its authors' simulator; docs/dtr.md states them.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from iotwin.workloads.dtr.simulator.compiler import compiler_of
+
+compiled = compiler_of(__name__)
+inlined = compiler_of(__name__, inline=True)
+
+Records = Any
+Numbers = Any  # array of int64 under numba, list of int without it
+
+# Results of a run.
+PASS, OUT_OF_MEMORY, THRASH, GROW = 0, 1, 2, 3
+# Deallocation policies: what happens when the last external reference to a storage is removed.
+IGNORE, EAGER, BANISH = 0, 1, 2
+# Costs in a score: 1; the storage's own; own + its evicted neighbours' sets; own + e* (two sums); own + evicted ancestors;
+# own + e* (one set); the result of a plug-in function.
+UNIT, LOCAL, SETS, NEIGHBOURHOOD, ANCESTORS, UNION, PLUG_IN = 0, 1, 2, 3, 4, 5, 6
+# How a heuristic chooses a storage.
+SCORE, LEAST_RECENT, RANDOM = 0, 1, 2
+# Events.
+E_PENDING, E_USE, E_LOCK, E_UNLOCK, E_PRESSURE = 0, 1, 2, 3, 4
+E_COMPUTE, E_RECOMPUTE, E_ALSO_COMPUTED, E_ALSO_RECOMPUTED = 5, 6, 7, 8
+E_EVICT, E_FREE, E_BANISH, E_PIN, E_BIRTH, E_DEATH, E_REUSE = 9, 10, 11, 12, 13, 14, 15
+# Sides of a storage: the storages that it was computed from (UP), and those computed from it (DOWN).
+UP, DOWN = 0, 1
+WORD = 60  # bits of a word under numba; in plain Python, a row is one long integer
+# States of a storage.
+EVICTED, RESIDENT, UNCOMPUTED = 0, 1, 2
+NEVER = -(1 << 61)
+
+# The fields of the records that State is made of.
+FIELDS = {
+    "run": (
+        "clock", "memory", "peak", "recompute_cost", "evictions", "deallocations", "recomputed", "accesses", "evaluations",
+        "pool_size", "banishments", "nodes", "events", "draws", "stamp", "aux_top", "ops_done",
+        "pending", "pending_cost",  # 1 + the first new storage of an uncomputed operator, or 0; the cost of all its storages
+        "words", "word",  # words in a row of bits, and bits in a word; 0 if there are no rows: no search uses another's result
+    ),
+    "storages": (
+        "after", "before",  # links of the list of evictable storages, oldest first; -1 outside it; the last record is both ends
+        "accessed", "size", "cost", "near_valid", "near_start", "near_end", "near_edges", "node",
+        "status", "banished", "stamp", "child_start", "children_made", "parent_start", "parents_made",
+        "locks", "references", "pinned", "view_start", "views_made", "dependents",
+        "stacked", "found", "candidate",  # three lists, stored here for room: element i belongs to the list, not to storage i
+    ),
+    # The storages that each storage reaches through evicted ones: one record a storage for UP, then one a storage for DOWN.
+    # `edges` and `cost` are those of a search, `degree` counts the storage's own edges. Its row in `bits` marks the storages that
+    # it reaches, in the words from `low` to `high`. `aware` is the `pending` storage if the original counts it as reached.
+    "reach": ("valid", "cost", "edges", "degree", "low", "high", "at", "aware"),
+    "tensors": ("op", "storage", "size", "defined", "references", "dependent_start"),
+    "ops": ("cost", "total", "arg_start", "arg_end", "out_start", "out_end", "frame_tensor", "frame_next", "frame_end"),
+    "slots": ("argument", "first"),  # arguments; `first` is the operator's first argument of the same storage
+    "items": ("step", "operand"),
+    "nodes": ("parent", "sum"),  # of the forest of sets
+    "events": ("kind", "clock", "ident"),
+}  # fmt: skip
+
+
+class KernelState(NamedTuple):
+    """Records and lists of numbers. Records are arrays of structs under numba, and lists of objects in plain Python."""
+
+    run: Records
+    storages: Records
+    tensors: Records
+    ops: Records
+    slots: Records
+    items: Records
+    nodes: Records
+    events: Records
+    reach: Records
+    bits: Numbers
+    near: Numbers  # evicted neighbours; those of a storage are from its near_start to its near_end
+    links: Numbers  # storages' views (tensors), parents and children (storages, one an edge), in the order of the calls
+    dependent: Numbers  # flags: a tensor is an evicted (or not yet computed) dependent of the storage of an argument
+    aux: Numbers  # undefined arguments of the operators being performed
+    draws: Numbers  # uniform numbers in [0, 1)
+
+
+class Rules(NamedTuple):
+    """The parameters of a run: budget, limits and heuristic."""
+
+    budget: int
+    recompute_limit: int
+    policy: int
+    choice: int
+    cost: int
+    by_size: int
+    by_staleness: int
+    sampling: int
+    ignore_small: int
+    events: int
+    faithful: int  # repeat the original's mistakes, see `away`, `learn` and `release_arguments_banishing`
+
+
+@inlined
+def record(s: KernelState, rules: Rules, kind: int, ident: int) -> None:
+    """Append an event. If the events do not fit, they are only counted, and the run is repeated with more room."""
+    if rules.events:
+        place = s.run[0].events
+        if place < len(s.events):
+            s.events[place].kind = kind
+            s.events[place].clock = s.run[0].clock
+            s.events[place].ident = ident
+        s.run[0].events = place + 1
+
+
+@inlined
+def pool_add(s: KernelState, storage: int) -> None:
+    """Append a storage to the list of evictable ones, unless it is in it."""
+    if s.storages[storage].after >= 0:
+        return
+    end = len(s.storages) - 1
+    last = s.storages[end].before
+    s.storages[last].after = storage
+    s.storages[storage].before = last
+    s.storages[storage].after = end
+    s.storages[end].before = storage
+    s.run[0].pool_size += 1
+
+
+@inlined
+def pool_remove(s: KernelState, storage: int) -> None:
+    """Remove a storage from the list of evictable ones, if it is in it."""
+    after = s.storages[storage].after
+    if after >= 0:
+        before = s.storages[storage].before
+        s.storages[before].after = after
+        s.storages[after].before = before
+        s.storages[storage].after = -1
+        s.run[0].pool_size -= 1
+
+
+@inlined
+def lock(s: KernelState, rules: Rules, storage: int) -> None:
+    """Add a lock to a storage, which cannot be evicted while it has one."""
+    if s.storages[storage].locks == 0:
+        pool_remove(s, storage)
+    s.storages[storage].locks += 1
+    record(s, rules, E_LOCK, storage)
+
+
+@inlined
+def unlock(s: KernelState, rules: Rules, storage: int) -> None:
+    """Remove a lock from a storage, which becomes evictable with the last one."""
+    s.storages[storage].locks -= 1
+    if s.storages[storage].locks == 0:
+        pool_add(s, storage)
+        record(s, rules, E_UNLOCK, storage)
+
+
+@inlined
+def pin(s: KernelState, rules: Rules, storage: int) -> None:
+    """Lock a storage permanently."""
+    if s.storages[storage].pinned == 0:
+        lock(s, rules, storage)
+        s.storages[storage].pinned = 1
+        record(s, rules, E_PIN, storage)
+
+
+# ---- evicted neighbourhoods ----
+
+
+@inlined
+def hidden(s: KernelState, here: int, other: int) -> bool:
+    """Return True if the edge from `here` to `other` was cut: banishing a storage cuts the edges that lead to it.
+
+    A banished storage can return to memory with a recomputed sibling. Its edges to storages banished later remain cut.
+    """
+    banished = s.storages[other].banished
+    return banished > 0 and (s.storages[here].banished == 0 or banished < s.storages[here].banished)
+
+
+@inlined
+def next_stamp(s: KernelState) -> int:
+    """Return a stamp that no storage has."""
+    s.run[0].stamp += 1
+    return s.run[0].stamp
+
+
+@inlined
+def edges_of(s: KernelState, storage: int, side: int) -> tuple[int, int]:
+    """Return the range in `links` of a storage's neighbours on a side: of its results (DOWN) or its arguments (UP)."""
+    if side == DOWN:
+        begin = s.storages[storage].child_start
+        return begin, begin + s.storages[storage].children_made
+    begin = s.storages[storage].parent_start
+    return begin, begin + s.storages[storage].parents_made
+
+
+@inlined
+def away(s: KernelState, storage: int, pending: int) -> bool:
+    """Return True if a storage is evicted. If `pending`, also True if it is not computed yet, as in the original."""
+    status = s.storages[storage].status
+    return status == EVICTED or (status == UNCOMPUTED and pending == 1)
+
+
+@compiled
+def search(s: KernelState, base: int, side: int, mark: int, pending: int) -> tuple[int, int, int]:
+    """Search from `base` through storages that are `away`; return their cost, the edges passed and their number.
+
+    The storages are stored in the list `found`. Storages stamped `mark` count as already found.
+    """
+    top, found, cost, edges = 1, 0, 0, 0
+    s.storages[0].stacked = base
+    while top > 0:
+        top -= 1
+        storage = s.storages[top].stacked
+        begin, end = edges_of(s, storage, side)
+        for edge in range(begin, end):
+            other = s.links[edge]
+            if s.storages[other].banished and hidden(s, storage, other):
+                continue
+            edges += 1
+            if away(s, other, pending) and s.storages[other].stamp != mark:
+                s.storages[other].stamp = mark
+                cost += s.storages[other].cost
+                s.storages[top].stacked = other
+                top += 1
+                s.storages[found].found = other
+                found += 1
+    return cost, edges, found
+
+
+@compiled
+def follow(s: KernelState, storage: int, side: int) -> None:
+    """Update the `reach` records of `storage` and of the evicted storages that it reaches: neighbours first, with a stack.
+
+    Every edge of the graph must lead to a later storage.
+    """
+    base = side * len(s.storages)
+    s.storages[0].stacked = storage
+    s.reach[base + storage].at = edges_of(s, storage, side)[0]
+    top = 0
+    while top >= 0:
+        here = s.storages[top].stacked
+        edge, end = s.reach[base + here].at, edges_of(s, here, side)[1]
+        while edge < end and (s.reach[base + s.links[edge]].valid or not passes(s, here, s.links[edge])):
+            edge += 1
+        s.reach[base + here].at = edge
+        if edge == end:
+            unite(s, here, side)
+            top -= 1
+        else:
+            top += 1
+            s.storages[top].stacked = s.links[edge]
+            s.reach[base + s.links[edge]].at = edges_of(s, s.links[edge], side)[0]
+
+
+@inlined
+def passes(s: KernelState, here: int, other: int) -> bool:
+    """Return True if a search continues from `here` to its neighbour `other`."""
+    if s.storages[other].status != EVICTED or other == here:
+        return False
+    return not (s.storages[other].banished and hidden(s, here, other))
+
+
+@compiled
+def unite(s: KernelState, storage: int, side: int) -> None:
+    """Set the `reach` record of `storage` from those of its evicted neighbours, which must be valid.
+
+    The row of the neighbour that reaches most is copied; of the other rows, only storages that it lacks are added.
+    """
+    base = side * len(s.storages)
+    begin, end = edges_of(s, storage, side)
+    bits_of_word = s.run[0].word
+    degree, most, low, high = 0, -1, s.run[0].words, 0
+    for edge in range(begin, end):
+        other = s.links[edge]
+        if not (s.storages[other].banished and hidden(s, storage, other)):
+            degree += 1
+            if passes(s, storage, other):
+                low = min(low, s.reach[base + other].low, other // bits_of_word)
+                high = max(high, s.reach[base + other].high, other // bits_of_word + 1)
+                if most < 0 or s.reach[base + other].edges > s.reach[base + most].edges:
+                    most = other
+    row = (base + storage) * s.run[0].words
+    for word in range(low, high):
+        s.bits[row + word] = 0
+    cost, edges = 0, degree
+    if most >= 0:
+        from_row = (base + most) * s.run[0].words
+        for word in range(s.reach[base + most].low, s.reach[base + most].high):
+            s.bits[row + word] = s.bits[from_row + word]
+        s.bits[row + most // bits_of_word] |= 1 << most % bits_of_word
+        cost, edges = s.storages[most].cost + s.reach[base + most].cost, degree + s.reach[base + most].edges
+    for edge in range(begin, end):
+        other = s.links[edge]
+        if passes(s, storage, other) and (s.bits[row + other // bits_of_word] >> other % bits_of_word) & 1 == 0:
+            more_cost, more_edges = absorb(s, row, other, base)
+            cost += more_cost
+            edges += more_edges
+    s.reach[base + storage].valid, s.reach[base + storage].degree = 1, degree
+    s.reach[base + storage].low, s.reach[base + storage].high = low, high
+    s.reach[base + storage].cost, s.reach[base + storage].edges = cost, edges
+
+
+@inlined
+def absorb(s: KernelState, row: int, other: int, base: int) -> tuple[int, int]:
+    """Add a storage and the storages that it reaches to a row that lacks it; return cost and edges of the added ones."""
+    from_row = (base + other) * s.run[0].words
+    bits_of_word = s.run[0].word
+    cost, edges = s.storages[other].cost, s.reach[base + other].degree
+    for word in range(s.reach[base + other].low, s.reach[base + other].high):
+        more = s.bits[from_row + word] & ~s.bits[row + word]
+        s.bits[row + word] |= more
+        while more:
+            lowest = more & -more
+            found = word * bits_of_word + int(math.log2(lowest))
+            cost += s.storages[found].cost
+            edges += s.reach[base + found].degree
+            more ^= lowest
+    s.bits[row + other // bits_of_word] |= 1 << other % bits_of_word
+    return cost, edges
+
+
+@compiled
+def forget(s: KernelState, storage: int, side: int) -> None:
+    """Invalidate cached searches that pass through `storage`: those of storages on its `side`, towards the other side.
+
+    If searches use their neighbours' results, no valid search lies beyond an evicted storage without one: the walk stops there.
+    """
+    base = (1 - side) * len(s.storages)
+    mark = next_stamp(s)
+    top = 1
+    s.storages[0].stacked = storage
+    s.storages[storage].stamp = mark
+    while top > 0:
+        top -= 1
+        begin, end = edges_of(s, s.storages[top].stacked, side)
+        for edge in range(begin, end):
+            other = s.links[edge]
+            if s.storages[other].stamp == mark:
+                continue
+            s.storages[other].stamp = mark
+            if s.storages[other].status == EVICTED and (s.reach[base + other].valid or s.run[0].words == 0):
+                s.storages[top].stacked = other
+                top += 1
+            s.reach[base + other].valid = 0
+
+
+@compiled
+def forget_neighbours(s: KernelState, storage: int) -> None:
+    """Invalidate the lists of evicted neighbours of a storage's neighbours."""
+    for side in range(2):
+        begin, end = edges_of(s, storage, side)
+        for edge in range(begin, end):
+            s.storages[s.links[edge]].near_valid = 0
+
+
+@inlined
+def changed(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
+    """Invalidate what was cached through a storage that was evicted or came back, or that `gained` a view or an edge."""
+    if rules.cost == SETS:
+        s.storages[storage].near_valid = 0
+        if not gained:
+            forget_neighbours(s, storage)
+    elif rules.cost == NEIGHBOURHOOD or rules.cost == ANCESTORS:
+        forget_reached(s, rules, storage, gained)
+
+
+@compiled
+def forget_reached(s: KernelState, rules: Rules, storage: int, gained: bool) -> None:
+    """Invalidate the searches through a storage and, if it `gained` a view or an edge, its own."""
+    if gained or s.run[0].words == 0:
+        s.reach[storage].valid = 0
+        s.reach[len(s.storages) + storage].valid = 0
+    if gained and s.storages[storage].status != EVICTED:
+        return  # other storages' searches end at a storage that is not evicted
+    forget(s, storage, DOWN)
+    if rules.cost == NEIGHBOURHOOD:
+        forget(s, storage, UP)
+
+
+@compiled
+def sources(s: KernelState, base: int) -> int:
+    """Store `base` and all storages that reach it through evicted ones in the list `found`; return their number."""
+    mark = next_stamp(s)
+    s.storages[base].stamp = mark
+    s.storages[0].found = base
+    place, found = 0, 1
+    while place < found:
+        here = s.storages[place].found
+        place += 1
+        if here != base and s.storages[here].status != EVICTED:
+            continue
+        begin, end = edges_of(s, here, UP)
+        for edge in range(begin, end):
+            other = s.links[edge]
+            if s.storages[other].stamp != mark and not (s.storages[other].banished and hidden(s, here, other)):
+                s.storages[other].stamp = mark
+                s.storages[found].found = other
+                found += 1
+    return found
+
+
+@compiled
+def learn(s: KernelState, storage: int, goal: int) -> None:
+    """Repeat the searches from `storage` and its sources; those that reach `goal` become aware of the pending results.
+
+    The original caches the storages that each storage reaches. It adds an operator's results to its graph before it recomputes
+    the operator's arguments, and treats results that are not in memory as evicted. So it counts results that were never computed,
+    but only in searches made after it added them: those from all sources of a storage that comes back.
+    """
+    down, pending = len(s.storages), s.run[0].pending
+    for place in range(sources(s, storage)):
+        s.reach[down + s.storages[place].found].aware = -pending
+    for place in range(sources(s, goal)):
+        source = down + s.storages[place].found
+        if s.reach[source].aware == -pending:
+            s.reach[source].aware = pending
+
+
+@inlined
+def reached(s: KernelState, storage: int, side: int) -> int:
+    """Return the cost of the evicted storages on a side of `storage`; counts accesses as if each call searched anew."""
+    place = side * len(s.storages) + storage
+    if s.reach[place].valid == 0:
+        if s.run[0].words:
+            follow(s, storage, side)
+        else:
+            cost, edges, _ = search(s, storage, side, next_stamp(s), 0)
+            s.reach[place].cost, s.reach[place].edges, s.reach[place].valid = cost, edges, 1
+    s.run[0].accesses += s.reach[place].edges
+    return s.reach[place].cost
+
+
+@compiled
+def neighbours(s: KernelState, rules: Rules, storage: int) -> int:
+    """Store the neighbours of `storage` that are `away` in the list `near`; return their number. Every edge is an access."""
+    if s.storages[storage].near_valid == 0:
+        mark = next_stamp(s)
+        s.storages[storage].stamp = mark
+        found, edges = s.storages[storage].near_start, 0
+        for side in range(2):
+            begin, end = edges_of(s, storage, side)
+            for edge in range(begin, end):
+                other = s.links[edge]
+                if s.storages[other].banished and hidden(s, storage, other):
+                    continue
+                edges += 1
+                if away(s, other, rules.faithful) and s.storages[other].stamp != mark:
+                    s.storages[other].stamp = mark
+                    s.near[found] = other
+                    found += 1
+        s.storages[storage].near_valid, s.storages[storage].near_edges = 1, edges
+        s.storages[storage].near_end = found
+    s.run[0].accesses += s.storages[storage].near_edges
+    return s.storages[storage].near_end - s.storages[storage].near_start
+
+
+@inlined
+def find(s: KernelState, node: int) -> int:
+    """Return the root of a node of the forest and compress the path to it; every node on the path is an access."""
+    root = node
+    s.run[0].accesses += 1
+    while s.nodes[root].parent >= 0:
+        root = s.nodes[root].parent
+        s.run[0].accesses += 1
+    while node != root:
+        above = s.nodes[node].parent
+        s.nodes[node].parent = root
+        node = above
+    return root
+
+
+@compiled
+def new_node(s: KernelState, storage: int, cost: int) -> None:
+    """Put a storage into a new set, with the sum `cost`."""
+    node = s.run[0].nodes
+    s.run[0].nodes = node + 1
+    if node >= len(s.nodes):
+        node = len(s.nodes) - 1  # the run is repeated with more room
+    s.nodes[node].parent = -1
+    s.nodes[node].sum = cost
+    s.storages[storage].node = node
+
+
+@compiled
+def join_sets(s: KernelState, rules: Rules, storage: int) -> None:
+    """Join the sets of a storage that was just evicted and of its evicted neighbours."""
+    new_node(s, storage, s.storages[storage].cost)
+    found, start = neighbours(s, rules, storage), s.storages[storage].near_start
+    for place in range(start, start + found):
+        left = find(s, s.storages[s.near[place]].node)
+        right = find(s, s.storages[storage].node)
+        if left != right:
+            s.nodes[left].parent = right
+            s.nodes[right].sum += s.nodes[left].sum
+
+
+@inlined
+def leave_set(s: KernelState, storage: int) -> None:
+    """Remove a storage that came back from its set; the other storages of the set stay together."""
+    find(s, s.storages[storage].node)
+    s.nodes[find(s, s.storages[storage].node)].sum -= s.storages[storage].cost
+    s.storages[storage].node = -1
+
+
+@inlined
+def sets_cost(s: KernelState, rules: Rules, storage: int) -> int:
+    """Return the total cost of the distinct sets of a storage's evicted neighbours."""
+    found, start = neighbours(s, rules, storage), s.storages[storage].near_start
+    distinct, cost = 0, 0
+    for place in range(start, start + found):
+        root = find(s, s.storages[s.near[place]].node)
+        known = False
+        for other in range(distinct):
+            if s.storages[other].stacked == root:
+                known = True
+                break
+        if not known:
+            s.storages[distinct].stacked = root
+            distinct += 1
+            cost += s.nodes[root].sum
+    return cost
+
+
+# ---- choosing ----
+
+
+@inlined
+def weigh(rules: Rules, cost: int, size: int, staleness: int) -> float:
+    """Return cost / (size * staleness); a heuristic without size or staleness leaves that factor out."""
+    if rules.by_size == 0 and rules.by_staleness == 0:
+        return float(cost)
+    denominator = 1.0
+    if rules.by_size:
+        denominator *= float(size)
+    if rules.by_staleness:
+        denominator *= float(staleness)
+    return float(cost) / denominator if denominator > 0.0 else math.inf
+
+
+@inlined
+def score(s: KernelState, rules: Rules, storage: int) -> float:
+    """Return a storage's score; the storage with the lowest score is evicted."""
+    s.run[0].evaluations += 1
+    s.run[0].accesses += 1
+    accessed, cost = s.storages[storage].accessed, s.storages[storage].cost
+    if rules.choice == LEAST_RECENT:
+        return float(accessed)
+    if rules.cost == UNIT:
+        cost = 1
+    elif rules.cost == SETS:
+        cost += sets_cost(s, rules, storage)
+    elif rules.cost == NEIGHBOURHOOD:
+        cost += reached(s, storage, DOWN) + reached(s, storage, UP)
+        if s.run[0].pending and s.reach[len(s.storages) + storage].aware == s.run[0].pending:
+            cost += s.run[0].pending_cost
+    elif rules.cost == ANCESTORS:
+        cost += reached(s, storage, UP)
+    elif rules.cost == UNION:
+        more, accessed = union(s, rules, storage)
+        cost += more
+    return weigh(rules, cost, s.storages[storage].size, s.run[0].clock - accessed)
+
+
+@compiled
+def union(s: KernelState, rules: Rules, storage: int) -> tuple[int, int]:
+    """Return cost and latest access of the evicted neighbourhood as one set. The latest access includes that of `storage`."""
+    latest = s.storages[storage].accessed
+    mark = next_stamp(s)
+    cost, edges, found = search(s, storage, DOWN, mark, rules.faithful)
+    for place in range(found):
+        latest = max(latest, s.storages[s.storages[place].found].accessed)
+    s.run[0].accesses += edges
+    # A storage may be both descendant and ancestor (through views): its cost counts once, its edges in both directions.
+    descendants = mark
+    mark = next_stamp(s)
+    top = 1
+    s.storages[0].stacked = storage
+    while top > 0:
+        top -= 1
+        here = s.storages[top].stacked
+        for edge in range(s.storages[here].parent_start, s.storages[here].parent_start + s.storages[here].parents_made):
+            other = s.links[edge]
+            if s.storages[other].banished and hidden(s, here, other):
+                continue
+            s.run[0].accesses += 1
+            if away(s, other, rules.faithful) and s.storages[other].stamp != mark:
+                if s.storages[other].stamp != descendants:
+                    cost += s.storages[other].cost
+                s.storages[other].stamp = mark
+                latest = max(latest, s.storages[other].accessed)
+                s.storages[top].stacked = other
+                top += 1
+    return cost, latest
+
+
+@compiled
+def gather(s: KernelState, rules: Rules) -> int:
+    """Store the evictable storages in the list `candidate`, without small ones if `ignore_small`; return their number."""
+    end = len(s.storages) - 1
+    size, total, kept = s.run[0].pool_size, 0, 0
+    storage = s.storages[end].after
+    while storage != end:
+        total += s.storages[storage].size
+        storage = s.storages[storage].after
+    storage = s.storages[end].after
+    while storage != end:
+        if rules.ignore_small == 0 or s.storages[storage].size * 100 * size >= total:
+            s.storages[kept].candidate = storage
+            kept += 1
+        storage = s.storages[storage].after
+    return kept
+
+
+@inlined
+def draw(s: KernelState, below: int) -> int:
+    """Return a random integer from 0 to `below` - 1."""
+    place = s.run[0].draws
+    s.run[0].draws = place + 1
+    return int(s.draws[place % len(s.draws)] * below)
+
+
+@inlined
+def choose(s: KernelState, rules: Rules) -> int:
+    """Return the storage to evict: the first with score 0, else the one with the lowest score; the last of several equal ones."""
+    if rules.cost <= LOCAL:
+        return choose_alone(s, rules)
+    end = len(s.storages) - 1
+    storage = victim = s.storages[end].after
+    best = math.inf
+    while storage != end:
+        value = score(s, rules, storage)
+        if value <= best:
+            best, victim = value, storage
+        if value == 0.0:
+            break
+        storage = s.storages[storage].after
+    return victim
+
+
+@inlined
+def choose_alone(s: KernelState, rules: Rules) -> int:
+    """Return the storage to evict by scores that need no other storage. For speed, the loop passes the state to no function."""
+    storages, clock = s.storages, s.run[0].clock
+    end = len(storages) - 1
+    storage = victim = storages[end].after
+    best, looked = math.inf, 0
+    while storage != end:
+        looked += 1
+        if rules.choice == LEAST_RECENT:
+            value = float(storages[storage].accessed)
+        else:
+            cost = 1 if rules.cost == UNIT else storages[storage].cost
+            value = weigh(rules, cost, storages[storage].size, clock - storages[storage].accessed)
+        if value <= best:
+            best, victim = value, storage
+        if value == 0.0:
+            break
+        storage = storages[storage].after
+    s.run[0].evaluations += looked
+    s.run[0].accesses += looked
+    return victim
+
+
+@compiled
+def choose_otherwise(s: KernelState, rules: Rules) -> int:
+    """Return the storage to evict if the choice is random, or limited to a sample or to the larger storages."""
+    count = gather(s, rules)
+    if rules.choice == RANDOM:
+        s.run[0].evaluations += 1
+        s.run[0].accesses += 1
+        return s.storages[draw(s, count)].candidate
+    samples = count
+    if rules.sampling:
+        samples = 1
+        while samples * samples < count:
+            samples += 1
+    best, victim = math.inf, s.storages[0].candidate
+    for place in range(samples):
+        storage = s.storages[draw(s, count) if rules.sampling else place].candidate
+        value = score(s, rules, storage)
+        if value <= best:
+            best, victim = value, storage
+        if value == 0.0:
+            break
+    return victim
+
+
+# ---- eviction and banishing ----
+
+
+@inlined
+def add_dependent(s: KernelState, tensor: int, slot: int) -> None:
+    """Count a tensor as an evicted dependent of the storage of its operator's argument `slot`, once for each storage."""
+    argument = s.slots[slot].argument
+    if s.tensors[argument].storage == s.tensors[tensor].storage:
+        return
+    flag = s.tensors[tensor].dependent_start + s.slots[slot].first
+    if s.dependent[flag] == 0:
+        s.dependent[flag] = 1
+        s.storages[s.tensors[argument].storage].dependents += 1
+
+
+@inlined
+def drop_dependent(s: KernelState, tensor: int, slot: int) -> None:
+    """Undo `add_dependent`."""
+    argument = s.slots[slot].argument
+    if s.tensors[argument].storage == s.tensors[tensor].storage:
+        return
+    flag = s.tensors[tensor].dependent_start + s.slots[slot].first
+    if s.dependent[flag] == 1:
+        s.dependent[flag] = 0
+        s.storages[s.tensors[argument].storage].dependents -= 1
+
+
+@compiled
+def evict(s: KernelState, rules: Rules, storage: int, kind: int) -> None:
+    """Evict a storage with all its views; `kind` is the event to record."""
+    s.storages[storage].status = EVICTED
+    s.run[0].memory -= s.storages[storage].size
+    pool_remove(s, storage)
+    for place in range(s.storages[storage].view_start, s.storages[storage].view_start + s.storages[storage].views_made):
+        tensor = s.links[place]
+        s.tensors[tensor].defined = 0
+        if rules.policy == BANISH:
+            op = s.tensors[tensor].op
+            for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+                add_dependent(s, tensor, slot)
+    record(s, rules, kind, storage)
+    if rules.cost == SETS:
+        join_sets(s, rules, storage)
+    changed(s, rules, storage, False)
+    if s.run[0].pending and s.reach[len(s.storages) + storage].aware == s.run[0].pending:
+        learn(s, storage, storage)
+
+
+@compiled
+def try_banish(s: KernelState, rules: Rules, storage: int) -> bool:
+    """Free a storage permanently if it has neither references nor evicted dependents; return True if it was freed.
+
+    The storage's children can then no longer be recomputed, so they are pinned.
+    """
+    if s.storages[storage].references > 0 or s.storages[storage].dependents > 0:
+        return False
+    if s.storages[storage].status == RESIDENT:
+        if s.storages[storage].locks > 0:
+            s.storages[storage].locks = 0
+            record(s, rules, E_UNLOCK, storage)
+        s.run[0].deallocations += 1
+        evict(s, rules, storage, E_FREE)
+    for place in range(s.storages[storage].view_start, s.storages[storage].view_start + s.storages[storage].views_made):
+        tensor = s.links[place]
+        op = s.tensors[tensor].op
+        for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+            drop_dependent(s, tensor, slot)
+    changed(s, rules, storage, False)
+    s.run[0].banishments += 1
+    s.storages[storage].banished = s.run[0].banishments
+    for edge in range(s.storages[storage].child_start, s.storages[storage].child_start + s.storages[storage].children_made):
+        child = s.links[edge]
+        if child != storage and s.storages[child].banished == 0:
+            pin(s, rules, child)
+    record(s, rules, E_BANISH, storage)
+    return True
+
+
+# ---- performing operators ----
+
+
+@inlined
+def issue(s: KernelState, rules: Rules, op: int) -> None:
+    """Add an operator's results to the graph, not yet computed."""
+    arguments = s.ops[op].arg_end - s.ops[op].arg_start
+    results = s.ops[op].out_end - s.ops[op].out_start
+    for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+        s.storages[s.tensors[s.slots[slot].argument].storage].children_made += results
+    for tensor in range(s.ops[op].out_start, s.ops[op].out_end):
+        storage = s.tensors[tensor].storage
+        new = s.storages[storage].views_made == 0
+        first = True
+        for sibling in range(s.ops[op].out_start, tensor):
+            if s.tensors[sibling].storage == storage:
+                first = False
+        if first:  # the cost of an operator that makes several views of a storage counts once
+            s.storages[storage].cost += s.ops[op].cost
+        s.storages[storage].views_made += 1
+        s.storages[storage].parents_made += arguments
+        s.storages[storage].references += 1
+        s.tensors[tensor].references = 1
+        if new and rules.cost == SETS:
+            new_node(s, storage, 0)
+        if new and rules.cost == NEIGHBOURHOOD and rules.faithful:
+            s.run[0].pending_cost = s.ops[op].cost + (s.run[0].pending_cost if s.run[0].pending else 0)
+            s.run[0].pending = storage + 1
+        if rules.policy == BANISH:
+            for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+                add_dependent(s, tensor, slot)
+        if not new:
+            changed(s, rules, storage, True)
+    for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+        changed(s, rules, s.tensors[s.slots[slot].argument].storage, True)
+
+
+@inlined
+def enter(s: KernelState, rules: Rules, tensor: int, depth: int, first: bool) -> None:
+    """Begin the operator of `tensor`: mark its arguments as used, lock the defined ones and list the others in `aux`."""
+    op = s.tensors[tensor].op
+    record(s, rules, E_PENDING, tensor)
+    for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+        storage = s.tensors[s.slots[slot].argument].storage
+        if rules.policy != BANISH or s.storages[storage].references > 0:
+            s.storages[storage].accessed = s.run[0].clock
+        if s.storages[storage].banished == 0:
+            record(s, rules, E_USE if first else E_REUSE, s.slots[slot].argument)
+    top = s.run[0].aux_top
+    s.ops[depth].frame_tensor = tensor
+    s.ops[depth].frame_next = top
+    for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+        argument = s.slots[slot].argument
+        if s.tensors[argument].defined:
+            lock(s, rules, s.tensors[argument].storage)
+        else:
+            s.aux[top] = argument
+            top += 1
+    s.ops[depth].frame_end = top
+    s.run[0].aux_top = top
+
+
+@inlined
+def make_room(s: KernelState, rules: Rules, size: int) -> bool:
+    """Evict storages until `size` fits into the budget; return False if it does not fit."""
+    while s.run[0].memory + size > rules.budget:
+        if s.run[0].pool_size == 0:
+            return False
+        s.run[0].evictions += 1
+        if rules.choice == RANDOM or rules.sampling or rules.ignore_small:
+            victim = choose_otherwise(s, rules)
+        else:
+            victim = choose(s, rules)
+        evict(s, rules, victim, E_EVICT)
+    return True
+
+
+@inlined
+def settle(s: KernelState, tensor: int) -> bool:
+    """Mark a tensor as computed; return True if its storage was not in memory before."""
+    storage = s.tensors[tensor].storage
+    s.tensors[tensor].defined = 1
+    if s.storages[storage].status == RESIDENT:
+        return False
+    s.storages[storage].status = RESIDENT
+    return True
+
+
+@inlined
+def arrive(s: KernelState, rules: Rules, storage: int, first: bool) -> None:
+    """Make a storage evictable that has just come into memory, for the `first` time or again."""
+    pool_add(s, storage)
+    if rules.cost == SETS:
+        leave_set(s, storage)
+    elif first:
+        return  # no search passes through a storage that was never evicted
+    changed(s, rules, storage, False)
+    if s.run[0].pending:
+        learn(s, storage, s.run[0].pending - 1)
+
+
+@inlined
+def execute(s: KernelState, rules: Rules, tensor: int, first: bool) -> bool:
+    """Run the operator of `tensor`, whose arguments must be in memory and locked; return False if its results do not fit."""
+    op = s.tensors[tensor].op
+    record(s, rules, E_PRESSURE, s.ops[op].total)
+    if not make_room(s, rules, s.ops[op].total):
+        return False
+    s.run[0].clock += s.ops[op].cost
+    s.run[0].memory += s.ops[op].total
+    s.run[0].peak = max(s.run[0].peak, s.run[0].memory)
+    if not first:
+        s.run[0].recompute_cost += s.ops[op].cost
+        s.run[0].recomputed += 1
+    fresh = s.run[0].aux_top  # start of the list of computed tensors; the storages that came into memory follow it
+    top = fresh
+    record(s, rules, E_COMPUTE if first else E_RECOMPUTE, tensor)
+    for sibling in range(s.ops[op].out_start, s.ops[op].out_end):
+        if sibling == tensor:
+            continue
+        if s.tensors[sibling].defined:  # computed a second time, and discarded
+            s.run[0].memory -= s.tensors[sibling].size
+        else:
+            record(s, rules, E_ALSO_COMPUTED if first else E_ALSO_RECOMPUTED, sibling)
+            s.aux[top] = sibling
+            top += 1
+    s.aux[top] = tensor
+    top += 1
+    came = 0
+    for place in range(fresh, top):
+        if settle(s, s.aux[place]):
+            s.aux[top + came] = s.tensors[s.aux[place]].storage
+            came += 1
+    for place in range(top, top + came):
+        arrive(s, rules, s.aux[place], first)
+    if rules.policy == BANISH:
+        release_arguments_banishing(s, rules, op, tensor, fresh, top)
+    else:
+        for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+            unlock(s, rules, s.tensors[s.slots[slot].argument].storage)
+    return True
+
+
+@compiled
+def release_arguments_banishing(s: KernelState, rules: Rules, op: int, tensor: int, fresh: int, top: int) -> None:
+    """Unlock an operator's arguments and banish those that are no longer needed.
+
+    The original removes a banished argument from the list during its loop, and so skips the next one; `faithful` repeats this.
+    """
+    begin = top
+    for slot in range(s.ops[op].arg_start, s.ops[op].arg_end):
+        if s.storages[s.tensors[s.slots[slot].argument].storage].banished == 0:
+            s.aux[top] = slot
+            top += 1
+    place = begin
+    while place < top:
+        slot = s.aux[place]
+        storage = s.tensors[s.slots[slot].argument].storage
+        place += 1
+        if s.storages[storage].banished:
+            continue
+        unlock(s, rules, storage)
+        for made in range(fresh, begin):
+            drop_dependent(s, s.aux[made], slot)
+        if try_banish(s, rules, storage) and rules.faithful and storage != s.tensors[tensor].storage:
+            kept = begin
+            for other in range(begin, top):
+                if s.tensors[s.slots[s.aux[other]].argument].storage != storage:
+                    s.aux[kept] = s.aux[other]
+                    kept += 1
+            top = kept
+
+
+@compiled
+def perform(s: KernelState, rules: Rules, tensor: int, first: bool) -> int:
+    """Compute a tensor and rematerialise the evicted tensors that it needs; return PASS, OUT_OF_MEMORY or THRASH."""
+    depth = 0
+    enter(s, rules, tensor, depth, first)
+    while depth >= 0:
+        place = s.ops[depth].frame_next
+        if place < s.ops[depth].frame_end:
+            argument = s.aux[place]
+            if s.tensors[argument].defined:
+                lock(s, rules, s.tensors[argument].storage)
+                s.ops[depth].frame_next = place + 1
+            else:
+                depth += 1
+                enter(s, rules, argument, depth, False)
+            continue
+        if not execute(s, rules, s.ops[depth].frame_tensor, first and depth == 0):
+            return OUT_OF_MEMORY
+        if s.run[0].recompute_cost > rules.recompute_limit:
+            return THRASH
+        depth -= 1
+        if depth >= 0:
+            s.run[0].aux_top = s.ops[depth].frame_end
+    s.run[0].aux_top = 0
+    return PASS
+
+
+@inlined
+def compute(s: KernelState, rules: Rules, op: int) -> int:
+    """Run an operator for the first time; return PASS, OUT_OF_MEMORY or THRASH."""
+    issue(s, rules, op)
+    result = perform(s, rules, s.ops[op].out_start, True)
+    s.run[0].pending = 0
+    if result == PASS:
+        for tensor in range(s.ops[op].out_start, s.ops[op].out_end):
+            s.storages[s.tensors[tensor].storage].accessed = s.run[0].clock
+            record(s, rules, E_BIRTH, tensor)
+        s.run[0].ops_done += 1
+    return result
+
+
+@inlined
+def release(s: KernelState, rules: Rules, tensor: int) -> None:
+    """Remove an external reference; with the storage's last one, free or banish the storage if the policy does so."""
+    storage = s.tensors[tensor].storage
+    s.storages[storage].references -= 1
+    s.tensors[tensor].references -= 1
+    if s.tensors[tensor].references == 0:
+        record(s, rules, E_DEATH, tensor)
+    if s.storages[storage].references > 0:
+        return
+    if rules.policy == BANISH:
+        try_banish(s, rules, storage)
+    elif rules.policy == EAGER and s.storages[storage].status == RESIDENT and s.storages[storage].pinned == 0:
+        s.run[0].deallocations += 1
+        evict(s, rules, storage, E_FREE)
+
+
+@compiled
+def run(s: KernelState, rules: Rules) -> int:
+    """Replay the schedule; return PASS, OUT_OF_MEMORY or THRASH, or GROW if an array was too short and the run is void."""
+    result = PASS
+    for item in range(len(s.items)):
+        step = s.items[item].step
+        operand = s.items[item].operand
+        if step == 0:
+            result = compute(s, rules, operand)
+        elif step == 1:
+            s.storages[s.tensors[operand].storage].references += 1
+            s.tensors[operand].references += 1
+        elif step == 2:
+            if s.tensors[operand].defined == 0:
+                result = perform(s, rules, operand, False)
+            if result == PASS:
+                pin(s, rules, s.tensors[operand].storage)
+        else:
+            release(s, rules, operand)
+        if s.run[0].nodes > len(s.nodes) or s.run[0].draws > len(s.draws):
+            return GROW
+        if result != PASS:
+            break
+    return GROW if rules.events and s.run[0].events > len(s.events) else result

@@ -1,0 +1,129 @@
+"""Rewrites a log's graph for static planners: no views, one result per operator, no constants."""
+
+from dataclasses import dataclass
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder, Step
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The new graph, the new index of each old tensor and operator (None: removed), and the bytes of removed constants."""
+
+    graph: Graph
+    tensors: list[int | None]
+    operators: list[int | None]
+    constant_bytes: int = 0
+
+
+class _Rewriter:
+    """Copies a graph along its schedule; the caller decides how each operator changes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.old, self.new = graph, GraphBuilder(output_bytes=graph.output_bytes)
+        self.tensors: list[int | None] = [None] * graph.tensors
+        self.operators: list[int | None] = [None] * graph.operators
+        self.constant_bytes = 0
+
+    def add(self, op: int, results: list[tuple[str, int, int]]) -> range:
+        """Add operator `op` with the new indices of its arguments, without removed ones."""
+        args = [new for t in self.old.arguments(op) if (new := self.tensors[t]) is not None]
+        self.operators[op] = len(self.new.op_names)
+        return self.new.add(
+            self.old.op_names[op],
+            int(self.old.op_cost[op]),
+            args,
+            results,
+            bool(self.old.op_backward[op]),
+            bool(self.old.op_constant[op]),
+        )
+
+    def results(self, op: int) -> list[tuple[str, int, int]]:
+        """Return the (name, size, alias) of each result of an operator in the old graph."""
+        old = self.old
+        return [(old.tensor_names[t], int(old.tensor_size[t]), int(old.tensor_alias[t])) for t in old.results(op)]
+
+    def follow(self, step: Step, tensor: int) -> None:
+        """Repeat a GET, PIN or RELEASE for the new tensor, if there is one."""
+        new = self.tensors[tensor]
+        if new is not None:
+            {Step.GET: self.new.get, Step.PIN: self.new.pin, Step.RELEASE: self.new.release}[step](new)
+
+    def done(self) -> Rewritten:
+        """Return the result."""
+        return Rewritten(self.new.build(), self.tensors, self.operators, self.constant_bytes)
+
+
+def collapse_aliases(graph: Graph) -> Rewritten:
+    """Replace each view by a reference to its base, and remove the operators of views.
+
+    Raises IotwinError if only some results of an operator are views.
+    """
+    rewriter = _Rewriter(graph)
+    for step, operand in graph.items.tolist():
+        if step != Step.COMPUTE:
+            rewriter.follow(Step(step), operand)
+            continue
+        views = [t for t in graph.results(operand) if graph.tensor_alias[t] >= 0]
+        if not views:
+            for old, new in zip(graph.results(operand), rewriter.add(operand, rewriter.results(operand)), strict=True):
+                rewriter.tensors[old] = new
+            continue
+        if len(views) < len(graph.results(operand)):
+            raise IotwinError(
+                f"operator '{graph.op_names[operand]}' returns both views and new tensors; its views cannot be collapsed"
+            )
+        for view in views:
+            base = rewriter.tensors[graph.arguments(operand)[int(graph.tensor_alias[view])]]
+            rewriter.tensors[view] = base
+            rewriter.follow(Step.GET, view)
+    return rewriter.done()
+
+
+def merge_tuples(graph: Graph) -> Rewritten:
+    """Merge the results of each operator into one of their summed size. The graph must have no views."""
+    rewriter = _Rewriter(graph)
+    for step, operand in graph.items.tolist():
+        if step != Step.COMPUTE:
+            rewriter.follow(Step(step), operand)
+            continue
+        results = rewriter.results(operand)
+        if any(alias >= 0 for _, _, alias in results):
+            raise IotwinError("collapse aliases before merging the results of operators")
+        merged = ("+".join(name for name, _, _ in results), sum(size for _, size, _ in results), -1)
+        new = rewriter.add(operand, [merged])[0]
+        for place, old in enumerate(graph.results(operand)):
+            rewriter.tensors[old] = new
+            if place:
+                rewriter.new.get(new)
+    return rewriter.done()
+
+
+def eliminate_constants(graph: Graph) -> Rewritten:
+    """Remove constants from the graph and sum their bytes. The graph must have no views."""
+    if (graph.tensor_alias >= 0).any():
+        raise IotwinError("collapse aliases before eliminating constants")
+    rewriter = _Rewriter(graph)
+    for step, operand in graph.items.tolist():
+        if step != Step.COMPUTE:
+            rewriter.follow(Step(step), operand)
+        elif graph.op_constant[operand]:
+            rewriter.constant_bytes += sum(size for _, size, _ in rewriter.results(operand))
+        else:
+            for old, new in zip(graph.results(operand), rewriter.add(operand, rewriter.results(operand)), strict=True):
+                rewriter.tensors[old] = new
+    return rewriter.done()
+
+
+def rewrite_for_planners(graph: Graph) -> Rewritten:
+    """Apply all three rewrites and return the combined mapping from old to new indices."""
+    whole = Rewritten(graph, list(range(graph.tensors)), list(range(graph.operators)))
+    for rewrite in (collapse_aliases, merge_tuples, eliminate_constants):
+        step = rewrite(whole.graph)
+        whole = Rewritten(
+            step.graph,
+            [None if t is None else step.tensors[t] for t in whole.tensors],
+            [None if op is None else step.operators[op] for op in whole.operators],
+            whole.constant_bytes + step.constant_bytes,
+        )
+    return whole

@@ -1,0 +1,316 @@
+"""Simulates a training step under a memory budget: prepares the kernel's arrays, runs the kernel and returns the outcome."""
+
+import math
+import time
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.dtr.simulator import kernel
+from iotwin.workloads.dtr.simulator.compiler import has_numba
+from iotwin.workloads.dtr.simulator.graph import Graph, Ints
+from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS, Heuristic
+from iotwin.workloads.dtr.simulator.kernels import fresh_plain_kernel, load_kernel
+
+POLICIES = {"eager": kernel.EAGER, "ignore": kernel.IGNORE, "banish": kernel.BANISH}
+RESULTS = {kernel.PASS: "pass", kernel.OUT_OF_MEMORY: "oom", kernel.THRASH: "thrash"}
+UNLIMITED = 1 << 62
+_FIRST_DRAWS = 1 << 12
+_MOST_WORDS = 1 << 26  # 64-bit words of reachability sets, 512 MiB; larger graphs are searched at each decision
+_SHORT = 4000  # items of a schedule that plain Python finishes before numba has loaded its compiled kernel
+Records = np.ndarray[Any, np.dtype[np.void]]
+
+
+@dataclass(frozen=True)
+class SimulationSettings:
+    """The settings of a run. `budget` is in bytes (or units), `overhead_limit` a multiple of the baseline's cost."""
+
+    heuristic: Heuristic
+    budget: int = UNLIMITED
+    dealloc: str = "eager"
+    overhead_limit: float = 2.0
+    seed: int = 0
+    sampling: bool = False
+    ignore_small: bool = False
+    better: bool = False
+    events: bool = False
+    plain: bool | None = None  # True: without numba; None: without it for short graphs
+
+
+@dataclass(frozen=True)
+class RunEvents:
+    """The events of a run in order: kind (a constant of the kernel), clock, and the tensor, storage or bytes concerned."""
+
+    kind: Ints
+    clock: Ints
+    ident: Ints
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """The outcome of a run. `clock` is 1 plus the cost of all operators; `evictions` counts those that the budget forced."""
+
+    result: str
+    budget: int
+    clock: int
+    peak: int
+    evictions: int
+    deallocations: int
+    rematerializations: int
+    remat_compute: int
+    accesses: int
+    evaluations: int
+    cpu_s: float
+    events: RunEvents | None = None
+
+    def same(self) -> dict[str, Any]:
+        """Return the values that are equal in every run with the same settings."""
+        return {k: v for k, v in asdict(replace(self, events=None)).items() if k not in ("cpu_s", "events")}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A step without a budget: its cost, and its peak if unused storages are banished, or evicted (`eager_peak`)."""
+
+    compute: int
+    peak: int
+    eager_peak: int
+    constant: int
+    bottleneck: int
+    bottleneck_with_views: int
+
+
+def _group(keys: Ints, values: Ints, groups: int) -> tuple[Ints, Ints]:
+    """Return (start, values): the values sorted by group, and the index at which each group starts."""
+    start = np.zeros(groups + 1, dtype=np.int64)
+    np.cumsum(np.bincount(keys, minlength=groups), out=start[1:])
+    return start, values[np.argsort(keys, kind="stable")]
+
+
+def _edges(graph: Graph) -> tuple[Ints, Ints]:
+    """Return the (source, target) storages of an edge for each argument of each result, in the order of the calls."""
+    arguments, results = np.diff(graph.arg_start), np.diff(graph.out_start)
+    op = np.repeat(np.arange(graph.operators), arguments * results)
+    inside = np.arange(len(op)) - np.repeat(np.cumsum(arguments * results) - arguments * results, arguments * results)
+    source = graph.args[graph.arg_start[op] + inside // np.maximum(results[op], 1)]
+    target = graph.out_start[op] + inside % np.maximum(results[op], 1)
+    return graph.tensor_storage[source], graph.tensor_storage[target]
+
+
+def _first_slots(graph: Graph) -> Ints:
+    storages = graph.tensor_storage[graph.args]
+    op = np.repeat(np.arange(graph.operators), np.diff(graph.arg_start))
+    _, first, inverse = np.unique(op * max(graph.storages, 1) + storages, return_index=True, return_inverse=True)
+    return np.asarray(first[inverse] - graph.arg_start[op], dtype=np.int64)
+
+
+def _records(name: str, length: int, **columns: Ints) -> Records:
+    """Return a record array of the kernel; columns that are not given are zero."""
+    records = np.zeros(length, dtype=[(field, np.int64) for field in kernel.FIELDS[name]])
+    for field, values in columns.items():
+        records[field][: len(values)] = values
+    return records
+
+
+def _model(graph: Graph) -> dict[str, Any]:
+    """Return the kernel's initial arrays of a graph, except those whose length depends on the settings."""
+    sources, targets = _edges(graph)
+    view_start, views = _group(graph.tensor_storage, np.arange(graph.tensors), graph.storages)
+    parent_start, parents = _group(targets, sources, graph.storages)
+    child_start, children = _group(sources, targets, graph.storages)
+    total = np.zeros(graph.operators, dtype=np.int64)
+    np.add.at(total, graph.tensor_op, graph.tensor_size)
+    slots = np.diff(graph.arg_start)[graph.tensor_op]
+    storages = _records(
+        "storages",
+        graph.storages + 1,
+        size=graph.storage_size,
+        view_start=view_start[:-1],
+        parent_start=parent_start[:-1] + len(views),
+        child_start=child_start[:-1] + len(views) + len(parents),
+        near_start=parent_start[:-1] + child_start[:-1],
+    )
+    storages["status"], storages["accessed"], storages["after"], storages["node"] = kernel.UNCOMPUTED, kernel.NEVER, -1, -1
+    storages["before"][-1] = storages["after"][-1] = graph.storages  # an empty pool
+    ends = {"arg_start": graph.arg_start[:-1], "arg_end": graph.arg_start[1:], "out_start": graph.out_start[:-1]}
+    run = _records("run", 1)
+    run["clock"] = 1
+    return {
+        "run": run, "storages": storages,
+        "tensors": _records(
+            "tensors", graph.tensors + 1, op=graph.tensor_op, storage=graph.tensor_storage, size=graph.tensor_size,
+            dependent_start=np.cumsum(slots) - slots,
+        ),
+        "ops": _records("ops", graph.operators + 1, cost=graph.op_cost, total=total, out_end=graph.out_start[1:], **ends),
+        "slots": _records("slots", len(graph.args) + 1, argument=graph.args, first=_first_slots(graph)),
+        "items": _records("items", len(graph.items), step=graph.items[:, 0], operand=graph.items[:, 1]),
+        "links": np.concatenate([views, parents, children, np.zeros(1, dtype=np.int64)]),
+        "flags": int(slots.sum()), "near": len(parents) + len(children), "ordered": bool((sources <= targets).all()),
+        "aux": len(graph.args) + 1 + int(2 * np.diff(graph.out_start).max(initial=0) + np.diff(graph.arg_start).max(initial=0)),
+    }  # fmt: skip
+
+
+def _uniform(seed: int, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+
+
+def _objects(records: Records) -> list[Any]:
+    """Return records as Python objects, which plain Python reads faster."""
+    names = records.dtype.names or ()
+    kind = type("Record", (), {"__slots__": names})
+    made = []
+    for values in records.tolist():
+        item = kind()
+        for name, value in zip(names, values, strict=True):
+            setattr(item, name, value)
+        made.append(item)
+    return made
+
+
+def _state(graph: Graph, settings: SimulationSettings, rooms: dict[str, int]) -> kernel.KernelState:
+    """Return the kernel's initial state. Arrays that the settings do not use have one element."""
+    model = graph.prepared or _model(graph)
+    graph.prepared.update(model)
+    nodes = rooms["nodes"] if settings.heuristic.cost == kernel.SETS else 1
+    arrays = {name: model[name].copy() for name in ("run", "storages", "tensors", "ops")}
+    arrays |= {name: model[name] for name in ("slots", "items", "links")}
+    searching = settings.heuristic.cost in (kernel.NEIGHBOURHOOD, kernel.ANCESTORS)
+    words = -(-graph.storages // kernel.WORD) if searching and model["ordered"] else 0
+    words = 0 if 2 * len(model["storages"]) * words > _MOST_WORDS else min(words, 1) if settings.plain else words
+    arrays["run"]["words"], arrays["run"]["word"] = words, graph.storages if settings.plain else kernel.WORD
+    arrays["reach"] = _records("reach", 2 * len(model["storages"]) if searching else 1)
+    arrays["bits"] = np.zeros(2 * len(model["storages"]) * words + 1, dtype=np.int64)
+    arrays["near"] = np.zeros(model["near"] + 1 if settings.heuristic.cost == kernel.SETS else 1, dtype=np.int64)
+    arrays |= {"nodes": _records("nodes", nodes), "events": _records("events", rooms["events"])}
+    arrays["dependent"] = np.zeros(model["flags"] * (settings.dealloc == "banish") + 1, dtype=np.int64)
+    arrays["aux"] = np.zeros(model["aux"], dtype=np.int64)
+    arrays["draws"] = _uniform(settings.seed, rooms["draws"])
+    if settings.plain:
+        arrays = {name: _objects(array) if array.dtype.names else array.tolist() for name, array in arrays.items()}
+    return kernel.KernelState(**arrays)
+
+
+def _rules(settings: SimulationSettings, limit: int) -> kernel.Rules:
+    heuristic = settings.heuristic
+    return kernel.Rules(
+        settings.budget, limit, POLICIES[settings.dealloc], heuristic.choice, heuristic.cost, int(heuristic.by_size),
+        int(heuristic.by_staleness), int(settings.sampling), int(settings.ignore_small), int(settings.events),
+        int(not settings.better),
+    )  # fmt: skip
+
+
+def _with_plug_in(name: str, score: Callable[[int, int, int, int], float]) -> types.ModuleType:
+    """Return a plain Python kernel that scores storages by the plug-in `name`."""
+    plugged = fresh_plain_kernel()
+
+    def plug_in(s: kernel.KernelState, rules: kernel.Rules, storage: int) -> float:
+        s.run[0].evaluations += 1
+        s.run[0].accesses += 1
+        clock, one = s.run[0].clock, s.storages[storage]
+        try:
+            return float(score(one.size, one.cost, clock - one.accessed, clock))
+        except Exception as error:  # the user's function may raise anything
+            raise IotwinError(f"heuristic '{name}' failed for (size, cost, staleness, clock): {error}") from None
+
+    plugged.score = plug_in  # type: ignore[attr-defined]
+    return plugged
+
+
+def simulate(graph: Graph, settings: SimulationSettings, compute: int | None = None) -> SimulatedRun:
+    """Replay a graph's schedule under a budget and return the outcome.
+
+    The result is 'oom' if an operator does not fit and nothing can be evicted. It is 'thrash' if rematerialisation costs more
+    than (overhead_limit - 1) times `compute`, the cost of running every operator once (default: the graph's).
+    """
+    short = len(graph.items) < _SHORT if settings.plain is None else settings.plain
+    plain = short or not has_numba() or settings.heuristic.plug_in is not None
+    settings = replace(settings, plain=plain)
+    module = load_kernel(plain)
+    if settings.heuristic.plug_in is not None:
+        module = _with_plug_in(settings.heuristic.name, settings.heuristic.plug_in)
+    if settings.dealloc == "ignore":
+        graph = graph.without_releases
+    compute = graph.compute_ns() if compute is None else compute
+    limit = UNLIMITED if math.isinf(settings.overhead_limit) else math.floor(compute * (settings.overhead_limit - 1))
+    rules = _rules(settings, limit)
+    rooms = {
+        "nodes": 8 * graph.storages + 64,
+        "events": 16 * (len(graph.items) + len(graph.args)) * settings.events,
+        "draws": _FIRST_DRAWS if settings.heuristic.random or settings.sampling else 1,
+    }
+    begin = time.process_time()
+    while True:
+        state = _state(graph, settings, rooms)
+        status = int(module.run(state, rules))
+        if status != kernel.GROW:
+            break
+        rooms = {name: 4 * room for name, room in rooms.items()}
+    return _outcome(settings, state, status, time.process_time() - begin)
+
+
+def _outcome(settings: SimulationSettings, state: kernel.KernelState, status: int, cpu_s: float) -> SimulatedRun:
+    run = state.run[0]
+    count = {name: int(getattr(run, name) if settings.plain else run[name]) for name in kernel.FIELDS["run"]}
+    events = None
+    if settings.events:
+        rows = state.events[: count["events"]]
+        columns = ([getattr(row, name) for row in rows] if settings.plain else rows[name] for name in kernel.FIELDS["events"])
+        events = RunEvents(*(np.asarray(column, dtype=np.int64) for column in columns))
+    return SimulatedRun(
+        RESULTS[status], settings.budget, count["clock"], count["peak"], count["evictions"], count["deallocations"],
+        count["recomputed"], count["recompute_cost"], count["accesses"], count["evaluations"], cpu_s, events,
+    )  # fmt: skip
+
+
+def baseline(graph: Graph, plain: bool | None = None) -> Baseline:
+    """Return the cost and memory of a step without a budget. Budget ratios are shares of its `peak`."""
+    local = HEURISTICS["LRU"]
+    banished = simulate(graph, SimulationSettings(local, dealloc="banish", plain=plain))
+    eager = simulate(graph, SimulationSettings(local, plain=plain))
+    return Baseline(
+        graph.compute_ns(),
+        banished.peak,
+        eager.peak,
+        graph.constant_bytes(),
+        graph.bottleneck_bytes(),
+        graph.bottleneck_bytes(True),
+    )
+
+
+def lower_bound(graph: Graph) -> int:
+    """Return a lower bound of every run's memory in bytes: an operator's results and arguments, and all constants before it."""
+    constants = np.cumsum(np.where(graph.op_constant == 1, 1, 0) * _made_bytes(graph))
+    constant_storage = graph.op_constant[graph.tensor_op[graph.storage_root]] == 1
+    most = 0
+    for op in range(graph.operators):
+        read = {int(s) for s in graph.tensor_storage[graph.arguments(op)]}
+        needed = sum(int(graph.storage_size[s]) for s in read if not constant_storage[s])
+        own = 0 if graph.op_constant[op] else sum(int(graph.tensor_size[t]) for t in graph.results(op))
+        most = max(most, int(constants[op]) + needed + own)
+    return most
+
+
+def _made_bytes(graph: Graph) -> Ints:
+    made = np.zeros(graph.operators, dtype=np.int64)
+    np.add.at(made, graph.tensor_op, graph.tensor_size)
+    return made
+
+
+def least_budget(graph: Graph, settings: SimulationSettings, base: Baseline, tolerance: float = 0.001) -> int | None:
+    """Return the least budget that passes, by bisection to `tolerance` of the peak; None if even the eager peak fails.
+
+    Outcomes are not monotonic in the budget, so a smaller budget may pass by chance.
+    """
+    low, high = lower_bound(graph) - 1, base.eager_peak
+    probe = replace(settings, events=False)
+    if simulate(graph, replace(probe, budget=high), base.compute).result != "pass":
+        return None
+    while high - low > max(1, base.peak * tolerance):
+        middle = (low + high) // 2
+        passed = simulate(graph, replace(probe, budget=middle), base.compute).result == "pass"
+        low, high = (low, middle) if passed else (middle, high)
+    return high

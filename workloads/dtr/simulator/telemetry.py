@@ -1,0 +1,230 @@
+"""Evaluates the events of a run: tables of storages, operators and tensors, memory over time, and an independent replay."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iotwin.common.files import make_folder, write_whole
+from iotwin.workloads.dtr.simulator import kernel
+from iotwin.workloads.dtr.simulator.graph import Graph
+from iotwin.workloads.dtr.simulator.simulate import SimulatedRun
+
+KINDS = {
+    kernel.E_PENDING: "pending", kernel.E_USE: "use", kernel.E_REUSE: "reuse", kernel.E_LOCK: "lock", kernel.E_UNLOCK: "unlock",
+    kernel.E_PRESSURE: "pressure", kernel.E_COMPUTE: "compute", kernel.E_RECOMPUTE: "recompute",
+    kernel.E_ALSO_COMPUTED: "also_computed", kernel.E_ALSO_RECOMPUTED: "also_recomputed", kernel.E_EVICT: "evict",
+    kernel.E_FREE: "free", kernel.E_BANISH: "banish", kernel.E_PIN: "pin", kernel.E_BIRTH: "birth", kernel.E_DEATH: "death",
+}  # fmt: skip
+_OF_STORAGES = {"lock", "unlock", "evict", "free", "banish", "pin"}
+STORAGE_COLUMNS = (
+    "root_id", "size", "tensor_count", "birth_time", "death_time", "last_remat_use_time", "last_model_use_time", "banish_time",
+    "pin_time", "remat_use_count", "model_use_count", "remat_use_count_pinned", "model_use_count_pinned", "direct_remat_count",
+    "collateral_remat_count", "evict_count",
+)  # fmt: skip
+TENSOR_COLUMNS = (
+    "id", "name", "op_id", "storage_id", "index", "is_alias", "op_name", "size", "compute", "birth_time", "death_time",
+    "last_remat_use_time", "last_model_use_time", "remat_use_count", "model_use_count", "remat_use_count_pinned",
+    "model_use_count_pinned", "direct_remat_count", "collateral_remat_count",
+)  # fmt: skip
+OPERATOR_COLUMNS = ("id", "name", "outputs", "compute", "size", "is_aliasing", "recompute_count")
+
+
+@dataclass
+class Tables:
+    """The rows of three tables, each row a dict by column name."""
+
+    storage: list[dict[str, Any]]
+    operator: list[dict[str, Any]]
+    tensor: list[dict[str, Any]]
+
+
+def _named(run: SimulatedRun) -> list[tuple[str, int, int]]:
+    if run.events is None:
+        raise ValueError("the run was made without events")
+    kinds = run.events.kind.tolist()
+    return [(KINDS[k], c, i) for k, c, i in zip(kinds, run.events.clock.tolist(), run.events.ident.tolist(), strict=True)]
+
+
+def _empty_tables(graph: Graph) -> Tables:
+    aliasing = [any(graph.tensor_alias[t] >= 0 for t in graph.results(op)) for op in range(graph.operators)]
+    operators: list[dict[str, Any]] = [
+        {
+            "id": op,
+            "name": graph.op_names[op],
+            "outputs": len(graph.results(op)),
+            "compute": int(graph.op_cost[op]),
+            "size": sum(int(graph.tensor_size[t]) for t in graph.results(op)),
+            "is_aliasing": aliasing[op],
+            "recompute_count": 0,
+        }
+        for op in range(graph.operators)
+    ]
+    tensors: list[dict[str, Any]] = []
+    for t in range(graph.tensors):
+        op = int(graph.tensor_op[t])
+        head = (
+            t, graph.tensor_names[t], op, int(graph.storage_root[graph.tensor_storage[t]]), t - int(graph.out_start[op]),
+            bool(graph.tensor_alias[t] >= 0), graph.op_names[op], int(graph.tensor_size[t]), int(graph.op_cost[op]),
+        )  # fmt: skip
+        tensors.append(dict.fromkeys(TENSOR_COLUMNS, 0) | dict(zip(TENSOR_COLUMNS, head, strict=False)))
+    views = np.bincount(graph.tensor_storage, minlength=graph.storages)
+    storages = [
+        dict.fromkeys(STORAGE_COLUMNS, 0)
+        | {"root_id": int(graph.storage_root[s]), "size": int(graph.storage_size[s]), "tensor_count": int(views[s])}
+        for s in range(graph.storages)
+    ]
+    return Tables(storages, operators, tensors)
+
+
+def tables(graph: Graph, run: SimulatedRun) -> Tables:
+    """Return counts and times of every storage, operator and tensor of a run with events."""
+    made = _empty_tables(graph)
+    for kind, clock, ident in _named(run):
+        if kind == "pressure":
+            continue
+        if kind in _OF_STORAGES:
+            _count_storage(made.storage[ident], kind, clock)
+        else:
+            _count_tensor(graph, made, kind, clock, ident)
+    return made
+
+
+def _count_storage(row: dict[str, Any], kind: str, clock: int) -> None:
+    if kind in ("evict", "free"):
+        row["evict_count"] += 1
+    elif kind in ("banish", "pin"):
+        row[f"{kind}_time"] = clock
+
+
+def _count_tensor(graph: Graph, made: Tables, kind: str, clock: int, tensor: int) -> None:
+    row, storage = made.tensor[tensor], made.storage[graph.tensor_storage[tensor]]
+    rows = [row, storage]
+    if kind in ("use", "reuse"):
+        key = "model" if kind == "use" else "remat"
+        for each in rows:
+            each[f"last_{key}_use_time"] = clock
+            each[f"{key}_use_count"] += 1
+            each[f"{key}_use_count_pinned"] += storage["pin_time"] > 0
+    elif kind in ("recompute", "also_recomputed"):
+        key = "direct" if kind == "recompute" else "collateral"
+        for each in rows[: 1 if row["is_alias"] else 2]:
+            each[f"{key}_remat_count"] += 1
+        made.operator[int(graph.tensor_op[tensor])]["recompute_count"] += kind == "recompute"
+    elif kind in ("birth", "death"):
+        for each in rows[: 1 if kind == "birth" and row["is_alias"] else 2]:
+            each[f"{kind}_time"] = clock
+
+
+def replay(graph: Graph, run: SimulatedRun) -> tuple[list[tuple[int, int]], set[int]]:
+    """Replay the operators and evictions of a run; return (clock, memory) after each, and the storages resident at the end.
+
+    The replay uses neither budget nor heuristic. It raises ValueError if an argument of an operator is not resident, or if the
+    peak differs from the run's, and so proves the run's peak.
+    """
+    defined = np.zeros(graph.tensors, dtype=bool)
+    resident: set[int] = set()
+    views: list[list[int]] = [[] for _ in range(graph.storages)]
+    for tensor, storage in enumerate(graph.tensor_storage.tolist()):
+        views[storage].append(tensor)
+    memory, peak, line = 0, 0, []
+    for kind, clock, ident in _named(run):
+        if kind in ("compute", "recompute"):
+            op = int(graph.tensor_op[ident])
+            if not defined[graph.arguments(op)].all():
+                raise ValueError(f"operator {op} runs at {clock} without one of its arguments")
+            results = list(graph.results(op))
+            peak = max(peak, memory + int(graph.tensor_size[results].sum()))
+            memory += int(graph.tensor_size[[t for t in results if not defined[t]]].sum())
+            defined[results] = True
+            resident.update(int(s) for s in graph.tensor_storage[results])
+        elif kind in ("evict", "free"):
+            resident.remove(ident)
+            defined[views[ident]] = False
+            memory -= int(graph.storage_size[ident])
+        else:
+            continue
+        line.append((clock, memory))
+    if peak != run.peak:
+        raise ValueError(f"the run reports a peak of {run.peak}, its events have a peak of {peak}")
+    return line, resident
+
+
+def resident_at_end(graph: Graph, run: SimulatedRun) -> set[int]:
+    """Return the storages in memory at the end of a run with events."""
+    return replay(graph, run)[1]
+
+
+def held(graph: Graph, run: SimulatedRun) -> list[dict[str, int]]:
+    """Return the locked and pinned bytes after each change, as the original's max-locked and max-pinned lists do."""
+    locked: set[int] = set()
+    pinned: set[int] = set()
+    rows = []
+    size = graph.storage_size
+    for kind, clock, ident in _named(run):
+        if kind == "lock":
+            locked.add(ident)
+        elif kind == "unlock":
+            locked.discard(ident)
+        elif kind == "pin":
+            pinned.add(ident)
+        else:
+            continue
+        rows.append(
+            {"clock": clock, "locked_bytes": int(sum(size[s] for s in locked)), "pinned_bytes": int(sum(size[s] for s in pinned))}
+        )
+    return rows
+
+
+def _csv(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def write_telemetry(directory: Path, graph: Graph, run: SimulatedRun) -> list[str]:
+    """Write tables, edges, memory and locked and pinned bytes of a run with events as CSV, and return the file names."""
+    make_folder(directory)
+    made = tables(graph, run)
+    edges = [
+        {"tensor": t, "child": child}
+        for op in range(graph.operators)
+        for t in dict.fromkeys(graph.arguments(op))
+        for child in graph.results(op)
+    ]
+    timeline = [{"clock": clock, "memory_bytes": memory} for clock, memory in replay(graph, run)[0]]
+    files = {
+        "storage.csv": _csv(STORAGE_COLUMNS, made.storage),
+        "operator.csv": _csv(OPERATOR_COLUMNS, made.operator),
+        "tensor.csv": _csv(TENSOR_COLUMNS, made.tensor),
+        "adjacency.csv": _csv(("tensor", "child"), edges),
+        "memory.csv": _csv(("clock", "memory_bytes"), timeline),
+        "held.csv": _csv(("clock", "locked_bytes", "pinned_bytes"), held(graph, run)),
+    }
+    for name, content in files.items():
+        write_whole(directory / name, content)
+    return list(files)
+
+
+def chrome_events(graph: Graph, run: SimulatedRun) -> bytes:
+    """Return a run as a Chrome trace: first and repeated operators on two tracks, evictions as instants, memory as a counter."""
+    events: list[dict[str, Any]] = []
+    memory = iter(replay(graph, run)[0])
+    for kind, clock, ident in _named(run):
+        if kind not in ("compute", "recompute", "evict", "free"):
+            continue
+        if kind in ("compute", "recompute"):
+            op = int(graph.tensor_op[ident])
+            cost = int(graph.op_cost[op])
+            track = {"ph": "X", "pid": 0, "tid": int(kind == "recompute"), "ts": (clock - cost) / 1e3, "dur": cost / 1e3}
+            events.append({"name": graph.op_names[op], "cat": kind, **track})
+        else:
+            events.append({"name": f"{kind} {ident}", "cat": kind, "ph": "i", "s": "t", "pid": 0, "tid": 2, "ts": clock / 1e3})
+        events.append({"name": "memory", "ph": "C", "pid": 0, "ts": clock / 1e3, "args": {"bytes": next(memory)[1]}})
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()

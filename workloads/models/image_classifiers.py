@@ -1,0 +1,192 @@
+"""Convolutional networks that classify images, as published ("paper") and shrunk ("tiny")."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from iotwin.workloads.models import IMAGE_SIDE
+from iotwin.workloads.models.built import Built
+from iotwin.workloads.models.inception import inception_v3
+
+
+def _conv(before: int, after: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(after))
+
+
+class _Block(nn.Module):
+    """Two convolutions of 3 by 3; with `inner`, a bottleneck: 1 by 1 to `inner` channels, 3 by 3, and 1 by 1 to `after`."""
+
+    def __init__(self, before: int, after: int, stride: int, inner: int | None, groups: int) -> None:
+        super().__init__()
+        if inner is None:
+            self.layers = nn.ModuleList([_conv(before, after, 3, stride), _conv(after, after)])
+        else:
+            self.layers = nn.ModuleList([_conv(before, inner, 1), _conv(inner, inner, 3, stride, groups), _conv(inner, after, 1)])
+        self.skip = _conv(before, after, 1, stride) if stride > 1 or before != after else nn.Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        out = images
+        for layer in self.layers[:-1]:
+            out = functional.relu(layer(out))
+        return functional.relu(self.layers[-1](out) + self.skip(images))
+
+
+class _ResidualShape(NamedTuple):
+    """The blocks per stage, whether they are bottlenecks, the inner channels of a bottleneck in stage 1, and their groups."""
+
+    blocks: tuple[int, ...]
+    bottleneck: bool = False
+    inner: int = 64
+    groups: int = 1
+
+
+_RESIDUAL = {
+    "resnet18": _ResidualShape((2, 2, 2, 2)),
+    "resnet50": _ResidualShape((3, 4, 6, 3), True),
+    "resnext101": _ResidualShape((3, 4, 23, 3), True, 256, 32),
+}
+
+
+def _residual(shape: _ResidualShape, preset: str, classes: int) -> nn.Module:
+    """He et al. 2016; with groups Xie et al. 2017 (32x8d)."""
+    paper = preset == "paper"
+    width, blocks = (64, shape.blocks) if paper else (8, tuple(min(2, count) for count in shape.blocks[:3]))
+    inner, groups = (shape.inner, shape.groups) if paper else (shape.inner // 8, min(4, shape.groups))
+    stem = (
+        nn.Sequential(_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        if paper
+        else nn.Sequential(_conv(3, width), nn.ReLU())
+    )
+    layers: list[nn.Module] = [stem]
+    before = width
+    for stage, count in enumerate(blocks):
+        after = width * (4 if shape.bottleneck else 1) << stage
+        for index in range(count):
+            stride = 2 if stage and not index else 1
+            layers.append(_Block(before, after, stride, inner << stage if shape.bottleneck else None, groups))
+            before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+def _vgg16(preset: str, classes: int) -> nn.Module:
+    """Simonyan and Zisserman 2015, configuration D."""
+    shrink, hidden, last = (1, 4096, 7) if preset == "paper" else (8, 64, 1)
+    layers: list[nn.Module] = []
+    before = 3
+    for count, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
+        for _ in range(count):
+            layers += [nn.Conv2d(before, width // shrink, 3, 1, 1), nn.ReLU()]
+            before = width // shrink
+        layers.append(nn.MaxPool2d(2))
+    widths = [before * last * last, hidden, hidden]
+    for narrow, wide in pairwise(widths):
+        layers += [*([nn.Flatten()] if narrow == widths[0] else []), nn.Linear(narrow, wide), nn.ReLU(), nn.Dropout()]
+    return _initialised(nn.Sequential(*layers, nn.Linear(hidden, classes)))
+
+
+def _initialised(network: nn.Module) -> nn.Module:
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return network
+
+
+def _alexnet(preset: str, classes: int) -> nn.Module:
+    """Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
+    shrink, hidden, last, first = (1, 4096, 6, (11, 4, 2)) if preset == "paper" else (8, 64, 2, (5, 1, 2))
+    widths = [3, *(width // shrink for width in (64, 192, 384, 256, 256))]
+    shapes = (first, (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1))  # kernel, stride, padding
+    layers: list[nn.Module] = []
+    for index, (before, after) in enumerate(pairwise(widths)):
+        layers += [nn.Conv2d(before, after, *shapes[index]), nn.ReLU()]
+        if index in (0, 1, 4):
+            layers.append(nn.MaxPool2d(3, 2))
+    layers += [nn.AdaptiveAvgPool2d(last), nn.Flatten()]
+    for before in (widths[-1] * last * last, hidden):
+        layers += [nn.Dropout(), nn.Linear(before, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden, classes))
+
+
+class _InvertedResidual(nn.Module):
+    """A bottleneck that widens: 1 by 1 to `inner` channels, 3 by 3 per channel, and 1 by 1 to `after`."""
+
+    def __init__(self, before: int, after: int, stride: int, inner: int) -> None:
+        super().__init__()
+        widened = [_conv(before, inner, 1), nn.ReLU6()] if inner > before else []
+        self.layers = nn.Sequential(*widened, _conv(inner, inner, 3, stride, inner), nn.ReLU6(), _conv(inner, after, 1))
+        self.adds = stride == 1 and before == after
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images + self.layers(images) if self.adds else self.layers(images)
+
+
+# Expansion, channels, blocks, stride of the first block.
+_MOBILE_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+
+
+def _mobilenet_v2(preset: str, classes: int) -> nn.Module:
+    """Sandler et al. 2018."""
+    paper = preset == "paper"
+    shrink, stages, stride, last = (1, _MOBILE_STAGES, 2, 1280) if paper else (4, _MOBILE_STAGES[:3], 1, 64)
+    before = 32 // shrink
+    layers: list[nn.Module] = [_conv(3, before, 3, stride), nn.ReLU6()]
+    for expansion, channels, count, first_stride in stages:
+        for index in range(count):
+            layers.append(_InvertedResidual(before, channels // shrink, 1 if index else first_stride, before * expansion))
+            before = channels // shrink
+    layers += [_conv(before, last, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(last, classes))
+
+
+class _DenseLayer(nn.Module):
+    def __init__(self, before: int, growth: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm2d(before), nn.BatchNorm2d(4 * growth)])
+        self.narrow = nn.Conv2d(before, 4 * growth, 1, bias=False)
+        self.grow = nn.Conv2d(4 * growth, growth, 3, 1, 1, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out = self.narrow(functional.relu(self.norms[0](images)))
+        return torch.cat([images, self.grow(functional.relu(self.norms[1](out)))], 1)
+
+
+def _densenet121(preset: str, classes: int) -> nn.Module:
+    """Huang et al. 2017."""
+    paper = preset == "paper"
+    growth, blocks = (32, (6, 12, 24, 16)) if paper else (8, (2, 2, 2))
+    width = 2 * growth
+    layers: list[nn.Module] = [_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)] if paper else [_conv(3, width), nn.ReLU()]
+    for stage, count in enumerate(blocks):
+        if stage:
+            layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width // 2, 1, bias=False), nn.AvgPool2d(2)]
+            width //= 2
+        for _ in range(count):
+            layers.append(_DenseLayer(width, growth))
+            width += growth
+    layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+    return nn.Sequential(*layers)
+
+
+_OTHERS = {
+    "vgg16": _vgg16,
+    "alexnet": _alexnet,
+    "mobilenet_v2": _mobilenet_v2,
+    "densenet121": _densenet121,
+    "inception_v3": inception_v3,
+}
+
+
+def image_classifier(name: str, preset: str, classes: int) -> Built:
+    """Return the network `name`, one of IMAGE_CLASSIFIERS."""
+    module = _residual(_RESIDUAL[name], preset, classes) if name in _RESIDUAL else _OTHERS[name](preset, classes)
+    side = IMAGE_SIDE[preset]
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        return torch.randn(batch, 3, side, side), torch.randint(0, classes, (batch,))
+
+    return Built(module, inputs, lambda model, images, labels: functional.cross_entropy(model(images), labels))

@@ -1,0 +1,44 @@
+"""Describes a layer graph as a JSON document."""
+
+from typing import Any
+
+from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits, is_series_parallel
+from iotwin.workloads.pipedream.plan.prepare import folded, without_inputs
+from iotwin.workloads.pipedream.plan.states.antichains import Antichains, states_of
+from iotwin.workloads.pipedream.plan.states.lattice import count_states
+
+
+def describe(graph: LayerGraph, with_states: bool = False) -> dict[str, Any]:
+    """Return counts, order and totals; if `with_states`, also `states` and `augmented` of the graph without inputs.
+
+    `state_count` is of the graph that the optimizer searches, without inputs and free nodes; None if counting takes too long.
+    Raises IotwinError if there are too many states to list.
+    """
+
+    def names(numbers: Any, of: LayerGraph = graph) -> list[str]:
+        return [of.nodes[number].id for number in numbers]
+
+    found: dict[str, Any] = {
+        "nodes": len(graph.nodes),
+        "edges": len(graph.edges),
+        "sources": names(graph.sources()),
+        "sinks": names(graph.sinks()),
+        "topological": names(graph.topological),
+        "state_count": count_states(folded(without_inputs(graph))),
+        "states": None,
+        "augmented": None,
+        "totals": {
+            "forward_ms": sum(node.forward_ms for node in graph.nodes),
+            "backward_ms": sum(node.backward_ms for node in graph.nodes),
+            "parameter_bytes": sum(node.parameter_bytes for node in graph.nodes),
+            "activation_bytes": sum(node.activation_bytes for node in graph.nodes),
+        },
+        "series_parallel": is_series_parallel(graph),
+    }
+    if with_states:
+        kept = without_inputs(graph)
+        antichains = Antichains(kept)
+        fronts = states_of(kept).antichains
+        found["states"] = [names(bits(front), kept) for front in fronts]
+        found["augmented"] = [names(bits(antichains.augment(front)), kept) for front in fronts]
+    return found

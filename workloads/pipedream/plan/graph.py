@@ -1,0 +1,219 @@
+"""The layer graph of a model: nodes with times and bytes, directed edges, and operations on their order.
+
+A set of nodes is an integer; bit i is the i-th node of the graph.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from iotwin.common.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LayerNode:
+    """A layer or operation: times in milliseconds per minibatch, sizes in bytes, `stage` None before optimisation.
+
+    `written` is the text of times and sizes in the node's file, so that writing the node gives the same bytes.
+    """
+
+    id: str
+    description: str
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    activation_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+    stage: int | None = None
+    written: str | None = field(default=None, compare=False)
+
+    @property
+    def is_input(self) -> bool:
+        """True if the node is an input of the model."""
+        return self.description.startswith("Input")
+
+    @property
+    def is_free(self) -> bool:
+        """True if the node has neither times nor bytes."""
+        return not (self.forward_ms or self.backward_ms or self.activation_bytes or self.parameter_bytes)
+
+
+def bits(nodes: int) -> Iterator[int]:
+    """Yield the indices of the nodes in a set, lowest first."""
+    while nodes:
+        low = nodes & -nodes
+        yield low.bit_length() - 1
+        nodes ^= low
+
+
+class Cycle(UsageError):
+    """The layer graph has a cycle; the layer `node` is in it or after it."""
+
+    def __init__(self, node: int, text: str) -> None:
+        super().__init__(text)
+        self.node = node
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """Nodes in the order of their file, and edges as pairs of indices. The incoming edges of a node are in argument order."""
+
+    nodes: tuple[LayerNode, ...]
+    edges: tuple[tuple[int, int], ...]
+    name: str = "the graph"
+    ending: str = ""  # text after the last line of its file: nothing, or a newline
+
+    @cached_property
+    def successors(self) -> list[list[int]]:
+        """Return the direct successors of each node."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            found[source].append(target)
+        return found
+
+    @cached_property
+    def predecessors(self) -> list[list[int]]:
+        """Return the direct predecessors of each node, in argument order."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for source, target in self.edges:
+            found[target].append(source)
+        return found
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Return the index of each node by its id."""
+        return {node.id: index for index, node in enumerate(self.nodes)}
+
+    @property
+    def everything(self) -> int:
+        """Return the set of all nodes."""
+        return (1 << len(self.nodes)) - 1
+
+    def sources(self) -> list[int]:
+        """Return the nodes without predecessors, in file order."""
+        return [index for index, before in enumerate(self.predecessors) if not before]
+
+    def sinks(self) -> list[int]:
+        """Return the nodes without successors, in file order."""
+        return [index for index, after in enumerate(self.successors) if not after]
+
+    @cached_property
+    def topological(self) -> list[int]:
+        """Return the nodes in topological order, ties in file order. Raises Cycle if there is none."""
+        waiting = [len(before) for before in self.predecessors]
+        ready = deque(index for index, count in enumerate(waiting) if not count)
+        order = []
+        while ready:
+            order.append(ready.popleft())
+            for target in self.successors[order[-1]]:
+                waiting[target] -= 1
+                if not waiting[target]:
+                    ready.append(target)
+        if len(order) < len(self.nodes):
+            caught = next(index for index, count in enumerate(waiting) if count)
+            raise Cycle(caught, f"{self.name}: node {self.nodes[caught].id} is in or behind a cycle; layer graphs have none")
+        return order
+
+    @cached_property
+    def ancestors(self) -> list[int]:
+        """Return, for each node, the set of its ancestors without itself."""
+        found = [0] * len(self.nodes)
+        for number in self.topological:
+            for source in self.predecessors[number]:
+                found[number] |= found[source] | 1 << source
+        return found
+
+    @cached_property
+    def descendants(self) -> list[int]:
+        """Return, for each node, the set of its descendants without itself."""
+        found = [0] * len(self.nodes)
+        for number in reversed(self.topological):
+            for target in self.successors[number]:
+                found[number] |= found[target] | 1 << target
+        return found
+
+    @cached_property
+    def successor_sets(self) -> list[int]:
+        """Return, for each node, the set of its direct successors."""
+        found = [0] * len(self.nodes)
+        for source, target in self.edges:
+            found[source] |= 1 << target
+        return found
+
+    def closure(self, nodes: Iterable[int]) -> int:
+        """Return the set of `nodes` and all their ancestors."""
+        found = 0
+        for number in nodes:
+            found |= self.ancestors[number] | 1 << number
+        return found
+
+    def without(self, removed: Iterable[int]) -> "LayerGraph":
+        """Return the graph without `removed` and their edges."""
+        gone = set(removed)
+        kept = [index for index in range(len(self.nodes)) if index not in gone]
+        index_of = {number: new for new, number in enumerate(kept)}
+        edges = tuple((index_of[a], index_of[b]) for a, b in self.edges if a not in gone and b not in gone)
+        return LayerGraph(tuple(self.nodes[number] for number in kept), edges, self.name, self.ending)
+
+    def with_stages(self, stages: dict[str, int]) -> "LayerGraph":
+        """Return the graph with new stages, given by node id."""
+        nodes = tuple(replace(node, stage=stages[node.id]) for node in self.nodes)
+        return LayerGraph(nodes, self.edges, self.name, self.ending)
+
+
+def partition(graph: LayerGraph) -> dict[int, LayerGraph]:
+    """Return the sub-graph of each stage with the edges inside it. Raises UsageError if a node has no stage."""
+    stages = []
+    for node in graph.nodes:
+        if node.stage is None:
+            raise UsageError(f"{graph.name}: node {node.id} has no stage_id; give an optimised graph")
+        stages.append(node.stage)
+    return {stage: graph.without(index for index, own in enumerate(stages) if own != stage) for stage in sorted(set(stages))}
+
+
+def is_series_parallel(graph: LayerGraph) -> bool:
+    """Return True if repeatedly removing nodes with one predecessor and one successor leaves two nodes."""
+    before = [set(sources) for sources in graph.predecessors]
+    after = [set(targets) for targets in graph.successors]
+    left = len(graph.nodes)
+    waiting = deque(range(left))
+    while waiting:
+        number = waiting.popleft()
+        if len(before[number]) != 1 or len(after[number]) != 1:
+            continue
+        (source,), (target,) = before[number], after[number]
+        before[number], after[number] = set(), set()
+        after[source] = after[source] - {number} | {target}
+        before[target] = before[target] - {number} | {source}
+        left -= 1
+        waiting += (source, target)  # now they may have one predecessor and one successor
+    return left == 2
+
+
+def is_isomorphic(graph: LayerGraph, other: LayerGraph) -> bool:
+    """Return True if both graphs have equal structure and descriptions, by colour refinement.
+
+    The result is exact if every layer ends with a unique colour; otherwise different graphs may count as equal.
+    """
+    if len(graph.nodes) != len(other.nodes) or len(graph.edges) != len(other.edges):
+        return False
+    return _colours(graph, len(graph.nodes)) == _colours(other, len(graph.nodes))
+
+
+def _colours(graph: LayerGraph, rounds: int) -> list[int]:
+    import hashlib
+
+    def digest(*parts: object) -> int:
+        return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+
+    colour = [digest(node.description) for node in graph.nodes]
+    for _ in range(rounds):
+        refined = [
+            digest(own, sorted(colour[a] for a in graph.predecessors[index]), sorted(colour[b] for b in graph.successors[index]))
+            for index, own in enumerate(colour)
+        ]
+        stable = len(set(refined)) == len(set(colour))
+        colour = refined
+        if stable:
+            break
+    return sorted(colour)

@@ -1,0 +1,141 @@
+"""Reads and writes graph.txt, the profile format, byte for byte: one line per node, then one line per edge.
+
+    node41 -- Linear(...) -- forward_compute_time=0.393, backward_compute_time=0.548, activation_size=512000.0, parameter_size=16388000.000
+    <tab>node40 -- node41
+
+Times are milliseconds per minibatch, sizes bytes. An activation size may be a list, ``[1.0; 2.0]``, whose sum counts.
+The nodes of an optimised graph end in `` -- stage_id=K``.
+"""  # noqa: E501
+
+import hashlib
+import math
+import re
+from pathlib import Path
+
+from iotwin.common.errors import IotwinError, UsageError
+from iotwin.common.files import write_whole
+from iotwin.common.foreign_files import read_foreign_text
+from iotwin.workloads.pipedream.plan.graph import Cycle, LayerGraph, LayerNode
+
+_SEPARATOR = " -- "
+_KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_STAGE = re.compile(r"stage_id=(\d{1,9})")
+
+
+def read_graph(path: Path) -> LayerGraph:
+    """Return the graph of the file. Raises UsageError with file and line if a line is neither a node nor an edge."""
+    return parse_graph(_text(path), str(path))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of the file, in hexadecimal."""
+    return hashlib.sha256(_text(path).encode()).hexdigest()
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_foreign_text(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except IotwinError as error:
+        raise UsageError(f"{error}; give a profile's graph.txt") from None
+
+
+def parse_graph(text: str, name: str = "the graph") -> LayerGraph:
+    """Return the graph of a file's `text`. Errors call the file `name`."""
+    nodes: list[LayerNode] = []
+    lines: list[int] = []
+    index: dict[str, int] = {}
+    edges = []
+    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
+        where = f"{name}:{number}"
+        if line.startswith("\t"):
+            edges.append(_edge(line[1:].rstrip(), index, where))
+        elif line.strip():
+            node = _node(line.rstrip(), where)
+            if node.id in index:
+                raise UsageError(f"{where}: node {node.id} was given before; ids must be unique")
+            index[node.id] = len(nodes)
+            nodes.append(node)
+            lines.append(number)
+    if not nodes:
+        raise UsageError(f"{name} holds no nodes; give a profile's graph.txt")
+    graph = LayerGraph(tuple(nodes), tuple(edges), name, "\n" if text.endswith("\n") else "")
+    try:
+        _ = graph.topological
+    except Cycle as error:
+        caught = nodes[error.node].id
+        raise UsageError(
+            f"{name}:{lines[error.node]}: node {caught} is in or behind a cycle; remove the edge that leads back"
+        ) from None
+    return graph
+
+
+def _edge(line: str, index: dict[str, int], where: str) -> tuple[int, int]:
+    ends = line.split(_SEPARATOR)
+    if len(ends) != 2:
+        raise UsageError(f"{where}: an edge is <tab>SOURCE -- TARGET, not '{line[:60]}'")
+    for end in ends:
+        if end not in index:
+            raise UsageError(f"{where}: the edge names '{end[:40]}', which no node line above it does")
+    return index[ends[0]], index[ends[1]]
+
+
+def _node(line: str, where: str) -> LayerNode:
+    parts = line.split(_SEPARATOR)
+    stage = None
+    if len(parts) > 3 and (match := _STAGE.fullmatch(parts[-1])):
+        stage = int(match[1])
+        parts.pop()
+    if len(parts) != 3:
+        raise UsageError(
+            f"{where}: a node is ID -- DESCRIPTION -- TIMES AND SIZES, three parts, not {len(parts)}; "
+            "a description must not hold ' -- '"
+        )
+    forward, backward, activation, parameters = (
+        _number(field, key, where) for field, key in zip(_fields(parts[2], where), _KEYS, strict=True)
+    )
+    return LayerNode(parts[0], parts[1], forward, backward, activation, parameters, stage, parts[2])
+
+
+def _fields(text: str, where: str) -> list[str]:
+    fields = text.split(", ")
+    if len(fields) != len(_KEYS):
+        raise UsageError(f"{where}: times and sizes are {', '.join(key + '=' for key in _KEYS)}, not '{text[:60]}'")
+    return fields
+
+
+def _number(field: str, key: str, where: str) -> float:
+    name, _, text = field.partition("=")
+    if name != key:
+        raise UsageError(f"{where}: found '{field[:40]}' instead of {key}=")
+    parts = text[1:-1].split("; ") if text.startswith("[") and text.endswith("]") else [text]
+    try:
+        values = [float(part) for part in parts]
+    except ValueError:
+        raise UsageError(f"{where}: {key} is '{text[:40]}', which is no number") from None
+    if any(not math.isfinite(value) or value < 0 for value in values):
+        raise UsageError(f"{where}: {key} is {text[:40]}; times and sizes are finite and not negative")
+    return sum(values)
+
+
+def _line(node: LayerNode) -> str:
+    if _SEPARATOR in node.id or _SEPARATOR in node.description:
+        raise UsageError(f"node {node.id[:40]}: an id or description must not hold ' -- '")
+    values = node.written or (
+        f"forward_compute_time={node.forward_ms:.3f}, backward_compute_time={node.backward_ms:.3f}, "
+        f"activation_size={node.activation_bytes}, parameter_size={node.parameter_bytes:.3f}"
+    )
+    text = _SEPARATOR.join((node.id, node.description.replace("\n", ""), values))
+    return text if node.stage is None else f"{text}{_SEPARATOR}stage_id={node.stage}"
+
+
+def format_graph(graph: LayerGraph) -> str:
+    """Return the text of the graph's file: nodes, then edges."""
+    edges = (f"\t{graph.nodes[a].id}{_SEPARATOR}{graph.nodes[b].id}" for a, b in graph.edges)
+    return "\n".join([*map(_line, graph.nodes), *edges]) + graph.ending
+
+
+def write_graph(graph: LayerGraph, path: Path) -> None:
+    """Write the graph's file atomically. Raises IotwinError on failure."""
+    write_whole(path, format_graph(graph).encode())

@@ -1,0 +1,189 @@
+"""States of a pipeline: the sets of layers that can precede a cut. Each is an antichain, its frontier, with all ancestors.
+
+Terms and rules after Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (SOSP 2019). Its optimizer
+enumerates the same states from the first source of the graph.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from iotwin.common.errors import IotwinError
+from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits
+
+MOST_STATES = 12_000
+
+
+class TooManyStates(IotwinError):
+    """The graph has too many states to search."""
+
+
+class Antichains:
+    """Operations on antichains of a graph. An antichain is a set of nodes as an integer of bits."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        self.graph = graph
+        self._open_ancestors: dict[int, int] = {}
+
+    def _open(self, node: int) -> int:
+        """Return the ancestors of `node` with a successor that is neither `node` nor another ancestor of it."""
+        if node not in self._open_ancestors:
+            ran = self.graph.ancestors[node] | 1 << node
+            successors = self.graph.successor_sets
+            self._open_ancestors[node] = sum(1 << p for p in bits(self.graph.ancestors[node]) if successors[p] & ~ran)
+        return self._open_ancestors[node]
+
+    def augment(self, antichain: int) -> int:
+        """Return the antichain with those ancestors whose output another branch still needs."""
+        found = antichain
+        for node in bits(antichain):
+            found |= self._open(node)
+        return found
+
+    def deaugment(self, nodes: int) -> int:
+        """Return `nodes` without ancestors of other nodes in it."""
+        return sum(1 << node for node in bits(nodes) if not self.graph.descendants[node] & nodes)
+
+    def next(self, antichain: int) -> list[int]:
+        """Return the next antichains: each adds one successor of an open node that has not run."""
+        augmented = self.augment(antichain)
+        found: dict[int, None] = {}
+        for node in bits(augmented):
+            for target in dict.fromkeys(self.graph.successors[node]):
+                if antichain >> target & 1 or self.graph.descendants[target] & augmented:
+                    continue
+                found[self.deaugment(augmented & ~(1 << node) | 1 << target)] = None
+        return list(found)
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of a graph; each comes after the states that it contains.
+
+    `antichains[k]` is the frontier of state k, `closures[k]` all its layers, `before[k]` the states that it contains, as an
+    integer of bits. `complete`: these are all states of the graph.
+    """
+
+    antichains: list[int]
+    closures: list[int]
+    before: list[int]
+    complete: bool = True
+
+
+def states_of(graph: LayerGraph, most: int = MOST_STATES) -> States:
+    """Return the states from the first source to the whole graph. Raises TooManyStates if there are more than `most`.
+
+    If the first source does not lead to the whole graph, each other source is a separate step.
+    """
+    found = _search(graph, graph.closure(graph.sources()[:1]), 0, most)
+    if graph.everything not in found:
+        found = _search(graph, 0, sum(1 << source for source in graph.sources()), most)
+    found.pop(0, None)
+    discovery = {closure: index for index, closure in enumerate(found)}
+    order = sorted(found, key=lambda closure: (closure.bit_count(), discovery[closure]))
+    index_of = {closure: state for state, closure in enumerate(order)}
+    before = [0] * len(order)
+    for state, closure in enumerate(order):
+        for after in found[closure]:
+            before[index_of[after]] |= before[state] | 1 << state
+    return States(_fronts(graph, order), order, before)
+
+
+def _fronts(graph: LayerGraph, closures: list[int]) -> list[int]:
+    successors = graph.successor_sets
+    return [sum(1 << node for node in bits(closure) if not successors[node] & closure) for closure in closures]
+
+
+def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -> States:
+    """Return the states of `closures`, which must be sorted by size."""
+    width = len(graph.nodes) // 8 + 1
+    packed = np.frombuffer(b"".join(each.to_bytes(width, "little") for each in closures), np.uint8).reshape(-1, width)
+    before = []
+    for state, own in enumerate(packed):
+        inside = ~(packed[:state] & ~own).any(axis=1)
+        before.append(int.from_bytes(np.packbits(inside, bitorder="little").tobytes(), "little"))
+    return States(_fronts(graph, closures), closures, before, complete)
+
+
+def some_states_of(graph: LayerGraph, most: int) -> States:
+    """Return about `most` states of a graph that has too many, enough for a good plan: those along four topological orders.
+
+    The orders run ready layers first come first, latest first, fewest output bytes first, and fewest parameters first. Per share
+    of the compute time, the state with the fewest output bytes is chosen.
+    """
+    found = {graph.everything}
+    total_ms = sum(node.forward_ms + node.backward_ms for node in graph.nodes)
+    for rule in ("ready", "latest", "bytes", "parameters"):
+        least: dict[int, tuple[float, int]] = {}
+        left = [len(after) for after in graph.successors]
+        closure, carried, ran_ms = 0, 0.0, 0.0
+        for node in _order(graph, rule):
+            closure |= 1 << node
+            ran_ms += graph.nodes[node].forward_ms + graph.nodes[node].backward_ms
+            carried += graph.nodes[node].activation_bytes
+            for before in graph.predecessors[node]:
+                left[before] -= 1
+                carried -= 0 if left[before] else graph.nodes[before].activation_bytes
+            share = int(ran_ms / total_ms * most / 4) if total_ms else 0
+            least[share] = min(least.get(share, (np.inf, 0)), (carried, closure))
+        found |= {closure for _, closure in least.values()}
+    return states_from(graph, sorted(found, key=lambda each: (each.bit_count(), each)), complete=False)
+
+
+def _order(graph: LayerGraph, rule: str) -> list[int]:
+    """Return a topological order in which `rule` chooses among ready layers."""
+    waiting = [len(before) for before in graph.predecessors]
+    readers = [len(after) for after in graph.successors]
+    ready = graph.sources()
+    order = []
+
+    def carried(node: int) -> float:
+        own = graph.nodes[node].activation_bytes
+        return own - sum(graph.nodes[before].activation_bytes for before in graph.predecessors[node] if readers[before] == 1)
+
+    while ready:
+        if rule == "bytes":
+            node = min(ready, key=carried)
+        elif rule == "parameters":
+            node = min(ready, key=lambda node: graph.nodes[node].parameter_bytes)
+        else:
+            node = ready[0 if rule == "ready" else -1]
+        ready.remove(node)
+        order.append(node)
+        for before in graph.predecessors[node]:
+            readers[before] -= 1
+        for after in graph.successors[node]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                ready.append(after)
+    return order
+
+
+def _search(graph: LayerGraph, start: int, sources: int, most: int) -> dict[int, list[int]]:
+    """Return the next closures of each closure: each adds a successor of its layers, or one of `sources`, with ancestors."""
+    successors = graph.successor_sets
+    whole = [ancestors | 1 << node for node, ancestors in enumerate(graph.ancestors)]
+    reach = sources
+    for node in bits(start):
+        reach |= successors[node]
+    found: dict[int, list[int]] = {start: []}
+    waiting = deque([(start, reach)])
+    while waiting:
+        closure, reach = waiting.popleft()
+        for target in bits(reach & ~closure):
+            after = closure | whole[target]
+            found[closure].append(after)
+            if after in found:
+                continue
+            if len(found) >= most:
+                raise TooManyStates(
+                    f"{graph.name} has more than {most:,} states, too many to search; compress its branches first: "
+                    "iotwin pipedream compress"
+                )
+            found[after] = []
+            further = reach
+            for node in bits(after & ~closure):
+                further |= successors[node]
+            waiting.append((after, further))
+    return found

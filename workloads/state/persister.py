@@ -1,0 +1,170 @@
+"""The second phase of a checkpoint: a thread or process writes snapshots to the store in order while training continues."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+from iotwin.common.checkpoints import Manifest
+from iotwin.common.commit import Store
+from iotwin.common.errors import IotwinError
+from iotwin.common.tensor_file import Entry, Tensor
+from iotwin.workloads.state.snapshot import Buffer, StateSnapshot
+from iotwin.workloads.state.writer_process import WriteRequest, WriterProcess
+
+THREAD, PROCESS = "thread", "process"
+
+
+@dataclass(frozen=True)
+class Persisted:
+    """The size and costs of one written checkpoint."""
+
+    step: int
+    size_bytes: int
+    copy_s: float
+    start_ns: int  # of the writing, CLOCK_MONOTONIC
+    write_s: float
+    cpu_s: float  # of the writing thread or process
+
+
+class Destination(Protocol):
+    """The checkpoints of one job. `store` is what a writer process can write to, None if only this process can write."""
+
+    store: Store | None
+
+    def commit(self, manifest: Manifest, tensors: Iterable[Tensor], values: dict[str, Any], waited: bool = False) -> None:
+        """Write a checkpoint durably. `waited`: True if training blocks until the write ends. Raises IotwinError on failure."""
+
+
+class _Write(NamedTuple):
+    snapshot: StateSnapshot
+    manifest: Manifest
+    worker: str  # THREAD or PROCESS
+    sent_ns: int = 0  # when it was sent to the writer process, CLOCK_MONOTONIC; 0 if not yet
+
+
+class Persister:
+    """Writes snapshots from `in_flight` buffers and calls `done` for each on the writing thread.
+
+    A failed write is raised by the next call of `check`, `buffer`, `wait` or `close`.
+    """
+
+    def __init__(self, destination: Destination, in_flight: int, done: Callable[[Persisted], None]) -> None:
+        self._destination, self._done = destination, done
+        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._free = [Buffer() for _ in range(in_flight)]
+        self._buffers = tuple(self._free)
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self.process = WriterProcess()
+        self._thread = threading.Thread(target=self._run, name="persist", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of a write that failed since the last call, if one did."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def buffer(self) -> Buffer:
+        """Wait for a free buffer and return it. The caller must `submit` a snapshot in it or `give_back` it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._error)
+            self.check()
+            return self._free.pop()
+
+    @property
+    def writing(self) -> bool:
+        """True if a buffer is in use: its snapshot is being taken or written."""
+        return len(self._free) < len(self._buffers)
+
+    @property
+    def has_room(self) -> bool:
+        """True if a buffer is free."""
+        return bool(self._free)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Mark the buffer as free."""
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify_all()
+
+    def submit(self, snapshot: StateSnapshot, manifest: Manifest, worker: str) -> None:
+        """Queue a snapshot for the writing thread, which finishes and writes it.
+
+        A fully copied snapshot goes to an idle writer process from the calling thread. Sending it from the writing thread would
+        cost the caller more, because both threads compete for the interpreter.
+        """
+        write = _Write(snapshot, manifest, worker)
+        idle = len(self._free) == len(self._buffers) - 1
+        store = self._destination.store
+        if worker == PROCESS and store is not None and idle and snapshot.copied.is_set() and self.process.pid:
+            write = write._replace(sent_ns=time.monotonic_ns())
+            try:
+                self.process.send(_request(store, write), snapshot.buffer.descriptor)
+            except IotwinError as error:
+                self._error = error
+                self.give_back(snapshot.buffer)
+                return
+        self._writes.put(write)
+
+    def wait(self) -> None:
+        """Wait until every submitted snapshot is durable."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) == len(self._buffers))
+        self.check()
+
+    def close(self) -> None:
+        """Wait for all writes, then end the thread and the process."""
+        if not self._thread.is_alive():
+            return
+        self._writes.put(None)
+        self._thread.join()
+        self.process.close()
+        for buffer in self._buffers:
+            buffer.close()
+        self.check()
+
+    def _run(self) -> None:
+        while (write := self._writes.get()) is not None:
+            try:
+                write.snapshot.finish()
+                self._write(write)
+            except BaseException as error:  # of any kind: `check` raises it in the training loop
+                self._error = error
+            finally:
+                write.snapshot.copied.set()  # so that no update waits for ever for a copy that failed
+                self.give_back(write.snapshot.buffer)
+
+    def _write(self, write: _Write) -> None:
+        begin_ns, cpu_s = write.sent_ns or time.monotonic_ns(), time.thread_time()
+        snapshot, store = write.snapshot, self._destination.store
+        if write.worker == PROCESS and store is not None:
+            if not write.sent_ns:
+                self.process.send(_request(store, write), snapshot.buffer.descriptor)
+            cpu_s = self.process.receive(str(store.directory))
+        else:
+            self._destination.commit(write.manifest, snapshot.tensors, {"state": snapshot.values})
+            cpu_s = time.thread_time() - cpu_s
+        write_s = (time.monotonic_ns() - begin_ns) / 1e9
+        self._done(Persisted(write.manifest.step, snapshot.size_bytes, snapshot.copy_s, begin_ns, write_s, cpu_s))
+
+
+def _request(store: Store, write: _Write) -> WriteRequest:
+    snapshot = write.snapshot
+    if not snapshot.size_bytes:
+        raise IotwinError("the state holds no tensor, so a writer process cannot write it; let a thread write it")
+    tensors = [
+        Entry(name, dtype, shape, offset, data.size)
+        for (name, dtype, shape, data), offset in zip(snapshot.tensors, snapshot.offsets, strict=True)
+    ]
+    return WriteRequest(
+        str(store.directory),
+        asdict(store.retention),
+        write.manifest,
+        snapshot.size_bytes,
+        tensors,
+        {"state": snapshot.values},
+    )
