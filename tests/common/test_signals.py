@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_a_child_that_is_forked_in_the_block_ends_by_a_request():
         child = os.fork()
         if child == 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            while True:
-                signal.pause()
+            for _ in range(6000):
+                time.sleep(0.01)  # not one long wait: a signal that comes just before it would not end it
+            os._exit(1)
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM

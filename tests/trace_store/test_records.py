@@ -203,7 +203,7 @@ def test_finishing_imports_no_pandas(tmp_path):
     """It is 40 MB of the memory that a tracer takes, and most of a second."""
     code = "import sys; from tests.perf.made_up import finish_made_up; import iotwin.tracing_tools.recorder.session\n"
     code += f"finish_made_up({str(tmp_path / 't')!r}, 20000); sys.exit('pandas' in sys.modules)"
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
 
 
