@@ -48,6 +48,7 @@ def nothing_can_trace() -> str | None:
 # Under nohup, what tests start would be deaf to SIGHUP, which some send; a handler of our own is not inherited.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}  # a command replaces both
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -125,10 +126,18 @@ def _has_torch() -> bool:
 
 @pytest.fixture(autouse=True)
 def process_wide_state() -> Iterator[None]:
-    """Undo what a command run in the tests' own process sets for the whole process: the quiet flag and the SIGTERM handler."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Undo what a command run in the tests' own process sets for the whole process: the quiet flag and handlers of signals.
+
+    Before the test, too: a fixture of a whole module may have run a command.
+    """
+    _restore_process()
     yield
-    signal.signal(signal.SIGTERM, handler)
+    _restore_process()
+
+
+def _restore_process() -> None:
+    for number, handler in _HANDLERS.items():
+        signal.signal(number, handler)
     set_quiet(False)
 
 

@@ -75,12 +75,23 @@ def test_a_handler_that_is_set_in_the_block_stays_and_has_the_request(other_thre
 
 
 def test_a_child_that_is_forked_in_the_block_ends_by_a_request():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with interrupts_held((signal.SIGTERM,)) as mask:
         child = os.fork()
         if child == 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for _ in range(6000):
-                time.sleep(0.01)  # not one long wait: a signal that comes just before it would not end it
-            os._exit(1)
+            _wait_for_a_signal(mask)
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def _wait_for_a_signal(mask: set[int]) -> None:
+    """Wait for at most a minute and exit, whatever is raised: the child must not go on as a second process of the tests.
+
+    It waits in short pauses, since a signal that comes just before a wait would not end it.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for _ in range(6000):
+            time.sleep(0.01)
+    finally:
+        os._exit(1)
