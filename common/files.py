@@ -195,12 +195,14 @@ def _without_nan(value: Any) -> Any:
 
 
 def make_folder(path: Path, below: Path | None = None, mode: int = 0o777) -> None:
-    """Make the folder `path` and what is missing above it, unless it is there. Raises OSError, IotwinError for a link.
+    """Make the folder `path` and what is missing above it, unless it is there. Raises OSError, IotwinError for a link or file.
 
     `below`: a directory above `path`; no folder between them, nor `path` itself, may be a link.
     """
     if below is None:
         refuse_planted(path)
+        if path.is_file():
+            raise UsageError(f"{path} is a file; name a directory")
         path.mkdir(mode, parents=True, exist_ok=True)
     else:
         make_folder_beneath(below, str(path.relative_to(below)))

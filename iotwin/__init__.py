@@ -1,6 +1,6 @@
 """Traces what a training job does to storage, builds its I/O twin, runs the twin and measures how alike the two are.
 
-This folder holds the command line (`commands`), what its commands have in common, and the loops that use several rooms (`loops`).
+This folder holds the command line (`commands`) and the tasks that combine several packages (`loops`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 
 def open(path: str | os.PathLike[str]) -> Trace:
-    """Return the trace at `path`, for reading its tables. Raises IotwinError if there is no finished trace."""
+    """Return the trace at `path`, whose methods read its tables. Raises IotwinError if there is no finished trace."""
     from pathlib import Path
 
     from iotwin.trace_store.reader import Trace

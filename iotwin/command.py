@@ -2,7 +2,8 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ class Outcome:
 
 
 def add_dask_option(parser: ArgumentParser) -> None:
-    """Add --dask, whose value is an address for `iotwin.trace_store.workers.workers`."""
+    """Add --dask: the address of a Dask scheduler, or `local` if the option has no value; None without the option."""
     parser.add_argument(
         "--dask",
         nargs="?",
@@ -24,6 +25,19 @@ def add_dask_option(parser: ArgumentParser) -> None:
         metavar="ADDRESS",
         help="work on the Dask cluster with this scheduler (HOST:PORT); without ADDRESS, on this machine's processors",
     )
+
+
+def at_least(least: int, number: type[int] | type[float] = int) -> Callable[[str], float]:
+    """Return the `type` of an option whose value is a `number` that must not be below `least`."""
+
+    def convert(text: str) -> float:
+        value = number(text)
+        if not value >= least:
+            raise ArgumentTypeError(f"must be at least {least} (got {text})")
+        return value
+
+    convert.__name__ = number.__name__  # argparse names it in the message for text that is no number
+    return convert
 
 
 class Command(ABC):
@@ -43,11 +57,11 @@ class Command(ABC):
 
     @abstractmethod
     def show(self, document: dict[str, Any]) -> None:
-        """Print the document to stdout for a person; not called under --json or --quiet."""
+        """Print the document to stdout for a person. Not called under --json or --quiet."""
 
 
 class Group:
-    """Commands under one name, as ``iotwin twin pack``: a folder of ``iotwin/commands``, with a file for each leaf."""
+    """Commands under one name, such as ``iotwin twin pack``: a folder of ``iotwin/commands`` with a file for each command."""
 
     name: str
     help: str

@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def load_commands(called: str = "") -> list[Command | Group]:
-    """Return the command named `called`, or all commands if there is none. Importing one takes a sixth of the time of all."""
+    """Return the command named `called`, or all commands if there is none: importing one takes a sixth of the time of all."""
     chosen = [_COMMANDS[called]] if called in _COMMANDS else _COMMANDS.values()
     return [getattr(importlib.import_module(f"iotwin.commands.{module}"), cls)() for module, cls in chosen]
 
@@ -103,10 +103,10 @@ def build_parser(commands: Sequence[Command | Group]) -> tuple[argparse.Argument
 
 
 def _leaf_first(arguments: list[str], group: Group, parsers: _Parsers) -> list[str]:
-    """Return a group's arguments with the leaf in front: ``-o OUT pack DIR`` as ``pack -o OUT DIR``.
+    """Return a group's arguments with the name of the leaf (its command) first: ``-o OUT pack DIR`` as ``pack -o OUT DIR``.
 
-    The leaf is the first word that is neither an option nor an option's value. If that word names no leaf, the default leaf is
-    put in front.
+    The leaf is the first word that is neither an option nor an option's value. If that word names no leaf, the name of the
+    default leaf is added.
     """
     leaves = list(group.leaves())
     options = {
@@ -137,7 +137,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: str) -> int:
 
 
 def _known(word: str, names: list[str], prog: str, what: str) -> str:
-    """Return the word. If it is none of the names, exit with a message that suggests the nearest name."""
+    """Return `word`. If it is not in `names`, exit with a message that suggests the nearest name."""
     if word not in names:
         print(f"{prog}: unknown {what} '{word}'{nearest(word, names)}; see: {prog} --help", file=sys.stderr)
         raise SystemExit(2)
@@ -145,7 +145,7 @@ def _known(word: str, names: list[str], prog: str, what: str) -> str:
 
 
 def _called(arguments: list[str], commands: dict[str, Command | Group], parsers: _Parsers) -> tuple[list[str], Command | None]:
-    """Return the arguments, with a group's leaf first, and the command that they call, if any."""
+    """Return the arguments, reordered by `_leaf_first`, and the command that they call; None if they call none."""
     if not arguments or arguments[0].startswith("-"):
         return arguments, None
     command = commands[_known(arguments[0], list(commands), "iotwin", "command")]
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     if argv is None and sys.getfilesystemencoding() != "utf-8":
         # File names are UTF-8 in every locale. An option, unlike PYTHONUTF8, does not reach a traced job.
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - ourselves
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this same program
     with cleaned_streams():
         return run_as_one(partial(_main, argv))
 
@@ -194,7 +194,7 @@ def _show(command: Command, args: argparse.Namespace, outcome: Outcome) -> None:
             command.show(outcome.document)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):
-        # The reader of our output has ended (a pager, head), which is no error. rich raises SystemExit for it.
+        # The program that reads our output, such as a pager or head, has ended. rich raises SystemExit then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,6 +1,6 @@
 """Command lines of iotwin's own processes: `python -P`, so that Python imports no module from the current directory.
 
-That directory may hold a json.py or a common.py of a job, or of a stranger.
+The current directory may hold a json.py of a job, or of a stranger.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""``iotwin attach-profile``: what the accelerators did, from a framework's own profile, into the trace of the same run."""
+"""``iotwin attach-profile``: add the GPU kernels and copies of a framework's profile to the trace of the same run."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,21 +8,17 @@ from iotwin.command import Command, Outcome
 
 
 class AttachProfileCommand(Command):
-    """Add profiles to a trace."""
-
     name = "attach-profile"
     help = "add GPU kernels and copies from a profile of PyTorch or TensorFlow to the trace of the same run"
     epilog = "example: iotwin attach-profile run.trace profile.json.gz"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the trace and the profiles."""
         parser.add_argument("trace", type=Path, metavar="TRACE")
         parser.add_argument(
             "profiles", nargs="+", type=Path, metavar="PROFILE", help="file that torch.profiler or tf.profiler wrote, one a rank"
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Attach them all, or none."""
         from iotwin.trace_store.profiles import attach_profiles
         from iotwin.trace_store.reader import Trace
 
@@ -31,6 +27,5 @@ class AttachProfileCommand(Command):
         return Outcome({"trace": str(args.trace), "profiles": [str(path) for path in args.profiles], "added": added})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the number of rows added."""
         added = ", ".join(f"{rows} rows by {source}" for source, rows in document["added"].items())
         print(f"{document['trace']}: {added} in gpu.parquet")

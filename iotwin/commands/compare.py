@@ -1,4 +1,4 @@
-"""``iotwin compare``: how alike are two traces."""
+"""``iotwin compare``: score how alike two traces, or all pairs of traces in two folders, are."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -11,8 +11,6 @@ _BAR_WIDTH = 20
 
 
 class CompareCommand(Command):
-    """Scores the likeness of what two runs did to their data set and checkpoints."""
-
     name = "compare"
     help = "score how alike two traces are, dimension by dimension"
     epilog = """examples:
@@ -20,7 +18,6 @@ class CompareCommand(Command):
   iotwin compare real/ emulated/ -o results"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add A, B, --repeats and where results go."""
         parser.add_argument("a", type=Path, metavar="A", help="the reference: a trace or a folder of traces")
         parser.add_argument("b", type=Path, metavar="B", help="the trace, or folder of traces, to compare with A")
         parser.add_argument(
@@ -37,7 +34,6 @@ class CompareCommand(Command):
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        """Compare the traces; IotwinError when one is damaged or has nothing to compare."""
         from iotwin.loops.similarity_results import compare_folders, is_folder_of_traces, write_result
         from iotwin.trace_store.reader import Trace
         from iotwin.tracesim import compare
@@ -57,7 +53,6 @@ class CompareCommand(Command):
         return Outcome(similarity.to_document())
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the table of dimensions, the verdict and what it rests on; of folders the matrix."""
         from iotwin.tracesim.verdict.words import lines_of_caveats, sentences_of_test
 
         if "matrix" in document:

@@ -1,4 +1,4 @@
-"""``iotwin completion``: a script that completes the command line in a shell."""
+"""``iotwin completion``: print a script with which a shell completes commands, options and file names."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,18 +8,14 @@ from iotwin.command import Command, Outcome
 
 
 class CompletionCommand(Command):
-    """Prints the completion script of a shell, generated from the parsers of all commands."""
-
     name = "completion"
     help = "print a script that completes commands, options and file names in bash, zsh or fish"
     epilog = "example: iotwin completion bash\nredirect it to ~/.local/share/bash-completion/completions/iotwin"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the shell."""
         parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that reads the script")
 
     def run(self, args: Namespace) -> Outcome:
-        """Generate the script."""
         import shtab
 
         from iotwin.main import build_parser, load_commands
@@ -31,5 +27,4 @@ class CompletionCommand(Command):
         return Outcome({"shell": args.shell, "script": shtab.complete(parser, args.shell)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the script."""
         print(document["script"])

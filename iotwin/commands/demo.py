@@ -1,4 +1,4 @@
-"""``iotwin demo``: the whole loop on a real training run."""
+"""``iotwin demo``: trace a real training run, fit its twin, run the twin and compare the two traces."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,27 +8,22 @@ from iotwin.command import Command, Outcome
 
 
 class DemoCommand(Command):
-    """Run the demo."""
-
     name = "demo"
     help = "train a real network under the tracer, derive its twin, run the twin, show how alike they are"
     epilog = "example: iotwin demo -o demo\ntakes about three minutes on two CPU cores and needs half a gigabyte of disk"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the output."""
         parser.add_argument(
             "-o", "--output", type=Path, default=Path("demo"), metavar="DIR", help="directory to write to (default demo)"
         )
         parser.add_argument("--force", action="store_true", help="replace what an earlier demo wrote there")
 
     def run(self, args: Namespace) -> Outcome:
-        """Run every step."""
         from iotwin.loops.demo import run_demo
 
         return Outcome(run_demo(args.output, args.force))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the similarity table and where to look."""
         from rich.table import Table
 
         from iotwin.common import terminal

@@ -1,4 +1,4 @@
-"""``iotwin doctor``: what this machine can capture, and why not."""
+"""``iotwin doctor``: report what this machine can capture, and the reason for what it cannot."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -7,16 +7,13 @@ from iotwin.command import Command, Outcome
 
 
 class DoctorCommand(Command):
-    """Check the machine."""
-
     name = "doctor"
     help = "report what this machine can capture, with the reason for each no"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add nothing: the common options are all."""
+        pass
 
     def run(self, args: Namespace) -> Outcome:
-        """Run every check; none leaves anything behind."""
         from iotwin.loops.checks import checks
         from iotwin.tracing_tools.backends import BACKEND_NAMES
 
@@ -25,7 +22,6 @@ class DoctorCommand(Command):
         return Outcome({"can_trace": can_trace, "checks": found}, 0 if can_trace else 1)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a line for each check."""
         from rich.table import Table
         from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""``iotwin emulate``: run a workload, with real I/O and the accelerators emulated."""
+"""``iotwin emulate``: run a workload with real files and checkpoints, and sleep for the accelerators' computation."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ _WORDS = ("+", "~", "workload=", "workload.", "hydra.")
 
 
 def _words_anywhere(parse: _Parse) -> _Parse:
-    """Let the workload and overrides stand among options: argparse itself fills a repeated positional from one place only."""
+    """Return `parse`, changed so that WORKLOAD and overrides may be scattered among options, which argparse alone refuses."""
 
     def parse_known_args(args: list[str], namespace: Namespace | None) -> _Parsed:
         values = {index + 1 for index, argument in enumerate(args) if argument == "--what-if"}
@@ -33,8 +33,6 @@ def _words_anywhere(parse: _Parse) -> _Parse:
 
 
 class EmulateCommand(Command):
-    """Run a workload YAML: real files through real loader processes, real checkpoints, and sleep for the accelerators."""
-
     name = "emulate"
     help = "run a workload or twin: the I/O of a training job without its model or a GPU"
     epilog = (
@@ -44,7 +42,6 @@ class EmulateCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the workload, its overrides and how to run it."""
         parser.add_argument(
             "words",
             metavar="WORKLOAD",
@@ -83,12 +80,11 @@ class EmulateCommand(Command):
         dlio.add_argument("--cfg", "-c", choices=["job"], help="print the composed config as YAML, and run nothing")
 
     def run(self, args: Namespace) -> Outcome:
-        """Run the workload and return its summary; progress and MLLOG lines are printed meanwhile."""
-        # Must be set before numpy is loaded; see iotwin.loops.emulation.
+        # The emulator multiplies no matrices, so BLAS's threads would only cost memory. Must be set before numpy is loaded.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         document = self._document(args)
         if document is None:
-            raise SystemExit(0)  # rank 0 has the results of all
+            raise SystemExit(0)  # this is an MPI rank above 0; rank 0 has the results of all ranks
         return Outcome(document)
 
     def _document(self, args: Namespace) -> dict[str, Any] | None:
@@ -99,7 +95,7 @@ class EmulateCommand(Command):
             raise UsageError(f"--ranks {args.ranks} cannot be run on one machine; give 1 to 1024, or use mpirun")
         if args.instrument:
             args.words.append("++workload.twin.instrument=true")
-        workload, notes = _chosen(args, args.words)
+        workload, notes = _composed(args, args.words)
         config = workload.config
         if args.cfg:
             return {"config": notes[_CONFIG_NOTE]}
@@ -108,19 +104,19 @@ class EmulateCommand(Command):
             if config.twin.pipeline is not None:
                 args.ranks = sum(len(stage.ranks) for stage in config.twin.pipeline.stages)
         if args.show or config.workflow.query:
-            return _shown(workload)
+            return _values(workload)
         if args.what_if is not None:
-            return self._asked(args)
+            return self._what_if(args)
         if config.workflow.profiling and config.profiling.profiler == "trace":
-            return trace_itself(_words(args), config)
+            return trace_itself(_command_line(args), config)
         return run_workload(config, _options(args, args.ranks, notes))
 
-    def _asked(self, args: Namespace) -> dict[str, Any]:
+    def _what_if(self, args: Namespace) -> dict[str, Any]:
         from iotwin.loops.emulation import run_workload
         from iotwin.loops.what_if import ACCELERATORS, ask, key_of, parse_question
 
         key, values = parse_question(args.what_if)
-        folder = _chosen(args, args.words)[0].config.output.folder
+        folder = _composed(args, args.words)[0].config.output.folder
 
         def run(value: str | None) -> dict[str, Any]:
             name = "as_it_is" if value is None else f"{key}={value.replace('/', '_')}"
@@ -128,7 +124,7 @@ class EmulateCommand(Command):
             if value is not None and key != ACCELERATORS:
                 words.append(f"++workload.{key_of(key)}={value}")
             ranks = int(value) if value is not None and key == ACCELERATORS else args.ranks
-            workload, notes = _chosen(args, words)
+            workload, notes = _composed(args, words)
             summary = run_workload(workload.config, _options(args, ranks, notes))
             if summary is None or "metric" not in summary:
                 raise UsageError("--what-if compares runs that train on one machine; without mpirun, with workflow.train")
@@ -137,7 +133,6 @@ class EmulateCommand(Command):
         return {**ask(key, values, run), "output": f"{folder}/what_if"}
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the figures that matter, each with its unit."""
         from iotwin.loops import emulation_summary as summary
 
         if "config" in document:
@@ -145,7 +140,7 @@ class EmulateCommand(Command):
         elif "values" in document:
             summary.print_values(document["values"])
         elif "what_if" in document:
-            summary.print_question(document)
+            summary.print_what_if(document)
         elif "metric" in document:
             summary.print_run(document)
         else:
@@ -153,14 +148,14 @@ class EmulateCommand(Command):
             print(f"{generated['directory']}: {generated['samples']} samples")
 
 
-def _chosen(args: Namespace, words: list[str]) -> "tuple[ComposedWorkload, dict[str, str]]":
-    """Return the workload, and as dlio_benchmark what Hydra leaves of the job, by name within the output folder."""
+def _composed(args: Namespace, words: list[str]) -> "tuple[ComposedWorkload, dict[str, str]]":
+    """Return the workload and, with --dlio, the files that Hydra would write into the output folder: content by name."""
     from iotwin.common.progress import note
     from iotwin.common.ranks import launched_by_mpi
 
     workload, notes = _as_dlio(args, words) if args.dlio else (_as_twin(args, words), {})
     if workload.passed_over and launched_by_mpi().rank == 0:
-        note(f"passed over, as nobody reads them: {', '.join(workload.passed_over)}")
+        note(f"ignored, as the emulator has no such keys: {', '.join(workload.passed_over)}")
     return workload, notes
 
 
@@ -184,15 +179,14 @@ def _options(args: Namespace, ranks: int, notes: dict[str, str]) -> Any:
     from iotwin.loops.emulation import EmulationOptions
 
     limit_s = None if args.limit is None else parse_duration(args.limit) / 1e9
-    # Under --json stdout is for the document alone; the log still goes where a tracer can find it.
+    # Under --json, stdout holds the document alone; the MLLOG lines go to stderr, where a tracer still finds them.
     log = sys.stderr if args.json else None if args.quiet else sys.stdout
     if log is not None and log is sys.stdout and log.isatty() and not args.mllog:
-        log = None  # they are for tracers and logs; a person reads the summary
+        log = None  # MLLOG lines are for tracers and logs; a person reads the summary
     return EmulationOptions(ranks, limit_s, log, notes, args.dlio and os.environ.get("DFTRACER_ENABLE") == "1", args.dlio)
 
 
-def _words(args: Namespace) -> list[str]:
-    """Return the command line for a new process."""
+def _command_line(args: Namespace) -> list[str]:
     options = {
         "--config-dir": args.config_dir,
         "--config-path": args.config_path,
@@ -207,8 +201,8 @@ def _words(args: Namespace) -> list[str]:
     ]
 
 
-def _shown(workload: "ComposedWorkload") -> dict[str, Any]:
-    """Every value with its origin; with workflow.query that one alone."""
+def _values(workload: "ComposedWorkload") -> dict[str, Any]:
+    """Return every value with its origin, or only the value that workflow.query names."""
     query = workload.config.workflow.query
     rows = workload.rows()
     if query:

@@ -1,4 +1,4 @@
-"""``iotwin export``: a trace for other programs."""
+"""``iotwin export``: write a trace in the format of another program."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,8 +8,6 @@ from iotwin.command import Command, Outcome
 
 
 class ExportCommand(Command):
-    """Write a trace in another program's format."""
-
     name = "export"
     help = "write a trace for other programs: Perfetto, Chrome, CSV, Chakra, or a log that fio replays"
     epilog = (
@@ -18,7 +16,6 @@ class ExportCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the trace, the file and its format."""
         parser.add_argument("trace", type=Path, metavar="TRACE")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write; .gz compresses it")
         parser.add_argument(
@@ -34,7 +31,6 @@ class ExportCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Export in one pass over the events (two for fio)."""
         from iotwin.trace_store.reader import Trace
         from iotwin.tracing_tools.exports import export_trace, format_of
 
@@ -53,7 +49,6 @@ class ExportCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the file, its events and its size."""
         from iotwin.common.units import format_size
 
         size = format_size(document["size_bytes"])

@@ -8,14 +8,11 @@ from iotwin.command import Command, Outcome
 
 
 class FitCommand(Command):
-    """Fit a twin."""
-
     name = "fit"
     help = "derive the I/O twin of a traced job: a YAML that `iotwin emulate` runs"
     epilog = "example: iotwin fit run.trace -o twin.yaml"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the trace and the output."""
         parser.add_argument("trace", type=Path, metavar="TRACE")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TWIN.yaml", help="file to write")
         parser.add_argument(
@@ -26,7 +23,6 @@ class FitCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Fit and write the YAML."""
         from iotwin.benchmark.fit import fit
         from iotwin.common.files import check_output
         from iotwin.trace_store.reader import Trace
@@ -51,7 +47,6 @@ class FitCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print each value with its evidence, the coverage, and the assumptions."""
         from iotwin.benchmark.fit import coverage
         from iotwin.benchmark.fit.confidence import describe
 

@@ -1,10 +1,10 @@
-"""``iotwin generate``: write a synthetic data set that a real workload reads."""
+"""``iotwin generate``: write, plan or verify a synthetic data set that a real workload reads."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
 from iotwin.common.workloads import WORKLOADS, workload_named
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class GenerateCommand(Command):
-    """Write, plan or check a synthetic data set."""
-
     name = "generate"
     help = "write a synthetic data set that a real workload reads"
     epilog = """examples:
@@ -26,7 +24,6 @@ class GenerateCommand(Command):
   iotwin generate -o data/kits --verify"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the request and how to carry it out."""
         parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="whose data set: " + ", ".join(WORKLOADS))
         parser.add_argument(
             "-o",
@@ -45,7 +42,7 @@ class GenerateCommand(Command):
         )
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
         parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
-        parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
+        parser.add_argument("--workers", metavar="N", type=at_least(1), help="processes (default: one per CPU); changes no byte")
         parser.add_argument("--nodes", metavar="I/N", help="this is node I (from 0) of N that write DIR; not needed under mpirun")
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d, checkfreq: multiply every side (default 1)")
         parser.add_argument("--classes", metavar="N", type=int, help="checkfreq: classes of images (default 1000)")
@@ -63,9 +60,6 @@ class GenerateCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Generate, plan or verify; the document is the request and what it came to."""
-        if args.workers is not None and args.workers < 1:
-            raise UsageError(f"--workers {args.workers} can do nothing; give at least 1")
         if args.verify:
             return Outcome(_document("verified", args.output, _verify(args.output, args.workers)))
 
@@ -92,7 +86,6 @@ class GenerateCommand(Command):
         return Outcome(_document("written", args.output, manifest))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print one line on what the directory holds or would hold."""
         from iotwin.common.units import format_size
 
         about = "" if document.get("exact", True) else "about "

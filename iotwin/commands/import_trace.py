@@ -1,4 +1,4 @@
-"""``iotwin import``: recordings of other tools as traces."""
+"""``iotwin import``: convert the recording of another tool into a trace."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,14 +8,11 @@ from iotwin.command import Command, Outcome
 
 
 class ImportCommand(Command):
-    """Turns another tool's recording into a trace."""
-
     name = "import"
     help = "turn a recording of strace, fio, Darshan, DFTracer, a profiler or the paper artifact into a trace"
     epilog = "examples:\n  iotwin import strace.out -o job.trace\n  iotwin import run1 -o run1.trace --timezone America/Toronto"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the source, the trace and how to read the one."""
         parser.add_argument("source", type=Path, metavar="SOURCE", help="file, or the artifact's directory")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="trace to write")
         parser.add_argument(
@@ -27,7 +24,6 @@ class ImportCommand(Command):
         parser.add_argument("--force", action="store_true", help="replace an earlier trace")
 
     def run(self, args: Namespace) -> Outcome:
-        """Import."""
         from iotwin.trace_store.importers import import_trace
 
         manifest, imported = import_trace(args.source, args.output, args.format, args.timezone, args.force)
@@ -45,7 +41,6 @@ class ImportCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print what the trace holds, and what was not imported."""
         from iotwin.trace_visuals.labels import plain
 
         counted = f"{document['events']:,} events, {document['block_requests']:,} block requests, "

@@ -1,4 +1,4 @@
-"""``iotwin info``: what a trace holds, in a screenful."""
+"""``iotwin info``: summarise a trace on one screen."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -14,18 +14,14 @@ _COUNTED = ("files", "calls", "read_bytes", "written_bytes")
 
 
 class InfoCommand(Command):
-    """Describe a trace."""
-
     name = "info"
     help = "summarise a trace: the job, the machine, calls and bytes, files, phases, losses"
     epilog = "example: iotwin info run.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the trace."""
         parser.add_argument("trace", type=Path, metavar="TRACE")
 
     def run(self, args: Namespace) -> Outcome:
-        """Summarise in one pass over the events."""
         import msgspec
 
         from iotwin.benchmark.fit import foretell
@@ -40,7 +36,6 @@ class InfoCommand(Command):
         return Outcome({"trace": str(args.trace), "manifest": msgspec.to_builtins(trace.manifest), "clock": clock, **summary})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the summary as a few tables."""
         from rich.text import Text
 
         from iotwin.common import terminal
@@ -58,7 +53,7 @@ class InfoCommand(Command):
         storage = document["busiest_storage_files"]
         what = "data-set and checkpoint files" if storage else "files"
         files, processes = (storage or document["busiest_files"])[:_SHOWN], document["busiest_processes"][:_SHOWN]
-        # Besides rows a table has an empty line, title, headings and rule; that of operations also a line of how many more.
+        # Each of three tables has 4 lines besides its rows (blank, title, headings, rule); one ends in a line on rows left out.
         used = sum(-(-len(line) // console.width) for line in head) + kinds + bool(cache) + len(files) + len(processes) + 13
         show_statistics(files, f"{what} with the most time in calls", _SHOWN)
         most = min(_MOST_OPERATIONS, max(_FEWEST_OPERATIONS, _SCREEN_LINES - used))
@@ -95,7 +90,7 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _phase(row: dict[str, Any]) -> str:
-    """A kind of phase: how often, and how long each and all."""
+    """Return how often a phase occurred, its mean duration and, if it occurred more than once, the sum."""
     from iotwin.common.units import format_duration
 
     total = f" ({format_duration(row['total_ns'])} in all)" if row["count"] > 1 else ""
@@ -103,7 +98,7 @@ def _phase(row: dict[str, Any]) -> str:
 
 
 def _part(row: dict[str, Any]) -> str:
-    """A part of steps: how often, and how long in the median."""
+    """Return how often a part of steps was timed, and its median duration."""
     from iotwin.common.units import format_duration
     from iotwin.trace_visuals.labels import plain
 
@@ -111,7 +106,7 @@ def _part(row: dict[str, Any]) -> str:
 
 
 def _show_kinds(files: list[dict[str, Any]]) -> int:
-    """Print what was done to files by kind, the job's storage first, all that is none in one line; return the number of lines."""
+    """Print files, calls and bytes by kind of file, and return the number of lines. All kinds outside KINDS_FIRST share a row."""
     from iotwin.common.terminal import console
     from iotwin.common.units import format_size
     from iotwin.loops.statistics_table import KINDS_FIRST, plain_table

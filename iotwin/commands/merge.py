@@ -1,4 +1,4 @@
-"""``iotwin merge``: one trace of those that the hosts of one job left."""
+"""``iotwin merge``: join the traces that several hosts recorded of one job."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,20 +8,16 @@ from iotwin.command import Command, Outcome
 
 
 class MergeCommand(Command):
-    """Merge the traces of several hosts."""
-
     name = "merge"
     help = "join traces of several hosts into one, aligned by their wall clocks"
     epilog = "example: iotwin merge node0.trace node1.trace -o job.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the traces and the output."""
         parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces of one job, one a host")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="SET", help="trace to write")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
 
     def run(self, args: Namespace) -> Outcome:
-        """Merge, in bounded memory."""
         import msgspec
 
         from iotwin.trace_store.merge import merge_traces
@@ -32,7 +28,6 @@ class MergeCommand(Command):
         return Outcome({"trace": str(args.output), "events": manifest.events, "lost": manifest.lost_events, "hosts": hosts})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print how the hosts' clocks were aligned."""
         from iotwin.common.units import format_duration
 
         print(f"{document['trace']}: {document['events']} events of {len(document['hosts'])} hosts, {document['lost']} lost")

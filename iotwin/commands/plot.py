@@ -1,4 +1,4 @@
-"""``iotwin plot``: pictures of traces as files for a paper or a ticket."""
+"""``iotwin plot``: draw timelines, the parts of steps, or curves as a picture file."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -9,8 +9,6 @@ from iotwin.common.errors import UsageError
 
 
 class PlotCommand(Command):
-    """Draws traces, steps or curves as a picture."""
-
     name = "plot"
     help = "draw timelines of traces, steps or curves as PNG, SVG or PDF"
     epilog = (
@@ -21,7 +19,6 @@ class PlotCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the kind of picture, the traces, and the options of timelines."""
         parser.add_argument(
             "kind",
             choices=["timeline", "steps", "curves"],
@@ -61,16 +58,15 @@ class PlotCommand(Command):
         parser.add_argument("--legend", type=Path, metavar="FILE", help="draw the legend into this file instead")
 
     def run(self, args: Namespace) -> Outcome:
-        """Draw the picture."""
         if args.kind == "steps":
             return _run_steps(args)
         if args.kind == "curves":
             return _run_curves(args)
-        from iotwin.loops.inferred_passes import open_with_passes
+        from iotwin.loops.inferred_phases import open_with_phases
         from iotwin.trace_visuals.timeline import Form, plot_timeline
 
         form = Form(args.short, args.paper, args.legend is None)
-        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend, open_with_passes)
+        blocks = plot_timeline(args.traces, args.output, args.zoom, args.group, form, args.legend, open_with_phases)
         return Outcome({
             "kind": args.kind, "output": str(args.output),
             "traces": [
@@ -81,7 +77,6 @@ class PlotCommand(Command):
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the picture's path, and the events lost."""
         if document["kind"] == "curves":
             drawn = sum(panel["series"] for panel in document["panels"])
             print(f"{document['output']}: {drawn} curves in {len(document['panels'])} panels")

@@ -8,18 +8,14 @@ from iotwin.command import Command, Outcome
 
 
 class RecoverCommand(Command):
-    """Recover a trace."""
-
     name = "recover"
     help = "finish a recording that was cut off (tracer killed, disk full)"
     epilog = "example: iotwin recover run.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the trace."""
         parser.add_argument("trace", type=Path, metavar="TRACE")
 
     def run(self, args: Namespace) -> Outcome:
-        """Recover up to the last whole record."""
         from iotwin.trace_store.raw.finish import recover_trace
         from iotwin.tracing_tools.backends import convert
         from iotwin.tracing_tools.recorder.finishing import recover_as
@@ -32,7 +28,6 @@ class RecoverCommand(Command):
         return Outcome({"trace": str(args.trace), "events": manifest.events, "lost": manifest.lost, "cgroups_removed": removed})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the number of events recovered and lost."""
         lost = sum(document["lost"].values())
         print(
             f"{document['trace']}: recovered {document['events']} events"

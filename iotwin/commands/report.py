@@ -1,4 +1,4 @@
-"""``iotwin report``: one HTML file about one or more traces."""
+"""``iotwin report``: write one HTML page about one or more traces, to explore in a browser."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,14 +8,11 @@ from iotwin.command import Command, Outcome, add_dask_option
 
 
 class ReportCommand(Command):
-    """Writes a page that a person can explore in a browser, without a network."""
-
     name = "report"
     help = "write one self-contained HTML page about traces"
     epilog = "examples:\n  iotwin report real.trace -o report.html\n  iotwin report real.trace twin.trace -o comparison.html"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the traces and the page."""
         parser.add_argument(
             "traces", nargs="+", type=Path, metavar="TRACE", help="trace to report; several are compared with the first"
         )
@@ -34,13 +31,12 @@ class ReportCommand(Command):
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        """Write the page."""
-        from iotwin.loops.inferred_passes import open_with_passes
+        from iotwin.loops.inferred_phases import open_with_phases
         from iotwin.trace_visuals.report import write_report
         from iotwin.trace_visuals.report.texts import describe, headline
 
         analyses = write_report(
-            args.traces, args.output, args.dask, open_with_passes, repeats=args.repeats, response=args.response
+            args.traces, args.output, args.dask, open_with_phases, repeats=args.repeats, response=args.response
         )
         return Outcome({
             "output": str(args.output), "size_bytes": args.output.stat().st_size,
@@ -52,7 +48,6 @@ class ReportCommand(Command):
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the page's path and its first finding about each trace."""
         from iotwin.common.units import format_size
 
         print(f"{document['output']}: {format_size(document['size_bytes'])}, open it in a browser")

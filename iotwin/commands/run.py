@@ -1,4 +1,4 @@
-"""``iotwin run``: a grid of training jobs, each traced, from one YAML."""
+"""``iotwin run``: run a grid of training jobs from one YAML, each under the tracer."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,14 +8,11 @@ from iotwin.command import Command, Outcome
 
 
 class RunCommand(Command):
-    """Run an experiment."""
-
     name = "run"
     help = "run a grid of training jobs from one YAML, each traced"
     epilog = "examples:\n  iotwin run experiment.yaml -o results\n  iotwin run timeline-smoke --dry-run"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the experiment and where its results go."""
         parser.add_argument(
             "experiment", type=Path, metavar="EXPERIMENT.yaml", help="the experiment, or the name of a shipped one"
         )
@@ -24,7 +21,6 @@ class RunCommand(Command):
         parser.add_argument("--dry-run", action="store_true", help="list the cells in their order, and run none")
 
     def run(self, args: Namespace) -> Outcome:
-        """Run the cells that have not finished; exit status 1 when one failed."""
         from iotwin.loops.experiments.experiment import cells, read_experiment
         from iotwin.loops.experiments.run import run_experiment
 
@@ -37,7 +33,6 @@ class RunCommand(Command):
         return Outcome(summary, 1 if summary["failed"] else 0)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print what finished and, a line each, what did not and why."""
         if "failed" not in document:
             print("\n".join(document["cells"]))
             return

@@ -4,14 +4,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
 from iotwin.common.workloads import WORKLOADS, workload_named
 
 
 class ScaleCommand(Command):
-    """Grow a data set."""
-
     name = "scale"
     help = "grow a real data set to a given size by copying its samples"
     epilog = """examples:
@@ -19,7 +17,6 @@ class ScaleCommand(Command):
   iotwin scale dlrm data/criteo -o data/criteo-big --size 2TB --augment --workers 8"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add what to grow, how far and how."""
         parser.add_argument("workload", metavar="WORKLOAD", help="whose data set: " + ", ".join(WORKLOADS))
         parser.add_argument("source", metavar="SOURCE", type=Path, help="directory of the data set to grow; only read")
         parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
@@ -28,20 +25,17 @@ class ScaleCommand(Command):
         parser.add_argument(
             "--seed", metavar="N", type=int, default=0, help="seed of --augment: the same seed gives the same bytes (default 0)"
         )
-        parser.add_argument("--workers", metavar="N", type=int, help="processes (default: one per CPU); changes no byte")
+        parser.add_argument("--workers", metavar="N", type=at_least(1), help="processes (default: one per CPU); changes no byte")
         parser.add_argument(
             "--force", action="store_true", help="replace another data set, or write into a directory with other files"
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Grow the data set; the document holds its final size."""
         from iotwin.common.units import parse_size
         from iotwin.datagen.generate import Existing, generate
         from iotwin.datagen.scale import scaled_layout
 
         workload_named(args.workload)
-        if args.workers is not None and args.workers < 1:
-            raise UsageError(f"--workers {args.workers} can do nothing; give at least 1")
         size_bytes = parse_size(args.size)
         if args.output.resolve() == args.source.resolve():
             raise UsageError(f"{args.output} is the data set to grow; choose another directory for the grown one")
@@ -55,7 +49,6 @@ class ScaleCommand(Command):
         })  # fmt: skip
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print one line on what the directory holds."""
         from iotwin.common.units import format_size
 
         print(

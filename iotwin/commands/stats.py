@@ -1,4 +1,4 @@
-"""``iotwin stats``: calls, errors, bytes and times by operation, file or process; or any question in SQL."""
+"""``iotwin stats``: count calls, errors, bytes and times by operation, file or process, or query a trace by SQL."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -10,8 +10,6 @@ _SHOWN = 30
 
 
 class StatsCommand(Command):
-    """Counts the calls of traces."""
-
     name = "stats"
     help = "count calls, errors, bytes and times by operation, file or process; or query the tables by SQL"
     epilog = (
@@ -20,7 +18,6 @@ class StatsCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the traces, what to count by, and how to print it."""
         parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="trace to count; several are counted together")
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
@@ -34,7 +31,6 @@ class StatsCommand(Command):
         add_dask_option(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        """Count in one pass over the events, or answer the question."""
         from iotwin.common.errors import UsageError
         from iotwin.trace_store.reader import Trace
 
@@ -58,7 +54,6 @@ class StatsCommand(Command):
         return Outcome(document | {"by": args.by, "kind": args.kind, "all_files": args.all_files, "rows": counted})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a table for a person, or CSV."""
         rows = document["rows"]
         if document["csv"]:
             _print_csv(document.get("columns") or list(rows[0] if rows else ()), rows)

@@ -1,4 +1,4 @@
-"""``iotwin trace``: trace a command, a container, or what runs already."""
+"""``iotwin trace``: record a command, a container or running processes."""
 
 import signal
 import sys
@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 
 class TraceCommand(Command):
-    """Trace a command."""
-
     name = "trace"
     help = "record the storage activity of a command, a container or running processes"
     epilog = "example: iotwin trace -o run.trace -- python train.py --epochs 3"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the output, what to trace, how, and the command."""
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="directory to write the trace to")
         _add_targets(parser)
         parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, bpftrace, strace or preload")
@@ -51,8 +48,7 @@ class TraceCommand(Command):
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
 
     def run(self, args: Namespace) -> Outcome:
-        """Trace; the exit status is the command's (128 + signal when it was killed by one)."""
-        _refuse_placeless(args.output)
+        _refuse_removed_directory(args.output)
         if args.jobs is not None:
             return _trace_jobs(args)
         from iotwin.trace_store.syscalls import parse_detail
@@ -60,7 +56,7 @@ class TraceCommand(Command):
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if args.all or args.container or args.image:
-            _heed_interrupts()
+            _accept_interrupts()
         make_target = _target(args, command)
         interval_ns = parse_duration(args.interval)
         if interval_ns < 1_000_000:
@@ -79,9 +75,9 @@ class TraceCommand(Command):
         try:
             manifest = trace_target(make_target, args.output, options)
         except UnfinishedTraceError as error:
-            error.exit_status = _of_shell(error.job_status or 1)  # the job's own failure comes first
+            error.exit_status = _shell_status(error.job_status or 1)  # the job's own failure comes first
             raise
-        # What ran before us and runs on has no status; that its trace has ended is no failure.
+        # A process that was attached to may still run and has no exit status; the end of its trace is no failure.
         status = manifest.exit_status if manifest.exit_status is not None else 0
         document = {
             "trace": str(args.output),
@@ -92,14 +88,13 @@ class TraceCommand(Command):
             "wall_s": manifest.cost.wall_ns / 1e9,
             "tracer_cpu_s": manifest.cost.tracer_cpu_ns / 1e9,
             "exit_status": status,
-            "notes": [*manifest.notes, *_mapped(args)],
+            "notes": [*manifest.notes, *_mapped_data_notes(args.output)],
         }
         if status and args.quiet:
             print(f"iotwin trace: {_failed(status)}", file=sys.stderr)
-        return Outcome(document, _of_shell(status))
+        return Outcome(document, _shell_status(status))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print in a line or two what was recorded."""
         from iotwin.common.progress import note
 
         if "jobs" in document:
@@ -116,7 +111,7 @@ class TraceCommand(Command):
                 note(f"  note: {text}")
 
 
-def _refuse_placeless(output: Path) -> None:
+def _refuse_removed_directory(output: Path) -> None:
     try:
         output.absolute()
     except FileNotFoundError:
@@ -124,29 +119,29 @@ def _refuse_placeless(output: Path) -> None:
         raise UsageError(message) from None
 
 
-def _mapped(args: Namespace) -> list[str]:
-    """Return a note if the job maps its data and mapped reads could be recorded but are not."""
+def _mapped_data_notes(output: Path) -> list[str]:
+    """Return a note if the job maps its data set and its page faults could have been recorded but were not; else no note."""
     from iotwin.trace_store.figures.mapped import has_data_set, mapped_data_note
 
-    if not has_data_set(args.output):
+    if not has_data_set(output):
         return []
     from iotwin.trace_store.reader import Trace
 
-    found = mapped_data_note(Trace(args.output))
+    found = mapped_data_note(Trace(output))
     return [found] if found else []
 
 
 def _failed(status: int) -> str:
-    return f"the traced command ended with status {_of_shell(status)}"
+    return f"the traced command ended with status {_shell_status(status)}"
 
 
-def _of_shell(status: int) -> int:
+def _shell_status(status: int) -> int:
     """Return an exit status as a shell reports it: 128 + N for a command that signal N killed, whose `status` is -N."""
     return status if status >= 0 else 128 - status
 
 
-def _heed_interrupts() -> None:
-    """Take Ctrl-C where our caller had us ignore it, as scripts do to what they start with `&`: nothing else ends the trace."""
+def _accept_interrupts() -> None:
+    """Accept Ctrl-C even if the caller made this process ignore it, as scripts do with `&`: nothing else ends the trace."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -182,7 +177,7 @@ def _add_targets(parser: ArgumentParser) -> None:
 
 
 def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
-    """Return what makes the target that the arguments name; UsageError when they do not go together."""
+    """Return the function that makes the target which the options name. Raises UsageError if options exclude each other."""
     from iotwin.tracing_tools.targets.command import CommandTarget
     from iotwin.tracing_tools.targets.container import ContainerTarget, ImageTarget
     from iotwin.tracing_tools.targets.launched_container import LaunchedContainer
@@ -210,7 +205,7 @@ def _target(args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
 
 
 def _trace_jobs(args: Namespace) -> Outcome:
-    """Trace the jobs of a file; the exit status is that of the first that failed."""
+    """Trace the jobs of a YAML file. The exit status is that of the first job that failed, else 0."""
     from iotwin.loops.jobs import read_jobs, trace_jobs
 
     if args.words:
@@ -220,7 +215,7 @@ def _trace_jobs(args: Namespace) -> Outcome:
     common += ["--force"] if args.force else []
     documents = trace_jobs(read_jobs(args.jobs), args.output, common)
     status = next((job["exit_status"] for job in documents.values() if job["exit_status"]), 0)
-    return Outcome({"directory": str(args.output), "jobs": documents}, _of_shell(status))
+    return Outcome({"directory": str(args.output), "jobs": documents}, _shell_status(status))
 
 
 def _interpret_attach(args: Namespace) -> None:

@@ -1,1 +1,1 @@
-"""Work that needs several rooms: demo, twin, experiment, emulated run."""
+"""Tasks that combine several packages: the demo, making a twin, experiments, emulated runs."""

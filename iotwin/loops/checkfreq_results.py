@@ -9,14 +9,15 @@ from iotwin.common.files import write_json
 from iotwin.common.foreign_files import read_foreign_json
 
 POLICIES = ("none", "auto", "sync", "epoch")
-_Results = dict[tuple[str, str], list[dict[str, Any]]]  # of the repeats, by network and policy
+_Results = dict[tuple[str, str], list[dict[str, Any]]]  # results of the repeats, by (network, policy)
 
 
 def summarise(directory: Path) -> dict[str, Any]:
     """Return the costs of each network from an experiment's finished cells, and write the curves to DIR/curves.json.
 
-    `seconds`: median over repeats of a run. `overhead`: its share above the run without checkpoints. `stall_ratio`: stall per
-    synchronous checkpoint over the stall per asynchronous one. None if no cell measured it. Raises IotwinError without cells.
+    `seconds`: median time of a run. `overhead`: time above that of a run without checkpoints, as a share of the latter.
+    `stall_ratio`: stall per synchronous checkpoint over stall per asynchronous one. A figure that no cell measured is None.
+    Raises IotwinError if no cell has finished.
     """
     results = _read(directory)
     models = [_model(model, results) for model in sorted({model for model, _ in results})]
@@ -73,7 +74,7 @@ def _stall(runs: list[dict[str, Any]]) -> float | None:
 
 
 def _interval(runs: list[dict[str, Any]]) -> float | None:
-    """Return the median interval at the end of the runs, in steps; the steps of an epoch for checkpoints at epochs' ends."""
+    """Return the median number of steps between checkpoints, as it was at the end of the runs; None without runs."""
     if not runs:
         return None
     steps = [run["checkpoints"]["interval"] or run["steps"] / max(1, run["checkpoints"]["count"]) for run in runs]

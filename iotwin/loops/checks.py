@@ -1,4 +1,4 @@
-"""What iotwin can do on this machine, one check a line."""
+"""The checks of ``iotwin doctor``: what iotwin can do on this machine, and why not."""
 
 import importlib.util
 import os
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-Check = tuple[str, str, str | None]  # name, what it is for, why not (None: it works)
+Check = tuple[str, str, str | None]  # name, purpose, reason why it does not work (None: it works)
 
 _BACKEND_PURPOSES = {
-    "libbpf": "eBPF, near no overhead; all that --detail has",
-    "bcc": "its calls, where clang or libbpf are missing",
-    "bpftrace": "tracing by a script in bpftrace, dearer a call",
+    "libbpf": "tracing by eBPF, least overhead; all of --detail",
+    "bcc": "tracing by eBPF without clang or libbpf",
+    "bpftrace": "tracing by a bpftrace script, more overhead",
     "strace": "tracing without root or eBPF, exact but slow",
     "preload": "tracing without root, fast, dynamically linked programs only",
 }
@@ -35,15 +35,16 @@ EXTRAS = {
 
 
 def checks() -> Iterator[Check]:
-    """Yield every check, what matters most first."""
+    """Yield every check, the most important first."""
     from iotwin.tracing_tools.backends import unavailable_reasons
     from iotwin.tracing_tools.probes import uncompiled_reason
+    from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, reason_against
 
     for name, reason in unavailable_reasons().items():
         yield name, _BACKEND_PURPOSES[name], reason
     yield "cgroup filter", "separating the job's tasks from all others", _cgroup_reason()
-    yield "capped reads", "iotwin twin respond: a slower disk", _limit_reason("reads")
-    yield "memory limit", "iotwin twin respond: a small page cache", _limit_reason("memory")
+    yield "capped reads", "iotwin twin respond: a slower disk", reason_against(READS)
+    yield "memory limit", "iotwin twin respond: a small page cache", reason_against(MEMORY)
     yield "clang", "compiling the eBPF programs", uncompiled_reason()
     yield "docker", "running jobs in containers", _docker_reason()
     yield "GPU samples", "GPU utilisation in traces", _gpu_reason()
@@ -62,7 +63,7 @@ def _extra_reason(extra: str, modules: tuple[str, ...]) -> str | None:
 
 
 def _docker_reason() -> str | None:
-    """The engine's, by the command line's own question: it needs no Python package."""
+    """Return why containers cannot run here, None if they can. Asks the command `docker`, which needs no Python package."""
     if not shutil.which("docker"):
         return "not installed; install the package docker.io"
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -83,7 +84,7 @@ def _docker_reason() -> str | None:
 
 
 def _as_root(command: str) -> str:
-    """Return how the caller runs a command that needs root."""
+    """Return how the caller can run `command` as root: unchanged, by sudo, or with a hint."""
     if os.geteuid() == 0:
         return command
     return f"sudo {command}" if shutil.which("sudo") else f"{command} (as root)"
@@ -99,12 +100,6 @@ def _cgroup_reason() -> str | None:
         return f"{cgroup}; the process tree is followed instead"
     cgroup.remove()
     return None
-
-
-def _limit_reason(what: str) -> str | None:
-    from iotwin.tracing_tools.targets.storage_limits import reason_against
-
-    return reason_against(what)
 
 
 def _gpu_reason() -> str | None:

@@ -1,4 +1,4 @@
-"""The demo: generate data, trace a training run twice, fit a twin to one, trace the twin, compare it with the other."""
+"""The demo: generate data, trace a training run twice, fit a twin to one trace, run the twin, compare it with the other trace."""
 
 import time
 from collections.abc import Callable
@@ -30,9 +30,9 @@ _MADE = {
     "twin_output": "",
 }
 _DATA_BYTES = 384 << 20
-_SCALE = 0.3  # of KiTS19's volumes, so that two CPU cores train on them
+_SCALE = 0.3  # of the sides of KiTS19's volumes, so that two CPU cores can train on them
 SEED = 1
-# A small network on small crops; one thread computes, so that the loaders have the other core.
+# A small network on small crops. One thread computes, so that the loaders have the other core.
 JOB = [
     "--epochs", "4", "--batch-size", "4", "--workers", "2", "--eval-every", "2", "--checkpoint-every", "2",
     "--base-channels", "4", "--depth", "3", "--crop", "40", "--overlap", "0", "--threads", "1", "--seed", str(SEED),
@@ -40,7 +40,7 @@ JOB = [
 
 
 def run_demo(directory: Path, force: bool) -> dict[str, Any]:
-    """Run the demo into `directory` and return its summary (also written there as summary.json)."""
+    """Run the demo in `directory` and return its summary, which is also written there as summary.json."""
     _prepare(directory, force)
     demo = _Demo(directory)
     demo.step("generate", "a data set of KiTS19-shaped volumes", "data", demo.generate)
@@ -68,7 +68,7 @@ def _prepare(directory: Path, force: bool) -> None:
 
 
 class _Demo:
-    """The steps; each leaves its result in the directory."""
+    """The demo's steps. Each writes its result into the directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,7 +1,6 @@
 """An emulated run, from generating the data set to the results."""
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from iotwin.datagen.layouts import Layout
     from iotwin.workload_yaml import Config
 
-_CASE_BYTES = 146_600_628  # mean of the unet3d workload's pairs, at scale 1
+_CASE_BYTES = 146_600_628  # mean size of the unet3d workload's pairs of image and mask, at scale 1
 
 
 class EmulationOptions(NamedTuple):
@@ -31,9 +30,9 @@ class EmulationOptions(NamedTuple):
     ranks: int = 1
     limit_s: float | None = None
     log: TextIO | None = None  # where MLLOG lines go
-    notes: Mapping[str, str] = MappingProxyType({})  # files left in the output folder, by name
-    events: bool = False  # every rank's events are left there, as DFTracer's .pfw
-    as_dlio: bool = False  # generate into folders with other files, and leave a log of it
+    notes: Mapping[str, str] = MappingProxyType({})  # files to write into the output folder: content by name
+    events: bool = False  # write every rank's events into the output folder, in DFTracer's format (.pfw)
+    as_dlio: bool = False  # generate data also into a folder with other files, as dlio_benchmark does
 
 
 def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] | None:
@@ -41,8 +40,6 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
 
     Raises IotwinError if anything fails; then all ranks have ended and there are no results.
     """
-    # The emulator multiplies no matrices, so its threads would only cost memory. Must be set before numpy is loaded.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from iotwin.benchmark.emulator.data.folders import open_folder
     from iotwin.benchmark.emulator.mpi import started_as, under_mpi
     from iotwin.benchmark.emulator.results.write import prepare_output, write_results
@@ -83,7 +80,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
 
 
 def _log_generation(config: "Config", start_s: float) -> None:
-    """Leave the log of a run that only generated, which began at `start_s` (seconds since 1970)."""
+    """Write the log of a run that only generated data and began at `start_s` (seconds since 1970)."""
     from iotwin.benchmark.emulator.results.dlio_log import generation_lines
 
     lines = generation_lines(launched_by_mpi().size, start_s, time.time())
@@ -165,7 +162,7 @@ def generated_layout(config: "Config") -> "tuple[Layout, int]":
 
 
 def _cases(train: int, evaluation: int) -> int:
-    """Return the fewest cases whose split has at least `train` and `evaluation` cases."""
+    """Return the least size of a data set whose split has at least `train` training and `evaluation` evaluation cases."""
     from iotwin.datagen.layouts import Unet3dLayout
 
     every = Unet3dLayout.EVALUATION_EVERY
@@ -173,8 +170,7 @@ def _cases(train: int, evaluation: int) -> int:
 
 
 def trace_itself(words: list[str], config: "Config") -> dict[str, Any]:
-    """Run the command line `words` of ``iotwin emulate`` under the tracer and return its summary, with the trace's path."""
-
+    """Run ``iotwin emulate`` with the arguments `words` under the tracer. Return its summary, with the path of the trace."""
     from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 
     folder = Path(config.output.folder)

@@ -6,7 +6,7 @@ from iotwin.common.units import format_duration, format_size
 
 
 def print_values(values: list[dict[str, Any]]) -> None:
-    """Print every key, its value and its origin; a single one as the value alone, for scripts."""
+    """Print every key, its value and its origin. If there is only one key, print its value alone, for scripts."""
     if len(values) == 1:
         print(values[0]["value"])
         return
@@ -16,7 +16,7 @@ def print_values(values: list[dict[str, Any]]) -> None:
 
 
 def print_run(document: dict[str, Any]) -> None:
-    """Print the figures of a run, each with its unit and, where there is one, its 95 % confidence interval."""
+    """Print the figures of a run with their units and, if known, 95 % confidence intervals."""
     metric, own = document["metric"], document["iotwin"]
     lines: dict[str, str] = {}
     if own["train"] is not None:
@@ -71,8 +71,8 @@ def _interval(estimate: dict[str, float | None]) -> str:
     return "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
 
 
-def print_question(document: dict[str, Any]) -> None:
-    """Print the runs of a what-if side by side."""
+def print_what_if(document: dict[str, Any]) -> None:
+    """Print a row for each run of a what-if question."""
     decides = any(row["checkpoint_interval"] is not None for row in document["runs"])
     names = f"{document['what_if']:>24} {'AU %':>8} {'samples/s':>12} {'times':>7} {'read MiB/s':>12} {'wait a step':>12}"
     recomputes = any(row["au_without_recompute_percentage"] != row["au_percentage"] for row in document["runs"])

@@ -1,4 +1,4 @@
-"""Writing a data set into a directory, by one node or several, or into an object store."""
+"""Write or remove a data set in a directory (written by one node or several) or in an object store."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 def generate_anywhere(
     layout: "Layout", output: str, nodes: str | None, request: dict[str, Any], options: Mapping[str, object] | None = None
 ) -> "DataSetManifest":
-    """Write the data set at `output`, a directory or a URL that fsspec opens with `options`.
+    """Write the data set at `output`, a directory or a URL that fsspec opens with `options`, and return its manifest.
 
-    With `nodes` ("I/N") or under MPI, write only this node's part.
+    `request` holds the keyword arguments of `datagen.generate.generate`. With `nodes` ("I/N") or under MPI, write only the
+    files of this node.
     """
     from iotwin.datagen.nodes import mpi_node, parse_node
 
@@ -37,7 +38,7 @@ def generate_anywhere(
 
 
 def remove_anywhere(output: str, options: Mapping[str, object] | None = None) -> None:
-    """Remove the finished data set at `output`, a directory or a URL which fsspec opens with `options`, and no other files."""
+    """Remove the finished data set at `output`, a directory or a URL that fsspec opens with `options`, but no other files."""
     if "://" in output:
         from iotwin.datagen import remote
 

@@ -20,7 +20,10 @@ _fork = multiprocessing.get_context("fork")
 
 @contextmanager
 def sampling(path: Path, devices: list[str]) -> Iterator[None]:
-    """Sample `devices` (such as sda; empty: all) until the block of code ends, then write `path`. A failure writes nothing."""
+    """Sample `devices` (such as sda; all if empty) within the block, then write the samples to `path`.
+
+    If the block raises, nothing is written.
+    """
     ours, theirs = _fork.Pipe()
     sampler = _fork.Process(target=_sample, args=(os.getpid(), theirs, devices), daemon=True)
     sampler.start()

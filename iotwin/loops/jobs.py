@@ -1,4 +1,4 @@
-"""Trace several jobs of a YAML file at once, each by a separate tracer into a separate trace."""
+"""Trace the jobs of a YAML file at the same time, each by a separate tracer into a separate trace."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ _KEYS = ("command", "environment", *_OPTIONS)
 
 
 def read_jobs(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the jobs of the file by name. Raises UsageError if the file is not as docs/trace.md describes."""
+    """Return the jobs of the YAML file by name. Raises UsageError if the file is not as docs/trace.md describes."""
     jobs = parse(read_text(path), str(path))
     if not isinstance(jobs, dict) or not jobs or not all(isinstance(job, dict) for job in jobs.values()):
         raise UsageError(f"{path} is not a mapping of job names to jobs, such as: first: {{command: [python, train.py]}}")
@@ -50,10 +50,10 @@ def _check_words(path: Path, name: str, job: dict[str, Any]) -> None:
 
 
 def trace_jobs(jobs: dict[str, dict[str, Any]], directory: Path, common: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Trace the jobs at once into DIRECTORY/NAME.trace, all with the options `common`; return each one's document.
+    """Trace the jobs at the same time into DIRECTORY/NAME.trace, and return the document that each tracer prints, by job name.
 
-    Passes an interrupt on to every tracer, which ends its job and finishes its trace. The document of a job whose tracer fails
-    holds only `exit_status`; the tracer has printed why.
+    `common`: options of every tracer. An interrupt is passed on to every tracer, which ends its job and finishes its trace.
+    If a tracer fails, its document holds only `exit_status`; the tracer has printed the reason.
     """
     make_folder(directory)
     tracers: dict[str, subprocess.Popen[bytes]] = {}
@@ -74,13 +74,13 @@ def _start(
     for name, job in jobs.items():
         environment = os.environ | {key: str(value) for key, value in job.get("environment", {}).items()}
         command = own_command("trace", "-o", directory / f"{name}.trace", "--json", *common)
-        with interrupts_held(children.REQUESTS):  # an interrupt before the tracer is noted would leave it running
+        with interrupts_held(children.REQUESTS):  # an interrupt before the assignment would leave the tracer running
             tracers[name] = subprocess.Popen(
                 [*command, *_words(job)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # an interrupt from the terminal then reaches it once, through us
+                start_new_session=True,  # so that Ctrl-C reaches the tracer once, from this process
                 preexec_fn=children.ready,
             )
 
@@ -94,15 +94,12 @@ def _documents(tracers: dict[str, subprocess.Popen[bytes]]) -> dict[str, dict[st
             for name in list(waiting):
                 output = waiting[name].communicate()[0]
                 status = waiting.pop(name).returncode
-                documents[name] = _document(name, output) if output else {"exit_status": status}
+                source = f"the output of the tracer of {name}"
+                documents[name] = decode_foreign(output, dict[str, Any], source) if output else {"exit_status": status}
         except KeyboardInterrupt:
             for tracer in waiting.values():
                 tracer.send_signal(signal.SIGINT)
     return documents
-
-
-def _document(name: str, output: bytes) -> dict[str, Any]:
-    return decode_foreign(output, dict[str, Any], f"the output of the tracer of {name}")
 
 
 def _words(job: dict[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Keeps what a run reads in the page cache until its end, so that two runs find there what they have read themselves.
+"""Keep the pages that a run reads in the page cache until the run ends, so that all runs find the same pages there.
 
-A kernel that reclaims memory ahead of need (DAMON) now and then takes pages that nobody maps out of the page cache. Reading
-each of them again takes a separate request: cold runs of one job took from 210 to 470 requests for the same bytes. The kernel
-also splits the large folios of data that were just written, so that a job that maps them faults elsewhere: two twins of one trace
+A kernel that reclaims memory ahead of need (DAMON) removes pages that no process maps from the page cache. Each of them is then
+read again by a separate request: cold runs of one job took from 210 to 470 requests for the same bytes. The kernel also splits
+the large folios of data that were just written, which moves the page faults of a job that maps them: two twins of one trace
 scored 0.860 and 0.980.
 """
 
@@ -22,10 +22,10 @@ from iotwin.common.foreign_files import open_foreign
 from iotwin.common.processes import children
 from iotwin.common.processes.children import safe_path
 
-_LOOK_EVERY_S = 0.1
-_SHARE_OF_TIME = 0.1  # that looking takes at most
-_MOST_FILES = 30_000  # the kernel gives a process 65 530 maps
-_SHARE_OF_MEMORY = 0.5  # of what is free; of a larger data set the kernel is to choose what stays
+_CHECK_EVERY_S = 0.1
+_SHARE_OF_TIME = 0.1  # most of a processor's time that the checks may take
+_MOST_FILES = 30_000  # the kernel allows a process 65 530 maps
+_SHARE_OF_MEMORY = 0.5  # of the free memory; of a larger data set, the kernel chooses the pages to keep
 _GRACE_S = 10.0
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -39,9 +39,10 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @contextmanager
 def kept_cached(paths: Sequence[Path]) -> Iterator[None]:
-    """Keep in the page cache what is read of the files within the block; of too many or too large files, nothing.
+    """Keep the pages of the files `paths` that are read within the block in the page cache.
 
-    A separate process maps the files and touches the cached pages, as the kernel leaves mapped pages alone; it reads nothing.
+    A separate process maps the files and touches their cached pages, since the kernel keeps mapped pages. It reads nothing from
+    disk. Nothing is kept of more than 30,000 files, or of files larger than half of the free memory.
     """
     sizes = [path.stat().st_size for path in paths]
     if not any(sizes) or len(paths) > _MOST_FILES or sum(sizes) > _SHARE_OF_MEMORY * _free_bytes():
@@ -69,7 +70,7 @@ def _keep(files: list[tuple[Path, int]], parent_pid: int) -> None:
     while True:
         began = time.monotonic()
         pages.hold()
-        time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE_OF_TIME))
+        time.sleep(max(_CHECK_EVERY_S, (time.monotonic() - began) / _SHARE_OF_TIME))
 
 
 class Pages:
@@ -83,13 +84,13 @@ class Pages:
         for (path, size), start in zip(files, starts.tolist(), strict=False):
             if size:
                 self._map_file(path, size, start * mmap.PAGESIZE)
-        self._map.madvise(mmap.MADV_RANDOM)  # so that touching a page that has just gone brings back no others
+        self._map.madvise(mmap.MADV_RANDOM)  # so that touching a page that was just removed reads no others
 
     def _map_file(self, path: Path, size: int, offset: int) -> None:
         with open_foreign(path) as file:
             flags = mmap.MAP_SHARED | _MAP_FIXED
-            place = _libc.mmap(self._bytes.ctypes.data + offset, size, mmap.PROT_READ, flags, file.fileno(), 0)
-        if place == _MAP_FAILED:
+            address = _libc.mmap(self._bytes.ctypes.data + offset, size, mmap.PROT_READ, flags, file.fileno(), 0)
+        if address == _MAP_FAILED:
             raise _last_error()
 
     def cached(self) -> NDArray[np.bool_]:
@@ -100,7 +101,7 @@ class Pages:
         return (found & 1).astype(bool)
 
     def hold(self) -> None:
-        """Map the pages that have come into the page cache since the last time."""
+        """Touch the pages that have entered the page cache since the last call."""
         cached = self.cached()
         self._bytes[np.flatnonzero(cached & ~self._held) * mmap.PAGESIZE].sum()
         self._held = cached

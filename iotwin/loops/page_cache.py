@@ -1,4 +1,4 @@
-"""Which pages of a file the page cache holds, and in which folios a job that maps its data found them."""
+"""Evict files from the page cache, or cache them as the job found them: in single pages or in large folios."""
 
 import mmap
 import os
@@ -10,7 +10,7 @@ import pandas as pd
 
 from iotwin.common.foreign_files import open_foreign
 
-FOLIO_BYTES = 2 << 20  # the largest folio of the page cache; it begins at a multiple of its size
+FOLIO_BYTES = 2 << 20  # the largest folio (a run of pages that the cache handles as one); begins at a multiple of its size
 _PIECE_BYTES = 1 << 16  # bytes that a page fault maps (fault-around)
 
 
@@ -37,13 +37,13 @@ def cache_in_pages(path: Path, stretches: Sequence[tuple[int, int]]) -> None:
 
 
 def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield each of the (name, bytes) of `files` that the job found page by page, and its stretches (offset, bytes) of that kind.
+    """Yield the name of each file that the job found cached in single pages, with its stretches (offset, bytes) so cached.
 
-    On data that were read, a page fault maps the pages around it, too. On data that were just written (large folios), the trace
-    shows one page. A file may be cached in both ways, so each stretch of the largest folio's size is judged separately; a
-    stretch without a fault counts as most others do.
+    `files` are pairs (name, bytes). On data that were read from disk, a page fault also maps the pages around it. On data that
+    were just written, which are cached in large folios, the trace shows one page a fault. A file may be cached in both ways, so
+    each stretch of FOLIO_BYTES is judged separately; a stretch without a fault is treated like the majority of stretches.
     """
-    touched = _touched(recording, twin)
+    touched = _page_faults(recording, twin)
     if touched.empty:
         return
     touched["stretch"] = touched["offset"] // FOLIO_BYTES
@@ -52,13 +52,13 @@ def found_in_pages(recording: Path, twin: Path, files: Sequence[tuple[str, int]]
     for name, size in files:
         in_pages = np.full(-(-size // FOLIO_BYTES), mostly)
         known = several[several.index.get_level_values("name") == name].droplevel("name")
-        known = known[known.index < len(in_pages)]  # what a job touches may have grown since
+        known = known[known.index < len(in_pages)]  # the file may have grown in the job after its size was recorded
         in_pages[known.index] = known
         if in_pages.any():
             yield name, [(int(stretch) * FOLIO_BYTES, FOLIO_BYTES) for stretch in np.flatnonzero(in_pages)]
 
 
-def _touched(recording: Path, twin: Path) -> pd.DataFrame:
+def _page_faults(recording: Path, twin: Path) -> pd.DataFrame:
     """Return the name, offset and bytes of each page fault of the twin; no rows if the twin maps no file."""
     from iotwin.workload_yaml import load
     from iotwin.workload_yaml.listed_reads import parse

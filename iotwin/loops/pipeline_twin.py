@@ -1,4 +1,4 @@
-"""The workload of a pipeline's plan: times and checkpoints from the plan, and an existing data set."""
+"""The workload of a pipeline's plan: times and checkpoints as planned, on an existing data set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ _FORMATS = {".tfrecord": "tfrecord", ".npz": "npz", ".npy": "npy", ".hdf5": "hdf
 
 
 def pipeline_twin(plan: "PipelinePlan", data: Path, batch_size: int, minibatches: int | None, epochs: int) -> "Config":
-    """Return the workload of `plan` on the data set in `data`; UsageError when there is none."""
+    """Return the workload of `plan` on the data set in the folder `data`. Raises UsageError if the folder has no data set."""
     from iotwin.workload_yaml import Config
     from iotwin.workload_yaml.schema import Pipeline, PipelineStage
 
@@ -45,7 +45,7 @@ def pipeline_twin(plan: "PipelinePlan", data: Path, batch_size: int, minibatches
 
 
 def _choose_files(config: "Config", data: Path) -> None:
-    """Let the workload read what is there: a known data set, or one file a sample."""
+    """Set the files that the workload reads: those of a known data set, else every file in `data` as one sample."""
     from iotwin.datagen.layouts import Unet3dLayout
 
     names = sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file() and not path.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Comparisons as files: one result a pair, with its picture, and the matrix of all pairs of two folders of traces."""
+"""Write comparisons to files: a result and a picture for each pair, and the matrix of all pairs of two folders of traces."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from iotwin.tracesim import Similarity, compare_all, score_all
 
 
 def is_folder_of_traces(path: Path) -> bool:
-    """Return whether `path` is a directory that is no trace but holds some."""
+    """Return whether `path` is a directory that holds traces and is not a trace itself."""
     return path.is_dir() and not (path / MANIFEST_NAME).exists() and bool(_traces_in(path))
 
 
@@ -25,9 +25,9 @@ def _traces_in(path: Path) -> list[Path]:
 
 
 def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
-    """Compare every trace in `a` (real) with every one in `b` (emulated) and return the matrix of overall scores.
+    """Compare every trace in the folder `a` (real) with every trace in `b` (emulated). Return the matrix of overall scores.
 
-    With `output`, each pair's result is written to `REAL__EMULATED.json` and `.png` there, with matrix.csv and matrix.png.
+    With `output`, write each pair's result to REAL__EMULATED.json and .png in that folder, and the matrix to matrix.csv and .png.
     """
     rows, columns = (_traces_in(path) or [path] for path in (a, b))
     for path in (a, b):
@@ -49,14 +49,14 @@ def compare_folders(a: Path, b: Path, output: Path | None) -> dict[str, Any]:
 
 
 def write_result(similarity: Similarity, output: Path) -> None:
-    """Write similarity.json (as --json prints it, and every dimension's two curves) and similarity.png to `output`."""
+    """Write similarity.json (the document that --json prints, with every dimension's curves) and similarity.png to `output`."""
     _write_pair(similarity, output, "similarity")
 
 
 def _write_pair(similarity: Similarity, output: Path, name: str) -> None:
     from iotwin.trace_visuals.similarity_plot import plot_similarity
 
-    _make(output)
+    make_folder(output)
     curves = {
         d.name: {
             "x_unit": d.x_unit,
@@ -85,7 +85,7 @@ def _write_matrix(matrix: list[list[float | None]], rows: list[str], columns: li
 
 
 def _nearest(matrix: list[list[float | None]], rows: list[str], columns: list[str]) -> dict[str, str]:
-    """Return for each column the row that scores highest against it, where any score is not withheld."""
+    """Return for each column the row with the highest score. A column whose scores are all withheld is left out."""
     found = {}
     for index, column in enumerate(columns):
         scores = [(scores[index], row) for scores, row in zip(matrix, rows, strict=True)]
@@ -93,9 +93,3 @@ def _nearest(matrix: list[list[float | None]], rows: list[str], columns: list[st
         if known:
             found[column] = max(known)[1]
     return found
-
-
-def _make(output: Path) -> None:
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file; name a directory for the results")
-    make_folder(output)

@@ -1,4 +1,4 @@
-"""Statistics of calls as a table for the terminal; names from a trace are shown as plain text."""
+"""Print statistics of calls as a table on the terminal. Names from a trace are shown as plain text."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _NO_FILE = "(calls that name no file)"
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
-    """Print the first `most` rows (of `trace.statistics.document`); `more` names where the others are, if anything."""
+    """Print the first `most` rows of `trace_store.figures.statistics.document`. `more`: where the user finds the other rows."""
     from rich.text import Text
 
     from iotwin.trace_visuals.labels import plain
@@ -50,9 +50,9 @@ def plain_table(title: str | None = None) -> Any:
 
 
 def storage_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows by file for one screen: the data set's first, then checkpoints and logs, then a row for each other kind.
+    """Return the rows of files that fit on one screen: data set, checkpoints, logs, then a row for each other kind of file.
 
-    Of a kind with many files the first rows are shown, and one that stands for all others, which has no percentiles.
+    If a kind has many files, the first ones are followed by a row that sums up the others, without percentiles.
     """
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -77,7 +77,7 @@ def _folded(kind: str, files: list[dict[str, Any]], more: str) -> dict[str, Any]
 
 
 def wide_console() -> Any:
-    """Return the console. If stdout is no terminal and COLUMNS is not set, its lines are long."""
+    """Return the console. If stdout is no terminal and COLUMNS is not set, its lines have _PIPE_WIDTH characters."""
     import os
 
     from iotwin.common.terminal import console

@@ -1,4 +1,4 @@
-"""Run one command under the tracer, as one step of a loop."""
+"""Run one command under the tracer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +24,12 @@ def run_traced(
     limits: "LimitedCgroups | None" = None,
     prints_events: bool = True,
 ) -> Manifest:
-    """Run `command` under the tracer, its trace at `directory`, and return the manifest; with `page_faults` those of maps too.
+    """Run `command` under the tracer, write the trace to `directory`, and return its manifest.
 
-    The command, not the tracer, is under `limits`. Prints the number of events if `prints_events`, or if some were lost.
-
-    Raises IotwinError with the command's last line when it fails, and KeyboardInterrupt when it was interrupted: the tracer
-    passes that on to the command and finishes the trace.
+    `page_faults`: also record page faults of mapped files. `limits` apply to the command, not to the tracer.
+    `prints_events`: print the number of events, which is always printed if some were lost.
+    Raises IotwinError with the command's last line if the command fails. Raises KeyboardInterrupt if it was interrupted, after
+    the tracer has interrupted the command and finished the trace.
     """
     from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 

@@ -1,4 +1,4 @@
-"""From a trace to a proven twin: fit it, make its data set, run it traced, compare, correct, until it gets no better."""
+"""Make a twin from a trace: fit it, generate its data set, then run it, compare and correct until it gets no better."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
     from iotwin.benchmark.fit.twin_parts import Fitted
     from iotwin.workload_yaml import Config
 
-KIND = "twin"  # of folder, in its list of what was made
+KIND = "twin"  # kind of the folder in its list of entries, .iotwin.json
 TWIN, RECIPE, SUMMARY, RECORDING = "twin.yaml", "dataset.csv", "summary.json", "twin.recording"
 OUTPUT, DATA = "output", "data"
-_MOST_RECIPE_BYTES = 256 << 20  # as much as read_recipe takes
-_FINISHED = ("overall", "verdict", "noise_floor", "best_round", "source", "rounds", "assumptions")  # keys of a summary
-_LEAST_VOLUME = 0.90  # score of the calls and bytes below which the fit is wrong, which no correction of times can mend
-_LEAST_GAIN = 0.001  # in the overall score: a round that gains less is the last
+_MOST_RECIPE_BYTES = 256 << 20  # the most that read_recipe reads
+# Keys of a finished twin's summary.
+_FINISHED = ("overall", "verdict", "noise_floor", "best_round", "source", "rounds", "assumptions")
+_LEAST_VOLUME = 0.90  # if calls and bytes score less, the fit is wrong, which no correction of times can mend
+_LEAST_GAIN = 0.001  # a round that improves the overall score by less is the last
 
 
 def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, kind: "Kind" = "auto") -> dict[str, Any]:
-    """Make the twin of the job traced at `paths[0]` in `directory` and return its record (also there as summary.json).
+    """Make the twin of the job traced at `paths[0]` in `directory` and return its record, which is also written there.
 
-    Further paths are reruns of the job. They give the noise floor, at which nothing is left to correct. The finished twin is
-    compared with them, as the fit has not read them. Every round keeps its YAML, trace and similarity.
-    Of kind `auto`, a structured twin whose run is different makes room for a recorded one, if the run of that is nearer.
+    The other paths are traces of reruns of the job. They give the noise floor, at which correction ends, and the finished twin is
+    compared with them, since fit has not read them. Each round's YAML, trace and similarity remain in a folder.
+    If `kind` is auto and the run of the structured twin differs from the job, a recorded twin replaces it if that scores higher.
     """
     from iotwin.benchmark.fit import fit
 
@@ -47,7 +48,7 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
     if kind == "auto" and fitted.recording is None and made.differs and (recorded := _recorded_instead(traces[0], made)):
         instead = _Rounds(traces, recorded, folder, made.records)
         instead.run_all(1)
-        if instead.rank > made.rank:
+        if instead.likeness > made.likeness:
             made = instead
         else:
             note("the recorded twin is no nearer: the structured one stays, which can be edited")
@@ -56,7 +57,7 @@ def make_twin(paths: Sequence[Path], directory: Path, rounds: int, force: bool, 
 
 
 def _recorded_instead(trace: Trace, made: "_Rounds") -> "Fitted | None":
-    """Return the recorded twin of a job whose structured one was run and is different; None if the trace can have none."""
+    """Return the recorded twin of a job whose structured twin differs from it; None if the trace allows no recorded twin."""
     from iotwin.benchmark.fit import fit
 
     try:
@@ -77,31 +78,31 @@ def _make_data(fitted: "Fitted", folder: MadeFolder) -> list[Path]:
     if fitted.recording is not None and fitted.config.twin.recorded is not None:
         write_recording(fitted.recording, folder.entry(RECORDING))
         fitted.config.twin.recorded.file = str(folder.directory.absolute() / RECORDING)
-    start_up = [(_beside(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
+    start_up = [(_start_up_name(name, index), size) for index, (name, size) in enumerate(fitted.start_up.files)]
     fitted.config.twin.startup_files = [name for name, _ in start_up]
     recipe = folder.entry(RECIPE)
     before = read_foreign(recipe, _MOST_RECIPE_BYTES) if recipe.exists() else None
     write_recipe(recipe, sorted(dict([*fitted.files, *start_up]).items()))
-    if before is not None and read_foreign(recipe, _MOST_RECIPE_BYTES) != before:  # another kind of twin's
+    if before is not None and read_foreign(recipe, _MOST_RECIPE_BYTES) != before:  # the data set is that of another kind of twin
         folder.clear(DATA)
     folder.entry(DATA)
-    dump(fitted.config, folder.entry(TWIN))  # as fitted: generating the data reads it; the best round replaces it
+    dump(fitted.config, folder.entry(TWIN))  # generate_data reads it; the best round replaces it
     return generate_data(folder.directory)
 
 
-def _beside(name: str, number: int) -> str:
-    """The name within the stand-in of a file that the job starts from: its own, or of one that lies elsewhere a new one.
+def _start_up_name(name: str, number: int) -> str:
+    """Return the name, in the twin's data set, of a file that the job reads before training.
 
-    With its folder's name, which identifies the files of a checkpoint.
+    A file outside of the job's data folder gets a new name. It keeps its folder's name, which identifies files of a checkpoint.
     """
     path = PurePosixPath(name)
     return f"start-up/{number}/{path.parent.name or 'root'}/{path.name}" if path.is_absolute() else name
 
 
 def generate_data(directory: Path) -> list[Path]:
-    """Write the data set that the recipe in `directory` lists, unless it is there already, and return its files.
+    """Write the data set that the recipe in `directory` lists, unless it exists already, and return its files.
 
-    Mapped data are found in the page cache as the job found its own.
+    If the job maps its data, the files are cached as the job found them (see `found_in_pages`).
     """
     from iotwin.datagen.datasets.recorded import read_recipe
     from iotwin.datagen.generate import generate
@@ -118,13 +119,16 @@ def generate_data(directory: Path) -> list[Path]:
 
 
 def confine(config: "Config", directory: Path) -> None:
-    """Have the workload read and write below `directory` and nowhere else."""
+    """Change the workload so that it reads and writes below `directory` only."""
     config.dataset.data_folder = str(directory / DATA)
     config.checkpoint.checkpoint_folder = config.output.folder = str(directory / OUTPUT)
 
 
 class _Rounds:
-    """The rounds of one fitted twin, each in a separate directory, and the best; after the `earlier` ones of another twin."""
+    """Runs a fitted twin in rounds, each in a separate folder. A round runs, compares and corrects the twin.
+
+    `earlier`: records of the rounds of another twin of the same job, which come first.
+    """
 
     def __init__(self, traces: list[Trace], fitted: "Fitted", folder: MadeFolder, earlier: list[dict[str, Any]]) -> None:
         self._traces, self._fitted, self._folder, self._directory = traces, fitted, folder, folder.directory
@@ -134,7 +138,7 @@ class _Rounds:
         self._stopped: str | None = None
 
     def run_all(self, rounds: int) -> None:
-        """Lay out the data set and run up to so many rounds, until one gets no better."""
+        """Generate the data set and run up to `rounds` rounds, until the twin gets no better."""
         from iotwin.benchmark.fit.coverage import describe_coverage
 
         note(self._fitted.evidence["kind"])
@@ -152,30 +156,30 @@ class _Rounds:
         return files
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """What of two kinds of twin the nearer one has more of: not being different, then the score."""
+    def likeness(self) -> tuple[bool, float]:
+        """How like the job the best run is, for comparing two kinds of twin: whether it is not different, then its score."""
         best = self._best
         return (not self.differs, best["overall"]) if best else (False, 0.0)
 
     @property
     def differs(self) -> bool:
-        """Whether its best run is called different from the job's."""
+        """Whether the verdict on the best run is that it differs from the job."""
         return self._best is not None and self._best["verdict"].startswith("different")
 
     @property
     def difference(self) -> str:
-        """The first thing in which its best run is different, in words."""
+        """The first difference that the verdict on the best run names."""
         verdict = self._best["verdict"] if self._best else ""
         return str(verdict).partition(": ")[2].partition(";")[0]
 
     def keep_also(self, other: "_Rounds") -> None:
-        """Keep the records of the `other` twin's rounds, which came after these, and put this one's data set in its place."""
+        """Add the records of the `other` twin's rounds, which ran later, and generate this twin's data set again."""
         self.records = other.records
         self._folder.clear(RECORDING)
         self._lay_out()
 
     def _run(self, number: int) -> bool:
-        """Run and score round `number` and return whether another one may do better."""
+        """Run and score round `number`, and return whether another round may score higher."""
         from iotwin.benchmark.fit import structured
         from iotwin.benchmark.fit.calibrate import corrected
         from iotwin.benchmark.fit.look import look
@@ -222,12 +226,12 @@ class _Rounds:
         if floor is not None and overall >= floor:
             return False
         if self._config.twin.recorded is not None:
-            return False  # its times are the job's own: there is nothing to correct
+            return False  # a recorded twin repeats the job's own times, so there is nothing to correct
         self._config = corrected(self._config, self._fitted.config, structured(look(run)).config)
         return True
 
     def finish(self) -> dict[str, Any]:
-        """Keep the best round's YAML as the twin and return the record of all rounds."""
+        """Make the best round's YAML the twin, write summary.json, and return its content."""
         from iotwin.tracesim import compare
         from iotwin.tracesim.sentences import with_names
         from iotwin.workload_yaml.yaml12 import LARGEST_BYTES
@@ -262,7 +266,7 @@ class _Rounds:
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
-    """Return summary.json of the twin in `directory`; UsageError if there is none, or if it is no finished twin's."""
+    """Return summary.json of the finished twin in `directory`. Raises UsageError if there is no finished twin."""
     advice = f"make one: iotwin twin TRACE -o {directory}"
     try:
         summary = read_foreign_json(directory / SUMMARY)
@@ -277,7 +281,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 
 def source_summary(trace: Trace) -> dict[str, Any]:
-    """Return what may be known of the job wherever its twin goes: counts, bytes, times and the kind of machine; no names."""
+    """Return the properties of the traced job that may be published: counts, times and kind of machine, but no names."""
     manifest, host = trace.manifest, trace.manifest.host
     phases = trace.phases()
     seconds = (phases["end_ns"] - phases["start_ns"]).groupby(phases["phase"].astype(str)).sum() / 1e9
@@ -291,7 +295,7 @@ def source_summary(trace: Trace) -> dict[str, Any]:
 
 
 def _backend_like(trace: Trace) -> str:
-    """The backend that the job was traced with, if it works here: two that count alike still differ in what they cost."""
+    """Return the backend that the job was traced with if it works here, else auto. Backends slow a job by different amounts."""
     from iotwin.tracing_tools.backends import BACKEND_NAMES, unavailable_reason
 
     name = trace.manifest.backend

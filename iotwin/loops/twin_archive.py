@@ -1,4 +1,4 @@
-"""Twins that travel: one zip archive of YAML, data-set recipe, summary of the source trace and scores; no data, no names."""
+"""Pack a twin into a zip archive of YAML, data-set recipe, summary and scores, without data or names; unpack and run it."""
 
 import copy
 import io
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from iotwin.workload_yaml.recording import TwinRecording
 
 MOST_DATA_BYTES = 100 << 30  # most that a received twin may write unless the user allows more
-_LOOK_EVERY_S, _SHARE_OF_TIME = 0.5, 0.1  # at what a twin has written, and the share of time that looking takes at most
+_CHECK_EVERY_S, _SHARE_OF_TIME = 0.5, 0.1  # how often the twin's output is measured, and the most time that may take
 _GRACE_S = 10.0
 _MEMBERS = (TWIN, RECIPE, SUMMARY)
-_LARGEST_BYTES = {TWIN: 1 << 20, RECIPE: 64 << 20, SUMMARY: 1 << 20, RECORDING: 1 << 30}  # far more than any of our own twins has
-# What zipfile and its decompressors raise for bytes that are no archive; they have no common base.
+_LARGEST_BYTES = {TWIN: 1 << 20, RECIPE: 64 << 20, SUMMARY: 1 << 20, RECORDING: 1 << 30}  # far more than any twin of ours
+# What zipfile and its decompressors raise for bytes that are no archive; these errors have no common base class.
 _BROKEN_ARCHIVE = (
     KeyError, ValueError, OverflowError, MemoryError, EOFError, OSError, RuntimeError, struct.error, zipfile.BadZipFile,
     zlib.error, lzma.LZMAError,
@@ -45,10 +45,10 @@ _KEPT = ("overall", "verdict", "caveats", "noise_floor", "best_round", "source")
 
 
 def pack(directory: Path, archive: Path, keep_names: bool) -> dict[str, Any]:
-    """Write the twin that `make_twin` left in `directory` to `archive` and return what it holds.
+    """Write the twin that `make_twin` left in `directory` to the file `archive`, and return the number and bytes of its files.
 
-    Without `keep_names` no path, host, file or model name of the owner's is in it: files are numbered in the order of
-    their names.
+    Unless `keep_names` is set, the archive holds no path, host, file or model name of the owner. Files are numbered in the order
+    of their names.
     """
     from iotwin.datagen.datasets.recorded import read_recipe
     from iotwin.workload_yaml import load
@@ -77,8 +77,8 @@ def pack(directory: Path, archive: Path, keep_names: bool) -> dict[str, Any]:
 def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_data_bytes: int = MOST_DATA_BYTES) -> int:
     """Write the twin of `archive` to `directory`, which must be empty or missing, and generate its data set.
 
-    Nothing is written unless the twin is harmless (see `_foreign_config`), and its data set and what it writes have at most
-    `most_data_bytes`. Returns how many of them are left to what it writes.
+    Raises UsageError and writes nothing if the twin could do harm (see `_foreign_config`), or if its data set and its output
+    would exceed `most_data_bytes`. Returns the bytes that its output may have: `most_data_bytes` less the data set's.
     """
     from iotwin.workload_yaml import dump
 
@@ -109,14 +109,14 @@ def unpack(archive: Path, directory: Path, allow_plugins: bool = False, most_dat
 def run_unpacked(directory: Path, most_output_bytes: int) -> int:
     """Run the twin in `directory` and return its exit status.
 
-    It is ended, and an IotwinError raised, once its output takes more than `most_output_bytes` of the disk.
+    Ends the twin and raises IotwinError once its output takes more than `most_output_bytes` on disk.
     """
     with subprocess.Popen(own_command("emulate", directory / TWIN), stdout=sys.stderr) as process:
         try:
             looked_s = 0.0
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    return process.wait(max(_LOOK_EVERY_S, looked_s / _SHARE_OF_TIME))
+                    return process.wait(max(_CHECK_EVERY_S, looked_s / _SHARE_OF_TIME))
                 began = time.monotonic()
                 used = _disk_bytes(directory / OUTPUT)
                 looked_s = time.monotonic() - began
@@ -129,7 +129,7 @@ def run_unpacked(directory: Path, most_output_bytes: int) -> int:
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Return what the files below `folder` take of the disk, without holes."""
+    """Return the bytes on disk of all files below `folder`. Holes do not count."""
     total = 0
     for above, _, names in os.walk(folder):
         for name in names:
@@ -139,7 +139,7 @@ def _disk_bytes(folder: Path) -> int:
 
 
 def _checkpoint_bytes(config: "Config") -> int:
-    """Return the bytes of one checkpoint of a structured twin, as far as its first rank writes it."""
+    """Return the bytes that the first rank of a structured twin writes for one checkpoint."""
     from iotwin.benchmark.emulator.checkpoints.model_states import states_written
 
     if not config.workflow.checkpoint:
@@ -150,7 +150,7 @@ def _checkpoint_bytes(config: "Config") -> int:
 
 
 def _output_bytes(recording: "TwinRecording") -> int:
-    """Return the bytes of the files that a recorded twin finds and of those that it writes, each at its longest."""
+    """Return the most bytes that the files of a recorded twin's output can have: those that it finds and those that it writes."""
     from iotwin.workload_yaml.recording import Op
 
     files, columns = recording.header.files, recording.columns
@@ -165,7 +165,7 @@ def _output_bytes(recording: "TwinRecording") -> int:
 
 
 def _data_bytes(recipe: bytes) -> int:
-    """Return the bytes of the data set that a recipe lists; UsageError when it lists none."""
+    """Return the bytes of the data set that the content of a recipe lists. Raises UsageError if it is no recipe."""
     from iotwin.datagen.datasets.recorded import read_recipe
 
     with scratch_folder() as folder:
@@ -175,10 +175,10 @@ def _data_bytes(recipe: bytes) -> int:
 
 
 def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Config":
-    """Return the workload in the twin.yaml of an archive: one that reads and writes in its own directory and nowhere else.
+    """Return the workload in the twin.yaml of an archive. It reads and writes in its own directory only.
 
-    Raises UsageError for values from the environment or from other files, and for code to import unless that is allowed.
-    `pack` writes none of these. Root may import only what an installed package announces.
+    Raises UsageError if the YAML takes values from the environment or other files, or names code to import although
+    `allow_plugins` is not set. Root may import only what an installed package announces. `pack` writes no such YAML.
     """
     from iotwin.benchmark.emulator.plugins import imported_by_name
     from iotwin.workload_yaml import Storage, parse_foreign
@@ -202,7 +202,7 @@ def _foreign_config(content: bytes, archive: Path, allow_plugins: bool) -> "Conf
 
 
 def _recording(contents: dict[str, bytes], archive: Path) -> "TwinRecording":
-    """Return the archive's recording; IotwinError unless it is there and sound."""
+    """Return the archive's recording. Raises IotwinError if it is missing or damaged."""
     from iotwin.workload_yaml.recording import read_recording
 
     if RECORDING not in contents:
@@ -249,7 +249,7 @@ def _without_names(config: "Config", files: list[tuple[str, int]]) -> tuple["Con
 
 
 def _renamed_recording(recording: "TwinRecording", files: list[tuple[str, int]]) -> "TwinRecording":
-    """Return the recording with the data set's files named as in the packed recipe, and written files by separate numbers."""
+    """Return the recording with new names: for the data set's files those of the packed recipe, for written files others."""
     import dataclasses
 
     import msgspec
@@ -269,7 +269,10 @@ def _renamed_recording(recording: "TwinRecording", files: list[tuple[str, int]])
 
 
 def _numbered(names: list[str], pairs: bool) -> dict[str, str]:
-    """Return a new name for each file that keeps the order of names, the folders' structure and what follows the last dot."""
+    """Return a new name for each file name. New names keep the order, the folders and the suffixes of the old ones.
+
+    `pairs`: the names are those of images (CASE_x.npy) and masks (CASE_y.npy).
+    """
     if pairs:
         cases = {case: index for index, case in enumerate(sorted({_case(name) for name in names}))}
         return {name: f"case_{cases[_case(name)]:05d}{name[-6:]}" for name in names}
@@ -284,14 +287,14 @@ def _numbered(names: list[str], pairs: bool) -> dict[str, str]:
 
 
 def _case(name: str) -> str:
-    """The part of an image's or mask's name before _x.npy or _y.npy."""
+    """Return the part of an image's or mask's name before _x.npy or _y.npy."""
     return name[:-6]
 
 
 def _renamed(name: str, names: dict[str, str]) -> str:
     if name in names:
         return names[name]
-    image = names.get(f"{name}_x.npy")  # of a pair the YAML names the case
+    image = names.get(f"{name}_x.npy")  # the YAML names a pair by its case
     if image is None:
         raise IotwinError(f"the recipe lacks {name}, which the twin reads; make the twin again")
     return _case(image)

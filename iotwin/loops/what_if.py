@@ -6,12 +6,12 @@ from typing import Any
 from iotwin.common.errors import UsageError
 
 ACCELERATORS = "accelerators"
-_SAME = {"accelerator.memory_budget": "train.computation_time.budget"}  # shorter names of keys
+_ABBREVIATIONS = {"accelerator.memory_budget": "train.computation_time.budget"}
 
 
 def key_of(key: str) -> str:
-    """Return the full key of a shortened one."""
-    return _SAME.get(key, key)
+    """Return the full key for an abbreviation such as accelerator.memory_budget; other keys are returned unchanged."""
+    return _ABBREVIATIONS.get(key, key)
 
 
 def parse_question(text: str) -> tuple[str, list[str]]:
@@ -27,7 +27,10 @@ def parse_question(text: str) -> tuple[str, list[str]]:
 
 
 def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]) -> dict[str, Any]:
-    """Return a row per run: the unchanged workload first, then each value. `run` receives the value, or None for unchanged."""
+    """Return a document with a row for each run: the unchanged workload, then each value of `key`.
+
+    `run(value)` runs the workload with that value, or unchanged if it is None, and returns the summary.
+    """
     rows = [_row(value, run(value)) for value in (None, *values)]
     for row in rows:
         base = rows[0]["samples_per_second"]

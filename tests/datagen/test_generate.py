@@ -70,7 +70,6 @@ def test_requests_that_make_no_data_set(layout, tmp_path):
         (["unet3d", "--size", "5XB"], "unknown unit 'XB'"),
         (["unet3d", "--samples", 1, "--scale", 0], "scale 0.0 is out of range"),
         (["dlrm", "--samples", 1, "--scale", 0.5], "--scale shrinks unet3d"),
-        (["unet3d", "--samples", 1, "--workers", 0], "--workers 0"),
         (["unet3d", "--samples", 1, "--entropy", 2], "entropy 2.0 is a share"),
         (["unet3d", "--samples", 1, "--dedup", 0.5], "--dedup goes with --config"),
         (["bert", "--samples", 1, "--entropy", 0.5], "--entropy goes with unet3d's images and with --config"),
@@ -82,6 +81,13 @@ def test_command_line_refuses_in_one_line(arguments, message, tmp_path):
     with pytest.raises(UsageError, match=message) as caught:
         run(*arguments, "-o", tmp_path / "data")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_command_line_refuses_to_generate_without_workers(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("unet3d", "--samples", 1, "--workers", 0, "-o", tmp_path / "data")
+    assert "--workers: must be at least 1 (got 0)" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
 

@@ -1,11 +1,9 @@
-"""``iotwin checkfreq``: how often a job should checkpoint, and what that costs and saves."""
+"""``iotwin checkfreq``: choose how often a job checkpoints, and predict what the checkpoints cost and save."""
 
 from iotwin.command import Group
 
 
 class CheckFreqGroup(Group):
-    """Intervals between checkpoints: planned, corrected, and held against failures."""
-
     name = "checkfreq"
     help = "choose how often to checkpoint at a bounded cost, and what remains when machines fail"
     epilog = """examples:

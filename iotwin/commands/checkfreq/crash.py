@@ -1,31 +1,25 @@
-"""``iotwin checkfreq crash``: whether kills lose checkpoints, and what unsafe ways of writing lose."""
+"""``iotwin checkfreq crash``: kill jobs while they write checkpoints, and count the checkpoints that are lost."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
-from iotwin.common.errors import IotwinError, UsageError
+from iotwin.command import Command, Outcome, at_least
+from iotwin.common.errors import IotwinError
 
 
 class CheckFreqCrashCommand(Command):
-    """Kill jobs in the middle of writing."""
-
     name = "crash"
     help = "kill jobs while they write checkpoints and check what remains; needs PyTorch"
     epilog = "example: iotwin checkfreq crash -o crashed --kills 100 --unsafe overwrite,no-fsync"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the directory and the kills."""
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory for the jobs' store")
-        parser.add_argument("--kills", type=int, default=1000, metavar="N", help="jobs to kill (default 1000)")
+        parser.add_argument("--kills", type=at_least(1), default=1000, metavar="N", help="jobs to kill (default 1000)")
         parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the kills (default 1)")
         parser.add_argument("--unsafe", default="", metavar="WAYS", help="also judge overwrite, no-fsync or both, by commas")
 
     def run(self, args: Namespace) -> Outcome:
-        """Kill and count; exit status 1 when anything was lost."""
-        if args.kills < 1:
-            raise UsageError(f"--kills {args.kills} kills nothing; give at least 1")
         try:
             from iotwin.workloads.checkfreq.crash import crash
         except ModuleNotFoundError as error:
@@ -36,7 +30,6 @@ class CheckFreqCrashCommand(Command):
         return Outcome(found, 1 if found["lost"] else 0)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print what was lost."""
         points = ", ".join(f"{name} {count}" for name, count in document["points"].items())
         print(f"{document['kills']} kills ({points}): {document['lost']} lost a checkpoint")
         print(f"at most {document['most_steps_lost']} steps to do again, of {document['bound_steps']} that may be")

@@ -1,4 +1,4 @@
-"""``iotwin checkfreq goodput``: what failures leave of a job."""
+"""``iotwin checkfreq goodput``: predict how many steps per second remain of a job whose machines fail."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,8 +8,6 @@ from iotwin.command import Command, Outcome
 
 
 class CheckFreqGoodputCommand(Command):
-    """Works out the steps a second that count."""
-
     name = "goodput"
     help = "compute the steps per second that remain if failures send a job back to its last checkpoint"
     epilog = (
@@ -18,7 +16,6 @@ class CheckFreqGoodputCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the job, the failures and the system."""
         parser.add_argument("--iteration-time", required=True, metavar="TIME", help="time of a step without checkpoints")
         parser.add_argument("--checkpoint-time", required=True, metavar="TIME", help="time of a checkpoint from beginning to end")
         parser.add_argument("--load-time", required=True, metavar="TIME", help="time to start again and load a checkpoint")
@@ -32,7 +29,6 @@ class CheckFreqGoodputCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Apply the formulas."""
         from iotwin.commands.checkfreq.tables import read_failures, seconds
         from iotwin.common.errors import UsageError
         from iotwin.workloads.policies.goodput import FailingJob, goodput
@@ -61,7 +57,6 @@ class CheckFreqGoodputCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print what remains."""
         from iotwin.common.units import format_duration
 
         counted = "" if document["failures"] is None else f" of {document['failures']}"

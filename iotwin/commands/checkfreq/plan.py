@@ -1,4 +1,4 @@
-"""``iotwin checkfreq plan``: the checkpoint interval for a profile of a job."""
+"""``iotwin checkfreq plan``: compute the checkpoint interval from the times of a step and of a checkpoint (CheckFreq's paper)."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -19,14 +19,11 @@ _TIMES = (
 
 
 class CheckFreqPlanCommand(Command):
-    """Runs Algorithm 1 of CheckFreq."""
-
     name = "plan"
     help = "plan the steps between checkpoints from what a step and a checkpoint take"
     epilog = "example: iotwin checkfreq plan --iteration-time 200ms --host-copy 600ms --write-time 2 --size 1GiB --overhead 0.05"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the profile and the bound."""
         for option, default, text in _TIMES:
             parser.add_argument(option, required=default is None, default=default, metavar="TIME", help=text)
         parser.add_argument(
@@ -41,7 +38,6 @@ class CheckFreqPlanCommand(Command):
         parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="checkpoints being written at once (default 1)")
 
     def run(self, args: Namespace) -> Outcome:
-        """Compute the interval of each rule."""
         from dataclasses import asdict
 
         from iotwin.commands.checkfreq.tables import seconds
@@ -63,7 +59,6 @@ class CheckFreqPlanCommand(Command):
         return Outcome(asdict(found))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the interval and what it comes from."""
         from iotwin.common.units import format_duration
 
         print(

@@ -1,4 +1,4 @@
-"""``iotwin checkfreq probe``: how fast a directory takes checkpoints."""
+"""``iotwin checkfreq probe``: measure how fast a directory stores checkpoints durably."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,20 +8,16 @@ from iotwin.command import Command, Outcome
 
 
 class CheckFreqProbeCommand(Command):
-    """Writes and syncs a file without a name."""
-
     name = "probe"
     help = "measure how fast a directory writes durably (with fsync)"
     epilog = "example: iotwin checkfreq probe out --size 256MiB"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the directory."""
         parser.add_argument("directory", type=Path, metavar="DIR", help="directory that checkpoints go to")
         parser.add_argument("--size", default="256MiB", metavar="SIZE", help="bytes to write (default 256MiB)")
         parser.add_argument("--fresh", action="store_true", help="ignore the stored result of that device and measure again")
 
     def run(self, args: Namespace) -> Outcome:
-        """Probe the directory."""
         from dataclasses import asdict
 
         from iotwin.common.units import parse_size
@@ -30,7 +26,6 @@ class CheckFreqProbeCommand(Command):
         return Outcome(asdict(probe(args.directory, parse_size(args.size), args.fresh)))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the speed."""
         from iotwin.common.units import format_duration, format_size
 
         when = "measured before" if document["cached"] else "now"

@@ -1,4 +1,4 @@
-"""``iotwin checkfreq results``: what checkpoints cost each network of an experiment."""
+"""``iotwin checkfreq results``: compare the checkpoint policies of an experiment by the time that they cost each network."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,24 +8,19 @@ from iotwin.command import Command, Outcome
 
 
 class CheckFreqResultsCommand(Command):
-    """Read the cells of `iotwin run checkfreq`."""
-
     name = "results"
     help = "compare the policies of an experiment: time, overhead and stall by network"
     epilog = "example: iotwin checkfreq results results/checkfreq-smoke"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the experiment's directory."""
         parser.add_argument("directory", type=Path, metavar="DIR", help="what iotwin run wrote")
 
     def run(self, args: Namespace) -> Outcome:
-        """Summarise the cells."""
         from iotwin.loops.checkfreq_results import summarise
 
         return Outcome(summarise(args.directory))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a line a network."""
         print(
             f"{'network':<14}{'interval':>9}"
             + "".join(f"{policy:>10}" for policy in ("auto", "sync", "epoch"))

@@ -1,4 +1,4 @@
-"""The tables that the commands of ``iotwin checkfreq`` read, and their times."""
+"""Read the CSV tables and the durations that the commands of ``iotwin checkfreq`` take."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seconds(text: str, option: str) -> float:
-    """Return the seconds of an option: 0.2, 200ms, 1h; UsageError names the option."""
+    """Return the seconds that an option's value (0.2, 200ms, 1h) means. Raises UsageError that names the option."""
     from iotwin.common.units import parse_duration
 
     try:
@@ -25,7 +25,7 @@ def seconds(text: str, option: str) -> float:
 
 
 def read_steps(path: Path) -> "list[MeasuredStep]":
-    """Return the steps of a series: columns seconds, checkpoint, stall_s and, if there is one, writing."""
+    """Return the steps in a CSV file with columns seconds, checkpoint, stall_s and, optionally, writing."""
     from iotwin.workloads.policies.frequency import MeasuredStep
 
     rows = _read(path, ("seconds", "checkpoint", "stall_s"), ("writing",))
@@ -40,9 +40,9 @@ def read_steps(path: Path) -> "list[MeasuredStep]":
 
 
 def read_failures(path: Path) -> tuple[int, float]:
-    """Return the failures in a trace of GPUs in use (columns Time, in seconds, and GPUs) and the trace's seconds.
+    """Return the number of failures in a CSV file of GPUs in use (columns Time, in seconds, and GPUs), and its seconds.
 
-    A change of four GPUs is a failure, as PCcheck's evaluation counts them: its machines have four.
+    A change by four GPUs counts as one failure, as in PCcheck's evaluation, whose machines have four.
     """
     rows = _read(path, ("time", "gpus"))
     times, gpus = [time_s for time_s, _ in rows], [count for _, count in rows]
@@ -52,7 +52,7 @@ def read_failures(path: Path) -> tuple[int, float]:
 
 
 def _read(path: Path, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> list[list[float]]:
-    """Return the numbers of the columns in each row, those of `others` 0 where there is no such column."""
+    """Return each row's numbers in the columns `needed` and `others`; 0 in a column of `others` that the file lacks."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     try:

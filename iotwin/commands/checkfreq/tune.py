@@ -1,4 +1,4 @@
-"""``iotwin checkfreq tune``: the controller alone, on a recorded or made series of steps."""
+"""``iotwin checkfreq tune``: simulate how CheckFreq's controller changes the checkpoint interval over a series of steps."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,20 +8,16 @@ from iotwin.command import Command, Outcome
 
 
 class CheckFreqTuneCommand(Command):
-    """Runs the controller over a series."""
-
     name = "tune"
     help = "simulate how the controller changes the interval over a series of steps"
     epilog = "example: iotwin checkfreq tune steps.csv --overhead 0.05 --interval 14"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the series, the bound and where to begin."""
         parser.add_argument("steps", type=Path, metavar="STEPS.csv", help="columns seconds, checkpoint, stall_s [, writing]")
         parser.add_argument("--overhead", type=float, required=True, metavar="SHARE", help="bound, as 0.05 for 5 %%")
         parser.add_argument("--interval", type=int, required=True, metavar="K", help="steps between checkpoints at the start")
 
     def run(self, args: Namespace) -> Outcome:
-        """Feed the series to a controller."""
         from dataclasses import asdict
 
         from iotwin.commands.checkfreq.tables import read_steps
@@ -37,7 +33,6 @@ class CheckFreqTuneCommand(Command):
         return Outcome({"interval": interval, "windows": [asdict(window) for window in windows], "changes": changes})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a row a window."""
         from iotwin.common.terminal import print_table
         from iotwin.common.units import format_duration
 

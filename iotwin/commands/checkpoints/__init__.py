@@ -1,11 +1,9 @@
-"""``iotwin checkpoints``: which checkpoints of a job would load, which may go, and what a loss of power would have left."""
+"""``iotwin checkpoints``: list, verify and prune a job's checkpoints, and audit how durably any traced job wrote its own."""
 
 from iotwin.command import Group
 
 
 class CheckpointsGroup(Group):
-    """The store that jobs of ours write with --checkpoint-steps and its like; `audit` is of any job's checkpoints."""
-
     name = "checkpoints"
     help = "list, verify and prune the checkpoints that jobs resume from; audit those of any traced job"
     epilog = """examples:

@@ -1,4 +1,4 @@
-"""``iotwin checkpoints audit``: what a loss of power would have left of any traced job's checkpoints."""
+"""``iotwin checkpoints audit``: report which checkpoints of a traced job a power loss could have destroyed."""
 
 import re
 from argparse import ArgumentParser, Namespace
@@ -12,18 +12,14 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class CheckpointsAuditCommand(Command):
-    """Follow write, fsync, rename, fsync of the folder and removal of every checkpoint file in a trace."""
-
     name = "audit"
     help = "check that a power loss at any instant leaves one of a traced job's checkpoints; name the missing calls"
     epilog = "example: iotwin checkpoints audit run.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the trace."""
         parser.add_argument("trace", type=Path, metavar="TRACE", help="trace of any job")
 
     def run(self, args: Namespace) -> Outcome:
-        """Audit; exit status 1 when a loss of power could leave no checkpoint."""
         from iotwin.trace_store.figures.durability import audit
         from iotwin.trace_store.reader import Trace
 
@@ -31,7 +27,6 @@ class CheckpointsAuditCommand(Command):
         return Outcome(document, 0 if document["safe"] else 1)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a line a checkpoint, and the calls that are missing."""
         from iotwin.common.units import format_duration, format_size
         from iotwin.trace_visuals.labels import plain
 
@@ -44,9 +39,9 @@ class CheckpointsAuditCommand(Command):
             print(f"{begun:>10}{size:>11}{durable:>10}{risk:>10}  {plain(entry['name'], 200)}")
         if len(each) > _MOST_ROWS:
             print(f"{len(each) - _MOST_ROWS} more: iotwin checkpoints audit --json")
-        for line in _alike([line for entry in each for line in entry["lost"]]):
+        for line in _folded([line for entry in each for line in entry["lost"]]):
             print(plain(line, 300))
-        for line in _alike([line for entry in each for line in entry["missing"]]):
+        for line in _folded([line for entry in each for line in entry["missing"]]):
             print(plain(f"missing: {line}", 300))
         exposed = sum(bool(entry["exposed"]) for entry in each)
         if exposed:
@@ -55,8 +50,8 @@ class CheckpointsAuditCommand(Command):
             print("a loss of power at any instant leaves a checkpoint that loads")
 
 
-def _alike(lines: list[str]) -> list[str]:
-    """Return the first of all lines that differ by numbers only, with how many there are."""
+def _folded(lines: list[str]) -> list[str]:
+    """Return one of all lines that differ by numbers only: the first, with their count."""
     counts: dict[str, int] = {}
     first: dict[str, str] = {}
     for line in lines:

@@ -1,27 +1,47 @@
-"""What the commands on a store share: its document, and how a person sees it."""
+"""What the commands on a folder of checkpoints share: its argument, its document and its table."""
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.command import Outcome
+from iotwin.command import Command, Outcome
 
 if TYPE_CHECKING:
     from iotwin.common.checkpoints import Found
 
 
-def add_directory(parser: ArgumentParser) -> None:
-    """Add the store."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the store: the folder checkpoints in a job's --output")
+class StoreCommand(Command):
+    """A command on a store: the folder that holds a job's checkpoints."""
+
+    def prepare_parser(self, parser: ArgumentParser) -> None:
+        parser.add_argument("directory", type=Path, metavar="DIR", help="the store: the folder checkpoints in a job's --output")
+
+    def show(self, document: dict[str, Any]) -> None:
+        from iotwin.common.units import format_size
+
+        print(f"{'checkpoint':<16}{'step':>10}{'epoch':>7}{'position':>10}{'ranks':>7}{'size':>11}")
+        for entry in document["checkpoints"]:
+            if entry["step"] is None:
+                print(f"{entry['name']:<16}{'':>45}  {entry['reason']}")
+                continue
+            size = format_size(entry["size_bytes"])
+            numbers = f"{entry['step']:>10}{entry['epoch']:>7}{entry['position']:>10}{entry['world_size']:>7}{size:>11}"
+            print(f"{entry['name']:<16}{numbers}" + ("" if entry["whole"] else f"  {entry['reason']}"))
+        for name in document["removed"]:
+            print(f"{name} removed")
+        loadable = document["loadable"]
+        print(f"a job resumes from {loadable}" if loadable else f"{document['directory']} holds no checkpoint that loads")
+        for name in document["left"]:
+            print(f"{name} holds files that are no part of the removed checkpoint; move them elsewhere")
 
 
 def outcome(
     directory: Path, check: "Callable[[Found], Found]", removed: "Sequence[Found]" = (), left: Sequence[Path] = ()
 ) -> Outcome:
-    """Return what the store holds, newest first, each after `check`; exit status 1 when nothing can be loaded.
+    """Return the store's checkpoints, newest first, each as `check` returns it. The exit status is 1 if none can be loaded.
 
-    `removed` are the checkpoints that the command removed, `left` the folders of such that hold others' files.
+    `removed`: the checkpoints that the command removed. `left`: folders of removed checkpoints that hold other programs' files.
     """
     from iotwin.common.checkpoints import checkpoints, named_latest
 
@@ -51,21 +71,3 @@ def _entry(found: "Found") -> dict[str, Any]:
         "whole": found.reason is None,
         "reason": found.reason,
     }
-
-
-def show(document: dict[str, Any]) -> None:
-    """Print a line a checkpoint, and which one a job would resume from."""
-    from iotwin.common.units import format_size
-
-    print(f"{'checkpoint':<16}{'step':>10}{'epoch':>7}{'position':>10}{'ranks':>7}{'size':>11}")
-    for entry in document["checkpoints"]:
-        if entry["step"] is None:
-            print(f"{entry['name']:<16}{'':>45}  {entry['reason']}")
-            continue
-        size = format_size(entry["size_bytes"])
-        numbers = f"{entry['step']:>10}{entry['epoch']:>7}{entry['position']:>10}{entry['world_size']:>7}{size:>11}"
-        print(f"{entry['name']:<16}{numbers}" + ("" if entry["whole"] else f"  {entry['reason']}"))
-    for name in document["removed"]:
-        print(f"{name} removed")
-    loadable = document["loadable"]
-    print(f"a job resumes from {loadable}" if loadable else f"{document['directory']} holds no checkpoint that loads")

@@ -1,29 +1,17 @@
-"""``iotwin checkpoints verify``: read every byte of a store and hold it against its checksums."""
+"""``iotwin checkpoints verify``: compare every file of a folder's checkpoints with its checksum."""
 
-from argparse import ArgumentParser, Namespace
-from typing import Any
+from argparse import Namespace
 
-from iotwin.command import Command, Outcome
-from iotwin.commands.checkpoints.store import add_directory, outcome, show
+from iotwin.command import Outcome
+from iotwin.commands.checkpoints.store import StoreCommand, outcome
 
 
-class CheckpointsVerifyCommand(Command):
-    """Hold every file against its checksum."""
-
+class CheckpointsVerifyCommand(StoreCommand):
     name = "verify"
     help = "read every file of a store and compare it with its checksum"
     epilog = "example: iotwin checkpoints verify out/checkpoints"
 
-    def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the store."""
-        add_directory(parser)
-
     def run(self, args: Namespace) -> Outcome:
-        """Verify each checkpoint."""
         from iotwin.common.checkpoints import verify
 
         return outcome(args.directory, verify)
-
-    def show(self, document: dict[str, Any]) -> None:
-        """Print the table."""
-        show(document)

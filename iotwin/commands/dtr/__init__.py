@@ -1,11 +1,9 @@
-"""``iotwin dtr``: dynamic tensor rematerialization, simulated, and static plans to compare with."""
+"""``iotwin dtr``: simulate training under a memory budget by dynamic tensor rematerialization (DTR) or by static plans."""
 
 from iotwin.command import Group
 
 
 class DtrGroup(Group):
-    """Logs of a model's operations, replayed under a memory budget."""
-
     name = "dtr"
     help = "simulate training under a memory budget: rematerialisation by heuristics (DTR) or by static plans"
     epilog = """examples:

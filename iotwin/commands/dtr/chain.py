@@ -1,20 +1,17 @@
-"""``iotwin dtr chain``: the theory's chain of unit operations."""
+"""``iotwin dtr chain``: count what a chain of operations of unit cost and size recomputes, and compare it with theory."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 
 
 class DtrChainCommand(Command):
-    """Counts what a chain under a budget recomputes."""
-
     name = "chain"
     help = "count what chains of unit operations recompute under a budget, with the theory's bounds"
     epilog = "example: iotwin dtr chain --layers 64,128,256 --budget 2ceil_sqrt,log2 --heuristic DTR,DTRLocal"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add lengths, budgets and heuristics."""
         parser.add_argument("--layers", default="64,128,256", metavar="N,..", help="lengths of chains (default 64,128,256)")
         parser.add_argument(
             "--budget",
@@ -27,13 +24,12 @@ class DtrChainCommand(Command):
         )
         parser.add_argument(
             "--limit",
-            type=float,
+            type=at_least(1, float),
             metavar="X",
             help="stop as thrashed if recomputing costs X - 1 times the step (default: never)",
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Run every length, budget and heuristic."""
         import math
 
         from iotwin.commands.dtr.options import listed, note_missing_numba
@@ -42,8 +38,8 @@ class DtrChainCommand(Command):
         from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 
         layers = listed(args.layers, "--layers", int)
-        if min(layers) < 1 or (args.limit is not None and args.limit < 1):
-            raise UsageError("--layers and --limit are at least 1")
+        if min(layers) < 1:
+            raise UsageError(f"--layers: a chain must have at least 1 (got {min(layers)})")
         limit = math.inf if args.limit is None else args.limit
         note_missing_numba()
         runs = [
@@ -55,7 +51,6 @@ class DtrChainCommand(Command):
         return Outcome({"runs": runs, "theory": {"layers": layers, **theory_lines(layers)}})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a row a run."""
         from iotwin.common.terminal import print_table
 
         rows = [

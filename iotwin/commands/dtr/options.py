@@ -1,4 +1,4 @@
-"""What the actions of ``iotwin dtr`` share: lists in options, tables, and the note about numba."""
+"""Options that several commands of ``iotwin dtr`` share, and the note that numba is missing."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,7 +7,7 @@ _Value = TypeVar("_Value")
 
 
 def listed(text: str, option: str, convert: Callable[[str], _Value]) -> list[_Value]:
-    """Return the values of an option that takes several, separated by commas; UsageError for one that is none."""
+    """Return the values of a comma-separated option, converted by `convert`. Raises UsageError if that raises ValueError."""
     from iotwin.common.errors import UsageError
 
     values = []
@@ -20,7 +20,7 @@ def listed(text: str, option: str, convert: Callable[[str], _Value]) -> list[_Va
 
 
 def ratio(text: str) -> float:
-    """Return a share of the baseline's peak; UsageError unless above 0 and at most 100."""
+    """Return a budget as a share of the baseline's peak memory. Raises UsageError unless it is above 0 and at most 100."""
     from iotwin.common.errors import UsageError
 
     value = float(text)

@@ -1,4 +1,4 @@
-"""``iotwin dtr plot``: pictures of a sweep, or of the original's measurements."""
+"""``iotwin dtr plot``: draw the results of ``iotwin dtr sweep``, or the data that DTR's authors measured."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,8 +8,6 @@ from iotwin.command import Command, Outcome
 
 
 class DtrPlotCommand(Command):
-    """Draws what has been run, without running anything."""
-
     name = "plot"
     help = "draw the curves of a sweep, or of the original's measured data"
     epilog = """examples:
@@ -17,7 +15,6 @@ class DtrPlotCommand(Command):
   iotwin dtr plot config.json data.json -o measured.png"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add what to draw and where to."""
         parser.add_argument(
             "sources",
             nargs="+",
@@ -28,7 +25,6 @@ class DtrPlotCommand(Command):
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="picture: .png, .svg or .pdf")
 
     def run(self, args: Namespace) -> Outcome:
-        """Draw a panel for each model and study."""
         from iotwin.common.files import scratch_folder, write_json
         from iotwin.trace_visuals.curves import plot_curves
         from iotwin.workloads.dtr.simulator.measured import panels_of
@@ -42,5 +38,4 @@ class DtrPlotCommand(Command):
         return Outcome({"pictures": [str(args.output)], "panels": drawn["panels"]})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Name the picture."""
         print(f"{document['pictures'][0]}: {len(document['panels'])} panels")

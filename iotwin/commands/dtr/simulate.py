@@ -1,10 +1,10 @@
-"""``iotwin dtr simulate``: logs under budgets."""
+"""``iotwin dtr simulate``: replay logs of tensor operations under memory budgets."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 
 if TYPE_CHECKING:
     from iotwin.workloads.dtr.simulator.graph import Graph
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class DtrSimulateCommand(Command):
-    """Replays logs under memory budgets."""
-
     name = "simulate"
     help = "replay logs under memory budgets, evicting and rematerialising by a heuristic"
     epilog = """examples:
@@ -21,7 +19,6 @@ class DtrSimulateCommand(Command):
   iotwin dtr simulate mlp.log --heuristic DTR --budget 3000000 --telemetry telemetry --events events.json"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the logs, budgets, heuristics and what to write."""
         parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="log or manifest (.json) of logs")
         parser.add_argument(
             "--heuristic",
@@ -42,7 +39,7 @@ class DtrSimulateCommand(Command):
         )
         parser.add_argument(
             "--overhead-limit",
-            type=float,
+            type=at_least(1, float),
             default=2.0,
             metavar="X",
             help="stop as thrashed if a step costs X times the step without a budget (default 2.0)",
@@ -53,8 +50,8 @@ class DtrSimulateCommand(Command):
             default="rematerialize",
             help="what holds for what is alive at the end",
         )
-        parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random choices (default 0)")
-        parser.add_argument("--trials", type=int, default=10, metavar="N", help="runs of a random heuristic (default 10)")
+        parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of random choices (default 0)")
+        parser.add_argument("--trials", type=at_least(1), default=10, metavar="N", help="runs of a random heuristic (default 10)")
         parser.add_argument(
             "--mode",
             choices=["parity", "better"],
@@ -71,15 +68,11 @@ class DtrSimulateCommand(Command):
         parser.add_argument("--telemetry", type=Path, metavar="DIR", help="write tables of the last run as CSV files")
 
     def run(self, args: Namespace) -> Outcome:
-        """Run every log, heuristic and budget."""
         from iotwin.commands.dtr.options import listed, note_missing_numba
-        from iotwin.common.errors import UsageError
         from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
         from iotwin.workloads.dtr.simulator.logs import load_graph, models_of
         from iotwin.workloads.dtr.simulator.simulate import baseline
 
-        if args.overhead_limit < 1 or args.trials < 1 or args.seed < 0:
-            raise UsageError("--overhead-limit and --trials are at least 1, --seed at least 0")
         heuristics = listed(args.heuristic, "--heuristic", heuristic_named)
         note_missing_numba()
         runs: list[dict[str, Any]] = []
@@ -97,7 +90,6 @@ class DtrSimulateCommand(Command):
         return Outcome({"runs": runs, "baselines": baselines})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a row a run."""
         from iotwin.common.terminal import print_table
         from iotwin.common.units import format_size
 
@@ -128,7 +120,7 @@ def _budgets(args: Namespace, base: "Baseline") -> list[tuple[float | None, int]
 
 
 def _note_hopeless(args: Namespace, log: Path, base: "Baseline") -> None:
-    """Note each budget that is smaller than the constants, which are never evicted."""
+    """Note it if the smallest budget is below the size of the constants, which are never evicted."""
     from iotwin.common.progress import note
     from iotwin.common.units import format_size
 

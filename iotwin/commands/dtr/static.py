@@ -1,18 +1,16 @@
-"""``iotwin dtr static``: plans that are made before the step."""
+"""``iotwin dtr static``: plan before the step which tensors to recompute, by solvers that see the whole graph."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 
 if TYPE_CHECKING:
     from iotwin.workloads.dtr.static.graph import Dag
 
 
 class DtrStaticCommand(Command):
-    """Plans recomputation with the whole graph in view."""
-
     name = "static"
     help = "plan rematerialisation statically: integer program, rounding, checkpointing rules, and DTR to compare with"
     epilog = """examples:
@@ -21,7 +19,6 @@ class DtrStaticCommand(Command):
   iotwin dtr static chain:16 --max-batch 64 --solver chen-greedy"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the graph, budgets and solvers."""
         parser.add_argument("graph", metavar="GRAPH", help="log, graph (.json), or chain:N for the linear training graph")
         what = parser.add_mutually_exclusive_group(required=True)
         what.add_argument("--budget", metavar="SIZE,..", help="budgets in bytes (units on a chain), constants included")
@@ -33,12 +30,11 @@ class DtrStaticCommand(Command):
             help="ilp, lp-bound, lp-round, chen-sqrt, chen-greedy (and -linear), griewank, checkpoint-all, -last, dtr:NAME, all",
         )
         parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for a program (default 60)")
-        parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random rounding (default 0)")
+        parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of random rounding (default 0)")
         parser.add_argument("--write-graph", type=Path, metavar="FILE", help="write the planned graph as JSON")
         parser.add_argument("--schedule", type=Path, metavar="FILE", help="write the last plan's instructions as JSON")
 
     def run(self, args: Namespace) -> Outcome:
-        """Run every solver at every budget."""
         from iotwin.commands.dtr.options import listed
         from iotwin.common.errors import UsageError
         from iotwin.common.files import write_whole
@@ -46,8 +42,8 @@ class DtrStaticCommand(Command):
         from iotwin.workloads.dtr.static import solve
         from iotwin.workloads.dtr.static.graph import write_dag
 
-        if args.time_limit <= 0 or args.seed < 0:
-            raise UsageError("--time-limit is above 0, --seed at least 0")
+        if args.time_limit <= 0:
+            raise UsageError(f"--time-limit {args.time_limit:g}: it must be above 0")
         dag = _graph(args.graph)
         solvers = solve.ALL if args.solver == "all" else [solve.check_solver(name.strip()) for name in args.solver.split(",")]
         if args.write_graph is not None:
@@ -62,23 +58,21 @@ class DtrStaticCommand(Command):
         return Outcome(document | {"results": results})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a row a plan."""
         from iotwin.common.terminal import print_table
 
         if "batches" in document:
             print_table(("solver", "largest batch"), [[row["solver"], row["batch"]] for row in document["batches"]])
             return
-        empty = ""
         rows = [
             [
                 row["solver"],
                 row["budget"],
                 row["status"],
-                empty if row["cost"] is None else row["cost"],
-                empty if row["cost_over_checkpoint_all"] is None else f"{row['cost_over_checkpoint_all']:.4f}",
-                empty if row["cost_over_optimum"] is None else f"{row['cost_over_optimum']:.4f}",
-                empty if row["peak_bytes"] is None else row["peak_bytes"],
-                empty if row["bound"] is None else f"{row['bound']:.1f}",
+                "" if row["cost"] is None else row["cost"],
+                "" if row["cost_over_checkpoint_all"] is None else f"{row['cost_over_checkpoint_all']:.4f}",
+                "" if row["cost_over_optimum"] is None else f"{row['cost_over_optimum']:.4f}",
+                "" if row["peak_bytes"] is None else row["peak_bytes"],
+                "" if row["bound"] is None else f"{row['bound']:.1f}",
                 f"{row['seconds']:.2f}",
             ]
             for row in document["results"]

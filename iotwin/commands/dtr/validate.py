@@ -1,4 +1,4 @@
-"""``iotwin dtr validate``: what a log holds, and what is wrong with it."""
+"""``iotwin dtr validate``: check a log of tensor operations, and report the step's cost and peak memory without a budget."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,18 +8,14 @@ from iotwin.command import Command, Outcome
 
 
 class DtrValidateCommand(Command):
-    """Checks a log line by line."""
-
     name = "validate"
     help = "check a log of operations, and report the cost and peak memory of a step without a budget"
     epilog = "example: iotwin dtr validate mlp.log"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the log."""
         parser.add_argument("log", type=Path, metavar="LOG", help="log to check")
 
     def run(self, args: Namespace) -> Outcome:
-        """Read the whole log, gathering problems."""
         from iotwin.commands.dtr.options import note_missing_numba
         from iotwin.common.errors import UsageError
         from iotwin.workloads.dtr.simulator.log_format import read_log
@@ -46,7 +42,6 @@ class DtrValidateCommand(Command):
         return Outcome(document, 1 if problems else 0)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the counts, the baseline and the problems."""
         from iotwin.common.units import format_duration, format_size
 
         for problem in document["problems"]:

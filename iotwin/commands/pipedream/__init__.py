@@ -1,11 +1,9 @@
-"""``iotwin pipedream``: plan a training pipeline, predict it, and make a twin of it before any of it exists."""
+"""``iotwin pipedream``: plan a training pipeline from a profile of its layers, predict its timeline, and write its twin."""
 
 from iotwin.command import Group
 
 
 class PipeDreamGroup(Group):
-    """From a profile of layers to a plan, its timeline and its twin."""
-
     name = "pipedream"
     help = "plan a training pipeline from a profile of its layers, predict what it does, make its twin"
     epilog = """examples:

@@ -1,4 +1,4 @@
-"""``iotwin pipedream compress``: a smaller graph to search."""
+"""``iotwin pipedream compress``: merge the layers of every branch of a graph, so that the graph has fewer states to search."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,19 +8,15 @@ from iotwin.command import Command, Outcome
 
 
 class PipeDreamCompressCommand(Command):
-    """Merges the layers of every branch into one node."""
-
     name = "compress"
     help = "merge each run of layers on a branch into one node, so that a graph with many branches can be searched"
     epilog = "example: iotwin pipedream compress inception_v3.graph.txt -o compressed.graph.txt"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the graph and the file to write."""
         parser.add_argument("graph", type=Path, metavar="GRAPH", help="a profile's graph.txt")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="graph to write")
 
     def run(self, args: Namespace) -> Outcome:
-        """Compress the graph."""
         from iotwin.common.files import check_output
         from iotwin.workloads.pipedream.plan.compress import compress
         from iotwin.workloads.pipedream.plan.graph_file import read_graph, write_graph
@@ -32,5 +28,4 @@ class PipeDreamCompressCommand(Command):
         return Outcome({"graph": str(args.output), "nodes": len(graph.nodes), "compressed": len(smaller.nodes)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print how much smaller the graph is."""
         print(f"{document['graph']}: {document['compressed']} nodes instead of {document['nodes']}")

@@ -1,22 +1,18 @@
-"""``iotwin pipedream convert``: confs, modules and plan of an optimised graph."""
+"""``iotwin pipedream convert``: write the stages, configuration files and plan of a graph that has been partitioned."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
-from iotwin.commands.pipedream.options import make_directory
 
 
 class PipeDreamConvertCommand(Command):
-    """Writes what a run of the partitioned model starts from."""
-
     name = "convert"
     help = "write the stages, confs and plan of an optimised graph"
     epilog = "example: iotwin pipedream convert plan/gpus=4.txt -n VGG16 -a vgg16 -o model --stage-to-num-ranks 0:3,1:1"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the graph, names and ranks."""
         parser.add_argument("graph", type=Path, metavar="GPUS.txt", help="an optimised graph: its nodes have stage_ids")
         parser.add_argument("-n", "--model-name", required=True, metavar="NAME", help="name of the model's class")
         parser.add_argument("-a", "--arch", required=True, metavar="ARCH", help="name of the architecture, as in vgg16")
@@ -26,14 +22,13 @@ class PipeDreamConvertCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Convert the graph."""
-        from iotwin.common.files import write_json
+        from iotwin.common.files import make_folder, write_json
         from iotwin.workloads.pipedream.plan.convert import convert
         from iotwin.workloads.pipedream.plan.graph_file import read_graph, write_graph
         from iotwin.workloads.pipedream.plan.plan_file import plan_document
 
         found = convert(read_graph(args.graph), args.ranks)
-        make_directory(args.output)
+        make_folder(args.output)
         for index, stage in enumerate(found.stages):
             write_graph(stage, args.output / f"stage{index}.graph.txt")
         for kind, conf in found.confs.items():
@@ -52,7 +47,6 @@ class PipeDreamConvertCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the modules with their tensors."""
         for module in document["modules"]:
             print(f"{module['name']}: {', '.join(module['inputs'])} -> {', '.join(module['outputs'])}")
         print(f"confs: {', '.join(document['confs'])}; plan: {document['plan']}")

@@ -1,4 +1,4 @@
-"""``iotwin pipedream drive``: the commands that a driver file stands for."""
+"""``iotwin pipedream drive``: print the command that a driver file means for each rank."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -9,14 +9,11 @@ from iotwin.common.errors import UsageError
 
 
 class PipeDreamDriveCommand(Command):
-    """Prints what would be launched."""
-
     name = "drive"
     help = "print the command of every rank of a driver file"
     epilog = "example: iotwin pipedream drive vgg16_4pipedream.yml --dry-run"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the driver file and how to launch."""
         parser.add_argument("config", type=Path, metavar="CONFIG.yml", help="driver file")
         parser.add_argument(
             "--dry-run",
@@ -32,7 +29,6 @@ class PipeDreamDriveCommand(Command):
         parser.add_argument("--models", type=Path, metavar="DIR", help="directory that config_file is relative to")
 
     def run(self, args: Namespace) -> Outcome:
-        """Work out the commands."""
         from iotwin.workloads.pipedream.plan.driver_file import Launch, commands, read_driver
 
         if not args.dry_run:
@@ -52,7 +48,6 @@ class PipeDreamDriveCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print each command as a shell would take it."""
         import shlex
 
         for command in document["commands"]:

@@ -1,4 +1,4 @@
-"""``iotwin pipedream evaluate``: any partition's time under the formulas."""
+"""``iotwin pipedream evaluate``: predict the time of a given partition by the formulas that the optimizer minimises."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -9,20 +9,16 @@ from iotwin.commands.pipedream.options import add_machine_options, options_of
 
 
 class PipeDreamEvaluateCommand(Command):
-    """Holds a partition against the formulas that the optimizer minimises."""
-
     name = "evaluate"
     help = "predict the time of any partition by the formulas"
     epilog = "example: iotwin pipedream evaluate vgg16.graph.txt plan/plan.json -n 4 -b 1e9 --activation-compression-ratio 1"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the profile, the partition and the machines."""
         parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
         parser.add_argument("partition", type=Path, metavar="PARTITION", help="gpus=N.txt with stage_ids, or plan.json")
         add_machine_options(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        """Evaluate the partition."""
         from iotwin.workloads.pipedream.plan.graph_file import read_graph
         from iotwin.workloads.pipedream.plan.plan_file import read_plan
         from iotwin.workloads.pipedream.plan.report import evaluate, with_stages_of
@@ -34,7 +30,6 @@ class PipeDreamEvaluateCommand(Command):
         return _outcome(evaluate(with_stages_of(graph, read_graph(args.partition)), options, None, fold))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the time of each stage."""
         if not document["valid"]:
             print(f"no partition: {document['reason']}")
             return

@@ -1,4 +1,4 @@
-"""``iotwin pipedream graph``: what a profile holds."""
+"""``iotwin pipedream graph``: summarise the layer graph of a profile."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,26 +8,21 @@ from iotwin.command import Command, Outcome
 
 
 class PipeDreamGraphCommand(Command):
-    """Counts, totals, order and states of a layer graph."""
-
     name = "graph"
     help = "summarise a layer graph: nodes, totals, order, states"
     epilog = "example: iotwin pipedream graph vgg16.graph.txt --antichains"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the graph."""
         parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
         parser.add_argument("--antichains", action="store_true", help="list the states: the frontiers at which it can be cut")
 
     def run(self, args: Namespace) -> Outcome:
-        """Describe the graph."""
         from iotwin.workloads.pipedream.plan.describe import describe
         from iotwin.workloads.pipedream.plan.graph_file import read_graph
 
         return Outcome(describe(read_graph(args.graph), args.antichains))
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the counts and totals."""
         from iotwin.common.units import format_size
 
         totals = document["totals"]

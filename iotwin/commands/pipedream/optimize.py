@@ -1,17 +1,15 @@
-"""``iotwin pipedream optimize``: the best partition of a profile over machines."""
+"""``iotwin pipedream optimize``: find the partition of a profile whose slowest stage is fastest."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 from iotwin.command import Command, Outcome
-from iotwin.commands.pipedream.options import add_machine_options, make_directory, options_of
+from iotwin.commands.pipedream.options import add_machine_options, options_of
 from iotwin.common.errors import UsageError
 
 
 class PipeDreamOptimizeCommand(Command):
-    """Finds the plan with the fastest slowest stage."""
-
     name = "optimize"
     help = "find the best partition of a profile into stages and replicas"
     epilog = (
@@ -20,7 +18,6 @@ class PipeDreamOptimizeCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the profile, the machines and the results."""
         parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
         add_machine_options(parser)
         parser.add_argument(
@@ -36,9 +33,9 @@ class PipeDreamOptimizeCommand(Command):
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for plan.json, gpus=N.txt and gpus=N.svg")
 
     def run(self, args: Namespace) -> Outcome:
-        """Optimise, and write what was found."""
         import time
 
+        from iotwin.common.files import make_folder
         from iotwin.workloads.pipedream.plan.graph_file import file_sha256, read_graph
         from iotwin.workloads.pipedream.plan.report import optimize
 
@@ -49,7 +46,7 @@ class PipeDreamOptimizeCommand(Command):
             raise UsageError("--interval is for --objective latency; leave it out")
         graph = read_graph(args.graph)
         if args.output:
-            make_directory(args.output)
+            make_folder(args.output)
         begin = time.monotonic()
         found = optimize(graph, options, args.fold, args.inputs_in_flight, file_sha256(args.graph))
         document = {**found.document, "plan": None, "partition": None, "seconds": time.monotonic() - begin}
@@ -58,7 +55,6 @@ class PipeDreamOptimizeCommand(Command):
         return Outcome(document)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the stages and what they gain."""
         from iotwin.common.units import format_size
 
         if document.get("objective") == "latency":
@@ -78,7 +74,7 @@ class PipeDreamOptimizeCommand(Command):
 
 
 def _states(document: dict[str, Any]) -> str:
-    """Return what was searched of the graph."""
+    """Return how many states of the graph were searched and, if not all were, how far from the optimum the plan may be."""
     folded, count = document["folded_states"], document["states"]
     if document["complete"]:
         return f"{document['graph']}: {count:,} states" + (f", {folded:,} after folding" if folded != count else "")
@@ -90,7 +86,7 @@ def _states(document: dict[str, Any]) -> str:
 
 
 def _show_times(document: dict[str, Any]) -> None:
-    """Print the original's summary, and what else a plan is chosen by."""
+    """Print the lines that PipeDream's own optimizer prints, then workers, memory and the written files."""
     gain = document["speedup_over_data_parallel"]
     print(f"Time taken by single-stage pipeline: {document['single_machine_s']:.9g} s")
     print(f"Time per stage in pipeline: {document['stage_time_s']:.9g} s")

@@ -1,8 +1,7 @@
-"""The options that describe the machines of a plan, shared by several commands."""
+"""Options that describe the machines of a pipeline's plan, shared by several commands of ``iotwin pipedream``."""
 
 import math
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotwin.common.errors import UsageError
@@ -15,7 +14,7 @@ _MOST_WORKERS = 4096  # the search's tables grow with the states squared and the
 
 
 def add_machine_options(parser: ArgumentParser) -> None:
-    """Add -n, -b and what else shapes the costs and the search."""
+    """Add -n, -b and all other options that decide the costs and the search."""
     parser.add_argument(
         "-n",
         "--all-num-machines",
@@ -75,7 +74,7 @@ def add_machine_options(parser: ArgumentParser) -> None:
 
 
 def options_of(args: Namespace) -> "CostOptions":
-    """Return the machines that the options describe. Raises UsageError that names a wrong option."""
+    """Return the machines and cost models that the options describe. Raises UsageError that names the wrong option."""
     from iotwin.workloads.pipedream.plan.costs import CostOptions, Level
 
     if not args.machines:
@@ -103,12 +102,3 @@ def options_of(args: Namespace) -> "CostOptions":
         args.memory if args.use_memory_constraint else None,
         args.memory_model,
     )
-
-
-def make_directory(directory: Path) -> None:
-    """Make the directory for results unless it is there."""
-    from iotwin.common.files import make_folder
-
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file; name a directory for the results")
-    make_folder(directory)

@@ -1,27 +1,24 @@
-"""``iotwin pipedream simulate``: the timeline of a plan that never ran."""
+"""``iotwin pipedream simulate``: predict when each rank of a plan computes, waits, reads and checkpoints."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
+from iotwin.command import Command, Outcome, at_least
 from iotwin.common.errors import UsageError
 
 _SCHEDULES = ("1f1b", "gpipe", "flush", "none", "2bw")
 
 
 class PipeDreamSimulateCommand(Command):
-    """Predicts when each rank does what."""
-
     name = "simulate"
     help = "predict the timeline of a plan: fill, drain, bubbles, memory, reads, checkpoints"
     epilog = "example: iotwin pipedream simulate plan/plan.json --minibatches 100 --trace plan.json.trace"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the plan, the run and the picture's data."""
         parser.add_argument("plan", type=Path, metavar="PLAN.json", help="plan.json, or a conf.json, whose stages count as equal")
         parser.add_argument(
-            "--minibatches", type=int, default=100, metavar="N", help="minibatches of the whole run (default: 100)"
+            "--minibatches", type=at_least(1), default=100, metavar="N", help="minibatches of the whole run (default: 100)"
         )
         parser.add_argument("--schedule", choices=_SCHEDULES, help="order of the passes (default: the plan's, which is 1f1b)")
         parser.add_argument(
@@ -32,12 +29,9 @@ class PipeDreamSimulateCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Simulate the plan."""
         from iotwin.workloads.pipedream.plan.plan_file import read_plan
         from iotwin.workloads.policies.pipeline_simulator import Stalled, details, simulate, summary
 
-        if args.minibatches < 1:
-            raise UsageError(f"--minibatches {args.minibatches}: a run has at least one")
         plan = read_plan(args.plan)
         schedule = args.schedule or plan.schedule
         try:
@@ -56,7 +50,6 @@ class PipeDreamSimulateCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the run and its stages."""
         from iotwin.common.units import format_size
 
         print(

@@ -1,4 +1,4 @@
-"""``iotwin pipedream speedups``: what more workers or a faster network would give."""
+"""``iotwin pipedream speedups``: write the speed-up over the number of workers, one curve a bandwidth."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -10,8 +10,6 @@ from iotwin.common.errors import UsageError
 
 
 class PipeDreamSpeedUpsCommand(Command):
-    """Writes speed-ups over workers, a curve a bandwidth, for iotwin plot curves."""
-
     name = "speedups"
     help = "write the speed-ups over workers and bandwidths as curves to plot"
     epilog = (
@@ -19,13 +17,11 @@ class PipeDreamSpeedUpsCommand(Command):
     )
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the profile, the machines and the file."""
         parser.add_argument("graph", type=Path, metavar="GRAPH.txt", help="a profile's graph.txt")
         add_machine_options(parser)
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="document of curves to write")
 
     def run(self, args: Namespace) -> Outcome:
-        """Solve for every bandwidth."""
         from iotwin.common.files import write_json
         from iotwin.workloads.pipedream.plan.graph_file import read_graph
         from iotwin.workloads.pipedream.plan.speedups import speedups
@@ -42,7 +38,6 @@ class PipeDreamSpeedUpsCommand(Command):
         return Outcome({"output": str(args.output), **document})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the last point of every curve."""
         print(f"{document['output']}: {len(document['series'])} curves; iotwin plot curves draws them")
         for series in document["series"]:
             if series["y"][-1] is not None:

@@ -1,41 +1,39 @@
-"""``iotwin pipedream twin``: the I/O twin of a plan that no job has run."""
+"""``iotwin pipedream twin``: write the I/O twin of a plan on a data set, without a traced job."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
-from iotwin.common.errors import UsageError
+from iotwin.command import Command, Outcome, at_least
 
 
 class PipeDreamTwinCommand(Command):
-    """Writes the workload YAML of a plan on a data set."""
-
     name = "twin"
     help = "write the I/O twin of a plan on a data set, for iotwin emulate"
     epilog = "example: iotwin pipedream twin plan/plan.json --data data -o pipeline.yaml"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the plan, the data set and the run."""
         parser.add_argument("plan", type=Path, metavar="PLAN.json", help="plan.json")
         parser.add_argument(
             "--data", type=Path, required=True, metavar="DIR", help="directory of the data set that stage 0 reads"
         )
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TWIN.yaml", help="workload to write")
-        parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a minibatch (default: the plan's, else 1)")
-        parser.add_argument("--minibatches", type=int, metavar="N", help="minibatches of an epoch (default: the whole data set)")
-        parser.add_argument("--epochs", type=int, default=1, metavar="N", help="epochs, each with a checkpoint (default: 1)")
+        parser.add_argument(
+            "--batch-size", type=at_least(1), metavar="N", help="samples of a minibatch (default: the plan's, else 1)"
+        )
+        parser.add_argument(
+            "--minibatches", type=at_least(1), metavar="N", help="minibatches of an epoch (default: the whole data set)"
+        )
+        parser.add_argument(
+            "--epochs", type=at_least(1), default=1, metavar="N", help="epochs, each with a checkpoint (default: 1)"
+        )
 
     def run(self, args: Namespace) -> Outcome:
-        """Write the workload."""
         from iotwin.common.files import check_output
         from iotwin.loops.pipeline_twin import pipeline_twin
         from iotwin.workload_yaml import dump
         from iotwin.workloads.pipedream.plan.plan_file import read_plan
 
-        for option, value in (("--batch-size", args.batch_size), ("--minibatches", args.minibatches), ("--epochs", args.epochs)):
-            if value is not None and value < 1:
-                raise UsageError(f"{option} {value}: it must be at least 1")
         plan = read_plan(args.plan)
         check_output(args.output)
         config = pipeline_twin(plan, args.data, args.batch_size or plan.batch_size or 1, args.minibatches, args.epochs)
@@ -51,7 +49,6 @@ class PipeDreamTwinCommand(Command):
         )
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the twin's ranks, readers and batch size."""
         print(
             f"{document['twin']}: {document['ranks']} ranks, of which {document['readers']} read, "
             f"{document['batch_size']} samples a minibatch; iotwin emulate runs it"

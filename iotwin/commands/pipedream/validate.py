@@ -1,4 +1,4 @@
-"""``iotwin pipedream validate``: driver files and confs, checked before a cluster is."""
+"""``iotwin pipedream validate``: check driver files and configuration files without touching a machine."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,19 +8,15 @@ from iotwin.command import Command, Outcome
 
 
 class PipeDreamValidateCommand(Command):
-    """Names what is wrong with driver files."""
-
     name = "validate"
     help = "check driver YAMLs and confs without touching a machine"
     epilog = "example: iotwin pipedream validate vgg16_4pipedream.yml"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the files."""
         parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="driver file (YAML) or conf (.json)")
         parser.add_argument("--models", type=Path, metavar="DIR", help="directory that config_file is relative to")
 
     def run(self, args: Namespace) -> Outcome:
-        """Check every file."""
         from iotwin.workloads.pipedream.plan.driver_file import conf_document, read_driver
 
         found = [
@@ -29,7 +25,6 @@ class PipeDreamValidateCommand(Command):
         return Outcome({"files": found}, 0 if all(each["valid"] for each in found) else 1)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print each file's verdict."""
         for each in document["files"]:
             ranks = "" if each["ranks"] is None else f", ranks: {each['ranks']}"
             print(f"{each['file']}: {'valid' if each['valid'] else 'not valid'}{ranks}")

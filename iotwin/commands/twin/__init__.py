@@ -1,11 +1,9 @@
-"""``iotwin twin``: make a proven twin of a traced job, pack it, run a packed one, see both under other storage."""
+"""``iotwin twin``: make the twin of a traced job, pack it into a file, run a packed twin, or run it under other storage."""
 
 from iotwin.command import Group
 
 
 class TwinGroup(Group):
-    """Fit, generate, run, compare and correct; or send the result on."""
-
     name = "twin"
     help = "make the twin of a traced job and correct it until its own trace matches; pack it; run it; change the storage"
     epilog = """examples:

@@ -1,40 +1,32 @@
-"""``iotwin twin make``, or just ``iotwin twin``: make the twin of a traced job and prove it."""
+"""``iotwin twin make``, or just ``iotwin twin``: fit the twin of a traced job, run it, compare, and correct it."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
-from iotwin.common.errors import UsageError
+from iotwin.command import Command, Outcome, at_least
 
 
 class TwinMakeCommand(Command):
-    """Fit, generate, run, compare and correct."""
-
     name = "make"
     help = "make the twin of a traced job and correct it until its own trace matches (meant when no action is named)"
     epilog = "example: iotwin twin real.trace rerun.trace -o twin"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the traces, where to, and how often to correct."""
         parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="the job's trace and reruns of it")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="directory to write")
-        parser.add_argument("--rounds", type=int, default=4, metavar="N", help="correct at most N - 1 times (default 4)")
+        parser.add_argument("--rounds", type=at_least(1), default=4, metavar="N", help="correct at most N - 1 times (default 4)")
         parser.add_argument(
             "--kind", choices=("auto", "structured", "recorded"), default="auto", help="kind of twin, as in iotwin fit"
         )
         parser.add_argument("--force", action="store_true", help="replace an earlier twin in DIR")
 
     def run(self, args: Namespace) -> Outcome:
-        """Make the twin."""
         from iotwin.loops.twin import make_twin
 
-        if args.rounds < 1:
-            raise UsageError(f"--rounds {args.rounds} runs nothing; give at least 1")
         return Outcome({"action": "make", **make_twin(args.traces, args.output, args.rounds, args.force, args.kind)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print the score of each round, and the twin's score against reruns that fit has not read."""
         from iotwin.tracesim.verdict.words import lines_of_caveats, sentences_of_test
 
         kept = {document["best_round"]: " <- kept"}

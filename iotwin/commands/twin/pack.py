@@ -1,4 +1,4 @@
-"""``iotwin twin pack``: a twin as one file to send."""
+"""``iotwin twin pack``: write a twin as one file to send, without data and, by default, without names."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,25 +8,20 @@ from iotwin.command import Command, Outcome
 
 
 class TwinPackCommand(Command):
-    """Pack a twin's directory, without data and without names."""
-
     name = "pack"
     help = "write a twin as one file to send, without data and names"
     epilog = "example: iotwin twin pack twin -o unet3d.twin"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the twin and the archive."""
         parser.add_argument("directory", type=Path, metavar="DIR", help="the directory that iotwin twin wrote")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="ARCHIVE", help="file to write")
         parser.add_argument("--keep-names", action="store_true", help="keep file, host and model names")
 
     def run(self, args: Namespace) -> Outcome:
-        """Pack the twin."""
         from iotwin.loops.twin_archive import pack
 
         return Outcome({"action": "pack", **pack(args.directory, args.output, args.keep_names)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print what the archive holds."""
         names = "with names" if document["names_kept"] else "without names"
         print(f"{document['archive']}: the twin of {document['files']} files, {names}")

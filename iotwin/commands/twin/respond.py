@@ -1,16 +1,13 @@
-"""``iotwin twin respond``: run the twin, and the job, under changed storage."""
+"""``iotwin twin respond``: run the twin, and the job, under changed storage, and compare the times of their epochs."""
 
 from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from iotwin.command import Command, Outcome
-from iotwin.common.errors import UsageError
+from iotwin.command import Command, Outcome, at_least
 
 
 class TwinRespondCommand(Command):
-    """Run both with reads capped, or little page cache, and put their epochs side by side."""
-
     name = "respond"
     help = "run the twin, and the job, under changed storage: reads capped, page cache cold or small; needs root"
     epilog = """examples:
@@ -18,7 +15,6 @@ class TwinRespondCommand(Command):
   iotwin twin respond twin -o response --change cache=64MiB --change requests=200"""
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the twin, the changes and the job."""
         parser.add_argument("directory", type=Path, metavar="DIR", help="the directory that iotwin twin wrote")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="directory to write")
         parser.add_argument(
@@ -28,7 +24,11 @@ class TwinRespondCommand(Command):
             help="cold, read=BYTES a second, requests=N a second, cache=SIZE, or several joined by commas; repeatable",
         )
         parser.add_argument(
-            "--runs", type=int, default=1, metavar="N", help="runs under each change, of which medians are reported (default 1)"
+            "--runs",
+            type=at_least(1),
+            default=1,
+            metavar="N",
+            help="runs under each change, of which medians are reported (default 1)",
         )
         parser.add_argument("--force", action="store_true", help="replace an earlier response in OUT")
         parser.add_argument(
@@ -40,17 +40,13 @@ class TwinRespondCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        """Run both under each change."""
         from iotwin.loops.respond import DEFAULT_CHANGES, parse_change, respond
 
-        if args.runs < 1:
-            raise UsageError(f"--runs {args.runs} runs nothing; give at least 1")
         changes = [parse_change(text) for text in args.change or DEFAULT_CHANGES]
         document = respond(args.directory, args.output, changes, args.runs, args.job, args.force)
         return Outcome({"action": "respond", **document})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print a row for each change."""
         from iotwin.common.terminal import print_table
         from iotwin.common.units import format_duration
         from iotwin.tracesim.verdict.words import lines_of_caveats
@@ -75,7 +71,7 @@ class TwinRespondCommand(Command):
 
 
 def _caveats(document: dict[str, Any]) -> list[str]:
-    """Return the caveats of the document and of its rows, each once and with the rows that it is of."""
+    """Return the document's caveats, then each caveat of its rows once, after the names of the changes that it concerns."""
     rows: dict[str, list[str]] = {}
     for row in document["changes"]:
         for caveat in row["caveats"]:

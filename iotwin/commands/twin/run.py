@@ -1,4 +1,4 @@
-"""``iotwin twin run``: make the data set of a packed twin and run it."""
+"""``iotwin twin run``: unpack a twin, generate its data set and run it."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -8,21 +8,17 @@ from iotwin.command import Command, Outcome
 
 
 class TwinRunCommand(Command):
-    """Unpack a twin, make its data set and run it."""
-
     name = "run"
     help = "unpack a twin, make its data set and run it"
     epilog = "example: iotwin twin run unet3d.twin -o here"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        """Add the archive and where to unpack it."""
         parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="the file that iotwin twin pack wrote")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="empty directory to unpack into")
         parser.add_argument("--most-data", metavar="SIZE", help="refuse to write more, data set and output (default 100GiB)")
         parser.add_argument("--allow-plugins", action="store_true", help="let the twin import the code that it names")
 
     def run(self, args: Namespace) -> Outcome:
-        """Unpack, make the data set and run the twin in a new process."""
         from iotwin.common.errors import IotwinError
         from iotwin.common.units import parse_size
         from iotwin.loops.twin import TWIN
@@ -37,5 +33,4 @@ class TwinRunCommand(Command):
         return Outcome({"action": "run", "directory": str(directory), "output": output, "twin": str(directory / TWIN)})
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print where the results are."""
         print(f"{document['directory']}: ran; results in {document['output']}")

@@ -1,4 +1,4 @@
-"""The command of one cell: the job, on this machine or in its container, under the tracer."""
+"""Build the command that runs one cell of an experiment: the job, on this machine or in a container, under the tracer."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from iotwin.own_command import own_command, own_job
 from iotwin.workload_yaml.yaml12 import LARGEST_BYTES
 
 _FIRST_ORDINARY_USER = 1000
-_LABEL = "iotwin.cell"  # of a container: the cell's directory
-_DATA, _OUTPUT = Path("/data"), Path("/output")  # as a container sees them
+_LABEL = "iotwin.cell"  # label of a cell's container; its value is the cell's directory
+_DATA, _OUTPUT = Path("/data"), Path("/output")  # folders in a container
 
 
 def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Path) -> list[str]:
     """Return the `iotwin trace` that runs `cell` on `data` and leaves trace/ and output/ in `directory`.
 
-    Raises IotwinError when the machine has fewer GPUs than the cell has ranks, and for a step-time model that has no such cell.
+    Raises IotwinError if the machine has fewer GPUs than the cell has ranks, or if no step time is known for the cell.
     """
     output = directory / "output"
     new_folder(output)
@@ -46,20 +46,20 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
 
 
 class _Folders(NamedTuple):
-    """Where the job finds its data and leaves its output, and that output as this machine sees it."""
+    """The data and output folders as the job sees them; `outside` is the output folder as this machine sees it."""
 
     data: Path
     output: Path
     outside: Path
 
-    def give(self, name: str, content: bytes) -> str:
-        """Put a file into the output and return where the job finds it."""
+    def put_file(self, name: str, content: bytes) -> str:
+        """Write a file into the output folder and return its path as the job sees it."""
         write_whole(self.outside / name, content)
         return str(self.output / name)
 
 
 def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> list[str]:
-    """Return the options of `iotwin trace` for the cell's container: without a network, not root, with the cell's GPUs."""
+    """Return the options of `iotwin trace` for the cell's container, which has the cell's GPUs, but no network and no root."""
     options = ["--image", image_of(experiment, cell), "--volume", f"{data}:{_DATA}:ro", "--volume", f"{output}:{_OUTPUT}"]
     # Loader processes deliver batches in shared memory, of which a container has 64 MB by default.
     user, label = _owner(output), json.dumps({_LABEL: str(output.parent)})
@@ -71,22 +71,22 @@ def _container(experiment: Experiment, cell: Cell, data: Path, output: Path) -> 
 
 
 def image_of(experiment: Experiment, cell: Cell) -> str:
-    """Return the image of the cell's container."""
+    """Return the name of the container image that runs `cell`."""
     images = {EMULATED: EMULATOR_IMAGE, cell.jobs.workload: cell.jobs.workload + ":{variant}"} | experiment.images
     return images[EMULATED if cell.variant == EMULATED else cell.jobs.workload].replace("{variant}", cell.variant)
 
 
 def remove_container(directory: Path) -> None:
-    """Remove the container of the cell in `directory` that a killed tracer has left, if there is one."""
+    """Remove the container that a killed tracer left of the cell in `directory`, if any."""
     from iotwin.tracing_tools.targets.container import connect
 
-    with suppress(IotwinError):  # where no engine answers, none is left
+    with suppress(IotwinError):  # without a running engine, there is no container
         for container in connect().containers.list(all=True, filters={"label": f"{_LABEL}={directory}"}):
             container.remove(force=True)
 
 
 def _owner(output: Path) -> str:
-    """Return the UID:GID that the job in a container runs as, never root: who called us or sudo; it is given `output`."""
+    """Give `output` to the user who called us or sudo, never root. Return the UID:GID, as which the job in a container runs."""
     user, group = (int(os.environ.get(f"SUDO_{kind}", own)) for kind, own in (("UID", os.getuid()), ("GID", os.getgid())))
     if user == 0:
         user = group = _FIRST_ORDINARY_USER
@@ -96,7 +96,7 @@ def _owner(output: Path) -> str:
 
 
 def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
-    """Return what follows `python -m`: a launcher of ranks where there are several, the program, its options."""
+    """Return what follows `python -m`: the launcher if there are several ranks, the job's module and its options."""
     workload = workload_named(cell.jobs.workload)
     options = {"data": seen.data, "output": seen.output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
     if workload.has_loader_processes:
@@ -108,7 +108,7 @@ def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
 
 
 def _isolated(program: list[str]) -> list[str]:
-    """Return `program` with its ranks, if PyTorch's launcher starts them, as processes of our own too."""
+    """Return `program` so that ranks that PyTorch's launcher starts, too, import nothing from the current directory."""
     if "--module" not in program:
         return program
     at = program.index("--module")
@@ -122,10 +122,10 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def _emulator(cell: Cell, seen: _Folders) -> list[str]:
-    """Return what follows `iotwin`; what the cell names goes before the overrides of the YAML, which win."""
+    """Return what follows `iotwin`. The cell's own overrides come before those of the experiment's YAML, which win."""
     workload, *overrides = cell.jobs.emulate
     if "=" not in workload:
-        workload = seen.give("twin.yaml", _read(Path(workload)))
+        workload = seen.put_file("twin.yaml", _read(Path(workload)))
     own = {
         "dataset.data_folder": seen.data,
         "output.folder": seen.output,
@@ -150,18 +150,23 @@ def _read(twin: Path) -> bytes:
 
 
 def _sleep_model(cell: Cell, seen: _Folders) -> str:
-    """Return the value of --sleep: the YAML's own text, or a file: the YAML's, or the paper's step time of this (GPUs, batch)."""
+    """Return the value of --sleep: the YAML's text, or the path of a file with step times.
+
+    The file is a copy of the one that the YAML names, or holds the paper's step time for the cell's GPUs and batch size.
+    """
     from iotwin.workload_yaml import MeasuredStepTime, StepTimeRegression
     from iotwin.workload_yaml.step_time_models import step_time
 
-    workload: Any = cell.jobs.workload  # the paper's models check the name
+    workload: Any = cell.jobs.workload  # the constructors of the models below check the name
     text = str(cell.jobs.sleep)
     if text in ("measured", "regression"):
         model = MeasuredStepTime(workload=workload) if text == "measured" else StepTimeRegression(workload=workload)
-        return seen.give("computation_time.json", msgspec.json.encode(step_time(model, cell.ranks, cell.batch)))
-    return seen.give("computation_time.json", read_foreign(Path(text), MOST_JSON_BYTES)) if Path(text).is_file() else text
+        return seen.put_file("computation_time.json", msgspec.json.encode(step_time(model, cell.ranks, cell.batch)))
+    if not Path(text).is_file():
+        return text
+    return seen.put_file("computation_time.json", read_foreign(Path(text), MOST_JSON_BYTES))
 
 
 def count_gpus() -> int:
-    """Return how many NVIDIA GPUs this machine has device files of."""
+    """Return the number of NVIDIA GPUs of this machine, by their device files."""
     return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").iterdir())

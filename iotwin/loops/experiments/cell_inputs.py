@@ -1,4 +1,4 @@
-"""What a cell's result depends on. The result keeps it, so that it is never taken for the result of other options or data."""
+"""The inputs of a cell: its options and data. They are stored with the result, which is never reused for other inputs."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ Inputs = dict[str, Any]
 
 
 def inputs_of(experiment: Experiment, cell: Cell) -> Inputs:
-    """Return what `cell` depends on besides its name, as JSON has it; of files that it names the SHA-256 of their content."""
+    """Return the inputs of `cell` that its name does not hold, as JSON values. A file is represented by its SHA-256."""
     inputs: Inputs = {
         "options": cell.options,
         "data": inputs_of_data(experiment.data[cell.data]),
@@ -32,19 +32,19 @@ def inputs_of(experiment: Experiment, cell: Cell) -> Inputs:
 
 
 def inputs_of_data(data: ExperimentDataSet) -> Inputs:
-    """Return what a data set depends on: its workload, and its folder or how it is generated."""
+    """Return the inputs of a data set: its workload, and its folder or the options that generate it."""
     folder = None if data.folder is None else str(Path(data.folder).absolute())
     return {"workload": data.workload, "folder": folder, "generate": data.generate}
 
 
 def _with_content(word: str) -> str:
-    """Return `word` itself, or the SHA-256 of the file's content if it names one."""
+    """Return `word` itself or, if `word` is the path of a file, the SHA-256 of its content."""
     path = Path(word)
     return f"sha256:{hashlib.sha256(read_foreign(path, _LARGEST_FILE_BYTES)).hexdigest()}" if path.is_file() else word
 
 
 def difference(before: Any, now: Any, key: str = "") -> str | None:
-    """Return the first value that differs, by its key, as `options.steps was 2 and is 7`; None if all are equal."""
+    """Return the first difference, such as `options.steps was 2 and is 7`; None if the values are equal."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = sorted({*map(str, before), *now})
         found = (difference(before.get(name), now.get(name), f"{key}.{name}" if key else name) for name in names)

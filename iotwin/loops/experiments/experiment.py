@@ -19,12 +19,12 @@ from iotwin.workload_yaml.yaml12 import parse, read_text
 
 EMULATOR_IMAGE = "dlio:latest"  # as the benchmark scripts call it
 SHIPPED = Path(__file__).parents[2] / "experiments"
-_WITHOUT = "without"  # in a cell's name, for an option that it lacks
-_ORDER = 0xE59E  # key of the draw of the order, with the seed
+_WITHOUT = "without"  # in the name of a cell without a swept option
+_ORDER = 0xE59E  # with the seed, the key of the random order of cells
 _MOST_CELLS = 10_000  # a cell takes seconds at least
 # Options that the cell itself sets: another value would move its results, or contradict its name.
 _OPTIONS_OF_CELLS = ("data", "output", "batch-size", "variant", "seed", "workers")
-_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")  # options that write elsewhere, or nothing
+_NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")  # they write elsewhere, or nothing
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -40,20 +40,20 @@ class ExperimentDataSet(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Jobs(msgspec.Struct, forbid_unknown_fields=True):
-    """The cells of one workload: the product of all lists."""
+    """The cells of one workload: one for each combination of the lists' values."""
 
     workload: str
     data: list[Name]
     variant: Annotated[list[str], msgspec.Meta(min_length=1)]
     ranks: Annotated[list[Positive], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
     batch: Annotated[list[Positive], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
-    # Loader processes of a rank.
+    # Number of loader processes of each rank.
     workers: Annotated[list[Count], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1])
-    options: dict[str, str | int | float | bool] = {}  # of the workload's program; a boolean true is a bare --name
-    # Options of which each value is a cell; null is the cell without the option, the reference of the others.
+    options: dict[str, str | int | float | bool] = {}  # passed to the workload's program; a boolean true is a bare --name
+    # Options with a cell for each value. The value null is a cell without the option, as a reference for the others.
     sweep: dict[str, Annotated[list[str | int | float | None], msgspec.Meta(min_length=1)]] = {}
-    sleep: str | None = None  # of the variant sleep: measured or regression (the paper's V100s), or what --sleep takes
-    emulate: list[str] = []  # of the variant emulated: a YAML or workload=NAME, then overrides
+    sleep: str | None = None  # for the variant sleep: measured or regression (the paper's V100s), or a value of --sleep
+    emulate: list[str] = []  # for the variant emulated: a YAML or workload=NAME, then overrides
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,13 +62,13 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     data: dict[Name, ExperimentDataSet]
     jobs: Annotated[list[Jobs], msgspec.Meta(min_length=1)]
-    seed: Count = 1  # of the order of the cells and of the jobs
+    seed: Count = 1  # for the order of the cells, and for the jobs
     repeats: Positive = 1
-    container: bool = True  # each cell in a container of its image; else as processes of this machine
-    gpus: bool = False  # a GPU for each rank; else ranks compute on CPUs
-    time_limit: str = "1h"  # for a cell
-    plot: Literal["timeline", "steps"] | None = None  # what is drawn of the cells that finished
-    # image:tag of a workload, default WORKLOAD:{variant}, where `{variant}` stands for the variant; and of the emulator.
+    container: bool = True  # run each cell in a container; else as processes of this machine
+    gpus: bool = False  # give each rank a GPU; else ranks compute on CPUs
+    time_limit: str = "1h"  # after which a cell is ended
+    plot: Literal["timeline", "steps"] | None = None  # pictures to draw of the finished cells
+    # Container image of each workload (default WORKLOAD:{variant}, with the variant's name) and of the emulator.
     images: dict[str, str] = {}
 
     @property
@@ -87,12 +87,12 @@ class Cell:
     ranks: int
     batch: int
     workers: int
-    swept: tuple[str | int | float | None, ...]  # a value of each option of the jobs' sweep
+    swept: tuple[str | int | float | None, ...]  # one value for each key of the jobs' `sweep`
     repeat: int
 
     @property
     def options(self) -> dict[str, str | int | float | bool]:
-        """The options of the workload's program."""
+        """The options that the workload's program is called with, without those that the cell itself sets."""
         given = self.jobs.options | dict(zip(self.jobs.sweep, self.swept, strict=True))
         return {name: value for name, value in given.items() if value is not None}
 
@@ -111,7 +111,7 @@ class Cell:
 
 
 def read_experiment(source: Path) -> Experiment:
-    """Return the experiment of the YAML at `source`, or of that name among those shipped; UsageError when it is none."""
+    """Return the experiment in the YAML `source`, or the shipped one of that name. Raises UsageError if it is not valid."""
     path = source
     if not source.exists():
         path = SHIPPED / f"{source.name.removesuffix('.yaml')}.yaml"
@@ -127,7 +127,7 @@ def read_experiment(source: Path) -> Experiment:
 
 
 def _check(experiment: Experiment, source: Path) -> None:
-    """Refuse what types cannot: names that lead nowhere and options without what they need."""
+    """Raise UsageError for what the types cannot exclude: unknown names, too many cells, variants that lack their keys."""
     if experiment.limit_s <= 0:
         raise UsageError(f"{source}: time_limit is 0; give for example 30min")
     for name in [*(data.workload for data in experiment.data.values()), *(jobs.workload for jobs in experiment.jobs)]:
@@ -147,7 +147,7 @@ def _check(experiment: Experiment, source: Path) -> None:
 
 
 def _check_data(data: ExperimentDataSet, where: str) -> None:
-    """Raise UsageError unless a data set has a folder or options of `iotwin generate`, but not where the data go."""
+    """Raise UsageError unless a data set has either a folder or options of `iotwin generate` that choose no folder."""
     if (data.folder is None) == (data.generate is None):
         raise UsageError(f"{where} needs either folder or generate")
     for word in data.generate or ():
@@ -156,7 +156,7 @@ def _check_data(data: ExperimentDataSet, where: str) -> None:
 
 
 def _check_jobs(jobs: Jobs, data: dict[str, ExperimentDataSet], where: str) -> None:
-    """Raise UsageError if jobs name an unknown data set or variant, or lack the key of a variant."""
+    """Raise UsageError if jobs name an unknown data set or variant, or lack the key that a variant requires."""
     for name in jobs.data:
         if name not in data:
             raise UsageError(f"{where}: no data set '{name}'{nearest(name, list(data))}")
@@ -184,21 +184,21 @@ def _check_options(jobs: Jobs, where: str) -> None:
 
 
 def _shortens(word: str, options: tuple[str, ...]) -> bool:
-    """Return whether a parser takes `word` for one of `options`: it may be shortened, and its value may follow a "="."""
+    """Return whether argparse takes `word` for one of `options`, which may be shortened or end in "=VALUE"."""
     name = word.partition("=")[0]
     return name.startswith("--") and any(option.startswith(name) for option in options)
 
 
 def _cells_of(jobs: Jobs) -> int:
-    """Return how many cells one repeat of the jobs has."""
+    """Return the number of cells of `jobs` in one repeat."""
     lists: tuple[Sized, ...] = (jobs.variant, jobs.data, jobs.ranks, jobs.batch, jobs.workers, *jobs.sweep.values())
     return math.prod(len(each) for each in lists)
 
 
 def cells(experiment: Experiment) -> list[Cell]:
-    """Return all cells in the order in which they run: random, keyed by the seed, a repeat after the other.
+    """Return all cells in the order in which they run: repeat by repeat, each in a random order keyed by the seed.
 
-    Cells that differ in swept options alone run next to one another, in random order too, as they are there to be compared.
+    Cells that differ in swept options only are run in succession, also in random order, since their results are compared.
     """
     rng = np.random.default_rng((experiment.seed, _ORDER))
     found: list[Cell] = []

@@ -9,10 +9,10 @@ from iotwin.common.workloads import workload_named
 
 
 def draw_plots(kind: str, finished: list[dict[str, Any]], cells: Path, output: Path) -> None:
-    """Draw the cells of the records `finished`, whose directories are in `cells`, into the directory `output`.
+    """Draw the cells with the records `finished`, whose directories are in `cells`, into the directory `output`.
 
-    `timeline`: a picture for each combination of parameters, its variants below one another on one time axis. `steps`: the
-    breakdown, throughputs, latencies and compute times of all. Raises IotwinError for cells that cannot be drawn.
+    The `kind` timeline draws a picture for each combination of parameters, with all variants on one time axis. The `kind` steps
+    draws the parts, throughputs, latencies and compute times of all cells. Raises IotwinError if a cell cannot be drawn.
     """
     if kind == "steps":
         from iotwin.trace_visuals.steps import plot_steps
@@ -30,7 +30,7 @@ def draw_plots(kind: str, finished: list[dict[str, Any]], cells: Path, output: P
 
 
 def _by_parameters(finished: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the records of each combination of parameters, which differ in their variants only, the original first."""
+    """Return the records by cell name without the variant. Those of one name differ in the variant; the original is first."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(finished, key=lambda record: workload_named(record["workload"]).variants.index(record["variant"])):
         groups.setdefault(record["cell"].replace(f"-{record['variant']}-", "-", 1), []).append(record)

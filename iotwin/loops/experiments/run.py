@@ -1,4 +1,4 @@
-"""Running an experiment: data first, then every cell that has not finished, whatever becomes of the others."""
+"""Run an experiment: generate its data sets, then run every cell that has not finished. A failed cell does not stop others."""
 
 import fcntl
 import os
@@ -26,21 +26,21 @@ from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentData
 from iotwin.loops.experiments.plots import draw_plots
 from iotwin.own_command import own_command
 
-# Written last, whole or not at all: a cell has finished exactly if it has one.
+# cell.json is written last, whole or not at all: a cell has finished exactly if it has this file.
 FINISHED, FAILED, SUMMARY = "cell.json", "failure.json", "summary.json"
 _CELLS, _DATA, _PLOTS = "cells", "data", "plots"
-_GENERATED = "data.json"  # what each generated data set was asked to be
-_GRACE_S = 60.0  # for the tracer to end the job and finish the trace
+_GENERATED = "data.json"  # the inputs of each generated data set, by name
+_GRACE_S = 60.0  # the time that a tracer has to end the job and finish the trace
 _PACKAGES = ("iotwin", "torch", "tensorflow", "tensorflow_cpu", "numpy", "pyarrow")
 Record = dict[str, Any]
 
 
 def run_experiment(experiment: Experiment, directory: Path) -> Record:
-    """Run what is left of `experiment` in `directory` and return its summary, also written there as summary.json.
+    """Run the unfinished cells of `experiment` in `directory`. Return its summary, which is also written there as summary.json.
 
-    Every cell has a directory under cells/ with trace/, output/ and, once it has finished, cell.json; a cell without is run again
-    from the start. Raises IotwinError when another run has the directory, and UsageError when a cell in it was run with other
-    options or data.
+    Every cell has a directory under cells/ with trace/, output/ and, once it has finished, cell.json. A cell without cell.json
+    is run again from the start. Raises IotwinError if another run uses the directory, and UsageError if a cell in the directory
+    was run with other options or data.
     """
     if experiment.container:
         _check_engine()
@@ -64,7 +64,7 @@ def _check_engine() -> None:
 
 
 def _refuse_links(directory: Path, todo: Sequence[Cell]) -> None:
-    """Raise IotwinError if a folder that we write into is a link: whoever may write to `directory` chose where it leads."""
+    """Raise IotwinError if a folder to write into is a link: anybody who may write to `directory` could choose its target."""
     folders = [_CELLS, _DATA, _PLOTS, f"{_PLOTS}/steps", *(f"{_DATA}/{_partial_name(name)}" for name in {c.data for c in todo})]
     for name in (*folders, *(f"{_CELLS}/{cell.name}" for cell in todo)):
         if (directory / name).is_symlink():
@@ -86,7 +86,7 @@ def _partial_name(data: str) -> str:
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[int]:
-    """Hold the directory. The jobs inherit the lock, so that one left by a killed run ends before its directory is used again."""
+    """Hold the lock of `directory`, and yield its descriptor. Jobs inherit it, so a new run waits for a killed run's jobs."""
     with os.fdopen(open_beneath(directory, "lock", os.O_RDWR | os.O_CREAT)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +134,7 @@ class _Runner:
         return self._directory / _CELLS / cell.name
 
     def _has_finished(self, cell: Cell) -> bool:
-        """Return whether `cell` has a result; UsageError if that is of other options or data than it has now."""
+        """Return whether `cell` has a result. Raises UsageError if the result was made with other options or data."""
         directory = self._cell_directory(cell)
         record = _read_json(directory / FINISHED)
         if record is not None:
@@ -157,13 +157,13 @@ class _Runner:
         return _read_json(self._directory / _GENERATED) or {}
 
     def _check_generated(self, name: str, data: ExperimentDataSet) -> None:
-        """Raise UsageError if the data set that is there was generated with other options."""
+        """Raise UsageError if the data set exists and was generated with other options."""
         folder = self._data_folder(name)
         if data.generate is not None and folder.is_dir():
             _refuse_other(folder, self._generated().get(name), inputs_of_data(data))
 
     def _provide(self, name: str, data: ExperimentDataSet) -> None:
-        """Generate a data set that is not there; what fails is the failure of its cells."""
+        """Generate the data set unless it exists. If that fails, its cells will fail for the same reason."""
         folder = self._data_folder(name)
         if folder.is_dir():
             return
@@ -186,7 +186,7 @@ class _Runner:
 
     def _run_cell(self, cell: Cell) -> None:
         directory = self._cell_directory(cell)
-        if directory.exists():  # what an unfinished attempt left
+        if directory.exists():  # an unfinished attempt has left it
             self._remove_container(directory)
             remove_entry(directory)
         new_folder(directory)
@@ -214,9 +214,9 @@ class _Runner:
             remove_container(directory)
 
     def _execute(self, command: list[str], directory: Path) -> None:
-        """Run the tracer with its job; IotwinError with the last line of what went wrong, or when the time limit passes."""
+        """Run the tracer and its job. Raises IotwinError with the reason if they fail or exceed the time limit."""
         with open_rewritten(directory / "iotwin.log") as log:
-            # A killed run takes the tracer along, which ends its job and finishes the trace.
+            # If this process is killed, the kernel sends the tracer SIGTERM; it ends its job and finishes the trace.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -258,7 +258,7 @@ class _Runner:
 
 
 def _explain(status: int, directory: Path) -> str:
-    """Return why a cell failed: the tracer's own last line, or the job's, and how it ended."""
+    """Return why a cell failed: the last line of the tracer or, if it printed nothing, of the job; and whether it was killed."""
     own = _last_line(read_foreign_end(directory / "iotwin.log"))
     job = directory / "trace" / "logs" / "stderr"
     last = own or (_job_end(read_foreign_end(job)) if job.exists() else "")
@@ -280,13 +280,13 @@ def _last_line(text: str) -> str:
 def _read_json(path: Path) -> Record | None:
     try:
         document = read_foreign_json(path, follow=False)
-    except (FileNotFoundError, IotwinError):  # a job, or somebody who may write there, may have made anything of it
+    except (FileNotFoundError, IotwinError):  # the job may have written anything there
         return None
     return document if isinstance(document, dict) else None
 
 
 def machine() -> Record:
-    """Return what a result depends on: kernel, CPUs, memory, versions."""
+    """Return the properties of this machine that results depend on: kernel, CPUs, memory, versions of packages."""
     system = os.uname()
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:

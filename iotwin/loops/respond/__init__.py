@@ -1,4 +1,4 @@
-"""How a job and its twin respond to other storage: both run under the same changes, their epochs side by side."""
+"""Run a job and its twin under the same changes of storage, and compare the times of their epochs."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,13 +26,13 @@ from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, LimitedCg
 RESPONSE = "response.json"
 DEFAULT_CHANGES = ("cold", "read=50MB", "requests=500", "cache=32MiB")
 _JOB, _TWIN = "job", "twin"
-_READ_AHEAD_BYTES = 1 << 22  # at a time, to bring a data set into the page cache
+_READ_BYTES = 1 << 22  # of a single read that brings a file into the page cache
 _EXAMPLES = "write for example cold, read=25MB, requests=200, cache=64MiB or read=25MB,cache=64MiB"
 
 
 @dataclass(frozen=True)
 class StorageChange:
-    """A change of storage: what was asked, by name; `cache_bytes` is the page cache left to a run, None for all there is."""
+    """A change of storage. `name`: the text of --change. `cache_bytes`: page cache that a run may use; None: no limit."""
 
     name: str
     is_cold: bool = False
@@ -45,7 +45,7 @@ UNCHANGED = StorageChange("cached")
 
 
 def parse_change(text: str) -> StorageChange:
-    """Return the change that `text` asks for, as `cold` or `read=25MB,cache=64MiB`; UsageError for anything else."""
+    """Return the change that `text` specifies, such as `cold` or `read=25MB,cache=64MiB`. Raises UsageError for other text."""
     found: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
@@ -59,18 +59,17 @@ def parse_change(text: str) -> StorageChange:
             found["read_requests_per_s"] = int(value)
         else:
             raise UsageError(f"--change '{text}': '{part}' is no change of storage; {_EXAMPLES}")
-    # A limit on reads that the page cache serves, or on a cache that others have filled, would change nothing.
+    # Every change starts cold: reads that the page cache serves are not limited, nor is a cache that other runs have filled.
     return StorageChange(text, is_cold=True, **found)
 
 
 def respond(
     directory: Path, output: Path, changes: Sequence[StorageChange], runs: int, job: Sequence[str], force: bool
 ) -> dict[str, Any]:
-    """Run the twin in `directory`, and the `job` if there is one, under each change. Return the document that is also written to
-    RESPONSE in `output`.
+    """Run the twin in `directory`, and the command `job` if given, under each change. Return the document of their times.
 
-    First, both run unchanged, from the page cache. A row whose change was not in force states this and has no ratio.
-    Raises IotwinError if this machine cannot make a change.
+    Before the changes, both run unchanged, from the page cache. A change that was not in force has no ratio in the document,
+    which is also written to response.json in `output`. Raises IotwinError if this machine cannot make a change.
     """
     summary = read_summary(directory)
     sides = _sides(directory, summary, job)
@@ -101,7 +100,7 @@ def _file_name(change: str) -> str:
 
 
 def _sides(directory: Path, summary: dict[str, Any], job: Sequence[str]) -> "dict[str, _ResponseSide]":
-    """Return the job, if there is one, and the twin in `directory`."""
+    """Return what to run, by name: the job, if there is one, and the twin in `directory`."""
     page_faults = "page_fault" in summary["source"]["counts"]
     command, data = own_command("emulate", directory / TWIN), generate_data(directory)
     twin = _ResponseSide("its twin", command, data, MadeFolder.of(directory, KIND), page_faults)
@@ -113,7 +112,7 @@ def _sides(directory: Path, summary: dict[str, Any], job: Sequence[str]) -> "dic
 
 
 def _data_of_job(directory: Path) -> list[Path]:
-    """Return the files that the job reads, which the trace that the twin was made from names."""
+    """Return the data-set files that the job reads, by the trace that the twin was made from."""
     source = directory / "round-1" / "similarity.json"
     compared = read_foreign_json(source) if source.exists() else None
     if not isinstance(compared, dict) or not isinstance(compared.get("a"), str):
@@ -133,7 +132,7 @@ def _data_of_job(directory: Path) -> list[Path]:
 
 
 class _ResponseRun:
-    """What a run took: `epochs_s` where its epochs are known, and the reading of its data set. Its caveats name it `name`."""
+    """The times and caveats of one traced run. `name`: what the caveats call the run. `epochs_s` is empty if unknown."""
 
     def __init__(self, trace: Trace, name: str) -> None:
         phases = trace.phases()
@@ -146,7 +145,7 @@ class _ResponseRun:
 
 
 class _ResponseSide:
-    """The job or its twin: its command, the files of its data set, and the twin's folder, whose output each run replaces."""
+    """The job or the twin: how to run it, and the files of its data set. `twin`: the twin's folder, whose output is replaced."""
 
     def __init__(self, name: str, command: list[str], data: list[Path], twin: MadeFolder | None, page_faults: bool) -> None:
         self._name = name
@@ -154,11 +153,11 @@ class _ResponseSide:
         self._own_memory_bytes = 0
 
     def devices(self) -> set[str]:
-        """Return the disks that the data set is on; IotwinError when it is on none."""
+        """Return the disks that hold the data set. Raises IotwinError if a file is on none."""
         return {device_below(folder) for folder in {path.parent for path in self._data}}
 
     def run(self, change: StorageChange, trace: Path) -> _ResponseRun:
-        """Run it once under a change, under the tracer, and return what it took."""
+        """Run the command once under the tracer and under a change, and return the run's times."""
         if self._twin is not None:
             self._twin.clear(OUTPUT)
         if change.is_cold:
@@ -185,17 +184,17 @@ class _ResponseSide:
         return run
 
     def _counted(self, change: StorageChange) -> tuple[set[str], str | None]:
-        """Return the disks whose reads are counted in a run, and why none are where the run should be cold."""
+        """Return the disks whose reads are counted in a run, and the reason if reads of a cold run cannot be counted."""
         if not change.is_cold:
             return set(), None
         try:
             return self.devices(), reason_against(READS)
-        except IotwinError as error:  # a cap on such a disk was refused before
+        except IotwinError as error:  # a change that caps such a disk has been refused before
             return set(), str(error)
 
 
 def _check_changes(changes: Sequence[StorageChange], sides: dict[str, _ResponseSide]) -> None:
-    """Raise IotwinError before anything runs when a change cannot be made here."""
+    """Raise IotwinError if this machine cannot make one of the changes."""
     capped = [change for change in changes if change.read_bytes_per_s or change.read_requests_per_s]
     for what, asking in ((READS, capped), (MEMORY, [change for change in changes if change.cache_bytes])):
         if asking and (reason := reason_against(what)):
@@ -206,14 +205,14 @@ def _check_changes(changes: Sequence[StorageChange], sides: dict[str, _ResponseS
 
 
 def _fetch(path: Path) -> None:
-    """Have a file in the page cache."""
+    """Read a file, so that the page cache holds it."""
     with open_foreign(path) as file:
-        while file.read(_READ_AHEAD_BYTES):
+        while file.read(_READ_BYTES):
             pass
 
 
 def _row(found: dict[str, list[_ResponseRun]]) -> dict[str, Any]:
-    """Return the medians of both sides and their ratios: of a whole epoch, and of the first one; None if it was not in force."""
+    """Return the median times under a change, of the job and of the twin, and their ratios; None if it was not in force."""
     lengths = {len(run.epochs_s) for of_side in found.values() for run in of_side}
     by_epoch = len(lengths) == 1 and lengths != {0}
     row: dict[str, Any] = {"of": "epoch" if by_epoch else "reading"}

@@ -1,4 +1,4 @@
-"""Whether a change of storage was in force while a run lasted, by what the run read and what its disks gave it meanwhile."""
+"""Decide whether a change of storage was in force during a run, by what the run read and what the disks delivered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
 from iotwin.tracing_tools.targets.storage_limits import DeviceReads, Limits
 
-_LEAST_COLD = 0.9  # share of the bytes read that comes from the disk in a cold run
-# What the kernel may let through of a cap: it counts in slices of time, the first of which is given at once.
+_LEAST_COLD = 0.9  # least share of a cold run's bytes that comes from the disk
+# How far the kernel may exceed a cap: it counts in slices of time, and grants the first slice at once.
 _MORE, _BURST_S = 1.1, 0.5
 
 
 @dataclass(frozen=True)
 class DataSetReading:
-    """What a run read of its data set: from the first read to the end of the last, and how many different bytes."""
+    """What a run read of its data set: seconds from the first read to the end of the last, and number of different bytes."""
 
     span_s: float
     size_bytes: int
 
 
 def reading_of(trace: Trace) -> DataSetReading:
-    """Return what the run read of its data set; IotwinError if that is nothing."""
+    """Return what the traced run read of its data set. Raises IotwinError if it read nothing."""
     files = trace.files()
     data = files.loc[files["kind"] == "dataset", "file_id"].to_numpy()
     of_data = pc.field("op").cast("string").isin(list(READ_OPS)) & pc.field("file_id").isin(data.tolist())
@@ -39,7 +39,7 @@ def reading_of(trace: Trace) -> DataSetReading:
 
 
 def _different_bytes(reads: pd.DataFrame) -> int:
-    """Return how many bytes of all files the reads cover; those whose offset is not known are left out."""
+    """Return how many different bytes the reads cover. Reads whose offset is unknown do not count."""
     known = reads[reads["offset"].notna() & (reads["result"] > 0)].sort_values(["file_id", "offset"])
     begin, end = known["offset"].to_numpy(np.int64), (known["offset"] + known["result"]).to_numpy(np.int64)
     covered = (
@@ -51,9 +51,9 @@ def _different_bytes(reads: pd.DataFrame) -> int:
 def not_in_force(
     limits: Limits, reading: DataSetReading, run_s: float, disks: DeviceReads | None, memory_bytes: int
 ) -> Iterator[str]:
-    """Yield a sentence for each part of a cold run's change that was not in force.
+    """Yield a sentence for each of a cold run's `limits` that was not in force.
 
-    `disks`: what the run's control group read from the disks, None if that is not known. `memory_bytes`: what its tasks had.
+    `disks`: what the run's control group read from the disks, None if unknown. `memory_bytes`: most memory that its tasks used.
     """
     seconds, size = run_s * _MORE + _BURST_S, format_size(reading.size_bytes)
     if disks is not None and disks.size_bytes < _LEAST_COLD * reading.size_bytes:

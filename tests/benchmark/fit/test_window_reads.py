@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from iotwin.benchmark.fit.passes import _parts
 from iotwin.benchmark.fit.windows import Window, _windows_of_turns
-from iotwin.loops.inferred_passes import open_with_passes
+from iotwin.loops.inferred_phases import open_with_phases
 from iotwin.trace_store.importers import import_trace
 
 TIMES = st.integers(0, 9)
@@ -57,4 +57,4 @@ def test_readers_whose_starter_is_unknown_count_as_ranks(tmp_path):
     source = tmp_path / "events.json"
     source.write_text(json.dumps({"traceEvents": [{**event, "pid": index, "args": args} for index in range(300)]}))
     import_trace(source, tmp_path / "trace")
-    assert open_with_passes(tmp_path / "trace").manifest.events == 300
+    assert open_with_phases(tmp_path / "trace").manifest.events == 300

@@ -92,7 +92,7 @@ def test_a_directory_without_checkpoints_is_told_and_left(tmp_path, action):
 def test_prune_of_nothing_is_refused(tmp_path):
     fill(tmp_path, 1)
     done = call("checkpoints", "prune", tmp_path, "--keep", "0")
-    assert done.returncode == 2 and "keep at least 1" in done.stderr
+    assert done.returncode == 2 and "--keep: must be at least 1" in done.stderr
 
 
 def test_audit_tells_what_is_missing_and_when_a_loss_of_power_would_have_left_nothing(tmp_path):

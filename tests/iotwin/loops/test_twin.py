@@ -246,9 +246,9 @@ def test_mistakes_end_in_one_line(made, tmp_path):
         (("twin", "pack", "-o", tmp_path / "x.twin"), 2, "required: DIR"),
         (("twin", "run", tmp_path / "no.twin", "-o", tmp_path / "t"), 1, "not a whole twin archive"),
         (("twin", "run", tmp_path / "absent.twin", "-o", tmp_path / "t"), 2, "no such archive"),
-        (("twin", source, "-o", tmp_path / "t", "--rounds", "0"), 2, "--rounds 0"),
+        (("twin", source, "-o", tmp_path / "t", "--rounds", "0"), 2, "--rounds: must be at least 1"),
         (("twin", "respond", tmp_path / "other", "-o", tmp_path / "t"), 2, "holds no twin"),
-        (("twin", "respond", made, "-o", tmp_path / "t", "--runs", "0"), 2, "--runs 0"),
+        (("twin", "respond", made, "-o", tmp_path / "t", "--runs", "0"), 2, "--runs: must be at least 1"),
     ):
         done = call(*arguments)
         assert done.returncode == status and says in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

@@ -38,7 +38,7 @@ def test_what_is_lost_is_seen(tmp_path, monkeypatch):
 
 
 def test_impossible_requests_are_one_line(tmp_path):
-    assert "--kills 0 kills nothing" in one_line(call("checkfreq", "crash", "-o", tmp_path, "--kills", "0"))
+    assert "--kills: must be at least 1 (got 0)" in one_line(call("checkfreq", "crash", "-o", tmp_path, "--kills", "0"))
     assert "--unsafe 'hope' is unknown; known: overwrite, no-fsync" in one_line(
         call("checkfreq", "crash", "-o", tmp_path, "--unsafe", "hope")
     )

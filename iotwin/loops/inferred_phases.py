@@ -1,15 +1,15 @@
-"""Traces for pictures, with phases that fit infers from reads and writes if the job logged none."""
+"""Open traces for pictures. If the job logged no phases, fit infers them from its reads and writes."""
 
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store.reader import Trace
 
-_MOST_EVENTS = 10_000_000  # above this, inferring phases takes too long for a picture
+_MOST_EVENTS = 10_000_000  # of more events, inferring phases takes too long for a picture
 
 
-def open_with_passes(path: Path) -> Trace:
-    """Return the trace at `path`, with the phases that fit infers if the job logged none. Raises IotwinError as Trace does."""
+def open_with_phases(path: Path) -> Trace:
+    """Return the trace at `path`, with inferred phases if the job logged none. Raises IotwinError if there is no trace."""
     from iotwin.benchmark.fit.inferred_phases import inferred_phases
 
     trace = Trace(path)
